@@ -1,0 +1,131 @@
+"""Steps that all ranks take together or not at all: what one cannot do, none of them does."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from stager import store
+from stager.errors import BusyError, DestinationError, Failure, StageError
+from stager.report import seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+#: Seconds between two tries for a lock: the first pause, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class RefusedError(Exception):
+    """What some rank cannot do, known to all of them."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        super().__init__(failures)
+        self.failures = failures
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This rank's node: its name, the folder that stands for its whole disk, the user."""
+
+    name: str
+    disk: str
+    uid: int
+
+    def path(self, path: str) -> str:
+        """Where the node's ``path`` is found from this process."""
+        return self.disk + path
+
+
+def together(comm: MPI.Intracomm, here: Here, step: Callable[[], T]) -> list[T]:
+    """Run ``step`` on each rank; return all results in rank order. Collective.
+
+    Where it failed on any rank, the same RefusedError is raised on every rank.
+    """
+    result: T | None = None
+    failure: Failure | None = None
+    try:
+        result = step()
+    except StageError as error:
+        failure = Failure.of(error, here.name)
+    except OSError as error:
+        text = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        failure = Failure.of(DestinationError(text), here.name)
+    answers: list[tuple[T, Failure | None]] = comm.allgather((result, failure))
+    failures = [failure for _, failure in answers if failure]
+    if failures:
+        raise RefusedError(failures)
+    return [answer for answer, _ in answers]
+
+
+@contextmanager
+def locked(
+    comm: MPI.Intracomm,
+    here: Here,
+    wanted: Sequence[tuple[store.Cache, str]],
+    owner: str,
+    timeout: float,
+    waiting: Callable[[str, str, float], None],
+) -> Iterator[None]:
+    """Hold the locks of the ``wanted`` destinations on all nodes: all, or none while waiting.
+
+    Jobs that want the same destinations on overlapping nodes can so never wait in a circle.
+    ``waiting`` is told which node waits for whom, and for how many seconds already. Raises
+    RefusedError after ``timeout`` seconds. Collective.
+    """
+    begun = time.monotonic()
+    pause = _FIRST_PAUSE
+    while True:
+        held: list[int] = []
+        answers = together(comm, here, _try_locks(here, wanted, owner, held))
+        busy = next((answer for answer in answers if answer), None)
+        if busy is None:
+            break
+        _unlock(wanted, held)
+        # Rank 0's clock and dice decide for all.
+        waited, dice = comm.bcast((time.monotonic() - begun, random.uniform(0.5, 1)))  # noqa: S311
+        node, holder = busy
+        if waited > timeout:
+            text = f"{holder} and has not let go for {seconds_text(waited)}; submit again"
+            raise RefusedError([Failure(BusyError.code, text, node)])
+        waiting(node, holder, waited)
+        time.sleep(pause * dice)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    try:
+        yield
+    finally:
+        _unlock(wanted, held)
+
+
+def _try_locks(
+    here: Here, wanted: Sequence[tuple[store.Cache, str]], owner: str, held: list[int]
+) -> Callable[[], tuple[str, str] | None]:
+    """A step that takes this node's locks into ``held``, or says where and who has one of them."""
+
+    def step() -> tuple[str, str] | None:
+        for cache, destination in wanted:
+            descriptor = store.lock(cache, destination, owner)
+            if descriptor is None:
+                return here.name, f"{destination} is held by {store.holder(cache, destination)}"
+            held.append(descriptor)
+        return None
+
+    return step
+
+
+def _unlock(wanted: Sequence[tuple[store.Cache, str]], held: Sequence[int]) -> None:
+    for (cache, destination), descriptor in zip(wanted, held, strict=False):
+        store.unlock(cache, destination, descriptor)
+
+
+def owner_text(job: int) -> str:
+    """How a lock names its holder to those who wait."""
+    return f"job {job}" if job else f"process {os.getpid()}"

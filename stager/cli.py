@@ -1,0 +1,419 @@
+"""``stagectl``: parse the command line, call, render; the only place that prints or exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import click
+
+from stager import directive, job, launch, policy, report, request
+from stager.errors import SourceError, StageError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from stager.directive import Directive
+    from stager.policy import Policy
+    from stager.report import Outcome
+    from stager.request import StageRequest
+
+#: A log hears of a long stage after this many seconds, and then as often again.
+_LOG_PERIOD = 5.0
+#: In which the plugin passes a job's list of directives to the gate.
+_DIRECTIVES = "STAGE_DIRECTIVES"
+#: Columns of a table that goes to a file or pipe: enough for long paths on one line.
+_WIDE = 400
+_DEMO_SIZE = 256 << 20
+
+_config = click.option(
+    "--config", type=click.Path(path_type=Path), default=policy.DEFAULT_PATH, show_default=True,
+    help="The site's stage.toml.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+_local = click.option(
+    "--local", type=click.IntRange(1, 256), metavar="N", default=0,
+    help="Simulate N nodes on this machine, each with a folder for its disk.",
+)  # fmt: skip
+_local_root = click.option(
+    "--local-root", type=click.Path(path_type=Path),
+    help="Where --local keeps the disks of the simulated nodes.  [default: ./stage-nodes]",
+)  # fmt: skip
+_values = click.argument("values", metavar="SRC:DST[,key=value]...", nargs=-1, required=True)
+
+
+def main() -> NoReturn:
+    """Run ``stagectl``; every failure ends as one message on stderr and its exit code."""
+    # A pipe's reader that leaves (`stagectl status | head`) is no failure to speak of.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        # Paths are bytes; whatever they hold, a message about them can be printed.
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    try:
+        code = cli.main(prog_name="stagectl", standalone_mode=False)
+    except StageError as error:
+        _complain(str(error))
+        code = error.code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    sys.exit(code or 0)
+
+
+def _say(text: str) -> None:
+    click.echo(f"stage: {text}")
+
+
+def _complain(text: str) -> None:
+    click.echo(f"stage: {text}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="slurm-stage", message="%(version)s")
+def cli() -> None:
+    """Put files on the disks of every node of a Slurm job."""
+
+
+@cli.command()
+@_values
+@_local
+@_local_root
+@_config
+@_json
+def stage(
+    values: tuple[str, ...], local: int, local_root: Path | None, config: Path, as_json: bool
+) -> int:
+    """Stage files to every node of this job's allocation.
+
+    Inside a job of sbatch, salloc or srun; or on this machine alone, with --local.
+    """
+    return _stage(values, local, local_root, config, as_json=as_json, dry_run=False)
+
+
+@cli.command()
+@_values
+@_local
+@_local_root
+@_config
+@_json
+def plan(
+    values: tuple[str, ...], local: int, local_root: Path | None, config: Path, as_json: bool
+) -> int:
+    """Tell what `stage` would do, and do nothing."""
+    return _stage(values, local, local_root, config, as_json=as_json, dry_run=True)
+
+
+def _stage(
+    values: Sequence[str],
+    local: int,
+    local_root: Path | None,
+    config: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+) -> int:
+    wishes = _parse(values)
+    with _Progress(_ignore if as_json else _say) as progress:
+        if local:
+            root = (local_root or Path("stage-nodes")).absolute()
+            outcome = _run_local(wishes, local, root, config, progress, dry_run=dry_run)
+        else:
+            context = job.find(os.environ)
+            rules = policy.load(config)
+            wanted = _request(wishes, rules, context.node_count)
+            wanted = replace(wanted, job=context.job, dry_run=dry_run)
+            outcome = _run_in_job(context, rules, wanted, os.environ, progress)
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    else:
+        _render(outcome, _say, _complain)
+    return outcome.code
+
+
+def _parse(values: Iterable[str]) -> list[Directive]:
+    return [wish for value in values for wish in directive.parse_value(value)]
+
+
+def _request(wishes: Iterable[Directive], rules: Policy, nodes: int) -> StageRequest:
+    return request.StageRequest(
+        items=request.resolve(wishes, rules),
+        nodes=nodes,
+        chunk=rules.transfer.chunk,
+        depth=rules.transfer.depth,
+        lock_timeout=rules.lock_timeout,
+    )
+
+
+def _run_local(
+    wishes: Iterable[Directive],
+    count: int,
+    root: Path,
+    config: Path,
+    progress: _Progress,
+    *,
+    dry_run: bool,
+) -> Outcome:
+    rules = policy.load(config) if config.exists() else policy.LOCAL
+    for rank in range(count):
+        for cache_root in rules.roots:
+            _make_folder(Path(f"{root}/node{rank + 1}{cache_root}"))
+    wanted = replace(_request(wishes, rules, count), local_root=str(root), dry_run=dry_run)
+    return launch.run(
+        launch.mpiexec_argv(count),
+        launch.rank_environment(os.environ, rules, wanted),
+        rules.launch.start_timeout,
+        progress.hear,
+    )
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; choose another --local-root") from None
+
+
+def _run_in_job(
+    context: job.JobContext,
+    rules: Policy,
+    wanted: StageRequest,
+    environment: Mapping[str, str],
+    progress: _Progress,
+) -> Outcome:
+    return launch.run(
+        launch.srun_argv(context, rules),
+        launch.rank_environment(environment, rules, wanted),
+        rules.launch.start_timeout,
+        progress.hear,
+    )
+
+
+def _render(outcome: Outcome, say: Callable[[str], None], complain: Callable[[str], None]) -> None:
+    for line in report.summary(outcome, job.fold):
+        (complain if outcome.failures else say)(line)
+
+
+# What Slurm calls.
+
+
+@cli.command(hidden=True)
+@_config
+@click.option("--script", type=click.Path(), help="The batch script, or - for stdin.")
+@click.option("--word", default="", help="Name of the file for the job's waiting tasks.")
+@click.option("--step", default="", help="The step that waits.")
+@click.option("--task-prolog", is_flag=True, help="Speak Slurm's TaskProlog language.")
+def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bool) -> int:
+    """Stage what a job's option and script ask for; the job's tasks wait for the exit code."""
+    say, complain = (_print_line, _print_line) if task_prolog else (_say, _complain)
+    try:
+        wishes = _parse(filter(None, [os.environ.get(_DIRECTIVES)]))
+        wishes += _read_script(script) if script else []
+        if not wishes:
+            return 0
+        context = job.find(os.environ)
+        rules = policy.load(config)
+        wanted = _request(wishes, rules, context.node_count)
+        wanted = replace(wanted, job=context.job, word=word, step=step)
+        with _Progress(say) as progress:
+            outcome = _run_in_job(context, rules, wanted, os.environ, progress)
+        _render(outcome, say, complain)
+        code = outcome.code
+    except StageError as error:
+        complain(str(error))
+        code = error.code
+    if code:
+        complain(f"the job's own program was not started (exit code {code})")
+    return code
+
+
+def _print_line(text: str) -> None:
+    """A text by way of TaskProlog, whose output Slurm parses by lines."""
+    for line in f"stage: {text}".splitlines():
+        click.echo(f"print {line}")
+
+
+def _read_script(path: str) -> tuple[Directive, ...]:
+    try:
+        with click.open_file(path, encoding="utf-8", errors="surrogateescape") as lines:
+            return directive.parse_script(lines)
+    except OSError as error:
+        raise SourceError(f"the batch script {path} cannot be read: {error.strerror}") from None
+
+
+# check
+
+
+@cli.command()
+@click.argument("values", metavar="SRC:DST[,key=value]...|SCRIPT...", nargs=-1, required=True)
+@_config
+@click.option("--quiet", is_flag=True, help="Say nothing of what is right.")
+def check(values: tuple[str, ...], config: Path, quiet: bool) -> int:
+    """Check directives or batch scripts against the grammar and the site's stage.toml."""
+    wishes: list[Directive] = []
+    for value in values:
+        if ":" not in value and Path(value).is_file():
+            wishes += _read_submitted(Path(value))
+        else:
+            wishes += directive.parse_value(value)
+    rules = policy.load(config) if config.exists() else None
+    items = request.resolve(wishes, rules or policy.LOCAL)
+    if quiet:
+        return 0
+    for item in items:
+        _say(f"ok: {item.source} to {item.destination} (validate={item.validate})")
+    if not items:
+        _say("ok: nothing to stage")
+    if rules is None:
+        _say(f"checked by the grammar alone: there is no {config} here")
+    return 0
+
+
+def _read_submitted(script: Path) -> list[Directive]:
+    """The directives of a script's #STAGE lines and of its #SBATCH --stage options."""
+    text = script.read_text(encoding="utf-8", errors="surrogateescape")
+    wishes = list(directive.parse_script(text.splitlines()))
+    for value in directive.sbatch_values(text.splitlines()):
+        wishes += directive.parse_value(value)
+    return wishes
+
+
+# status
+
+
+@cli.command()
+@_local_root
+@_config
+@_json
+def status(local_root: Path | None, config: Path, as_json: bool) -> int:
+    """Show what is staged on this node for you."""
+    if local_root:
+        rules = policy.load(config) if config.exists() else policy.LOCAL
+        disks = {path.name: str(path.absolute()) for path in sorted(local_root.glob("node*"))}
+    else:
+        rules = policy.load(config)
+        disks = {os.environ.get("SLURMD_NODENAME") or socket.gethostname(): ""}
+    _show_status(disks, rules.roots, as_json=as_json)
+    return 0
+
+
+def _show_status(disks: Mapping[str, str], roots: Sequence[str], *, as_json: bool) -> None:
+    from stager import status as records  # with its tables, only where a table is wanted
+
+    entries = [
+        entry
+        for node, disk in disks.items()
+        for entry in records.gather(node, disk, roots, os.getuid())
+    ]
+    if as_json:
+        click.echo(json.dumps([entry.to_json() for entry in entries], indent=1))
+    elif entries:
+        _print_table(records.HEADERS, records.rows(entries, time.time()))
+    else:
+        where = " or ".join(root or "/" for root in roots)
+        _say(f"nothing is staged for you beneath {where} on {', '.join(disks) or 'any node'}")
+
+
+def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold", justify="right" if header == "SIZE" else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(table)
+
+
+# demo
+
+
+@cli.command()
+@click.option("--nodes", type=click.IntRange(1, 64), default=4, show_default=True)
+def demo(nodes: int) -> int:
+    """Stage a file of 256 MiB to simulated nodes here, twice, and show the records."""
+    with tempfile.TemporaryDirectory(prefix="stage-demo-") as folder:
+        source = Path(folder) / "img.sqsh"
+        with source.open("wb") as file:
+            for _ in range(_DEMO_SIZE >> 20):
+                file.write(os.urandom(1 << 20))
+        root = Path(folder) / "nodes"
+        wish = f"{source}:/nvme/img.sqsh"
+        for title in ("every node needs the file", "every node has it, nothing moves"):
+            click.echo(f"\n# {title}\n$ stagectl stage --local {nodes} {wish}")
+            code = _stage([wish], nodes, root, policy.DEFAULT_PATH, as_json=False, dry_run=False)
+            if code:
+                return code
+        click.echo(f"\n# what the nodes hold\n$ stagectl status --local-root {root}")
+        disks = {path.name: str(path) for path in sorted(root.iterdir())}
+        _show_status(disks, policy.LOCAL.roots, as_json=False)
+    return 0
+
+
+class _Progress:
+    """Shows the ranks' events: a bar on a terminal, else a line every few seconds."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._spoken = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_bar()
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take one event of the ranks."""
+        if event["event"] == "progress" and sys.stdout.isatty() and self._say is _say:
+            self._draw(event)
+        elif event["event"] == "progress" and self._is_time():
+            self._say(
+                report.progress_line(
+                    event["destination"], event["sent"], event["size"], event["seconds"]
+                )
+            )
+        elif event["event"] == "waiting" and (event["seconds"] == 0 or self._is_time()):
+            seconds = report.seconds_text(event["seconds"])
+            self._say(f"waiting: {event['node']}: {event['holder']} ({seconds} so far)")
+
+    def _is_time(self) -> bool:
+        now = time.monotonic()
+        due = now - self._spoken >= _LOG_PERIOD
+        if due:
+            self._spoken = now
+        return due
+
+    def _draw(self, event: dict[str, Any]) -> None:
+        from rich import progress as bars
+
+        if self._bar is None:
+            self._bar = bars.Progress(
+                bars.TextColumn("{task.description}"), bars.BarColumn(), bars.DownloadColumn(),
+                bars.TransferSpeedColumn(), bars.TimeRemainingColumn(), transient=True,
+            )  # fmt: skip
+            self._bar.start()
+        if self._task is None or self._bar.tasks[self._task].description != event["destination"]:
+            self._task = self._bar.add_task(event["destination"], total=event["size"])
+        self._bar.update(self._task, completed=event["sent"])
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _ignore(_: str) -> None:
+    """Say nothing: what is printed is JSON."""

@@ -1,0 +1,282 @@
+r"""Text of a ``--stage`` value or of ``#STAGE`` lines in, Directives out: the only grammar.
+
+A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,``
+``;`` ``\`` or a blank takes that character as it is; other blanks around a field are dropped.
+The colons of a URL's ``scheme://host:port`` separate nothing.
+
+A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting, in the script's head: the
+comment lines before its first command, where ``#SBATCH`` lines stand too.
+
+``parse(print(directives)) == directives``, and every fault is a DirectiveError with a caret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from stager.errors import DirectiveError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Longest list of directives that a job may carry, in characters. It travels in one environment
+#: variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN), and grows there by escapes.
+MAX_LIST = 32 * 1024
+
+_ESCAPED = ":,;\\"
+_BLANKS = " \t"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
+_LINE = re.compile(r"#STAGE(?=\s|$)")
+
+
+class Validate(StrEnum):
+    """What makes a node's copy current; see `survey.judge`."""
+
+    STAT = "stat"
+    SIZE = "size"
+    CHECKSUM = "checksum"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One wish: ``source`` is to lie at ``destination`` on every node."""
+
+    source: str
+    destination: str
+    validate: Validate = Validate.STAT
+
+    def __str__(self) -> str:
+        options = "" if self.validate is Validate.STAT else f",validate={self.validate}"
+        return f"{_escape(self.source)}:{_escape(self.destination)}{options}"
+
+
+class _Char(NamedTuple):
+    """A character of a value, where it stood, and whether a backslash made it literal."""
+
+    char: str
+    at: int
+    literal: bool
+
+
+class _Field(NamedTuple):
+    """A piece of a directive and where it stood in the text."""
+
+    value: str
+    at: int
+
+
+def parse_value(text: str) -> tuple[Directive, ...]:
+    """The directives of one ``--stage`` value. Raises DirectiveError."""
+    _check_length(text)
+    chars = _read_escapes(text)
+    parts = _split(chars, ";", len(text))
+    return tuple(_parse_part(text, part, end) for part, end in parts)
+
+
+def print_value(directives: Iterable[Directive]) -> str:
+    """The ``--stage`` value that `parse_value` reads back as ``directives``."""
+    return ";".join(str(directive) for directive in directives)
+
+
+def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
+    """The directives of the ``#STAGE`` lines in a batch script's head. Raises DirectiveError."""
+    return tuple(_parse_line(line) for line in _head(lines) if _LINE.match(line))
+
+
+def sbatch_values(lines: Iterable[str]) -> list[str]:
+    """The values of ``--stage`` on a batch script's ``#SBATCH`` lines, as sbatch reads them.
+
+    Raises DirectiveError for a line whose quotes do not match.
+    """
+    values: list[str] = []
+    for line in _head(lines):
+        if not line.startswith("#SBATCH"):
+            continue
+        words = _words(line, "#SBATCH")
+        values += [word.removeprefix("--stage=") for word in words if word.startswith("--stage=")]
+        values += [after for word, after in pairwise(words) if word == "--stage"]
+    return values
+
+
+def merge(directives: Iterable[Directive]) -> tuple[Directive, ...]:
+    """Each different directive once, in order: an option may reach a job by two ways."""
+    merged = tuple(dict.fromkeys(directives))
+    _check_length(print_value(merged))
+    return merged
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_LIST:
+        message = f"the list of directives has {len(text)} characters; {MAX_LIST} are allowed"
+        raise UsageError(f"{message}: stage a folder or an archive instead of many files")
+
+
+def _escape(path: str) -> str:
+    escaped = "".join(f"\\{c}" if c in _ESCAPED else c for c in path)
+    stripped = escaped.rstrip(_BLANKS)
+    return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
+
+
+def _read_escapes(text: str) -> list[_Char]:
+    chars: list[_Char] = []
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if ord(char) < ord(" ") and char != "\t":
+            raise DirectiveError("a control character is not allowed in a directive", text, at)
+        if char != "\\":
+            chars.append(_Char(char, at, literal=False))
+            at += 1
+            continue
+        following = text[at + 1 : at + 2]
+        if not following or following not in _ESCAPED + _BLANKS:
+            raise DirectiveError("a backslash stands before : , ; \\ or a blank only", text, at)
+        chars.append(_Char(following, at + 1, literal=True))
+        at += 2
+    return chars
+
+
+def _split(chars: list[_Char], separator: str, end: int) -> list[tuple[list[_Char], int]]:
+    """The runs of ``chars`` between separators, each with the position where it ended."""
+    parts: list[tuple[list[_Char], int]] = []
+    run: list[_Char] = []
+    for char in chars:
+        if char.char == separator and not char.literal:
+            parts.append((run, char.at))
+            run = []
+        else:
+            run.append(char)
+    return [*parts, (run, end)]
+
+
+def _strip(chars: list[_Char]) -> list[_Char]:
+    def blank(char: _Char) -> bool:
+        return char.char in _BLANKS and not char.literal
+
+    first, last = 0, len(chars)
+    while first < last and blank(chars[first]):
+        first += 1
+    while last > first and blank(chars[last - 1]):
+        last -= 1
+    return chars[first:last]
+
+
+def _field(chars: list[_Char], end: int) -> _Field:
+    stripped = _strip(chars)
+    at = stripped[0].at if stripped else end
+    return _Field("".join(c.char for c in stripped), at)
+
+
+def _parse_part(text: str, chars: list[_Char], end: int) -> Directive:
+    fields = _split(chars, ",", end)
+    (paths, paths_end), options = fields[0], fields[1:]
+    paths = _strip(paths)
+    if not paths:
+        raise DirectiveError("an empty directive: write SRC:DST", text, min(end, len(text)))
+    url = _URL.match("".join(c.char for c in paths))
+    protected = url.end() if url else 0
+    pieces = _split(paths[protected:], ":", paths_end)
+    if len(pieces) == 1:
+        raise DirectiveError("no ':' between source and destination", text, paths_end)
+    if len(pieces) > 2:
+        raise DirectiveError(
+            "a second ':'; write \\: for one that belongs to a path", text, pieces[1][1]
+        )
+    (source, source_end), (destination, destination_end) = pieces
+    return _build(
+        text,
+        _field(paths[:protected] + source, source_end),
+        _field(destination, destination_end),
+        [_field(option, option_end) for option, option_end in options],
+    )
+
+
+def _head(lines: Iterable[str]) -> Iterable[str]:
+    """The lines that sbatch looks at: comments and blanks up to the first command."""
+    for line in lines:
+        if line.strip() and not line.startswith("#"):
+            return
+        yield line.rstrip("\r\n")
+
+
+def _parse_line(line: str) -> Directive:
+    words = _words(line, "#STAGE")
+    bad = next((at for at, c in enumerate(line) if ord(c) < ord(" ") and c != "\t"), None)
+    if bad is not None:
+        raise DirectiveError("a control character is not allowed in a directive", line, bad)
+    if len(words) < 2 or "=" in words[1].partition("/")[0]:
+        hint = "source and destination stand apart: #STAGE SRC DST [key=value…]"
+        raise DirectiveError(hint, line, len(line.rstrip()))
+    fields = _locate(line, words)
+    return _build(line, fields[0], fields[1], fields[2:])
+
+
+def _words(line: str, prefix: str) -> list[str]:
+    try:
+        return shlex.split(line[len(prefix) :], comments=True)
+    except ValueError as error:
+        raise DirectiveError(f"{error}".lower(), line, len(line)) from None
+
+
+def _locate(line: str, words: Sequence[str]) -> list[_Field]:
+    """Where each word stands; quoting may hide it, and then the place after the last serves."""
+    fields: list[_Field] = []
+    at = len("#STAGE")
+    for word in words:
+        found = line.find(word, at)
+        at = found if found >= 0 else at
+        fields.append(_Field(word, at))
+        at += len(word) if found >= 0 else 0
+    return fields
+
+
+def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
+    _check_path(text, source, "source")
+    _check_path(text, destination, "destination")
+    validate = Validate.STAT
+    seen: set[str] = set()
+    for option in options:
+        key, equals, value = option.value.partition("=")
+        _check_key(text, option, key, seen)
+        if not equals:
+            raise DirectiveError(f"'{key}' needs a value: {key}=…", text, option.at)
+        seen.add(key)
+        validate = _choice(text, _Field(value, option.at + len(key) + 1), Validate)
+    return Directive(source.value, destination.value, validate)
+
+
+def _check_path(text: str, path: _Field, what: str) -> None:
+    if not path.value:
+        raise DirectiveError(f"the {what} is empty", text, path.at)
+    if _URL.match(path.value):
+        raise DirectiveError(f"the {what} is a URL; only files can be staged", text, path.at)
+    if not path.value.startswith("/"):
+        problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
+        raise DirectiveError(problem, text, path.at)
+    if what == "destination" and ".." in path.value.split("/"):
+        raise DirectiveError("'..' is not allowed in a destination", text, path.at)
+
+
+def _check_key(text: str, option: _Field, key: str, seen: set[str]) -> None:
+    if key in seen:
+        raise DirectiveError(f"'{key}' is given twice", text, option.at)
+    if key != "validate":
+        near = difflib.get_close_matches(key, ["validate"])
+        hint = f"; did you mean '{near[0]}'?" if near else "; known: validate"
+        raise DirectiveError(f"unknown option '{key}'{hint}", text, option.at)
+
+
+def _choice(text: str, value: _Field, choices: type[Validate]) -> Validate:
+    try:
+        return choices(value.value)
+    except ValueError:
+        known = ", ".join(choices)
+        problem = f"'{value.value}' is none of {known}"
+        raise DirectiveError(problem, text, value.at) from None

@@ -1,0 +1,218 @@
+"""A JobContext, a Policy and a StageRequest in; argv and environment of the ranks out; one `run`.
+
+The ranks' environment is built from an allow-list: a job's own SLURM_, PMIX_ and OMPI_ variables
+would shape a nested srun in ways that were meant for the user's program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stager.errors import LaunchError
+from stager.report import Outcome
+from stager.request import REQUEST_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stager.job import JobContext
+    from stager.policy import Policy
+    from stager.request import StageRequest
+
+#: How the ranks are started by any launcher. -I shuts out the user's PYTHON* and site folder;
+#: mpi4py's runner aborts the whole world when one rank dies of an exception; and one thread alone
+#: calls MPI, which spares the library its locks.
+RANK = (
+    sys.executable, "-I", "-m", "mpi4py", "-rc", "thread_level=funneled", "-m", "stager.rank",
+)  # fmt: skip
+
+#: Tells the plugin in the nested srun that this step is the helper. Slurm takes it for the
+#: plugin's hidden option --stage-helper, and passes over it where there is no such plugin.
+HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
+#: The same for whoever sees only the step's environment.
+HELPER_SENTINEL = "STAGE_HELPER"
+
+#: What a nested srun needs to find its job and controller, and nothing that shapes the step.
+_KEPT = (
+    "HOME", "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
+    "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
+)  # fmt: skip
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+#: Simulated nodes share one machine's cores, and a demonstration may be root's.
+_LOCAL = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+#: Lines of the launcher's own output that a failure's message repeats.
+_TAIL = 12
+
+
+def srun_argv(job: JobContext, policy: Policy) -> list[str]:
+    """The nested srun: one rank on each node of the job, beside whatever runs there.
+
+    ``-n`` is spelled out against an inherited SLURM_NTASKS; ``--mem=0`` and ``--gres=none`` claim
+    nothing that the job's own steps need; ``--cpu-bind=none`` lets a rank's threads use all CPUs.
+    """
+    count = str(job.node_count)
+    return [
+        policy.launch.srun, "--jobid", str(job.job), "--job-name=stage", "--overlap",
+        f"--mpi={policy.launch.mpi}", "--export=ALL", "-N", count, "-n", count,
+        "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
+        "--kill-on-bad-exit=1", "--wait=0", "--input=none", *RANK,
+    ]  # fmt: skip
+
+
+def mpiexec_argv(count: int) -> list[str]:
+    """``count`` ranks on this machine, by the MPI beside this Python where there is one."""
+    embedded = Path(sys.executable).parent / "mpiexec"
+    return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
+
+
+def rank_environment(
+    environment: Mapping[str, str], policy: Policy, request: StageRequest
+) -> dict[str, str]:
+    """The environment of launcher and ranks, the request in it."""
+    kept = {name: environment[name] for name in _KEPT if name in environment}
+    return {
+        **kept,
+        "PATH": _PATH,
+        # Waiting ranks spin otherwise, on cores that readers and writers need.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **(_LOCAL if request.local_root else {}),
+        **policy.launch.environment,
+        HELPER_OPTION: "1",
+        HELPER_SENTINEL: "1",
+        REQUEST_VARIABLE: request.to_json(),
+    }
+
+
+def run(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    start_timeout: float,
+    on_event: Callable[[dict[str, Any]], None],
+) -> Outcome:
+    """Start the ranks, pass their events on, and return the Outcome they agreed on.
+
+    Raises LaunchError where the launcher cannot be started, no rank begins within
+    ``start_timeout`` seconds, or the ranks end without an Outcome.
+    """
+    try:
+        process = subprocess.Popen(
+            argv, env=dict(environment), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    with process:
+        listener = _Listener(process, time.monotonic() + start_timeout, on_event)
+        try:
+            outcome = listener.listen()
+        except BaseException:
+            _end(process)
+            raise
+        if listener.timed_out:
+            _end(process)
+            raise LaunchError(
+                f"the ranks did not begin within {start_timeout:g} s{listener.last_lines()}"
+            )
+    if outcome is None:
+        raise LaunchError(_no_outcome(argv, process.returncode) + listener.last_lines())
+    return outcome
+
+
+def _no_outcome(argv: Sequence[str], code: int) -> str:
+    launcher = os.path.basename(argv[0])
+    if code < 0:
+        return f"{launcher} was ended by signal {-code} before the stage was done"
+    return f"the ranks ended without a result ({launcher} exit code {code})"
+
+
+class _Listener:
+    """Reads what the ranks and their launcher print, until all of it is said."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        deadline: float,
+        on_event: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._process = process
+        self._deadline = deadline
+        self._on_event = on_event
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._begun = False
+        self.timed_out = False
+
+    def listen(self) -> Outcome | None:
+        """The Outcome, or None where the output ended, or the time to begin, without one."""
+        outcome = None
+        with selectors.DefaultSelector() as selector:
+            for stream in (self._process.stdout, self._process.stderr):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, data=bytearray())
+            while selector.get_map() and not self.timed_out:
+                ready = selector.select(self._patience())
+                self.timed_out = not ready
+                for key, _ in ready:
+                    block = os.read(key.fd, 65536)
+                    key.data.extend(block or b"\n")
+                    if not block:
+                        selector.unregister(key.fileobj)
+                    *lines, rest = key.data.split(b"\n")
+                    key.data[:] = rest
+                    for line in lines:
+                        outcome = self._hear(line.decode(errors="replace")) or outcome
+        return outcome
+
+    def last_lines(self) -> str:
+        """The launcher's last words, for the end of a message."""
+        return "".join(f"\n  {line}" for line in self._tail)
+
+    def _patience(self) -> float | None:
+        return None if self._begun else max(0.0, self._deadline - time.monotonic())
+
+    def _hear(self, line: str) -> Outcome | None:
+        event = _as_event(line)
+        if event is None:
+            if line.strip():
+                self._tail.append(line.rstrip())
+            return None
+        self._begun = True
+        if event["event"] == "result":
+            return Outcome.from_json(event["outcome"])
+        self._on_event(event)
+        return None
+
+
+def _as_event(line: str) -> dict[str, Any] | None:
+    if line.startswith('{"event": '):
+        with suppress(ValueError):
+            event: dict[str, Any] = json.loads(line)
+            return event
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher: politely first, so that it takes its ranks along."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+        return
+    process.kill()

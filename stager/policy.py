@@ -1,0 +1,98 @@
+"""The site's stage.toml in, a frozen Policy out: what may be staged where, and how it is launched.
+
+Every key has a default but ``roots``. An unknown key, a wrong type or a value out of range is a
+PolicyRefusal that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from stager.errors import PolicyRefusal
+
+#: Where the plugin and stagectl look when nobody says otherwise.
+DEFAULT_PATH = Path("/etc/slurm/stage.toml")
+
+_MIB = 1 << 20
+
+
+def _plain_absolute(path: str) -> str:
+    if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")):
+        raise ValueError("must be an absolute path without '.', '..' or a '/' at its end")
+    return path
+
+
+Root = Annotated[str, AfterValidator(_plain_absolute)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Launch(_Section):
+    """``[launch]``: how the broadcast is started on the nodes of a job."""
+
+    #: The srun to use; a bare name is looked for in the system's own folders.
+    srun: str = "srun"
+    #: srun's --mpi: the plugin by which the MPI library finds its peers (`srun --mpi=list`).
+    mpi: str = "pmix"
+    #: Seconds from launch until every rank has begun; nodes import Python in that time.
+    start_timeout: Seconds = 120
+    #: Extra environment of the ranks, for the site's MPI library.
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class Transfer(_Section):
+    """``[transfer]``: how the bytes move."""
+
+    #: Bytes of one broadcast; below 2^31, since MPI counts are C ints.
+    chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(4 * _MIB)
+    #: Chunks in flight on each node: being read, broadcast or written.
+    depth: Annotated[int, Field(ge=2, le=64)] = 8
+
+
+class Policy(_Section):
+    """The whole of stage.toml."""
+
+    #: Node-local folders beneath which users may stage, each on a disk of the node.
+    roots: Annotated[tuple[Root, ...], Field(min_length=1)]
+    #: Seconds that a job waits for another one that stages the same destination.
+    lock_timeout: Seconds = 1800
+    launch: Launch = Launch()
+    transfer: Transfer = Transfer()
+
+
+#: For `stagectl --local` on a machine without stage.toml: the simulated nodes' whole disks.
+LOCAL = Policy.model_construct(roots=("",), lock_timeout=1800, launch=Launch(), transfer=Transfer())
+
+
+def load(path: Path) -> Policy:
+    """The policy in ``path``. Raises PolicyRefusal where it is absent, unreadable or wrong."""
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except FileNotFoundError:
+        raise PolicyRefusal(
+            f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+        ) from None
+    except OSError as error:
+        raise PolicyRefusal(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyRefusal(f"{path} is not TOML: {error}") from None
+    try:
+        return Policy.model_validate(document)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {_explain(fault['type'], fault['msg'])}"
+            for fault in error.errors()
+        )
+        raise PolicyRefusal(f"{path}: {faults}") from None
+
+
+def _explain(kind: str, message: str) -> str:
+    return "unknown key" if kind == "extra_forbidden" else message.removeprefix("Value error, ")

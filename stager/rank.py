@@ -1,0 +1,230 @@
+"""The MPI program's main, one rank a node: a StageRequest in, events and an Outcome on stdout.
+
+The only place that knows COMM_WORLD.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from stager import report, store
+from stager.agree import Here, RefusedError, locked, owner_text, together
+from stager.delivery import Delivered, Delivery, StaleError
+from stager.errors import Failure, LaunchError
+from stager.plan import TransferPlan, make_plan, shortages
+from stager.report import ItemReport, Outcome
+from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
+from stager.survey import Source, Survey, look_at_source, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+#: How often a source that changes while it is read, or a damaged holder, makes all start over.
+_ATTEMPTS = 3
+#: Seconds between two progress events.
+_PROGRESS_PERIOD = 1.0
+
+
+def main() -> None:
+    """Do what the environment's request asks; end with 0 when all ranks agreed on an outcome."""
+    request = StageRequest.from_json(os.environ[REQUEST_VARIABLE])
+    comm = MPI.COMM_WORLD
+    if comm.rank == 0:
+        _tell("started", nodes=comm.size)
+    outcome = run(comm, request, _here(request, comm.rank))
+    if comm.rank == 0:
+        _tell("result", outcome=outcome.to_json())
+
+
+def run(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Outcome:
+    """Stage all items, or tell why not; the same Outcome on every rank. Collective."""
+    begun = time.monotonic()
+
+    def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
+        return Outcome(items, failures, time.monotonic() - begun, request.dry_run)
+
+    try:
+        _check_world(comm, request, here)
+        with _word(comm, request, here) as say:
+            try:
+                done = outcome(_stage(comm, request, here), [])
+            except RefusedError as refused:
+                done = outcome([], refused.failures)
+            say(done.code)
+            # The job goes on when rank 0 has reported: by then every node must have its word.
+            comm.Barrier()
+            return done
+    except RefusedError as refused:
+        return outcome([], refused.failures)
+
+
+def _here(request: StageRequest, rank: int) -> Here:
+    uid = os.getuid()
+    if request.local_root:
+        name = f"node{rank + 1}"
+        return Here(name, f"{request.local_root}/{name}", uid)
+    return Here(os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "", uid)
+
+
+def _tell(kind: str, **fields: object) -> None:
+    # One write a line: the launcher merges the output of all ranks by lines.
+    sys.stdout.write(report.event(kind, **fields) + "\n")
+    sys.stdout.flush()
+
+
+def _check_world(comm: MPI.Intracomm, request: StageRequest, here: Here) -> None:
+    """One rank on each node, no more and no less; else MPI did not start as it was told to."""
+    if comm.size != request.nodes:
+        ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+        text = f"MPI started as a world of {ranks}, where the job has {request.nodes} nodes"
+        raise RefusedError([Failure(LaunchError.code, text, here.name)])
+    names = comm.allgather(here.name)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        text = "MPI put more than one rank on this node, where each node needs one"
+        raise RefusedError([Failure(LaunchError.code, text, twice[0])])
+
+
+@contextmanager
+def _word(
+    comm: MPI.Intracomm, request: StageRequest, here: Here
+) -> Iterator[Callable[[int], None]]:
+    """Hold this node's other tasks of the job until the yielded function told them the code."""
+    if not request.word or request.dry_run:
+        yield lambda _: None
+        return
+    words = store.Words(here.uid)
+    try:
+        together(comm, here, lambda: words.hold(request.word))
+        yield lambda code: words.say(f"{code} {request.step}")
+    finally:
+        words.close()
+
+
+def _stage(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemReport]:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _stage_once(comm, request, here)
+        except StaleError as stale:
+            if attempt == _ATTEMPTS:
+                raise RefusedError([stale.why]) from None
+    raise AssertionError
+
+
+def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemReport]:
+    begun = time.monotonic()
+    looks = together(comm, here, lambda: _look(comm.rank, request.items, here))
+    sources = looks[0].sources
+    items = _settle(request.items, [look.folders for look in looks])
+    caches = [look.caches for look in looks][comm.rank]
+    wanted = list(zip(caches, (item.destination for item in items), strict=True))
+
+    def waiting(node: str, holder: str, seconds: float) -> None:
+        if comm.rank == 0:
+            _tell("waiting", node=node, holder=holder, seconds=seconds)
+
+    with locked(comm, here, wanted, owner_text(request.job), request.lock_timeout, waiting):
+        surveys = together(
+            comm,
+            here,
+            lambda: [
+                survey(item, here.path(item.destination), source, cache, here.name)
+                for item, source, cache in zip(items, sources, caches, strict=True)
+            ],
+        )
+        plans = [
+            make_plan(source.facts.size, [answers[index] for answers in surveys])
+            for index, source in enumerate(sources)
+        ]
+        if short := shortages(plans, surveys, [item.root for item in items]):
+            raise RefusedError(short)
+        reports: list[ItemReport] = []
+        for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
+            delivered = Delivered(plan.digest, 0)
+            if not request.dry_run:
+                delivery = Delivery(request, item, source, plan, caches[index], here)
+                delivered = delivery.run(comm, _Progress(item.destination, plan.size).tell)
+            answers = [answers[index] for answers in surveys]
+            seconds, begun = time.monotonic() - begun, time.monotonic()
+            reports.append(_report(item, plan, answers, delivered, seconds))
+        return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A rank's first look: its caches, which destinations are folders; rank 0 adds the sources."""
+
+    caches: tuple[store.Cache, ...]
+    folders: tuple[bool, ...]
+    sources: tuple[Source, ...]
+
+
+def _look(rank: int, items: Sequence[StageItem], here: Here) -> _Look:
+    # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
+    sources = tuple(look_at_source(item.source) for item in items) if rank == 0 else ()
+    caches = tuple(store.open_cache(here.path(item.root), here.uid) for item in items)
+    folders = tuple(os.path.isdir(here.path(item.destination)) for item in items)
+    return _Look(caches, folders, sources)
+
+
+def _settle(
+    items: Sequence[StageItem], folders: Sequence[tuple[bool, ...]]
+) -> tuple[StageItem, ...]:
+    """The items with the source's name appended where a node has a folder at the destination."""
+    return tuple(
+        replace(item, destination=f"{item.destination}/{item.name}")
+        if any(answers[index] for answers in folders)
+        else item
+        for index, item in enumerate(items)
+    )
+
+
+class _Progress:
+    """Tells how many bytes of an item were sent, at most once in a period."""
+
+    def __init__(self, destination: str, size: int) -> None:
+        self._destination = destination
+        self._size = size
+        self._begun = self._told = time.monotonic()
+
+    def tell(self, sent: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _PROGRESS_PERIOD:
+            self._told = now
+            seconds = now - self._begun
+            _tell("progress", destination=self._destination, sent=sent, size=self._size,
+                  seconds=seconds)  # fmt: skip
+
+
+def _report(
+    item: StageItem,
+    plan: TransferPlan,
+    surveys: Sequence[Survey],
+    delivered: Delivered,
+    seconds: float,
+) -> ItemReport:
+    names = [answer.node for answer in surveys]
+    return ItemReport(
+        source=item.source,
+        destination=item.destination,
+        size=plan.size,
+        received=[names[rank] for rank in plan.receivers],
+        current=[names[rank] for rank in plan.current],
+        sender="" if plan.from_source else names[plan.sender],
+        reasons=sorted({surveys[rank].reason for rank in plan.receivers}),
+        digest=delivered.digest,
+        source_bytes_read=delivered.source_bytes_read,
+        seconds=seconds,
+    )
+
+
+if __name__ == "__main__":
+    main()

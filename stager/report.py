@@ -1,0 +1,151 @@
+"""The ranks' outcome in, one summary line a file or one message a failure out. Pure.
+
+Ranks speak to the process that launched them by events, one line of JSON each on stdout:
+``started``, ``waiting``, ``progress``, and last ``result``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from stager.errors import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Fold = Callable[[list[str]], str]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReport:
+    """What was done for one file; node names, bytes, seconds.
+
+    ``sender`` is the node whose copy was sent, empty where ``source`` was read.
+    """
+
+    source: str
+    destination: str
+    size: int
+    received: list[str]
+    current: list[str]
+    sender: str
+    digest: str
+    source_bytes_read: int
+    seconds: float
+    #: Why the receivers needed it: ``absent``, ``the source changed``…
+    reasons: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What all ranks agreed on: the files done, or the failures; never both in part."""
+
+    items: list[ItemReport]
+    failures: list[Failure]
+    seconds: float
+    dry_run: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code: that of the first failure, else 0."""
+        return self.failures[0].code if self.failures else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object, which `from_json` reads back."""
+        return {**asdict(self), "code": self.code}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        """The outcome that `to_json` wrote."""
+        return cls(
+            [ItemReport(**item) for item in data["items"]],
+            [Failure(**failure) for failure in data["failures"]],
+            data["seconds"],
+            data["dry_run"],
+        )
+
+
+def event(kind: str, **fields: Any) -> str:
+    """One event as a line of JSON, without its newline."""
+    return json.dumps({"event": kind, **fields})
+
+
+def summary(outcome: Outcome, fold: Fold) -> list[str]:
+    """The lines for the job's output: one an item, or one a failure."""
+    if outcome.failures:
+        return failure_lines(outcome.failures, fold)
+    tell = _planned_line if outcome.dry_run else _item_line
+    return [tell(item, fold) for item in outcome.items]
+
+
+def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
+    """Each different message once, led by all the nodes that it comes from."""
+    nodes: dict[str, list[str]] = {}
+    for failure in failures:
+        nodes.setdefault(failure.message, []).append(failure.node)
+    return [
+        f"{fold(where)}: {message}" if any(where) else message for message, where in nodes.items()
+    ]
+
+
+def bytes_text(count: float) -> str:
+    """``268435456`` → ``256.0 MiB``."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """``5000`` → ``1 h 23 min``; below a minute with one digit."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _item_line(item: ItemReport, fold: Fold) -> str:
+    if not item.received:
+        return (
+            f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
+            f"({bytes_text(item.size)}, {seconds_text(item.seconds)})"
+        )
+    origin = f"the copy on {item.sender}" if item.sender else item.source
+    rate = bytes_text(item.size / item.seconds) if item.seconds > 0 else "?"
+    line = (
+        f"{item.destination}: {bytes_text(item.size)} from {origin} "
+        f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+    )
+    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def _planned_line(item: ItemReport, fold: Fold) -> str:
+    if not item.received:
+        return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
+    origin = f"the copy on {item.sender}" if item.sender else item.source
+    line = (
+        f"{item.destination}: {bytes_text(item.size)} would move from {origin} "
+        f"to {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
+    )
+    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def _nodes(names: list[str], fold: Fold) -> str:
+    return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
+
+
+def progress_line(destination: str, done: int, total: int, seconds: float) -> str:
+    """How far a transfer is: bytes, share, rate and time left."""
+    rate = done / seconds if seconds > 0 else 0.0
+    left = seconds_text((total - done) / rate) if rate else "?"
+    share = 100 * done // total if total else 100
+    return (
+        f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %, "
+        f"{bytes_text(rate)}/s, {left} left"
+    )

@@ -1,0 +1,113 @@
+"""Directives and the site's Policy in, a StageRequest out: what every rank is asked to do.
+
+A request travels to the ranks as JSON in one environment variable. Both ends are the same user's
+processes of one version, so the text is trusted, unlike a directive or a record.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from stager.directive import Directive, Validate, merge
+from stager.errors import PolicyRefusal, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stager.policy import Policy
+
+#: Environment variable in which the request travels to the ranks.
+REQUEST_VARIABLE = "STAGE_REQUEST"
+
+
+@dataclass(frozen=True, slots=True)
+class StageItem:
+    """One file to stage: ``source`` to ``destination``, which lies beneath the cache ``root``.
+
+    Where ``destination`` is found to be a folder on a node, the file goes into it under ``name``.
+    """
+
+    source: str
+    destination: str
+    root: str
+    validate: Validate
+
+    @property
+    def name(self) -> str:
+        """The source's own name, for a destination that is a folder."""
+        return self.source.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """All that the ranks need to know; sizes in bytes, times in seconds."""
+
+    items: tuple[StageItem, ...]
+    nodes: int
+    chunk: int
+    depth: int
+    lock_timeout: float
+    #: Slurm's job id, 0 outside of Slurm.
+    job: int = 0
+    #: Name of the file by which the ranks tell waiting tasks on their node that the stage is
+    #: over, and the step that those belong to; none is written where the name is empty.
+    word: str = ""
+    step: str = ""
+    #: Survey and plan only; nothing is written.
+    dry_run: bool = False
+    #: Folder that holds one folder a simulated node; empty on real nodes.
+    local_root: str = ""
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` reads back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StageRequest:
+        """The request that `to_json` wrote."""
+        fields = json.loads(text)
+        items = tuple(
+            StageItem(**{**item, "validate": Validate(item["validate"])})
+            for item in fields.pop("items")
+        )
+        return cls(items=items, **fields)
+
+
+def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
+    """The items that ``directives`` ask for, each once.
+
+    Raises PolicyRefusal for a destination outside of the site's roots, UsageError for two sources
+    with one destination.
+    """
+    items = tuple(dict.fromkeys(_item(directive, policy) for directive in merge(directives)))
+    by_destination: dict[str, StageItem] = {}
+    for item in items:
+        other = by_destination.setdefault(item.destination, item)
+        if other is not item:
+            raise UsageError(
+                f"{item.destination} is asked for twice: from {other.source} "
+                f"(validate={other.validate}) and from {item.source} (validate={item.validate})"
+            )
+    return items
+
+
+def _item(directive: Directive, policy: Policy) -> StageItem:
+    parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
+    if directive.destination.endswith("/") or not parts:
+        parts.append(directive.source.rstrip("/").rpartition("/")[2])
+    destination = "/" + "/".join(parts)
+    return StageItem(
+        directive.source, destination, _root_of(destination, policy.roots), directive.validate
+    )
+
+
+def _root_of(destination: str, roots: tuple[str, ...]) -> str:
+    above = [root for root in roots if destination.startswith(root + "/")]
+    if not above:
+        raise PolicyRefusal(
+            f"{destination} is not beneath a folder that this site stages to; "
+            f"choose a destination beneath {' or '.join(roots)}"
+        )
+    return max(above, key=len)

@@ -1,0 +1,178 @@
+"""One node's facts in, a Survey out: whether its copy is current, and what a new one would meet.
+
+Nothing is written here. Only the rank that looks at the source touches shared storage, by one
+stat; the currency of a copy is judged from the disk of its own node.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from stager.directive import Validate
+from stager.errors import DestinationError, SourceError
+from stager.manifest import SourceFacts
+
+if TYPE_CHECKING:
+    from stager.manifest import Record
+    from stager.request import StageItem
+    from stager.store import Cache
+
+#: Bytes read at a time where a copy is read again.
+_READ_SIZE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one stat of the source told; ``mode`` is its permission bits."""
+
+    facts: SourceFacts
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One node's answer for one item. ``reason`` says why the copy is not current, else is empty.
+
+    ``digest`` is the recorded one of a current copy; ``free`` counts bytes an ordinary user may
+    still write.
+    """
+
+    node: str
+    reason: str
+    digest: str
+    free: int
+
+    @property
+    def current(self) -> bool:
+        """Whether the node can do without the item, and can send it to others."""
+        return not self.reason
+
+
+def look_at_source(path: str) -> Source:
+    """Stat the source, following links. Raises SourceError unless it is a plain file."""
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        hint = "; is the path right, and on a filesystem that the nodes see?"
+        missing = isinstance(error, FileNotFoundError)
+        raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise SourceError(f"{path} is {_kind(facts.st_mode)}; only a plain file can be staged")
+    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode))
+
+
+def facts_of(facts: os.stat_result) -> SourceFacts:
+    """The part of a source's stat that tells one version of it from another."""
+    return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
+    """What this node holds at ``path``, where ``item`` is wanted.
+
+    Raises DestinationError where nothing could be put at ``path``.
+    """
+    there = _look_at_destination(path)
+    folder = _existing_folder_above(path)
+    _check_folder(folder, cache)
+    record = cache.load(item.destination)
+    reason = judge(item.validate, source.facts, record, there)
+    if not reason and item.validate is Validate.CHECKSUM:
+        assert record is not None
+        reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
+    room = os.statvfs(folder)
+    digest = record.digest if record and not reason else ""
+    return Survey(node, reason, digest, room.f_bavail * room.f_frsize)
+
+
+def judge(
+    validate: Validate,
+    source: SourceFacts,
+    record: Record | None,
+    there: os.stat_result | None,
+) -> str:
+    """Why a copy is not current, or nothing. Pure.
+
+    ``stat`` compares the source and the copy with the record by all of its facts, ``size`` by
+    their sizes alone; ``checksum`` compares the source by all facts and the copy by its size, and
+    leaves the copy's bytes to the caller; ``always`` takes no copy for current.
+    """
+    if there is None:
+        return "absent"
+    if record is None:
+        return "not recorded"
+    if validate is Validate.ALWAYS:
+        return "validate=always"
+    if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
+        return "replaced"
+    was, now = record.source_facts, source
+    if was.size != now.size or (validate is not Validate.SIZE and was != now):
+        return "the source changed"
+    copy = record.copy_facts
+    if copy.size != there.st_size:
+        return "the copy changed"
+    if validate is Validate.STAT:
+        same = (copy.mtime_ns, copy.inode) == (there.st_mtime_ns, there.st_ino)
+        return "" if same and there.st_nlink == 1 else "the copy changed"
+    return ""
+
+
+def digest_of(path: str) -> str:
+    """The xxh3-128 of the file's bytes, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_READ_SIZE):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _look_at_destination(path: str) -> os.stat_result | None:
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DestinationError(f"{path}: {error.strerror}") from None
+    if there.st_uid != os.getuid():
+        raise DestinationError(f"{path} belongs to uid {there.st_uid}; choose another destination")
+    if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
+        raise DestinationError(f"{path} is {_kind(there.st_mode)}; choose another destination")
+    return there
+
+
+def _existing_folder_above(path: str) -> str:
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _check_folder(folder: str, cache: Cache) -> None:
+    try:
+        facts = os.stat(folder)
+    except OSError as error:
+        raise DestinationError(f"{folder}: {error.strerror}") from None
+    if not stat.S_ISDIR(facts.st_mode):
+        raise DestinationError(f"{folder} is {_kind(facts.st_mode)}, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DestinationError(f"{folder}: no permission to write there")
+    if facts.st_dev != os.stat(cache.folder).st_dev:
+        raise DestinationError(
+            f"{folder} is on another filesystem than its cache root; choose another destination"
+        )
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+        stat.S_IFLNK: "a symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a plain file")
