@@ -54,6 +54,8 @@ def main() -> NoReturn:
     """Run ``stagectl``; every failure ends as one message on stderr and its exit code."""
     # A pipe's reader that leaves (`stagectl status | head`) is no failure to speak of.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Slurm's signal ends the launcher too, and with it the ranks.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         # Paths are bytes; whatever they hold, a message about them can be printed.
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
@@ -223,7 +225,8 @@ def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bo
         context = job.find(os.environ)
         rules = policy.load(config)
         wanted = _request(wishes, rules, context.node_count)
-        wanted = replace(wanted, job=context.job, word=word, step=step)
+        said = f"{step} {os.environ.get(_DIRECTIVES, '')}"
+        wanted = replace(wanted, job=context.job, word=word, said=said)
         with _Progress(say) as progress:
             outcome = _run_in_job(context, rules, wanted, os.environ, progress)
         _render(outcome, say, complain)

@@ -104,7 +104,7 @@ def _word(
     words = store.Words(here.uid)
     try:
         together(comm, here, lambda: words.hold(request.word))
-        yield lambda code: words.say(f"{code} {request.step}")
+        yield lambda code: words.say(f"{code} {request.said}")
     finally:
         words.close()
 

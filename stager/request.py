@@ -52,9 +52,10 @@ class StageRequest:
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
     #: Name of the file by which the ranks tell waiting tasks on their node that the stage is
-    #: over, and the step that those belong to; none is written where the name is empty.
+    #: over, and what they say there behind the exit code: the step that waits and its directives
+    #: as the plugin has them. Nothing is written where the name is empty.
     word: str = ""
-    step: str = ""
+    said: str = ""
     #: Survey and plan only; nothing is written.
     dry_run: bool = False
     #: Folder that holds one folder a simulated node; empty on real nodes.

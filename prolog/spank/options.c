@@ -1,0 +1,75 @@
+/* --stage and the hidden --stage-helper: registered in every context, collected as they come. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "stage.h"
+
+/* More occurrences than this on one command line are a fault in the caller's script. */
+enum { VALUES_MAX = 256 };
+
+static char *values[VALUES_MAX];
+static size_t count;
+static bool helper;
+
+static int take_value(int val, const char *text, int remote)
+{
+	(void)val;
+	(void)remote;
+	/* Slurm calls back twice for one occurrence in a step, and again for a job's own value. */
+	for (size_t i = 0; i < count; i++)
+		if (strcmp(values[i], text) == 0)
+			return 0;
+	if (count == VALUES_MAX || !(values[count] = strdup(text))) {
+		slurm_error("stage: too many --stage options; join directives by ';'");
+		return -1;
+	}
+	count++;
+	return 0;
+}
+
+static int take_helper(int val, const char *text, int remote)
+{
+	(void)val;
+	(void)text;
+	(void)remote;
+	helper = true;
+	return 0;
+}
+
+static struct spank_option stage_option = {
+	"stage",
+	"SRC:DST[,key=value...]",
+	"put the file SRC at DST on every node before the job's program starts; "
+	"repeat the option or join several by ';'",
+	1,
+	0,
+	take_value,
+};
+
+/* Marks the step of the helper; unlike an environment variable it survives --export=NONE. */
+static struct spank_option helper_option = {
+	"stage-helper", NULL, "for the stage itself: this step is its helper", 0, 0, take_helper,
+};
+
+int stage_options_register(spank_t spank)
+{
+	if (spank_option_register(spank, &stage_option) != ESPANK_SUCCESS ||
+	    spank_option_register(spank, &helper_option) != ESPANK_SUCCESS)
+		return -1;
+	return 0;
+}
+
+size_t stage_options_count(void)
+{
+	return count;
+}
+
+const char *stage_options_value(size_t index)
+{
+	return values[index];
+}
+
+bool stage_options_helper(void)
+{
+	return helper;
+}

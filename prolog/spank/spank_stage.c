@@ -1,0 +1,61 @@
+/*
+ * The dispatcher: which part of the plugin acts in which context, and nothing else.
+ *
+ *   context              init       init_post_opt   task_init_privileged   task_init
+ *   srun, sbatch, salloc options    submit          -                      -
+ *   slurmstepd           options    -               prepare                gate
+ *   slurmd, prolog       -          -               -                      -
+ *
+ * On the nodes, init and init_post_opt never fail, and user_init, task_post_fork, job_prolog and
+ * job_epilog are left alone: a failure there drains the node, in these two the job alone fails.
+ */
+#include <stdlib.h>
+
+#include "stage.h"
+
+SPANK_PLUGIN(slurm_stage, 1)
+
+static bool submitting(void)
+{
+	const spank_context_t context = spank_context();
+
+	return context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR;
+}
+
+int slurm_spank_init(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	if (submitting()) {
+		if (config.fault) {
+			stage_config_complain(&config);
+			return -1;
+		}
+		return stage_options_register(spank);
+	}
+	if (spank_context() == S_CTX_REMOTE && stage_options_register(spank) != 0)
+		slurm_error("stage: the options cannot be registered");
+	return 0;
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	return submitting() ? stage_submit(spank, &config) : 0;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	stage_prepare(spank, &config);
+	return 0;
+}
+
+int slurm_spank_task_init(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	return stage_gate(spank, &config);
+}

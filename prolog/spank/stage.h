@@ -1,0 +1,70 @@
+/*
+ * slurm-stage's SPANK plugin: what its files share.
+ *
+ * The life of a job, and which file takes part in it:
+ *
+ *   sbatch, salloc, srun     options.c   collects the values of --stage
+ *                            submit.c    has them checked, hands the list to the job
+ *   on each node, as root    prepare.c   has the user's folders made, in the helper's step only
+ *   on each node, as user    gate.c      holds the tasks until every node has its files
+ *
+ * The helper that all of them execute is `python -I -m stager`; child.c starts it. Its contract:
+ * text for the user on stdout and stderr, exit code 0 to go on, any other to fail the job with it.
+ * A job that stages nothing pays for a few getenv and, in its batch step, the reading of its
+ * script's first comment lines.
+ */
+#ifndef STAGE_H
+#define STAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <slurm/spank.h>
+
+/* Exit codes of the design, for what the plugin itself has to refuse. */
+enum { STAGE_USAGE = 2, STAGE_LAUNCH = 8 };
+
+/* Longest list of directives, in bytes: the kernel's limit on one environment string. */
+enum { STAGE_LIST_MAX = 128 * 1024 };
+
+/* The list travels by this name through spank_job_control_setenv, Slurm adds the prefix. */
+#define STAGE_LIST_NAME "STAGE"
+#define STAGE_LIST_ENV "SLURM_SPANK_STAGE"
+/* Set in the helper's step, beside the hidden option --stage-helper. */
+#define STAGE_HELPER_ENV "STAGE_HELPER"
+
+/* What the line in plugstack.conf says after the plugin's path. */
+struct stage_config {
+	const char *python; /* the Python that has the package `stager` */
+	const char *config; /* the site's stage.toml */
+	const char *fault;  /* the argument that is not understood, or NULL */
+};
+
+/* config.c */
+struct stage_config stage_config_parse(int argc, char **argv);
+void stage_config_complain(const struct stage_config *config);
+
+/* options.c */
+int stage_options_register(spank_t spank);
+size_t stage_options_count(void);
+const char *stage_options_value(size_t index);
+bool stage_options_helper(void);
+
+/* list.c: lists of directives, joined by ';' */
+bool stage_list_contains(const char *list, const char *part);
+char *stage_list_join(const char *first, const char *second);
+
+/* submit.c */
+int stage_submit(spank_t spank, const struct stage_config *config);
+
+/* prepare.c */
+void stage_prepare(spank_t spank, const struct stage_config *config);
+
+/* gate.c */
+int stage_gate(spank_t spank, const struct stage_config *config);
+
+/* child.c: run a program and return its exit code; 128 + N after signal N, 127 if not started */
+int stage_child_run(char *const argv[], char *const envp[]);
+
+#endif

@@ -1,0 +1,91 @@
+/*
+ * In sbatch, salloc and srun, after the command line was read, as the user: have the values of
+ * --stage checked, then hand the list to the job.
+ *
+ * Slurm forwards only the last value of an option to the nodes, so the whole list travels in the
+ * job's environment: through spank_job_control_setenv to a batch job's own, and by srun's to its
+ * step.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "stage.h"
+
+/* What stands before the values in the helper's argument list, and the NULL behind them. */
+enum { FIXED_ARGUMENTS = 9 };
+
+/* Ends the command where a value is wrong, with the helper's exit code and nothing but its text. */
+static void check_or_exit(const struct stage_config *config)
+{
+	const char *const fixed[FIXED_ARGUMENTS - 1] = {
+		config->python, "-I", "-m", "stager", "check", "--quiet", "--config", config->config,
+	};
+	const size_t values = stage_options_count();
+	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
+	int code = STAGE_LAUNCH;
+
+	if (argv) {
+		memcpy(argv, fixed, sizeof(fixed));
+		argv[FIXED_ARGUMENTS - 1] = "--";
+		for (size_t i = 0; i < values; i++)
+			argv[FIXED_ARGUMENTS + i] = stage_options_value(i);
+		code = stage_child_run((char *const *)argv, environ);
+		free(argv);
+	}
+	if (code == 0)
+		return;
+	if (code == 127)
+		(void)fprintf(stderr, "stage: %s cannot be run; tell the administrator\n",
+			      config->python);
+	exit(code);
+}
+
+/* The values that `inherited` lacks, joined to it; NULL without memory. */
+static char *with_new_values(const char *inherited)
+{
+	char *list = stage_list_join(inherited, "");
+
+	for (size_t i = 0; list && i < stage_options_count(); i++) {
+		const char *value = stage_options_value(i);
+
+		if (!stage_list_contains(list, value)) {
+			char *longer = stage_list_join(list, value);
+
+			free(list);
+			list = longer;
+		}
+	}
+	return list;
+}
+
+int stage_submit(spank_t spank, const struct stage_config *config)
+{
+	/* A new job starts with its own list alone; a step goes on with its job's. */
+	const bool step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+	const char *had = step ? getenv(STAGE_LIST_ENV) : NULL;
+	const char *inherited = had ? had : "";
+	char *list = NULL;
+	int failed = 0;
+
+	if (stage_options_helper() || getenv(STAGE_HELPER_ENV))
+		return 0;
+	if (!step && unsetenv(STAGE_LIST_ENV) != 0)
+		return -1;
+	if (stage_options_count() == 0)
+		return 0;
+	list = with_new_values(inherited);
+	if (!list || strlen(list) >= STAGE_LIST_MAX) {
+		(void)fprintf(stderr, "stage: the list of directives is too long\n");
+		exit(STAGE_USAGE);
+	}
+	if (strcmp(list, inherited) != 0) {
+		check_or_exit(config);
+		failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+			 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) !=
+				 ESPANK_SUCCESS;
+	}
+	free(list);
+	return failed ? -1 : 0;
+}
