@@ -219,7 +219,7 @@ def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bo
     say, complain = (_print_line, _print_line) if task_prolog else (_say, _complain)
     try:
         wishes = _parse(filter(None, [os.environ.get(_DIRECTIVES)]))
-        wishes += _read_script(script) if script else []
+        wishes += directive.parse_script(_read_head(script)) if script else []
         if not wishes:
             return 0
         context = job.find(os.environ)
@@ -245,10 +245,11 @@ def _print_line(text: str) -> None:
         click.echo(f"print {line}")
 
 
-def _read_script(path: str) -> tuple[Directive, ...]:
+def _read_head(path: str) -> list[str]:
+    """The comment lines at a batch script's head; ``-`` is stdin."""
     try:
         with click.open_file(path, encoding="utf-8", errors="surrogateescape") as lines:
-            return directive.parse_script(lines)
+            return list(directive.head(lines))
     except OSError as error:
         raise SourceError(f"the batch script {path} cannot be read: {error.strerror}") from None
 
@@ -257,17 +258,21 @@ def _read_script(path: str) -> tuple[Directive, ...]:
 
 
 @cli.command()
-@click.argument("values", metavar="SRC:DST[,key=value]...|SCRIPT...", nargs=-1, required=True)
+@click.argument("values", metavar="[SRC:DST[,key=value]]...", nargs=-1)
+@click.option(
+    "--script",
+    "scripts",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A batch script, whose #STAGE and #SBATCH --stage lines are checked.",
+)
 @_config
 @click.option("--quiet", is_flag=True, help="Say nothing of what is right.")
-def check(values: tuple[str, ...], config: Path, quiet: bool) -> int:
-    """Check directives or batch scripts against the grammar and the site's stage.toml."""
-    wishes: list[Directive] = []
-    for value in values:
-        if ":" not in value and Path(value).is_file():
-            wishes += _read_submitted(Path(value))
-        else:
-            wishes += directive.parse_value(value)
+def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
+    """Check directives and batch scripts against the grammar and the site's stage.toml."""
+    wishes = _parse(values)
+    for script in scripts:
+        wishes += _read_submitted(script)
     rules = policy.load(config) if config.exists() else None
     items = request.resolve(wishes, rules or policy.LOCAL)
     if quiet:
@@ -283,11 +288,8 @@ def check(values: tuple[str, ...], config: Path, quiet: bool) -> int:
 
 def _read_submitted(script: Path) -> list[Directive]:
     """The directives of a script's #STAGE lines and of its #SBATCH --stage options."""
-    text = script.read_text(encoding="utf-8", errors="surrogateescape")
-    wishes = list(directive.parse_script(text.splitlines()))
-    for value in directive.sbatch_values(text.splitlines()):
-        wishes += directive.parse_value(value)
-    return wishes
+    lines = _read_head(str(script))
+    return [*directive.parse_script(lines), *_parse(directive.sbatch_values(lines))]
 
 
 # status

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.errors import DirectiveError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: Longest list of directives that a job may carry, in characters. It travels in one environment
 #: variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN), and grows there by escapes.
@@ -85,9 +85,17 @@ def print_value(directives: Iterable[Directive]) -> str:
     return ";".join(str(directive) for directive in directives)
 
 
+def head(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a batch script that sbatch looks at: comments up to the first command."""
+    for line in lines:
+        if line.strip() and not line.startswith("#"):
+            return
+        yield line.rstrip("\r\n")
+
+
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
     """The directives of the ``#STAGE`` lines in a batch script's head. Raises DirectiveError."""
-    return tuple(_parse_line(line) for line in _head(lines) if _LINE.match(line))
+    return tuple(_parse_line(line) for line in head(lines) if _LINE.match(line))
 
 
 def sbatch_values(lines: Iterable[str]) -> list[str]:
@@ -96,7 +104,7 @@ def sbatch_values(lines: Iterable[str]) -> list[str]:
     Raises DirectiveError for a line whose quotes do not match.
     """
     values: list[str] = []
-    for line in _head(lines):
+    for line in head(lines):
         if not line.startswith("#SBATCH"):
             continue
         words = _words(line, "#SBATCH")
@@ -196,14 +204,6 @@ def _parse_part(text: str, chars: list[_Char], end: int) -> Directive:
         _field(destination, destination_end),
         [_field(option, option_end) for option, option_end in options],
     )
-
-
-def _head(lines: Iterable[str]) -> Iterable[str]:
-    """The lines that sbatch looks at: comments and blanks up to the first command."""
-    for line in lines:
-        if line.strip() and not line.startswith("#"):
-            return
-        yield line.rstrip("\r\n")
 
 
 def _parse_line(line: str) -> Directive:

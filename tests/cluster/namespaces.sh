@@ -1,0 +1,111 @@
+#!/bin/bash
+# What runs as PID 1 in a test cluster's namespaces: of the site, which is also the login node, and
+# of each node. Builds that machine's view of the files and its network, then lives until the site's
+# standard input closes.
+#
+# usage: namespaces.sh site BASE NODES         (started by cluster.py, in fresh namespaces)
+#        namespaces.sh node NAME ADDRESS/BITS  (started by the above, in fresh namespaces)
+set -euo pipefail
+
+site() {
+    local index
+    build_root "$1"
+    mount_shared
+    mount_private login
+    start_network
+    for ((index = 1; index <= $2; index++)); do
+        # Descriptor 9 is the site's network, into which the node plugs its cable.
+        unshare --mount --net --uts --ipc --pid --fork --kill-child --mount-proc \
+            bash /cluster/namespaces.sh node "n$index" "10.0.0.$index/24" \
+            </dev/null 9</proc/self/ns/net &
+    done
+    touch /cluster/ready/login
+    # Waiting, bash also reaps the orphans of its PID namespace.
+    cat <&0 >/dev/null &
+    wait $!
+}
+
+node() {
+    plug_in "$1" "$2"
+    mount_private "$1"
+    mount --bind "/cluster/nodes/$1/nvme" /nvme
+    touch "/cluster/ready/$1"
+    sleep infinity &
+    wait $!
+}
+
+# The host's top-level entries in a root of their own, so that /shared and /nvme can exist beside
+# them without being made on the host. Unbindable, so that it holds no copy of itself.
+build_root() {
+    local root=$1/root entry name
+    mkdir "$root"
+    mount -t tmpfs -o mode=755 tmpfs "$root"
+    mount --make-unbindable "$root"
+    for entry in /*; do
+        name=${entry#/}
+        if [ -L "$entry" ]; then
+            cp -a "$entry" "$root/$name"
+        elif [ -d "$entry" ]; then
+            mkdir "$root/$name"
+            [ "$name" = proc ] || mount --rbind "$entry" "$root/$name"
+        else
+            touch "$root/$name"
+            mount --bind "$entry" "$root/$name"
+        fi
+    done
+    mkdir -p "$root/cluster" "$root/shared" "$root/nvme" "$root/.host"
+    mount --bind "$1" "$root/cluster"
+    mount -t proc proc "$root/proc"
+    cd "$root"
+    pivot_root . .host
+    cd /
+    mount --make-private /
+    umount --lazy /.host
+    rmdir /.host
+}
+
+# The same on all machines. The host's own packages stay readable in /opt, for pip to find.
+mount_shared() {
+    local entry
+    for entry in /opt/*/; do
+        [ -d "$entry" ] || continue
+        mkdir "/cluster$entry"
+        mount --rbind "$entry" "/cluster$entry"
+        mount -o remount,bind,ro "/cluster$entry"
+    done
+    mount --rbind /cluster/opt /opt
+    mount --bind /cluster/shared /shared
+    mount --bind /cluster/home /home
+    for entry in passwd group hosts slurm; do
+        mount --bind "/cluster/etc/$entry" "/etc/$entry"
+    done
+}
+
+# What a machine has for itself.
+mount_private() {
+    hostname "$1"
+    mount -t tmpfs -o mode=1777 tmpfs /tmp
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    mount -t tmpfs -o mode=755 tmpfs /run
+    mkdir -p /run/munge /run/lock
+    mount --bind /cluster/munge/run /run/munge
+    mount --bind "/cluster/nodes/$1/spool" /var/spool
+}
+
+start_network() {
+    ip link set lo up
+    ip link add br0 type bridge
+    ip address add 10.0.0.254/24 dev br0
+    ip link set br0 up
+}
+
+plug_in() {
+    ip link set lo up
+    nsenter --net=/proc/self/fd/9 ip link add "$1" master br0 type veth peer name eth0 netns $$
+    nsenter --net=/proc/self/fd/9 ip link set "$1" up
+    exec 9<&-
+    ip address add "$2" dev eth0
+    ip link set eth0 up
+}
+
+"$@"

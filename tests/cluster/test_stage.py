@@ -1,0 +1,132 @@
+"""A job that says --stage finds its file on every node; the next one finds it there already."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import COPY, IMAGE, digest
+from tests.cluster.watch import Watch
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import Site
+
+ON_ALL = "n[1-4] (4 nodes)"
+MIB = r"\d+\.\d MiB"
+TIME = r"\d+\.\d s"
+MOVED = rf"stage: {COPY}: {MIB} from {IMAGE} to n\[1-4\] \(4 nodes\) in {TIME} \({MIB}/s a node\)"
+SKIPPED = rf"stage: {COPY}: current on n\[1-4\] \(4 nodes\), nothing moved \({MIB}, {TIME}\)"
+STAGE = f"--stage={IMAGE}:{COPY}"
+
+#: What the user's script does with the image on each node.
+USE = f"""#!/bin/bash
+srun bash -c 'sha256sum {COPY}; unsquashfs -l {COPY} | wc -l'
+"""
+
+
+def first_line(output: str) -> str:
+    return output.splitlines()[0]
+
+
+def test_the_file_is_on_every_node_before_the_first_line_of_the_script(site: Site) -> None:
+    image = site.shared("img.sqsh")
+    assert image.stat().st_size >= 256 << 20
+    job = site.sbatch(USE, "-N4", STAGE)
+    assert job.wait().exit_code == "0:0"
+    summary, *used = job.output().splitlines()
+    assert re.fullmatch(MOVED, summary)
+    assert used.count(f"{digest(image)}  {COPY}") == 4
+    listed = site.run(f"unsquashfs -l {IMAGE} | wc -l").stdout.strip()
+    assert used.count(listed) == 4
+    for node in site.nodes:
+        facts, original = site.copy(node).stat(), image.stat()
+        assert (facts.st_mtime_ns, facts.st_mode) == (original.st_mtime_ns, original.st_mode)
+        assert facts.st_uid == 5001
+
+
+def test_the_second_job_moves_nothing_and_reads_nothing_of_the_source(site: Site) -> None:
+    site.sbatch("true", "-N4", STAGE).wait()
+    with Watch(site.shared("img.sqsh")) as watch:
+        job = site.sbatch("echo started", "-N4", STAGE)
+        assert job.wait().exit_code == "0:0"
+    assert (watch.opened, watch.read) == (0, 0)
+    summary, started = job.output().splitlines()
+    assert re.fullmatch(SKIPPED, summary)
+    assert started == "started"
+
+
+def test_a_node_that_lacks_the_copy_gets_it_from_another_node(site: Site) -> None:
+    site.sbatch("true", "-N4", STAGE).wait()
+    site.copy("n3").unlink()
+    before = {node: site.copy(node).stat().st_ino for node in ("n1", "n2", "n4")}
+    with Watch(site.shared("img.sqsh")) as watch:
+        job = site.sbatch("true", "-N4", STAGE)
+        assert job.wait().exit_code == "0:0"
+    assert (watch.opened, watch.read) == (0, 0)
+    assert re.fullmatch(
+        rf"stage: {COPY}: {MIB} from the copy on n1 to n3 in {TIME} \({MIB}/s a node\); "
+        r"current on n\[1-2,4\] \(3 nodes\)\n",
+        job.output(),
+    )
+    assert {node: site.copy(node).stat().st_ino for node in before} == before
+    assert digest(site.copy("n3")) == digest(site.shared("img.sqsh"))
+
+
+def test_a_replaced_source_goes_to_all_nodes(site: Site) -> None:
+    site.run("head -c 5000000 /dev/urandom > /shared/data")
+    site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data").wait()
+    # The same size and time, but another file: its inode tells.
+    site.run("cp -p /shared/data /shared/new && printf x | dd of=/shared/new conv=notrunc "
+             "&& touch -r /shared/data /shared/new && mv /shared/new /shared/data")  # fmt: skip
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
+    assert job.wait().exit_code == "0:0"
+    assert f"from /shared/data to {ON_ALL}" in job.output()
+    assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
+        digest(site.shared("data"))
+    }
+
+
+def test_validate_checksum_finds_and_repairs_damage_that_left_no_trace(site: Site) -> None:
+    site.run("head -c 5000000 /dev/urandom > /shared/data")
+    wish = "--stage=/shared/data:/nvme/data"
+    site.sbatch("true", "-N4", wish).wait()
+    damaged = site.copy("n2", "/nvme/data")
+    facts = damaged.stat()
+    with damaged.open("r+b") as file:
+        file.seek(1234567)
+        file.write(b"damage")
+    os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    job = site.sbatch("true", "-N4", f"{wish},validate=checksum")
+    assert job.wait().exit_code == "0:0"
+    assert "from the copy on n1 to n2 in " in job.output()
+    assert digest(damaged) == digest(site.shared("data"))
+
+
+def test_a_damaged_copy_is_not_sent_on(site: Site) -> None:
+    """Nothing tells that n1's copy is damaged until it is read; then the source serves."""
+    site.run("head -c 5000000 /dev/urandom > /shared/data")
+    wish = "--stage=/shared/data:/nvme/data"
+    site.sbatch("true", "-N2", "-w", "n[1-2]", wish).wait()
+    facts = site.copy("n1", "/nvme/data").stat()
+    with site.copy("n1", "/nvme/data").open("r+b") as file:
+        file.write(b"damage")
+    os.utime(site.copy("n1", "/nvme/data"), ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    job = site.sbatch("true", "-N3", "-w", "n[1-3]", wish)
+    assert job.wait().exit_code == "0:0"
+    assert "from the copy on n2 to n[1,3] (2 nodes) in " in job.output()
+    assert {digest(site.copy(node, "/nvme/data")) for node in ("n1", "n2", "n3")} == {
+        digest(site.shared("data"))
+    }
+
+
+@pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 1])
+def test_sizes_at_the_borders_of_a_chunk(site: Site, size: int) -> None:
+    site.run(f"head -c {size} /dev/urandom > /shared/data")
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/")
+    assert job.wait().exit_code == "0:0"
+    assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
+        digest(site.shared("data"))
+    }

@@ -1,0 +1,45 @@
+"""Counts the openings and readings of a file by anyone on this machine, by inotify."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# From linux/inotify.h.
+_IN_ACCESS, _IN_OPEN, _IN_NONBLOCK = 0x1, 0x20, os.O_NONBLOCK
+_EVENT = struct.Struct("iIII")
+
+
+class Watch:
+    """``with Watch(path) as watch: …``; then ``watch.opened`` and ``watch.read`` are counts.
+
+    All nodes of the test cluster share one kernel, which sees what any of them does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.fsencode(path)
+        self.opened = self.read = 0
+
+    def __enter__(self) -> Self:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(_IN_NONBLOCK)
+        assert self._descriptor >= 0
+        watched = libc.inotify_add_watch(self._descriptor, self._path, _IN_ACCESS | _IN_OPEN)
+        assert watched >= 0, os.strerror(ctypes.get_errno())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            events = os.read(self._descriptor, 1 << 20)
+        except BlockingIOError:
+            events = b""
+        os.close(self._descriptor)
+        for at in range(0, len(events), _EVENT.size):
+            mask = _EVENT.unpack_from(events, at)[1]
+            self.opened += bool(mask & _IN_OPEN)
+            self.read += bool(mask & _IN_ACCESS)
