@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -71,7 +70,6 @@ def locked(
     comm: MPI.Intracomm,
     here: Here,
     wanted: Sequence[tuple[store.Cache, str]],
-    owner: str,
     timeout: float,
     waiting: Callable[[str, str, float], None],
 ) -> Iterator[None]:
@@ -81,51 +79,52 @@ def locked(
     ``waiting`` is told which node waits for whom, and for how many seconds already. Raises
     RefusedError after ``timeout`` seconds. Collective.
     """
-    begun = time.monotonic()
-    pause = _FIRST_PAUSE
-    while True:
-        held: list[int] = []
-        answers = together(comm, here, _try_locks(here, wanted, owner, held))
-        busy = next((answer for answer in answers if answer), None)
-        if busy is None:
-            break
-        _unlock(wanted, held)
-        # Rank 0's clock and dice decide for all.
-        waited, dice = comm.bcast((time.monotonic() - begun, random.uniform(0.5, 1)))  # noqa: S311
-        node, holder = busy
-        if waited > timeout:
-            text = f"{holder} and has not let go for {seconds_text(waited)}; submit again"
-            raise RefusedError([Failure(BusyError.code, text, node)])
-        waiting(node, holder, waited)
-        time.sleep(pause * dice)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    try:
+    with ExitStack() as stack:
+        locks: dict[store.Cache, store.Locks] = {}
+        together(comm, here, lambda: _open_locks(wanted, locks, stack))
+        begun = time.monotonic()
+        pause = _FIRST_PAUSE
+        while True:
+            answers = together(comm, here, lambda: _try_locks(here, wanted, locks))
+            busy = next((answer for answer in answers if answer), None)
+            if busy is None:
+                break
+            _release(wanted, locks)
+            # Rank 0's clock and dice decide for all.
+            waited, dice = comm.bcast((time.monotonic() - begun, random.uniform(0.5, 1)))  # noqa: S311
+            node, holder = busy
+            if waited > timeout:
+                text = f"{holder} and has not let go for {seconds_text(waited)}; submit again"
+                raise RefusedError([Failure(BusyError.code, text, node)])
+            waiting(node, holder, waited)
+            time.sleep(pause * dice)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         yield
-    finally:
-        _unlock(wanted, held)
+
+
+def _open_locks(
+    wanted: Sequence[tuple[store.Cache, str]],
+    locks: dict[store.Cache, store.Locks],
+    stack: ExitStack,
+) -> None:
+    for cache, _ in wanted:
+        if cache not in locks:
+            locks[cache] = store.Locks(cache)
+            stack.callback(locks[cache].close)
 
 
 def _try_locks(
-    here: Here, wanted: Sequence[tuple[store.Cache, str]], owner: str, held: list[int]
-) -> Callable[[], tuple[str, str] | None]:
-    """A step that takes this node's locks into ``held``, or says where and who has one of them."""
-
-    def step() -> tuple[str, str] | None:
-        for cache, destination in wanted:
-            descriptor = store.lock(cache, destination, owner)
-            if descriptor is None:
-                return here.name, f"{destination} is held by {store.holder(cache, destination)}"
-            held.append(descriptor)
-        return None
-
-    return step
+    here: Here, wanted: Sequence[tuple[store.Cache, str]], locks: dict[store.Cache, store.Locks]
+) -> tuple[str, str] | None:
+    """Take this node's locks, or say where and who has the first that is not to be had."""
+    for cache, destination in wanted:
+        if not locks[cache].take(destination):
+            return here.name, f"{destination} is held by {locks[cache].holder(destination)}"
+    return None
 
 
-def _unlock(wanted: Sequence[tuple[store.Cache, str]], held: Sequence[int]) -> None:
-    for (cache, destination), descriptor in zip(wanted, held, strict=False):
-        store.unlock(cache, destination, descriptor)
-
-
-def owner_text(job: int) -> str:
-    """How a lock names its holder to those who wait."""
-    return f"job {job}" if job else f"process {os.getpid()}"
+def _release(
+    wanted: Sequence[tuple[store.Cache, str]], locks: dict[store.Cache, store.Locks]
+) -> None:
+    for cache, destination in wanted:
+        locks[cache].release(destination)

@@ -32,6 +32,7 @@ _LOG_PERIOD = 5.0
 _DIRECTIVES = "STAGE_DIRECTIVES"
 #: Columns of a table that goes to a file or pipe: enough for long paths on one line.
 _WIDE = 400
+_NOT_STARTED = "the job's own program was not started (exit code {})"
 _DEMO_SIZE = 256 << 20
 
 _config = click.option(
@@ -40,7 +41,7 @@ _config = click.option(
 )  # fmt: skip
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _local = click.option(
-    "--local", type=click.IntRange(1, 256), metavar="N", default=0,
+    "--local", type=click.IntRange(0, 256), metavar="N", default=0,
     help="Simulate N nodes on this machine, each with a folder for its disk.",
 )  # fmt: skip
 _local_root = click.option(
@@ -212,31 +213,39 @@ def _render(outcome: Outcome, say: Callable[[str], None], complain: Callable[[st
 @_config
 @click.option("--script", type=click.Path(), help="The batch script, or - for stdin.")
 @click.option("--word", default="", help="Name of the file for the job's waiting tasks.")
-@click.option("--step", default="", help="The step that waits.")
+@click.option("--step", default="", help="Number of the step that waits.")
 @click.option("--task-prolog", is_flag=True, help="Speak Slurm's TaskProlog language.")
 def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bool) -> int:
     """Stage what a job's option and script ask for; the job's tasks wait for the exit code."""
     say, complain = (_print_line, _print_line) if task_prolog else (_say, _complain)
     try:
-        wishes = _parse(filter(None, [os.environ.get(_DIRECTIVES)]))
-        wishes += directive.parse_script(_read_head(script)) if script else []
-        if not wishes:
-            return 0
-        context = job.find(os.environ)
-        rules = policy.load(config)
-        wanted = _request(wishes, rules, context.node_count)
-        said = f"{step} {os.environ.get(_DIRECTIVES, '')}"
-        wanted = replace(wanted, job=context.job, word=word, said=said)
-        with _Progress(say) as progress:
-            outcome = _run_in_job(context, rules, wanted, os.environ, progress)
-        _render(outcome, say, complain)
-        code = outcome.code
+        outcome = _pass_gate(config, script, word, step, say)
     except StageError as error:
         complain(str(error))
-        code = error.code
-    if code:
-        complain(f"the job's own program was not started (exit code {code})")
-    return code
+        complain(_NOT_STARTED.format(error.code))
+        # No rank told the tasks that wait on other nodes; Slurm does.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if step and int(step) < job.SPECIAL_STEPS:
+            job.cancel_step(os.environ, step)
+        return error.code
+    _render(outcome, say, complain)
+    if outcome.code:
+        complain(_NOT_STARTED.format(outcome.code))
+    return outcome.code
+
+
+def _pass_gate(
+    config: Path, script: str | None, word: str, step: str, say: Callable[[str], None]
+) -> Outcome:
+    text = os.environ.get(_DIRECTIVES, "")
+    wishes = _parse([text] if text else [])
+    wishes += directive.parse_script(_read_head(script)) if script else []
+    context = job.find(os.environ)
+    rules = policy.load(config)
+    wanted = _request(wishes, rules, context.node_count)
+    wanted = replace(wanted, job=context.job, word=word, said=f"{step} {text}")
+    with _Progress(say) as progress:
+        return _run_in_job(context, rules, wanted, os.environ, progress)
 
 
 def _print_line(text: str) -> None:

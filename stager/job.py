@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Seconds for one answer of the controller.
 _ANSWER_TIMEOUT = 30
+
+#: Numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
+SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,15 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
     if found is None:
         raise LaunchError(f"Slurm does not tell which nodes job {job} has; is it still running?")
     return found
+
+
+def cancel_step(environment: Mapping[str, str], step: str) -> None:
+    """Have Slurm end the tasks of one of this job's steps."""
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            ["scancel", f"{environment['SLURM_JOB_ID']}.{step}"],
+            capture_output=True, timeout=_ANSWER_TIMEOUT, check=False,
+        )  # fmt: skip
 
 
 def fold(nodes: list[str]) -> str:

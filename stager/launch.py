@@ -62,6 +62,12 @@ _LOCAL = {
 #: Lines of the launcher's own output that a failure's message repeats.
 _TAIL = 12
 
+#: What can be done about ranks that do not find each other, or do not begin at all.
+_REMEDY = (
+    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
+    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+)
+
 
 def srun_argv(job: JobContext, policy: Policy) -> list[str]:
     """The nested srun: one rank on each node of the job, beside whatever runs there.
@@ -129,19 +135,21 @@ def run(
             raise
         if listener.timed_out:
             _end(process)
-            raise LaunchError(
-                f"the ranks did not begin within {start_timeout:g} s{listener.last_lines()}"
-            )
     if outcome is None:
-        raise LaunchError(_no_outcome(argv, process.returncode) + listener.last_lines())
+        raise LaunchError(_no_outcome(argv, process.returncode, listener, start_timeout))
     return outcome
 
 
-def _no_outcome(argv: Sequence[str], code: int) -> str:
+def _no_outcome(argv: Sequence[str], code: int, listener: _Listener, start_timeout: float) -> str:
     launcher = os.path.basename(argv[0])
-    if code < 0:
-        return f"{launcher} was ended by signal {-code} before the stage was done"
-    return f"the ranks ended without a result ({launcher} exit code {code})"
+    ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    if listener.timed_out:
+        problem = f"MPI did not start within {start_timeout:g} s; {_REMEDY}"
+    elif not listener.begun:
+        problem = f"MPI did not start: {launcher} {ended}; {_REMEDY}"
+    else:
+        problem = f"the ranks ended before the stage was done: {launcher} {ended}; submit again"
+    return problem + "".join(f"\n  {line}" for line in listener.tail)
 
 
 class _Listener:
@@ -156,8 +164,9 @@ class _Listener:
         self._process = process
         self._deadline = deadline
         self._on_event = on_event
-        self._tail: deque[str] = deque(maxlen=_TAIL)
-        self._begun = False
+        #: The launcher's last words, whether a rank has begun, and whether that took too long.
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.begun = False
         self.timed_out = False
 
     def listen(self) -> Outcome | None:
@@ -181,20 +190,16 @@ class _Listener:
                         outcome = self._hear(line.decode(errors="replace")) or outcome
         return outcome
 
-    def last_lines(self) -> str:
-        """The launcher's last words, for the end of a message."""
-        return "".join(f"\n  {line}" for line in self._tail)
-
     def _patience(self) -> float | None:
-        return None if self._begun else max(0.0, self._deadline - time.monotonic())
+        return None if self.begun else max(0.0, self._deadline - time.monotonic())
 
     def _hear(self, line: str) -> Outcome | None:
         event = _as_event(line)
         if event is None:
             if line.strip():
-                self._tail.append(line.rstrip())
+                self.tail.append(line.rstrip())
             return None
-        self._begun = True
+        self.begun = True
         if event["event"] == "result":
             return Outcome.from_json(event["outcome"])
         self._on_event(event)

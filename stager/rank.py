@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from stager import report, store
-from stager.agree import Here, RefusedError, locked, owner_text, together
+from stager.agree import Here, RefusedError, locked, together
 from stager.delivery import Delivered, Delivery, StaleError
 from stager.errors import Failure, LaunchError
 from stager.plan import TransferPlan, make_plan, shortages
@@ -131,7 +131,7 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
         if comm.rank == 0:
             _tell("waiting", node=node, holder=holder, seconds=seconds)
 
-    with locked(comm, here, wanted, owner_text(request.job), request.lock_timeout, waiting):
+    with locked(comm, here, wanted, request.lock_timeout, waiting):
         surveys = together(
             comm,
             here,

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def open_cache(root: str, uid: int) -> Cache:
                 os.mkdir(path, 0o700)
     _check_owner(parent, (0, uid))
     _check_owner(folder, (uid,))
-    for name in ("records", "locks", "partial"):
+    for name in ("records", "partial"):
         with suppress(FileExistsError):
             os.mkdir(f"{folder}/{name}", 0o700)
     cache = Cache(folder)
@@ -161,43 +162,56 @@ def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 # Locks: one a destination, held from the survey to the publication.
 
 
-def holder(cache: Cache, destination: str) -> str:
-    """Who holds the destination's lock, in words: ``job 17``."""
-    with suppress(OSError, ValueError):
-        text = _read_trusted(_lock_path(cache, destination)).decode("ascii", "replace").strip()
-        if text:
-            return text
-    return "another job"
+class Locks:
+    """The locks of destinations beneath one cache: ranges of one byte in one file that stays.
 
-
-def _lock_path(cache: Cache, destination: str) -> str:
-    return f"{cache.folder}/locks/{_key(destination)}"
-
-
-def lock(cache: Cache, destination: str, owner: str) -> int | None:
-    """A descriptor that holds the destination's lock, or None where another process has it.
-
-    The kernel lets go of it when its process ends, however it ends.
+    The kernel lets go of them when their process ends, however it ends, and nothing is left.
+    A process has at most one of these open for a cache: to close a file drops all its locks.
     """
-    path = _lock_path(cache, destination)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one who had it may have removed the file between our open and our lock.
-        if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-            os.ftruncate(descriptor, 0)
-            _write_all(descriptor, owner.encode(), 0)
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
+
+    #: The kernel's struct flock: type, whence, start, length, pid.
+    _FLOCK = struct.Struct("hhqqi")
+
+    def __init__(self, cache: Cache) -> None:
+        path = f"{cache.folder}/lock"
+        self._descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+
+    def take(self, destination: str) -> bool:
+        """Take the destination's lock, unless another process has it."""
+        try:
+            fcntl.lockf(
+                self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _lock_offset(destination)
+            )
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self, destination: str) -> None:
+        """Let go of the destination's lock."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _lock_offset(destination))
+
+    def holder(self, destination: str) -> str:
+        """Who has the destination's lock, in words: ``job 17``."""
+        wish = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _lock_offset(destination), 1, 0)
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, wish)
+        pid = self._FLOCK.unpack(answer)[-1]
+        # A user may look into the environment of his own processes, and this is one.
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            for variable in file.read().split(b"\0"):
+                if variable.startswith(b"SLURM_JOB_ID="):
+                    return f"job {variable.partition(b'=')[2].decode('ascii', 'replace')}"
+        return f"process {pid}" if pid else "another job"
+
+    def close(self) -> None:
+        """Let go of all locks."""
+        os.close(self._descriptor)
 
 
-def unlock(cache: Cache, destination: str, descriptor: int) -> None:
-    """Remove the lock's file and let go of it."""
-    os.unlink(_lock_path(cache, destination))
-    os.close(descriptor)
+def _lock_offset(destination: str) -> int:
+    # A file's offsets are signed: 63 bits.
+    return xxhash.xxh3_64_intdigest(os.fsencode(destination)) >> 1
 
 
 # Partial files: without a name until every byte is in place.

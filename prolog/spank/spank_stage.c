@@ -31,6 +31,8 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 			stage_config_complain(&config);
 			return -1;
 		}
+		if (stage_submit_forget_outer_job() != 0)
+			return -1;
 		return stage_options_register(spank);
 	}
 	if (spank_context() == S_CTX_REMOTE && stage_options_register(spank) != 0)

@@ -56,6 +56,7 @@ bool stage_list_contains(const char *list, const char *part);
 char *stage_list_join(const char *first, const char *second);
 
 /* submit.c */
+int stage_submit_forget_outer_job(void);
 int stage_submit(spank_t spank, const struct stage_config *config);
 
 /* prepare.c */

@@ -60,19 +60,38 @@ static char *with_new_values(const char *inherited)
 	return list;
 }
 
+/*
+ * A job submitted from within a job starts with its own list alone. Slurm would hand it the outer
+ * job's: the variables below, and the option of that name as if it had been given again.
+ */
+int stage_submit_forget_outer_job(void)
+{
+	static const char *const names[] = {
+		STAGE_LIST_ENV,
+		"SPANK_" STAGE_LIST_NAME,
+		"_SLURM_SPANK_OPTION_slurm_stage_stage",
+		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
+		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
+	};
+
+	if (spank_context() != S_CTX_ALLOCATOR)
+		return 0;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (unsetenv(names[i]) != 0)
+			return -1;
+	return 0;
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
-	/* A new job starts with its own list alone; a step goes on with its job's. */
-	const bool step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
-	const char *had = step ? getenv(STAGE_LIST_ENV) : NULL;
+	/* A step goes on with its job's list. */
+	const char *had = spank_context() == S_CTX_LOCAL ? getenv(STAGE_LIST_ENV) : NULL;
 	const char *inherited = had ? had : "";
 	char *list = NULL;
 	int failed = 0;
 
 	if (stage_options_helper() || getenv(STAGE_HELPER_ENV))
 		return 0;
-	if (!step && unsetenv(STAGE_LIST_ENV) != 0)
-		return -1;
 	if (stage_options_count() == 0)
 		return 0;
 	list = with_new_values(inherited);

@@ -163,7 +163,7 @@ class Job:
             records[:] = self.records()
             return all(map(wanted, records))
 
-        if not _poll(reached, timeout):
+        if not _poll(reached, timeout, pause=0.1):
             raise AssertionError(f"job {self.id}, after {timeout} s: {records}\n{self.output()}")
 
     def output(self) -> str:
@@ -172,10 +172,10 @@ class Job:
         return "".join(path.read_text() for path in paths if path.exists())
 
     def requeue(self) -> None:
-        """Requeue the running job, and let it start at once instead of two minutes later."""
+        """Requeue the running job, and let it start in 3 s, not in two minutes; at once, Slurm revokes it."""
         self.cluster.run(["scontrol", "requeue", self.id], user="root")
         self.wait_for(lambda record: record["JobState"] == "PENDING")
-        update = ["scontrol", "update", f"JobId={self.id}", "StartTime=now"]
+        update = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]
         self.cluster.run(update, user="root")
 
     def cancel(self) -> None:
@@ -240,7 +240,8 @@ class Cluster:
         _check_host()
         self._base, self._base_lock = _claim_base(self._parent)
         try:
-            self._fill_base()
+            with _umask(0o022):
+                self._fill_base()
             self._start_namespaces(timeout)
             self._start_daemons()
             self._await(self._all_idle, "all nodes idle", timeout)
@@ -336,9 +337,10 @@ class Cluster:
         (login,) = _children_by_parent()[site]
         pids = {LOGIN: login}
         for pid in _descendants(login):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if command[:3] == ["bash", "/cluster/namespaces.sh", "node"]:
-                pids[command[3]] = pid
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if command[:3] == ["bash", "/cluster/namespaces.sh", "node"]:
+                    pids.setdefault(command[3], pid)  # parents come before children
         return pids
 
     def _start_daemons(self) -> None:
@@ -374,14 +376,9 @@ class Cluster:
         return (self.base / "log" / f"{name}.log").open("a")
 
     def _listens(self, machine: str, port: int) -> bool:
-        return (
-            re.search(
-                rf"^ *\d+: \w+:{port:04X} \w+:0000 0A ",
-                Path(f"/proc/{self._pids[machine]}/net/tcp").read_text(),
-                re.MULTILINE,
-            )
-            is not None
-        )
+        sockets = Path(f"/proc/{self._pids[machine]}/net/tcp").read_text()
+        listening = rf"^ *\d+: \w+:{port:04X} \w+:0000 0A "  # the state LISTEN is 0A
+        return re.search(listening, sockets, re.MULTILINE) is not None
 
     def _await(self, reached: Callable[[], bool], what: str, timeout: float) -> None:
         if not _poll(lambda: bool(self._ended()) or reached(), timeout):
@@ -674,12 +671,12 @@ def _signal(pids: Iterable[int], sig: int) -> None:
             os.kill(pid, sig)
 
 
-def _poll(reached: Callable[[], bool], timeout: float) -> bool:
+def _poll(reached: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
     deadline = time.monotonic() + timeout
     while not reached():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(pause)
     return True
 
 
@@ -717,6 +714,15 @@ def _locked(folder: Path, operation: int) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _remove_tree(folder: Path) -> None:
@@ -757,8 +763,8 @@ def main() -> int:
     with Cluster(args.nodes, args.nvme, args.nvme_size, args.extra_conf) as cluster:
         line = cluster.enter_argv(args.command or ["bash"], args.user)
         environment = login_environment(args.user, {"TERM": os.environ.get("TERM", "dumb")})
-        # Ctrl-C is for what runs in the shell.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C is for what runs in the shell, which would inherit SIG_IGN but not a handler.
+        signal.signal(signal.SIGINT, lambda *_: None)
         return subprocess.call(line, env=environment)
 
 

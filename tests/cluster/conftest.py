@@ -84,12 +84,11 @@ class Site(Cluster):
                     entry.unlink()
 
     def leftovers(self) -> list[str]:
-        """Partial files, locks and ranks that outlived their jobs, on all nodes."""
+        """Partial files and ranks that outlived their jobs, on all nodes."""
         found: list[str] = []
         for node in self.nodes:
-            disk = self.path(node, "/nvme")
-            for kind in ("partial", "locks"):
-                found += [f"{node}: {path.name}" for path in disk.glob(f".slurm-stage/*/{kind}/*")]
+            partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
+            found += [f"{node}: {path.name}" for path in partial]
             ranks = self.run(["pgrep", "-af", "stager.rank"], user="root", on=node, check=False)
             found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
         return found

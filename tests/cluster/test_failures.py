@@ -1,0 +1,328 @@
+"""What goes wrong fails the job, with one message, and leaves neither a trace nor a drained node."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.conftest import POLICY, STAGECTL, digest
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import Site
+
+DATA = "/shared/data"
+WISH = f"--stage={DATA}:/nvme/data"
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+
+
+@pytest.fixture(autouse=True)
+def _source(site: Site) -> None:
+    site.run(f"rm -f {DATA}; head -c 30000000 /dev/urandom > {DATA}")
+
+
+def fails(site: Site, code: int, message: str, *options: str, script: str = "echo started") -> None:
+    """The job fails with the code and says just this; no node keeps a part; the next job works."""
+    job = site.sbatch(script, "-N4", *(options or [WISH]))
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", f"{code}:0")
+    assert job.output() == f"stage: {message}\n{NOT_STARTED.format(code)}"
+    assert set(site.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
+    for node in site.nodes:
+        assert not site.copy(node, "/nvme/data").is_file()
+        assert site.records(node) == []
+
+
+def works(site: Site) -> None:
+    """A job that stages the same file is well."""
+    job = site.sbatch("true", "-N4", WISH)
+    assert job.wait().exit_code == "0:0", job.output()
+    for node in site.nodes:
+        assert digest(site.copy(node, "/nvme/data")) == digest(site.path("login", DATA))
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (
+            DATA,
+            f"no ':' between source and destination\n  {DATA}\n  {' ' * 12}^",
+        ),
+        (
+            f"{DATA}:/nvme/a,validat=size",
+            "unknown option 'validat'; did you mean 'validate'?\n"
+            f"  {DATA}:/nvme/a,validat=size\n  {' ' * 21}^",
+        ),
+        (
+            f"{DATA}:/nvme/a;data:/nvme/b",
+            "the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
+            f"  {DATA}:/nvme/a;data:/nvme/b\n  {' ' * 21}^",
+        ),
+        (
+            f"{DATA}:/nvme/a\nb",
+            "a control character is not allowed in a directive\n"
+            f"  {DATA}:/nvme/a?b\n  {' ' * 20}^",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["sbatch --wrap true", "salloc true", "srun true"])
+def test_a_bad_directive_is_refused_at_once(
+    site: Site, command: str, value: str, complaint: str
+) -> None:
+    name, *rest = command.split()
+    with pytest.raises(CommandFailed) as refused:
+        site.run([name, f"--stage={value}", *rest])
+    assert (refused.value.code, refused.value.stdout) == (2, "")
+    assert refused.value.stderr == f"stage: {complaint}\n"
+    assert site.run(["squeue", "-h"]).stdout == ""
+
+
+def test_a_destination_outside_of_the_sites_roots_is_refused_at_once(site: Site) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run(["sbatch", f"--stage={DATA}:/home/alice/data", "--wrap", "true"])
+    assert refused.value.code == 3
+    assert refused.value.stderr == (
+        "stage: /home/alice/data is not beneath a folder that this site stages to; "
+        "choose a destination beneath /nvme\n"
+    )
+
+
+def test_a_bad_stage_line_fails_the_job(site: Site) -> None:
+    job = site.sbatch("#!/bin/bash\n#STAGE /shared/data\necho started\n", "-N4")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "2:0")
+    assert job.output() == (
+        "stage: source and destination stand apart: #STAGE SRC DST [key=value…]\n"
+        f"  #STAGE /shared/data\n  {' ' * 19}^\n{NOT_STARTED.format(2)}"
+    )
+
+
+def test_a_missing_source(site: Site) -> None:
+    site.path("login", DATA).unlink()
+    fails(
+        site, 4,
+        f"n1: {DATA}: No such file or directory; "
+        "is the path right, and on a filesystem that the nodes see?",
+    )  # fmt: skip
+    site.run(f"echo now > {DATA}")
+    works(site)
+
+
+def test_an_unreadable_source(site: Site) -> None:
+    site.path("login", DATA).chmod(0)
+    fails(site, 4, f"n1: {DATA}: Permission denied")
+    site.path("login", DATA).chmod(0o644)
+    works(site)
+
+
+@pytest.mark.parametrize(("source", "kind"), [("/shared", "a folder"), ("/dev/null", "a character device")])  # fmt: skip
+def test_a_source_that_is_no_plain_file(site: Site, source: str, kind: str) -> None:
+    message = f"n1: {source} is {kind}; only a plain file can be staged"
+    fails(site, 4, message, f"--stage={source}:/nvme/data")
+
+
+def test_a_full_disk_on_one_node(site: Site) -> None:
+    with site.nvme("n3", "loop", "20M"):
+        job = site.sbatch("echo started", "-N4", WISH)
+        state = job.wait()
+        assert (state.state, state.exit_code) == ("FAILED", "5:0")
+        assert re.fullmatch(
+            r"stage: n3: /nvme: 30000000 bytes are needed and \d+ free, \d+ too few; "
+            rf"make room or ask for nodes with more\n{re.escape(NOT_STARTED.format(5))}",
+            job.output(),
+        )
+        assert site.leftovers() == []
+        assert [site.records(node) for node in site.nodes] == [[], [], [], []]
+        assert not any(site.copy(node, "/nvme/data").exists() for node in site.nodes)
+    works(site)
+
+
+def test_an_unwritable_destination_on_one_node(site: Site) -> None:
+    site.path("n2", "/nvme/data").mkdir(mode=0o755)
+    fails(site, 6, "n2: /nvme/data: no permission to write there")
+    site.path("n2", "/nvme/data").rmdir()
+    works(site)
+
+
+def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
+    for node in site.nodes[2:]:
+        site.run("echo bob > /nvme/bobs", user="bob", on=node)
+    message = "n[3-4]: /nvme/bobs belongs to uid 5002; choose another destination"
+    fails(site, 6, message, f"--stage={DATA}:/nvme/bobs")
+    assert site.path("n3", "/nvme/bobs").read_text() == "bob\n"
+
+
+def test_a_cache_root_that_a_node_lacks(site: Site) -> None:
+    with site.policy('roots = ["/nvme", "/nvme2"]\n'):
+        fails(
+            site, 6, "n[1-4]: the cache root /nvme2 is not there: No such file or directory",
+            f"--stage={DATA}:/nvme2/data",
+        )  # fmt: skip
+
+
+def test_the_wrong_mpi_is_named_with_the_remedy(site: Site) -> None:
+    with site.policy(POLICY + '[launch]\nmpi = "none"\n'):
+        job = site.sbatch("echo started", "-N4", WISH)
+        state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    message, *_ = job.output().splitlines()
+    assert "set mpi in the [launch] section of stage.toml" in message
+    works(site)
+
+
+def test_an_mpi_that_slurm_lacks(site: Site) -> None:
+    with site.policy(POLICY + '[launch]\nmpi = "nonsense"\n'):
+        job = site.sbatch("echo started", "-N4", WISH)
+        state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    works(site)
+
+
+def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
+    with site.policy('roots = ["/nvme"]\n[launch]\nmpy = "pmix"\n'):
+        with pytest.raises(CommandFailed) as refused:
+            site.run(["sbatch", WISH, "--wrap", "true"])
+        assert refused.value.code == 3
+        assert refused.value.stderr == "stage: /etc/slurm/stage.toml: launch.mpy: unknown key\n"
+
+
+def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
+    from tests.cluster.conftest import PLUGSTACK
+
+    site.write_plugstack(PLUGSTACK.replace("config=", "conf="))
+    try:
+        with pytest.raises(CommandFailed) as refused:
+            site.run(["sbatch", "--wrap", "true"])
+    finally:
+        site.write_plugstack(PLUGSTACK)
+    assert (
+        "stage: plugstack.conf: 'conf=/etc/slurm/stage.toml' is not understood; "
+        "known are python=/PATH and config=/PATH"
+    ) in refused.value.stderr
+
+
+def test_scancel_in_mid_transfer(site: Site) -> None:
+    site.run(f"truncate -s 6G {DATA}")
+    job = site.sbatch("touch /shared/started", "-N4", WISH)
+    job.wait_for(lambda record: record["JobState"] == "RUNNING")
+    wait_for_ranks(site)
+    time.sleep(1)
+    job.cancel()
+    assert job.wait().state == "CANCELLED"
+    site.assert_healthy()
+    assert site.leftovers() == []
+    for node in site.nodes:
+        assert site.records(node) == []
+        assert not site.copy(node, "/nvme/data").exists()
+    assert not site.shared("started").exists()
+    site.run(f"truncate -s 1M {DATA}")
+    works(site)
+
+
+def test_a_killed_rank_fails_the_job(site: Site) -> None:
+    site.run(f"truncate -s 6G {DATA}")
+    job = site.sbatch("touch /shared/started", "-N4", WISH)
+    wait_for_ranks(site)
+    site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    assert "stage: the ranks ended before the stage was done: srun ended with code" in job.output()
+    assert not site.shared("started").exists()
+    site.run(f"truncate -s 1M {DATA}")
+    works(site)
+
+
+def wait_for_ranks(site: Site) -> None:
+    """Return when the transfer has begun: the sender has the source open."""
+    for _ in range(300):
+        if site.run("ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /shared/data", user="root",
+                    on="n1", check=False).returncode == 0:  # fmt: skip
+            return
+        time.sleep(0.1)
+    raise AssertionError("no rank has opened the source")
+
+
+def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
+    site.run(f"truncate -s 1G {DATA}")
+    writer = site.popen(f"while sleep 0.05; do touch {DATA}; done")
+    try:
+        job = site.sbatch("touch /shared/started", "-N2", WISH)
+        state = job.wait()
+    finally:
+        writer.kill()
+        writer.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "7:0")
+    assert job.output().endswith(
+        f"stage: n1: {DATA} changed while it was read; submit again once it rests\n"
+        f"{NOT_STARTED.format(7)}"
+    )
+    site.run(f"truncate -s 1M {DATA}")
+    works(site)
+
+
+def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
+    site.run(f"truncate -s 2G {DATA}")
+    first = site.sbatch("true", "-N3", "-w", "n[1-3]", WISH)
+    wait_for_ranks(site)
+    second = site.sbatch("true", "-N3", "-w", "n[2-4]", WISH)
+    assert first.wait().exit_code == "0:0"
+    assert second.wait().exit_code == "0:0"
+    waiting, done = second.output().splitlines()[0], second.output().splitlines()[-1]
+    assert waiting.startswith(f"stage: waiting: n2: /nvme/data is held by job {first.id} (")
+    assert "from the copy on n2 to n4 in " in done
+    assert done.endswith("; current on n[2-3] (2 nodes)")
+
+
+def test_a_wait_that_is_too_long_ends_with_code_9(site: Site) -> None:
+    site.run(f"truncate -s 6G {DATA}")
+    first = site.sbatch("true", "-N2", "-w", "n[1-2]", WISH)
+    wait_for_ranks(site)
+    with site.policy("lock_timeout = 1\n" + POLICY):
+        second = site.sbatch("touch /shared/started", "-N2", "-w", "n[2-3]", WISH)
+        state = second.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "9:0")
+    first.cancel()
+    first.wait()
+    message = second.output().splitlines()[-2]
+    assert re.fullmatch(
+        rf"stage: n2: /nvme/data is held by job {first.id} and has not let go for \d\.\d s; "
+        "submit again",
+        message,
+    )
+    assert not site.shared("started").exists()
+
+
+def test_srun_fails_with_the_code_in_all_its_tasks(site: Site) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        site.run(
+            ["srun", "-N4", "-n8", "--stage=/shared/none:/nvme/data", "touch", "/shared/started"]
+        )
+    assert failed.value.code == 4
+    assert (
+        "stage: n1: /shared/none: No such file or directory; "
+        "is the path right, and on a filesystem that the nodes see?\n"
+    ) in failed.value.stderr
+    assert not site.shared("started").exists()
+
+
+def test_srun_ends_soon_when_the_launch_fails(site: Site) -> None:
+    """The waiting tasks of other nodes are told, though no rank ever came there."""
+    begun = time.monotonic()
+    with site.policy(POLICY + '[launch]\nmpi = "none"\n'), pytest.raises(CommandFailed) as failed:
+        site.run(["srun", "-N4", "-n8", WISH, "touch", "/shared/started"])
+    assert failed.value.code == 8
+    assert time.monotonic() - begun < 30
+    assert not site.shared("started").exists()
+
+
+def test_outside_of_a_job_stage_says_so(site: Site) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run([STAGECTL, "stage", f"{DATA}:/nvme/data"])
+    assert refused.value.code == 2
+    assert refused.value.stderr == (
+        "stage: not inside a Slurm job: use sbatch, salloc or srun first, "
+        "or --local N to simulate N nodes on this machine\n"
+    )

@@ -1,0 +1,266 @@
+"""The ways in which a user asks for a stage; each stages once a job, before any task starts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import STAGECTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Site
+
+A, B = "/shared/a:/nvme/a", "/shared/b:/nvme/b"
+#: Fails where a task starts before its node has the files.
+SEE_A = "cmp /shared/a /nvme/a && echo $(hostname) sees a"
+SEE_B = "cmp /shared/b /nvme/b && echo $(hostname) sees b"
+
+
+@pytest.fixture(autouse=True)
+def _sources(site: Site) -> None:
+    site.run("head -c 3000000 /dev/urandom > /shared/a; head -c 3000000 /dev/urandom > /shared/b")
+
+
+def staged(name: str, nodes: str) -> str:
+    """A pattern for the summary line of a file that went to ``nodes``."""
+    return rf"stage: /nvme/{name}: 2\.9 MiB from /shared/{name} to {re.escape(nodes)} in .*"
+
+
+def skipped(name: str, nodes: str) -> str:
+    """A pattern for the summary line of a file that ``nodes`` had."""
+    return rf"stage: /nvme/{name}: current on {re.escape(nodes)}, nothing moved .*"
+
+
+ALL = "n[1-4] (4 nodes)"
+
+
+def check_lines(output: str, *patterns: str) -> None:
+    """The output's lines match the patterns one by one, those of several nodes in any order."""
+    lines = output.splitlines()
+    assert len(lines) == len(patterns), output
+    for pattern in patterns:
+        found = next((line for line in lines if re.fullmatch(pattern, line)), None)
+        assert found, f"no line is {pattern}:\n{output}"
+        lines.remove(found)
+
+
+def test_stage_lines_in_the_script(site: Site) -> None:
+    script = f"""#!/bin/bash
+#SBATCH --nodes=4
+#STAGE /shared/a /nvme/a
+
+# a comment
+#STAGE "/shared/b" /nvme/b validate=size
+srun bash -c '{SEE_A}; {SEE_B}'
+#STAGE /shared/nonexistent /nvme/too-late
+"""
+    job = site.sbatch(script)
+    assert job.wait().exit_code == "0:0"
+    sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
+    check_lines(job.output(), staged("a", ALL), staged("b", ALL), *sights)
+    assert site.steps(job) == 2  # the helper's and the script's own
+
+
+def test_the_option_may_be_repeated_and_may_hold_a_list(site: Site) -> None:
+    job = site.sbatch(f"srun bash -c '{SEE_A}'", "-N4", f"--stage={A}", f"--stage={B}")
+    assert job.wait().exit_code == "0:0"
+    sights = [f"{node} sees a" for node in site.nodes]
+    check_lines(job.output(), staged("a", ALL), staged("b", ALL), *sights)
+    job = site.sbatch("true", "-N4", f"--stage={A};{B}")
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), skipped("a", ALL), skipped("b", ALL))
+    assert site.steps(job) == 1
+
+
+def test_sbatch_lines_in_the_script(site: Site) -> None:
+    script = f"#!/bin/bash\n#SBATCH -N4\n#SBATCH --stage={A}\n#SBATCH --stage={B}\ntrue\n"
+    job = site.sbatch(script)
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), staged("a", ALL), staged("b", ALL))
+
+
+@pytest.mark.parametrize("export", ["NONE", "ALL", "FOO=bar"])
+def test_export_changes_nothing(site: Site, export: str) -> None:
+    options = ["-N4", f"--stage={A}", f"--stage={B}", f"--export={export}"]
+    job = site.sbatch(f"srun --export=ALL /bin/bash -c '{SEE_A}; {SEE_B}'", *options)
+    assert job.wait().exit_code == "0:0"
+    sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
+    check_lines(job.output(), staged("a", ALL), staged("b", ALL), *sights)
+    assert site.steps(job) == 2
+
+
+def test_no_recursion_when_the_environment_is_lost(site: Site) -> None:
+    job = site.sbatch(
+        "srun /bin/true", "-N4", f"--stage={A}", "--export=NONE", env={"SLURM_EXPORT_ENV": "NONE"}
+    )
+    assert job.wait().exit_code == "0:0"
+    assert site.steps(job) == 2
+
+
+def test_salloc_stages_with_its_first_srun(site: Site) -> None:
+    commands = (
+        f"srun bash -c '{SEE_A}'; srun echo again; srun -N1 -n1 --stage={B} bash -c '{SEE_B}'"
+    )
+    done = site.run(["salloc", "-N4", f"--stage={A}", "bash", "-c", commands])
+    sights = [f"{node} sees a" for node in site.nodes]
+    check_lines(
+        done.stdout, staged("a", ALL), *sights, *["again"] * 4,
+        skipped("a", ALL), staged("b", ALL), "n1 sees b",
+    )  # fmt: skip
+
+
+def test_bare_srun_holds_all_tasks(site: Site) -> None:
+    done = site.run(["srun", "-N4", "--ntasks-per-node=2", f"--stage={A}", "bash", "-c", SEE_A])
+    check_lines(done.stdout, staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
+
+
+def test_bare_srun_without_an_environment(site: Site) -> None:
+    line = ["srun", "-N4", "--export=NONE", f"--stage={A};{B}", "/bin/bash", "-c"]
+    done = site.run([*line, f"{SEE_A}; {SEE_B}"])
+    sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
+    check_lines(done.stdout, staged("a", ALL), staged("b", ALL), *sights)
+
+
+def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
+    script = f"srun --stage={B} bash -c '{SEE_A}; {SEE_B}'\nsrun -n1 -N1 echo third"
+    job = site.sbatch(script, "-N4", f"--stage={A}")
+    assert job.wait().exit_code == "0:0"
+    sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
+    check_lines(
+        job.output(), staged("a", ALL), skipped("a", ALL), staged("b", ALL), *sights, "third"
+    )
+    assert site.steps(job) == 4
+
+
+def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
+    inner = "sbatch -N1 -W -o /home/alice/inner.out --wrap 'echo inner; env | grep -c SPANK'"
+    job = site.sbatch(f"{inner}; cat /home/alice/inner.out", "-N1", f"--stage={A}")
+    assert job.wait().exit_code == "0:0"
+    summary, _, *rest = job.output().splitlines()
+    assert re.fullmatch(staged("a", "n1"), summary)
+    assert rest == ["inner", "0"]
+
+
+def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:
+    job = site.sbatch(SEE_A, "-N1", "--array=1-6", f"--stage={A}", "-o", "/home/alice/%A-%a.out")
+    assert job.wait().exit_code == "0:0"
+    output = job.output()
+    assert output.count(" sees a") == 6
+    assert output.count("from /shared/a to n") >= 1
+    assert output.count("from /shared/a to n") + output.count("nothing moved") == 6
+
+
+def test_a_requeued_job_stages_again(site: Site) -> None:
+    script = '[ "${SLURM_RESTART_COUNT:-0}" = 1 ] || sleep 60; echo second'
+    job = site.sbatch(script, "-N4", "--requeue", "--open-mode=append", f"--stage={A}")
+    job.wait_for(lambda _: "/nvme/a" in job.output())
+    job.requeue()
+    state = job.wait()
+    assert (state.exit_code, state.restarts) == ("0:0", 1)
+    lines = [line for line in job.output().splitlines() if line.startswith(("stage:", "second"))]
+    check_lines("\n".join(lines), staged("a", ALL), skipped("a", ALL), "second")
+
+
+def test_a_job_on_one_node(site: Site) -> None:
+    job = site.sbatch(SEE_A, "-N1", "-w", "n3", f"--stage={A}")
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), staged("a", "n3"), "n3 sees a")
+    assert not site.copy("n1", "/nvme/a").exists()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_NTASKS": "7"},
+        {"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu:3"},
+        {"SLURM_EXCLUSIVE": "1"},
+        {"SLURM_MPI_TYPE": "none", "SLURM_HINT": "nomultithread", "PMIX_RANK": "5"},
+        {"PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent"},
+        {"LD_PRELOAD": "/nonexistent.so", "OMPI_MCA_btl": "nonexistent"},
+    ],
+    ids=lambda environment: next(iter(environment)),
+)
+def test_what_a_job_has_in_its_environment_does_not_matter(
+    site: Site, environment: dict[str, str]
+) -> None:
+    exports = "".join(f"export {name}={value}; " for name, value in environment.items())
+    done = site.run(
+        f"{exports} sbatch -W -N4 -o /home/alice/env.out --stage={A} --wrap true", check=False
+    )
+    output = site.path("login", "/home/alice/env.out").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + output
+    check_lines(
+        "\n".join(line for line in output.splitlines() if line.startswith("stage:")),
+        staged("a", ALL),
+    )
+
+
+def test_many_tasks_a_node_have_one_rank_a_node(site: Site) -> None:
+    job = site.sbatch(
+        f"srun bash -c '{SEE_A}' | sort | uniq -c", "-N4", "--ntasks-per-node=8", f"--stage={A}"
+    )
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), staged("a", ALL), *[f" +8 {node} sees a" for node in site.nodes])
+    assert site.steps(job) == 2
+
+
+def test_by_hand_inside_a_job(site: Site) -> None:
+    script = f"{STAGECTL} plan {A}; {STAGECTL} stage {A}; {STAGECTL} status"
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0"
+    would = r"stage: /nvme/a: 2\.9 MiB would move from /shared/a to n\[1-4\] \(4 nodes\) \(absent\)"
+    row = rf"n1 +/nvme/a +2\.9 MiB +\d+\.\d s ago +current +/shared/a +{job.id} *"
+    check_lines(job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row)
+
+
+def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
+    job = site.sbatch("srun echo task", "-N4")
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), *["task"] * 4)
+    assert site.steps(job) == 1
+
+
+@pytest.fixture
+def _task_prolog(site: Site) -> Iterator[None]:
+    """The site without the plugin: TaskProlog and Prolog in slurm.conf instead."""
+    from tests.cluster.conftest import PLUGSTACK, PREFIX
+
+    site.write_plugstack("")
+    site.reconfigure(
+        f"TaskProlog={PREFIX}/libexec/task_prolog\nProlog={PREFIX}/libexec/job_prolog\n"
+        "PrologFlags=Alloc,DeferBatch"
+    )
+    yield
+    site.write_plugstack(PLUGSTACK)
+    site.reconfigure()
+
+
+@pytest.mark.usefixtures("_task_prolog")
+def test_task_prolog_stages_the_scripts_lines_without_the_plugin(site: Site) -> None:
+    script = f"#!/bin/bash\n#STAGE /shared/a /nvme/a\nsrun bash -c '{SEE_A}'\n"
+    job = site.sbatch(script, "-N4", "--ntasks-per-node=2")
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0"
+    check_lines(job.output(), skipped("a", ALL), *[f"{node} sees a" for node in site.nodes])
+    job = site.sbatch("echo plain", "-N4")
+    assert job.wait().exit_code == "0:0"
+    assert job.output() == "plain\n"
+
+
+@pytest.mark.usefixtures("_task_prolog")
+def test_task_prolog_fails_the_job_with_the_message(site: Site) -> None:
+    job = site.sbatch("#!/bin/bash\n#STAGE /shared/none /nvme/a\necho started\n", "-N4")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "4:0")
+    assert job.output() == (
+        "stage: n1: /shared/none: No such file or directory; is the path right, and on a "
+        "filesystem that the nodes see?\n"
+        "stage: the job's own program was not started (exit code 4)\n"
+        "slurmstepd-n1: error: TaskProlog failed status=4\n"
+    )
