@@ -226,7 +226,7 @@ def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bo
         # No rank told the tasks that wait on other nodes; Slurm does.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if step and int(step) < job.SPECIAL_STEPS:
-            job.cancel_step(os.environ, step)
+            job.end_step(os.environ, step)
         return error.code
     _render(outcome, say, complain)
     if outcome.code:

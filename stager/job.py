@@ -54,11 +54,11 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
     return found
 
 
-def cancel_step(environment: Mapping[str, str], step: str) -> None:
-    """Have Slurm end the tasks of one of this job's steps."""
+def end_step(environment: Mapping[str, str], step: str) -> None:
+    """Have Slurm tell the tasks of one of this job's steps to end."""
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
-            ["scancel", f"{environment['SLURM_JOB_ID']}.{step}"],
+            ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"],
             capture_output=True, timeout=_ANSWER_TIMEOUT, check=False,
         )  # fmt: skip
 

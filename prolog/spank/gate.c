@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -232,19 +233,37 @@ static void end(int number)
 	ended = number;
 }
 
-/* slurmstepd blocks signals in a task that has not started; one that waits must hear scancel. */
-static void hear_signals(void)
+/* What `hear_scancel` changes in this process, for `unhear_scancel` to put back. */
+static const int heard[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU };
+static struct sigaction old_actions[sizeof(heard) / sizeof(heard[0])];
+static sigset_t old_mask;
+static char old_name[16]; /* TASK_COMM_LEN */
+
+/*
+ * A task that has not started yet is a child of slurmstepd by name and by signal mask, and
+ * proctrack/linuxproc passes over processes of that name: scancel would not reach it.
+ */
+static void hear_scancel(void)
 {
-	const int numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU };
 	struct sigaction action = { .sa_handler = end };
 	sigset_t set;
 
 	(void)sigemptyset(&set);
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-		(void)sigaction(numbers[i], &action, NULL);
-		(void)sigaddset(&set, numbers[i]);
+	for (size_t i = 0; i < sizeof(heard) / sizeof(heard[0]); i++) {
+		(void)sigaction(heard[i], &action, &old_actions[i]);
+		(void)sigaddset(&set, heard[i]);
 	}
-	(void)sigprocmask(SIG_UNBLOCK, &set, NULL);
+	(void)sigprocmask(SIG_UNBLOCK, &set, &old_mask);
+	(void)prctl(PR_GET_NAME, old_name);
+	(void)prctl(PR_SET_NAME, "stage-gate");
+}
+
+static void unhear_scancel(void)
+{
+	(void)prctl(PR_SET_NAME, old_name);
+	(void)sigprocmask(SIG_SETMASK, &old_mask, NULL);
+	for (size_t i = 0; i < sizeof(heard) / sizeof(heard[0]); i++)
+		(void)sigaction(heard[i], &old_actions[i], NULL);
 }
 
 /* Waits for this node's word and returns the code that it tells. */
@@ -254,7 +273,6 @@ static int wait_for_word(const struct gate *gate)
 	time_t last_work = time(NULL);
 	int code = 0;
 
-	hear_signals();
 	while (!ended) {
 		const enum word word = read_word(gate, &code);
 
@@ -279,7 +297,12 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 
 	if (gate->step != SLURM_BATCH_SCRIPT && read_word(gate, &code) == WORD_DONE)
 		return 0;
-	return gate->task == 0 ? run_helper(spank, gate, config) : wait_for_word(gate);
+	hear_scancel();
+	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_word(gate);
+	if (code == 0 && ended)
+		code = STAGE_LAUNCH; /* the job was cancelled when the stage was just done */
+	unhear_scancel();
+	return code;
 }
 
 int stage_gate(spank_t spank, const struct stage_config *config)

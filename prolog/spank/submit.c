@@ -68,7 +68,7 @@ int stage_submit_forget_outer_job(void)
 {
 	static const char *const names[] = {
 		STAGE_LIST_ENV,
-		"SPANK_" STAGE_LIST_NAME,
+		"SPANK_STAGE",
 		"_SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",

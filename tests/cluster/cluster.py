@@ -172,7 +172,10 @@ class Job:
         return "".join(path.read_text() for path in paths if path.exists())
 
     def requeue(self) -> None:
-        """Requeue the running job, and let it start in 3 s, not in two minutes; at once, Slurm revokes it."""
+        """Requeue the running job, and let it start in 3 s instead of two minutes.
+
+        A job that starts within the second of its requeue has its credential revoked.
+        """
         self.cluster.run(["scontrol", "requeue", self.id], user="root")
         self.wait_for(lambda record: record["JobState"] == "PENDING")
         update = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]

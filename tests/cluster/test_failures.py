@@ -1,4 +1,4 @@
-"""What goes wrong fails the job, with one message, and leaves neither a trace nor a drained node."""
+"""What goes wrong fails the job with one message, and leaves no trace and no drained node."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def works(site: Site) -> None:
         ),
         (
             f"{DATA}:/nvme/a,validat=size",
-            "unknown option 'validat'; did you mean 'validate'?\n"
-            f"  {DATA}:/nvme/a,validat=size\n  {' ' * 21}^",
+            ("unknown option 'validat'; did you mean 'validate'?\n"
+            f"  {DATA}:/nvme/a,validat=size\n  {' ' * 21}^"),
         ),
         (
             f"{DATA}:/nvme/a;data:/nvme/b",
-            "the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
-            f"  {DATA}:/nvme/a;data:/nvme/b\n  {' ' * 21}^",
+            ("the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
+            f"  {DATA}:/nvme/a;data:/nvme/b\n  {' ' * 21}^"),
         ),
         (
             f"{DATA}:/nvme/a\nb",
-            "a control character is not allowed in a directive\n"
-            f"  {DATA}:/nvme/a?b\n  {' ' * 20}^",
+            ("a control character is not allowed in a directive\n"
+            f"  {DATA}:/nvme/a?b\n  {' ' * 20}^"),
         ),
     ],
 )  # fmt: skip
@@ -118,7 +118,9 @@ def test_an_unreadable_source(site: Site) -> None:
     works(site)
 
 
-@pytest.mark.parametrize(("source", "kind"), [("/shared", "a folder"), ("/dev/null", "a character device")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "kind"), [("/shared", "a folder"), ("/dev/null", "a character device")]
+)
 def test_a_source_that_is_no_plain_file(site: Site, source: str, kind: str) -> None:
     message = f"n1: {source} is {kind}; only a plain file can be staged"
     fails(site, 4, message, f"--stage={source}:/nvme/data")
@@ -220,6 +222,18 @@ def test_scancel_in_mid_transfer(site: Site) -> None:
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
     works(site)
+
+
+def test_scancel_of_an_srun_that_holds_many_tasks(site: Site) -> None:
+    site.run(f"truncate -s 6G {DATA}")
+    srun = site.popen(["srun", "-N4", "--ntasks-per-node=3", WISH, "touch", "/shared/started"])
+    wait_for_ranks(site)
+    site.run("scancel --user=alice")
+    assert srun.wait(timeout=20) != 0
+    site.assert_healthy()
+    assert site.leftovers() == []
+    assert not any(site.copy(node, "/nvme/data").exists() for node in site.nodes)
+    assert not site.shared("started").exists()
 
 
 def test_a_killed_rank_fails_the_job(site: Site) -> None:
