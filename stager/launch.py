@@ -50,7 +50,7 @@ _KEPT = (
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 #: Simulated nodes share one machine's cores, and a demonstration may be root's.
-_LOCAL = {
+LOCAL_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -100,7 +100,7 @@ def rank_environment(
         "PATH": _PATH,
         # Waiting ranks spin otherwise, on cores that readers and writers need.
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        **(_LOCAL if request.local_root else {}),
+        **(LOCAL_ENVIRONMENT if request.local_root else {}),
         **policy.launch.environment,
         HELPER_OPTION: "1",
         HELPER_SENTINEL: "1",

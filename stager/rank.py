@@ -85,7 +85,7 @@ def _check_world(comm: MPI.Intracomm, request: StageRequest, here: Here) -> None
     if comm.size != request.nodes:
         ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
         text = f"MPI started as a world of {ranks}, where the job has {request.nodes} nodes"
-        raise RefusedError([Failure(LaunchError.code, text, here.name)])
+        raise RefusedError([Failure(LaunchError.code, text, comm.bcast(here.name))])
     names = comm.allgather(here.name)
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -133,8 +133,8 @@ def digest_of(path: str) -> str:
 def _look_at_destination(path: str) -> os.stat_result | None:
     try:
         there = os.lstat(path)
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # the folder above, where there is one, is looked at next
     except OSError as error:
         raise DestinationError(f"{path}: {error.strerror}") from None
     if there.st_uid != os.getuid():

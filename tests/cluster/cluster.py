@@ -753,7 +753,7 @@ def _tail(path: Path, lines: int) -> str:
 # -------------------------------------------------------------------- by hand
 
 
-def main() -> int:
+def main(kind: type[Cluster]) -> int:
     """Open a shell, or run a command, on the login node of a cluster that ends with it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--nodes", type=int, default=4)
@@ -763,7 +763,7 @@ def main() -> int:
     parser.add_argument("--as", dest="user", choices=["root", *USERS], default="alice")
     parser.add_argument("command", nargs="*", help="instead of a shell")
     args = parser.parse_args()
-    with Cluster(args.nodes, args.nvme, args.nvme_size, args.extra_conf) as cluster:
+    with kind(args.nodes, args.nvme, args.nvme_size, args.extra_conf) as cluster:
         line = cluster.enter_argv(args.command or ["bash"], args.user)
         environment = login_environment(args.user, {"TERM": os.environ.get("TERM", "dumb")})
         # Ctrl-C is for what runs in the shell, which would inherit SIG_IGN but not a handler.
@@ -772,4 +772,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Cluster))

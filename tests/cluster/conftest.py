@@ -1,121 +1,24 @@
-"""The site that all tests of this folder use: a real cluster, with slurm-stage installed on it.
+"""The site that all tests of this folder use; each begins with empty disks.
 
-It is installed as an administrator would: packaging/install, a line in plugstack.conf, stage.toml.
-Each test begins with empty disks, and is not over until the cluster is as healthy as before.
+No test is over until the cluster is as healthy as before, and nothing of the test is left on it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import shutil
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.cluster.cluster import Job
-
-REPOSITORY = Path(__file__).parents[2]
-PREFIX = "/opt/slurm-stage"
-PYTHON = f"{PREFIX}/bin/python3"
-STAGECTL = f"{PREFIX}/bin/stagectl"
-IMAGE = "/shared/img.sqsh"
-COPY = "/nvme/img.sqsh"
-POLICY = 'roots = ["/nvme"]\n'
-PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/slurm/stage.toml\n"
-
-
-class Site(Cluster):
-    """The cluster, and what the tests ask of slurm-stage on it."""
-
-    def __init__(self) -> None:
-        super().__init__(nodes=4)
-
-    def install(self) -> None:
-        """What an administrator does."""
-        line = [str(REPOSITORY / "packaging/install"), PREFIX]
-        environment = {"PYTHON": "/usr/bin/python3"}
-        self.run(line, user="root", env=environment, host_net=True, timeout=600)
-        self.write_policy(POLICY)
-        self.write_plugstack(PLUGSTACK)
-
-    def make_image(self) -> None:
-        """A squashfs image of Python environments, of some 300 MB: this one and the installed."""
-        sources = [PREFIX, sys.prefix, "/usr/lib/python3", "/usr/lib/python3.11"]
-        plain = ["-quiet", "-no-progress", "-no-duplicates", "-noD", "-noI", "-noF", "-noX"]
-        self.run(["mksquashfs", *sources, IMAGE, *plain], user="root", timeout=300)
-
-    def write_policy(self, text: str) -> None:
-        """Replace stage.toml."""
-        self.path("login", "/etc/slurm/stage.toml").write_text(text)
-
-    @contextmanager
-    def policy(self, text: str) -> Iterator[None]:
-        """Another stage.toml for the time of a with block."""
-        self.write_policy(text)
-        try:
-            yield
-        finally:
-            self.write_policy(POLICY)
-
-    def shared(self, name: str) -> Path:
-        """A file of the shared folder, as the tests reach it."""
-        return self.path("login", f"/shared/{name}")
-
-    def copy(self, node: str, path: str = COPY) -> Path:
-        """A node's copy, as the tests reach it."""
-        return self.path(node, path)
-
-    def empty_disks(self) -> None:
-        """Remove all that is on the nodes' disks, the records too."""
-        for node in self.nodes:
-            for entry in self.path(node, "/nvme").iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-
-    def leftovers(self) -> list[str]:
-        """Partial files and ranks that outlived their jobs, on all nodes."""
-        found: list[str] = []
-        for node in self.nodes:
-            partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
-            found += [f"{node}: {path.name}" for path in partial]
-            ranks = self.run(["pgrep", "-af", "stager.rank"], user="root", on=node, check=False)
-            found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
-        return found
-
-    def records(self, node: str) -> list[Path]:
-        """The files of a node's records."""
-        return sorted(self.path(node, "/nvme").glob(".slurm-stage/*/records/*.json"))
-
-    def steps(self, job: Job) -> int:
-        """How many steps were launched for a job, the batch step not counted."""
-        ids = {record["JobId"] for record in job.records()}
-        launched = re.compile(rf"launch task StepId=({'|'.join(ids)})\.(\d+) ")
-        logs = (self.base / "log").glob("slurmd-n*.log")
-        return len({match[0] for log in logs for match in launched.finditer(log.read_text())})
-
-
-def digest(path: Path) -> str:
-    """The file's SHA-256: another digest than the project's own."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @pytest.fixture(scope="session")
 def installed_site() -> Iterator[Site]:
     """A cluster of four nodes with slurm-stage, for the whole run."""
     with Site() as cluster:
-        cluster.install()
         cluster.make_image()
         yield cluster
 

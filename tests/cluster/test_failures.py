@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.conftest import POLICY, STAGECTL, digest
+from tests.cluster.site import POLICY, STAGECTL, digest
 
 if TYPE_CHECKING:
-    from tests.cluster.conftest import Site
+    from tests.cluster.site import Site
 
 DATA = "/shared/data"
 WISH = f"--stage={DATA}:/nvme/data"
@@ -192,7 +192,7 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
 
 
 def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
-    from tests.cluster.conftest import PLUGSTACK
+    from tests.cluster.site import PLUGSTACK
 
     site.write_plugstack(PLUGSTACK.replace("config=", "conf="))
     try:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import COPY, IMAGE, digest
+from tests.cluster.site import COPY, IMAGE, digest
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
-    from tests.cluster.conftest import Site
+    from tests.cluster.site import Site
 
 ON_ALL = "n[1-4] (4 nodes)"
 MIB = r"\d+\.\d MiB"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import STAGECTL
+from tests.cluster.site import STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cluster.conftest import Site
+    from tests.cluster.site import Site
 
 A, B = "/shared/a:/nvme/a", "/shared/b:/nvme/b"
 #: Fails where a task starts before its node has the files.
@@ -227,7 +227,7 @@ def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
 @pytest.fixture
 def _task_prolog(site: Site) -> Iterator[None]:
     """The site without the plugin: TaskProlog and Prolog in slurm.conf instead."""
-    from tests.cluster.conftest import PLUGSTACK, PREFIX
+    from tests.cluster.site import PLUGSTACK, PREFIX
 
     site.write_plugstack("")
     site.reconfigure(

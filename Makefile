@@ -1,0 +1,66 @@
+# Everything that is done with this project, from a fresh checkout on.
+#
+#   make demo      a file to four simulated nodes on this machine, twice; no root
+#   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
+#   make lint      formatting, types, import rules, the C code
+#   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
+#   make install   into PREFIX=/opt/slurm-stage
+
+# A Python of 3.11 or later that can make an environment.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+NODES ?= 4
+KIND ?= folder
+PREFIX ?= /opt/slurm-stage
+ROOT := $(filter 0,$(shell id -u))
+
+# What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
+PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
+	libopenmpi-dev iproute2 gcc libc6-dev squashfs-tools cppcheck clang-tidy python3-venv \
+	python3-dev procps util-linux e2fsprogs
+
+.PHONY: demo test lint cluster install packages clean
+
+demo: .venv/.done
+	.venv/bin/stagectl demo
+
+test: .venv/.done packages
+	.venv/bin/python -m pytest $(if $(ROOT),,-m 'not root')
+	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
+
+lint: .venv/.done packages
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(MAKE) --silent -C prolog/spank lint
+
+cluster: .venv/.done packages
+	.venv/bin/python -m tests.cluster.site --nodes $(NODES) --nvme $(KIND)
+
+install:
+	packaging/install $(PREFIX)
+
+# Only root can install packages; whoever is not root finds out by what is missing.
+packages:
+ifneq ($(ROOT),)
+	@dpkg --status $(PACKAGES) >/dev/null 2>&1 || { \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends $(PACKAGES) >/dev/null; }
+endif
+
+.venv/.done: pyproject.toml
+ifneq ($(ROOT),)
+	@test -n "$(PYTHON)" || $(MAKE) packages
+endif
+	@python=$(PYTHON); python=$${python:-/usr/bin/python3}; \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'A Python 3.11 or later with its venv module is needed (apt install python3-venv).' >&2; \
+		exit 1; }; \
+	$$python -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,52 @@
+"""Marks tests by what they need, and says at the end how many ran on the real cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TESTS = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave tests/mpi to tests/test_mpi.py, which runs it under mpiexec."""
+    if collection_path == TESTS / "mpi" and not config.getoption("--in-mpi"):
+        return True
+    return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which tests/test_mpi.py starts pytest on each rank."""
+    parser.addoption("--in-mpi", action="store_true", help="this pytest is a rank of an MPI world")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the real cluster."""
+    for item in items:
+        if (TESTS / "cluster") in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.root)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests ran on the real cluster."""
+    passed = [report for report in terminalreporter.getreports("passed") if report.when == "call"]
+    on_cluster = [report for report in passed if report.nodeid.startswith("tests/cluster/")]
+    terminalreporter.write_line(
+        f"{len(on_cluster)} of these {len(passed)} tests ran on the real Slurm cluster"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_mask() -> Iterator[None]:
+    """Whatever mask the caller has, files of the tests can be read by the tests' users."""
+    import os
+
+    before = os.umask(0o022)
+    yield
+    os.umask(before)

@@ -1,0 +1,30 @@
+"""Every test body here runs on all ranks at once, on COMM_SELF and on COMM_WORLD."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(params=["SELF", "WORLD"])
+def comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
+    """Each of the two communicators that every rank has."""
+    return MPI.COMM_SELF if request.param == "SELF" else MPI.COMM_WORLD
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """One scratch folder that all ranks of ``comm`` share."""
+    path = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else ""))
+    yield path
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(path)

@@ -1,0 +1,225 @@
+"""Whole stages by `run`, each rank with a folder for its node's disk: all nodes, or none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.agree import Here, RefusedError, together
+from stager.directive import Validate
+from stager.errors import DestinationError
+from stager.rank import run
+from stager.request import StageItem, StageRequest
+from stager.store import open_cache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from stager.report import Outcome
+
+DATA = bytes(range(256)) * 100
+
+
+class World:
+    """The ranks of a communicator as nodes: a source, and a disk for each."""
+
+    def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
+        self.comm = comm
+        self.source = folder / "source"
+        disk = folder / f"node{comm.rank}"
+        (disk / "nvme").mkdir(parents=True)
+        self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
+        self.copy = disk / "nvme" / "data"
+        self.nodes = [f"node{rank}" for rank in range(comm.size)]
+        item = StageItem(str(self.source), "/nvme/data", "/nvme", Validate.STAT)
+        self.request = StageRequest(
+            items=(item,), nodes=comm.size, chunk=4096, depth=2, lock_timeout=0.2
+        )
+        self.write_source(DATA)
+
+    def write_source(self, data: bytes) -> None:
+        if self.comm.rank == 0:
+            self.source.write_bytes(data)
+        self.comm.Barrier()
+
+    def run(self, **changes: object) -> Outcome:
+        outcome = run(self.comm, replace(self.request, **changes), self.here)  # type: ignore[arg-type]
+        assert self.comm.bcast(outcome.failures) == outcome.failures
+        return outcome
+
+    def wish(self, **changes: object) -> tuple[StageItem, ...]:
+        return (replace(self.request.items[0], **changes),)  # type: ignore[arg-type]
+
+    def complaints(self, outcome: Outcome) -> list[str]:
+        return [f"{failure.code} {failure.node}: {failure.message}" for failure in outcome.failures]
+
+
+@pytest.fixture
+def world(comm: MPI.Intracomm, folder: Path) -> World:
+    return World(comm, folder)
+
+
+def test_the_first_run_brings_the_file_to_all_nodes(world: World) -> None:
+    (item,) = world.run().items
+    assert world.copy.read_bytes() == DATA
+    assert (item.received, item.current, item.sender) == (world.nodes, [], "")
+    assert (item.source_bytes_read, item.reasons) == (len(DATA), ["absent"])
+
+
+def test_the_second_run_moves_nothing(world: World) -> None:
+    world.run()
+    before = world.copy.stat()
+    (item,) = world.run().items
+    assert (item.received, item.current, item.source_bytes_read) == ([], world.nodes, 0)
+    assert world.copy.stat() == before
+
+
+def test_the_last_node_gets_what_it_lacks_from_the_first(world: World) -> None:
+    world.run()
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+        world.copy.unlink()
+    (item,) = world.run().items
+    assert world.copy.read_bytes() == DATA
+    alone = world.comm.size == 1
+    assert item.received == [f"node{last}"]
+    assert item.sender == ("" if alone else "node0")
+    assert item.source_bytes_read == (len(DATA) if alone else 0)
+
+
+def test_a_dry_run_tells_and_does_nothing(world: World) -> None:
+    outcome = world.run(dry_run=True)
+    assert outcome.items[0].received == world.nodes
+    assert not world.copy.exists()
+
+
+def test_validate_always_reads_the_source_again(world: World) -> None:
+    world.run()
+    (item,) = world.run(items=world.wish(validate=Validate.ALWAYS)).items
+    assert (item.received, item.source_bytes_read) == (world.nodes, len(DATA))
+    assert item.reasons == ["validate=always"]
+
+
+def test_validate_size_overlooks_a_new_time(world: World) -> None:
+    world.run()
+    if world.comm.rank == 0:
+        os.utime(world.source)
+    world.comm.Barrier()
+    (item,) = world.run(items=world.wish(validate=Validate.SIZE)).items
+    assert item.received == []
+    (item,) = world.run().items
+    assert (item.received, item.reasons) == (world.nodes, ["the source changed"])
+
+
+def test_a_destination_that_is_a_folder_takes_the_sources_name(world: World) -> None:
+    if world.comm.rank == 0:
+        world.copy.mkdir()
+    (item,) = world.run().items
+    assert item.destination == "/nvme/data/source"
+    assert (world.copy / "source").read_bytes() == DATA
+
+
+def test_missing_parents_are_made(world: World) -> None:
+    world.run(items=world.wish(destination="/nvme/a/b/c"))
+    assert (world.copy.parent / "a/b/c").read_bytes() == DATA
+
+
+def test_one_node_that_cannot_keeps_all_from_publishing(world: World) -> None:
+    last = world.comm.size - 1
+    items = world.wish(destination="/nvme/sub/data")
+    blocker = world.copy.parent / "sub"
+    if world.comm.rank == last:
+        blocker.write_text("in the way")
+    outcome = world.run(items=items)
+    disk = world.comm.bcast(world.here.disk, root=last)
+    assert world.complaints(outcome) == [
+        f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder"
+    ]
+    assert blocker.exists() == (world.comm.rank == last)
+
+
+def test_a_missing_source_is_told_by_one_node(world: World) -> None:
+    if world.comm.rank == 0:
+        world.source.unlink()
+    world.comm.Barrier()
+    message = (
+        "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+    )
+    assert world.complaints(world.run()) == [f"4 node0: {world.source}: {message}"]
+
+
+def test_a_file_larger_than_the_disk_names_the_bytes(world: World) -> None:
+    if world.comm.rank == 0:
+        os.truncate(world.source, 1 << 43)
+    world.comm.Barrier()
+    outcome = world.run()
+    assert [failure.node for failure in outcome.failures] == world.nodes
+    assert outcome.code == 5
+    assert outcome.failures[0].message.startswith(f"/nvme: {1 << 43} bytes are needed and ")
+    assert not world.copy.exists()
+
+
+def test_a_world_of_the_wrong_size_is_refused(world: World) -> None:
+    outcome = world.run(nodes=world.comm.size + 1)
+    assert outcome.code == 8
+    ranks = "1 rank" if world.comm.size == 1 else f"{world.comm.size} ranks"
+    assert f"MPI started as a world of {ranks}" in outcome.failures[0].message
+
+
+def test_two_ranks_on_one_node_are_refused(world: World) -> None:
+    world.here = replace(world.here, name="same")
+    outcome = world.run()
+    assert outcome.code == (0 if world.comm.size == 1 else 8)
+
+
+def test_several_items_are_all_done(world: World) -> None:
+    items = world.wish() + world.wish(destination="/nvme/other")
+    first = world.run(items=items)
+    assert [item.received for item in first.items] == [world.nodes, world.nodes]
+    assert (world.copy.parent / "other").read_bytes() == DATA
+
+
+def test_what_fails_on_one_rank_is_raised_on_all(world: World) -> None:
+    def step() -> int:
+        if world.comm.rank == world.comm.size - 1:
+            raise DestinationError("broken")
+        return world.comm.rank
+
+    with pytest.raises(RefusedError) as refused:
+        together(world.comm, world.here, step)
+    assert [str(f.node) for f in refused.value.failures] == [world.nodes[-1]]
+    assert together(world.comm, world.here, lambda: 1) == [1] * world.comm.size
+
+
+def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: World) -> None:
+    last = world.comm.size - 1
+    holder = None
+    if world.comm.rank == last:
+        holder = hold_lock(open_cache(world.here.path("/nvme"), os.getuid()).folder)
+    world.comm.Barrier()
+    outcome = world.run()
+    assert (outcome.code, [failure.node for failure in outcome.failures]) == (9, [f"node{last}"])
+    if holder:
+        holder.kill()
+        holder.communicate()
+    world.comm.Barrier()
+    assert world.run().code == 0
+
+
+def hold_lock(folder: str) -> subprocess.Popen[bytes]:
+    """A process that holds the lock of /nvme/data until it is killed."""
+    code = (
+        "import sys, time\nfrom stager.store import Cache, Locks\n"
+        "assert Locks(Cache(sys.argv[1])).take('/nvme/data')\nprint(flush=True)\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    return process

@@ -1,0 +1,33 @@
+"""Runs tests/mpi under mpiexec, one pytest a rank, at several sizes of the world."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stager.launch import LOCAL_ENVIRONMENT, RANK, mpiexec_argv
+
+TESTS = str(Path(__file__).parent / "mpi")
+
+#: Seconds for one size; a rank that fails leaves the others waiting for it.
+TIMEOUT = 120
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_in_a_world_of(size: int) -> None:
+    launcher = mpiexec_argv(size)[: -len(RANK)]
+    rank = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--in-mpi", "-x", "-q"]
+    done = subprocess.run(
+        [*launcher, *rank, "-p", "no:cacheprovider", "--color=no", TESTS],
+        env={**os.environ, **LOCAL_ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1"},
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert len(passed) == size
+    assert len(set(passed)) == 1
