@@ -1,0 +1,970 @@
+"""What the store leaves on a real disk: partial files, records, locks, words and folders."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import pytest
+
+from stager import store
+from stager.errors import DestinationError, LaunchError, SpaceError
+from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
+from stager.store import Cache, Locks, Partial, Words, made_parents, open_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+#: An ordinary user that needs no entry in the system's list of users.
+USER = 47110
+
+OLD, NEW = b"old" * 1000, b"new!" * 5000
+MTIME = 1_700_000_000_123_456_789
+
+RECORD = Record(
+    version=VERSION,
+    source="/shared/img.sqsh",
+    destination="/nvme/img.sqsh",
+    source_facts=SourceFacts(size=10, mtime_ns=20, ctime_ns=30, inode=40),
+    copy_facts=CopyFacts(size=10, mtime_ns=20, inode=50, owner=60),
+    digest="00112233445566778899aabbccddeeff",
+    staged_at=70,
+    used_at=80,
+    used_by_job=90,
+)
+
+
+# Processes of other users, and disks that are nobody else's.
+
+
+def forked(act: Callable[[], T]) -> T:
+    """What ``act`` returns, or raises, in a child process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            answer: object
+            try:
+                answer = act()
+            except BaseException as error:
+                answer = error
+            os.write(writing, pickle.dumps(answer))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert said, f"the child ended with {os.waitstatus_to_exitcode(status)} and no answer"
+    answer = pickle.loads(said)
+    if isinstance(answer, BaseException):
+        raise answer
+    return cast("T", answer)
+
+
+def as_user(uid: int, act: Callable[[], T]) -> T:
+    """What ``act`` returns, or raises, in a child process of user ``uid``; needs root."""
+
+    def become() -> T:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        # A program that this user starts may look into its own /proc; a child by fork may not,
+        # until it says so (PR_SET_DUMPABLE).
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        return act()
+
+    return forked(become)
+
+
+def as_ordinary_user(act: Callable[[], T]) -> T:
+    """What ``act`` returns, or raises, where permissions count: root passes over them."""
+    return as_user(USER, act) if os.getuid() == 0 else act()
+
+
+def on_tmpfs(folder: Path, options: str, act: Callable[[], T]) -> T:
+    """What ``act`` does in a child that alone has a fresh tmpfs at ``folder``; needs root."""
+
+    def mount() -> T:
+        new_mounts = 0x00020000  # CLONE_NEWNS
+        assert ctypes.CDLL(None).unshare(new_mounts) == 0
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+        return act()
+
+    return forked(mount)
+
+
+@contextmanager
+def ordinary_home(parent: str | None = None) -> Iterator[Path]:
+    """A folder that an ordinary user owns and reaches."""
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        if os.getuid() == 0:
+            os.chown(name, USER, USER)
+        yield Path(name)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with ordinary_home() as folder:
+        yield folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """The cache root of a node whose disk is this user's own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def cache(disk: Path) -> Cache:
+    return open_cache(str(disk), os.getuid())
+
+
+@pytest.fixture(params=["unnamed", "named"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How partial files are made: without a name, or with one as on NFS.
+
+    Every filesystem that can be mounted without a server has O_TMPFILE by now, so the refusal is
+    the one thing here that is not real.
+    """
+    way: str = request.param
+    if way == "named":
+        real = os.open
+
+        def refuse(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", refuse)
+    return way
+
+
+def partial_names(cache: Cache) -> list[str]:
+    return os.listdir(f"{cache.folder}/partial")
+
+
+def write(cache: Cache, data: bytes, mode: int = 0o600) -> Partial:
+    partial = Partial(cache, len(data))
+    partial.write(memoryview(data), 0)
+    partial.seal(mode, MTIME)
+    return partial
+
+
+def publish(cache: Cache, data: bytes, path: Path, mode: int = 0o600) -> CopyFacts:
+    partial = write(cache, data, mode)
+    try:
+        return partial.publish(str(path))
+    finally:
+        partial.close()
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """All that lies beneath ``folder``, with its permissions as ls prints them."""
+    return {
+        str(path.relative_to(folder)): stat.filemode(path.lstat().st_mode)
+        for path in folder.rglob("*")
+    }
+
+
+# Partial files
+
+
+@pytest.mark.usefixtures("way")
+def test_a_published_file_has_bytes_mode_and_time_of_its_source(cache: Cache, disk: Path) -> None:
+    path = disk / "file"
+    copy = publish(cache, NEW, path, 0o640)
+    facts = path.stat()
+    assert path.read_bytes() == NEW
+    assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o640, MTIME)
+    assert copy == CopyFacts(len(NEW), MTIME, facts.st_ino, os.getuid())
+    assert facts.st_nlink == 1
+    assert partial_names(cache) == []
+
+
+@pytest.mark.usefixtures("way")
+def test_an_empty_file_is_published_too(cache: Cache, disk: Path) -> None:
+    publish(cache, b"", disk / "empty")
+    assert (disk / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"), [(0o4755, 0o755), (0o2755, 0o755), (0o1644, 0o644), (0o444, 0o444)]
+)
+def test_set_id_bits_are_not_kept(cache: Cache, disk: Path, wanted: int, given: int) -> None:
+    publish(cache, NEW, disk / "file", wanted)
+    assert stat.S_IMODE((disk / "file").stat().st_mode) == given
+
+
+def test_pieces_are_written_where_they_belong_in_any_order(cache: Cache, disk: Path) -> None:
+    partial = Partial(cache, 8)
+    for piece, offset in ((b"gh", 6), (b"abc", 0), (b"def", 3)):
+        partial.write(memoryview(piece), offset)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == b"abcdefgh"
+
+
+@pytest.mark.usefixtures("way")
+def test_a_partial_file_that_is_closed_leaves_nothing(cache: Cache, disk: Path) -> None:
+    before = tree(disk)
+    partial = write(cache, NEW)
+    partial.close()
+    assert tree(disk) == before
+
+
+def test_a_writer_that_is_killed_leaves_nothing_behind(cache: Cache, disk: Path, way: str) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        partial = Partial(cache, len(NEW))
+        partial.write(memoryview(NEW[: len(NEW) // 2]), 0)
+        os.write(writing, b"half")
+        time.sleep(60)
+        os._exit(1)
+    assert os.read(reading, 4) == b"half"
+    living = len(partial_names(cache))
+    open_cache(str(disk), os.getuid())
+    still_living = len(partial_names(cache))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+    dead = len(partial_names(cache))
+    open_cache(str(disk), os.getuid())
+    # Only where it needed a name is there something to sweep.
+    assert (living, still_living, dead) == ((0, 0, 0) if way == "unnamed" else (1, 1, 1))
+    assert partial_names(cache) == []
+
+
+@pytest.mark.usefixtures("way")
+def test_a_reader_sees_the_old_file_or_the_new_one_whole(cache: Cache, disk: Path) -> None:
+    path = disk / "file"
+    publish(cache, OLD, path)
+    child = os.fork()
+    if not child:
+        for _ in range(60):
+            publish(cache, NEW, path)
+            publish(cache, OLD, path)
+        publish(cache, NEW, path)
+        os._exit(0)
+    seen = {OLD}
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        seen.add(path.read_bytes())
+    assert seen | {path.read_bytes()} == {OLD, NEW}
+
+
+@pytest.mark.usefixtures("way")
+def test_a_publisher_that_is_killed_leaves_the_old_file_or_the_new_one(
+    cache: Cache, disk: Path
+) -> None:
+    path = disk / "file"
+    for pause in (0.0, 0.001, 0.002, 0.004, 0.008):
+        publish(cache, OLD, path)
+        child = os.fork()
+        if not child:
+            while True:
+                publish(cache, NEW, path)
+                publish(cache, OLD, path)
+        time.sleep(pause)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert path.read_bytes() in (OLD, NEW)
+        cache.sweep()
+        assert partial_names(cache) == []
+
+
+@pytest.mark.usefixtures("way")
+def test_a_symlink_is_replaced_and_its_target_left_alone(
+    cache: Cache, disk: Path, tmp_path: Path
+) -> None:
+    target, path = tmp_path / "target", disk / "link"
+    target.write_bytes(OLD)
+    path.symlink_to(target)
+    publish(cache, NEW, path)
+    assert not path.is_symlink()
+    assert (path.read_bytes(), target.read_bytes()) == (NEW, OLD)
+
+
+def test_the_other_name_of_a_hard_linked_file_keeps_the_old_bytes(cache: Cache, disk: Path) -> None:
+    (disk / "kept").write_bytes(OLD)
+    (disk / "file").hardlink_to(disk / "kept")
+    publish(cache, NEW, disk / "file")
+    assert ((disk / "file").read_bytes(), (disk / "kept").read_bytes()) == (NEW, OLD)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nowhere/file", "No such file or directory"), ("folder", "Is a directory")],
+)
+def test_what_cannot_be_published_is_named_and_leaves_nothing(
+    cache: Cache, disk: Path, name: str, problem: str
+) -> None:
+    (disk / "folder").mkdir()
+    before = tree(disk)
+    with pytest.raises(DestinationError) as caught:
+        publish(cache, NEW, disk / name)
+    assert str(caught.value) == f"{disk / name}: {problem}"
+    assert tree(disk) == before
+
+
+def test_a_partial_file_without_its_folder_is_a_destination_error(cache: Cache) -> None:
+    os.rmdir(f"{cache.folder}/partial")
+    with pytest.raises(DestinationError) as caught:
+        Partial(cache, 1)
+    assert str(caught.value) == f"{cache.folder}/partial: No such file or directory"
+
+
+def test_an_ordinary_user_publishes_by_way_of_proc(home: Path) -> None:
+    as_ordinary_user(lambda: publish(open_cache(str(home), os.getuid()), NEW, home / "file", 0o444))
+    assert (home / "file").read_bytes() == NEW
+
+
+def test_a_folder_that_may_be_written_but_not_read_can_be_published_into(home: Path) -> None:
+    # Sites give their scratch disks such permissions, so that users cannot list each other's files.
+    def act() -> None:
+        cache = open_cache(str(home), os.getuid())
+        (home / "dropbox").mkdir()
+        (home / "dropbox").chmod(0o300)
+        publish(cache, NEW, home / "dropbox/file")
+
+    as_ordinary_user(act)
+    (home / "dropbox").chmod(0o700)
+    assert (home / "dropbox/file").read_bytes() == NEW
+
+
+# Full disks
+
+
+def fill(cache: Cache, size: int) -> None:
+    """Open a partial file of ``size`` bytes and write a mebibyte, whatever becomes of it."""
+    partial = Partial(cache, size)
+    try:
+        partial.write(memoryview(bytes(1 << 20)), 0)
+    finally:
+        partial.close()
+
+
+def fill_up(folder: Path) -> None:
+    """Leave no room on the filesystem of ``folder``."""
+    with suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", [1 << 20, 0], ids=["when it is opened", "when it is written"])
+def test_a_full_disk_is_a_space_error_and_the_room_is_given_back(disk: Path, size: int) -> None:
+    def act() -> tuple[str, int, int]:
+        cache = open_cache(str(disk), 0)
+        free = os.statvfs(disk).f_bfree
+        with pytest.raises(SpaceError) as caught:
+            fill(cache, size)
+        return str(caught.value), caught.value.code, free - os.statvfs(disk).f_bfree
+
+    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=256k", act) == (message, 5, 0)
+
+
+def test_a_used_up_quota_is_called_so(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernel's refusal is put on: a real quota needs a disk of one's own and quota tools.
+    def refuse(_descriptor: int, _offset: int, _size: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SpaceError) as caught:
+        Partial(cache, 1)
+    message = f"{cache.folder}/partial: the quota is full; make room and submit again"
+    assert str(caught.value) == message
+
+
+@pytest.mark.root
+def test_a_record_that_meets_a_full_disk_is_a_space_error_and_the_old_one_stays(disk: Path) -> None:
+    def act() -> tuple[str, list[str], Record | None]:
+        cache = open_cache(str(disk), 0)
+        cache.save(RECORD)
+        fill_up(disk)
+        with pytest.raises(SpaceError) as caught:
+            cache.save(replace(RECORD, used_by_job=91))
+        return str(caught.value), partial_names(cache), cache.load(RECORD.destination)
+
+    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=256k", act) == (message, [], RECORD)
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    "destination",
+    ["/nvme/img.sqsh", "/nvme/with blank\nand newline", "/nvme/größe", os.fsdecode(b"/nvme/\xff")],
+)
+def test_a_saved_record_is_loaded_as_it_was(cache: Cache, destination: str) -> None:
+    record = replace(RECORD, destination=destination)
+    cache.save(record)
+    assert cache.load(destination) == record
+    assert list(cache.records()) == [record]
+    assert partial_names(cache) == []
+
+
+def test_a_record_is_its_owners_alone(cache: Cache) -> None:
+    cache.save(RECORD)
+    facts = os.stat(cache.record_path(RECORD.destination))
+    assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o600, os.getuid())
+
+
+def test_the_last_record_saved_for_a_destination_is_the_one(cache: Cache) -> None:
+    other = replace(RECORD, destination="/nvme/other")
+    last = replace(RECORD, used_by_job=91)
+    for record in (RECORD, other, last):
+        cache.save(record)
+    assert cache.load(RECORD.destination) == last
+    assert sorted(cache.records(), key=lambda record: record.destination) == [last, other]
+
+
+def test_a_forgotten_record_is_gone_and_may_be_forgotten_again(cache: Cache) -> None:
+    cache.save(RECORD)
+    for _ in range(2):
+        cache.forget(RECORD.destination)
+        assert cache.load(RECORD.destination) is None
+
+
+def _link_elsewhere(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+    path.symlink_to(path.with_suffix(".kept"))
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+#: What makes a record's file one that is not taken at its word.
+UNTRUSTED: dict[str, Callable[[Path], object]] = {
+    "absent": lambda path: path.unlink(),
+    "writable by its group": lambda path: path.chmod(0o620),
+    "writable by everybody": lambda path: path.chmod(0o602),
+    "with a second name": lambda path: path.with_name("second").hardlink_to(path),
+    "a symlink": _link_elsewhere,
+    "a folder": _as_folder,
+    "a named pipe": _as_pipe,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "too large": lambda path: path.write_bytes(path.read_bytes() + b" " * 65536),
+    "not JSON": lambda path: path.write_bytes(bytes(range(256))),
+    "brackets without end": lambda path: path.write_bytes(b"[" * 60000),
+    "of another destination": lambda path: path.write_text(
+        replace(RECORD, destination="/nvme/other").to_json()
+    ),
+    "of a newer version": lambda path: path.write_text(
+        replace(RECORD, version=VERSION + 1).to_json()
+    ),
+}
+
+
+def _within(seconds: int, act: Callable[[], T]) -> T:
+    """What ``act`` returns; the child that runs it is ended by SIGALRM when it takes longer."""
+
+    def limited() -> T:
+        signal.alarm(seconds)
+        return act()
+
+    return forked(limited)
+
+
+@pytest.mark.parametrize("spoil", UNTRUSTED.values(), ids=UNTRUSTED)
+def test_a_record_that_cannot_be_trusted_is_none(
+    cache: Cache, spoil: Callable[[Path], object]
+) -> None:
+    cache.save(RECORD)
+    spoil(Path(cache.record_path(RECORD.destination)))
+    assert _within(1, lambda: cache.load(RECORD.destination)) is None
+
+
+@pytest.mark.root
+def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path) -> None:
+    def loaded_from(owner: int) -> Record | None:
+        os.chown(path, owner, owner)
+        return as_user(USER, lambda: cache.load(RECORD.destination))
+
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    path = cache.record_path(RECORD.destination)
+    os.chmod(path, 0o644)
+    assert [loaded_from(owner) for owner in (USER, 0, USER + 1)] == [RECORD, RECORD, None]
+
+
+def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
+    for name in "abc":
+        cache.save(replace(RECORD, destination=f"/nvme/{name}"))
+    os.chmod(cache.record_path("/nvme/a"), 0o666)
+    Path(cache.record_path("/nvme/c")).write_text("{}")
+    assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
+
+
+def test_records_are_saved_while_other_jobs_of_the_user_sweep() -> None:
+    # On /dev/shm, where nothing waits for a disk, so that many meet in a short time.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        cache = open_cache(root, os.getuid())
+        with sweeping(cache, jobs=3):
+            failures = [str(error) for _ in range(1000) if (error := _failure_to_save(cache))]
+        assert failures == []
+
+
+@contextmanager
+def sweeping(cache: Cache, jobs: int) -> Iterator[None]:
+    """Processes that do nothing but sweep."""
+    children = []
+    for _ in range(jobs):
+        child = os.fork()
+        if not child:
+            while True:
+                cache.sweep()
+        children.append(child)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _failure_to_save(cache: Cache) -> OSError | None:
+    try:
+        cache.save(RECORD)
+    except OSError as error:
+        return error
+    return None
+
+
+# Sweeping
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o400], ids=oct)
+def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -> None:
+    def act() -> list[str]:
+        cache = open_cache(str(home), os.getuid())
+        dead = Path(cache.folder, "partial", "0123456789abcdef")
+        dead.write_bytes(OLD)
+        dead.chmod(mode)
+        cache.sweep()
+        return partial_names(cache)
+
+    assert as_ordinary_user(act) == []
+
+
+def test_the_sweep_leaves_a_living_ones_partial_file(cache: Cache, disk: Path, way: str) -> None:
+    partial = write(cache, NEW)
+    names = partial_names(cache)
+    forked(cache.sweep)
+    assert partial_names(cache) == names
+    assert len(names) == (0 if way == "unnamed" else 1)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == NEW
+
+
+def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(OLD)
+    os.symlink(tmp_path / "mine", f"{cache.folder}/partial/link")
+    cache.sweep()
+    assert (tmp_path / "mine").read_bytes() == OLD
+
+
+# Locks
+
+
+HOLDER = """
+import sys
+from stager.store import Cache, Locks
+locks = Locks(Cache(sys.argv[1]))
+print(all(locks.take(destination) for destination in sys.argv[2:]), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(cache: Cache, *destinations: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Another job's process that has the locks of ``destinations``."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, cache.folder, *destinations],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        cwd=Path(__file__).parents[1],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def locks(cache: Cache) -> Iterator[Locks]:
+    locks = Locks(cache)
+    yield locks
+    locks.close()
+
+
+def test_a_lock_is_had_by_one_process_and_goes_with_it_when_it_is_killed(
+    cache: Cache, locks: Locks
+) -> None:
+    with held(cache, "/nvme/a", SLURM_JOB_ID="17") as process:
+        taken = locks.take("/nvme/a")
+        holder = locks.holder("/nvme/a")
+        process.kill()
+        process.wait()
+        after = locks.take("/nvme/a")
+    assert (taken, holder, after) == (False, "job 17", True)
+
+
+def test_a_holder_outside_of_slurm_is_called_by_its_process_number(
+    cache: Cache, locks: Locks
+) -> None:
+    with held(cache, "/nvme/a") as process:
+        assert locks.holder("/nvme/a") == f"process {process.pid}"
+
+
+def test_a_holder_that_has_just_let_go_is_another_job(locks: Locks) -> None:
+    assert locks.holder("/nvme/a") == "another job"
+
+
+def test_the_locks_of_destinations_are_independent(cache: Cache, locks: Locks) -> None:
+    with held(cache, "/nvme/a", "/nvme/b", SLURM_JOB_ID="17"):
+        assert [locks.take(f"/nvme/{name}") for name in "abc"] == [False, False, True]
+
+
+def test_a_released_lock_is_to_be_had_and_the_others_stay(cache: Cache, locks: Locks) -> None:
+    def try_locks() -> list[bool]:
+        other = Locks(cache)
+        return [other.take(f"/nvme/{name}") for name in "ab"]
+
+    assert locks.take("/nvme/a")
+    assert locks.take("/nvme/b")
+    locks.release("/nvme/a")
+    assert forked(try_locks) == [True, False]
+
+
+def test_closed_locks_are_all_released(cache: Cache) -> None:
+    mine = Locks(cache)
+    assert mine.take("/nvme/a")
+    mine.close()
+    assert forked(lambda: Locks(cache).take("/nvme/a"))
+
+
+def test_the_lock_file_stays_empty_and_is_its_owners_alone(cache: Cache, locks: Locks) -> None:
+    assert locks.take("/nvme/a")
+    facts = os.stat(f"{cache.folder}/lock")
+    assert (facts.st_size, stat.S_IMODE(facts.st_mode)) == (0, 0o600)
+
+
+def test_a_lock_file_that_is_a_symlink_is_refused(cache: Cache, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "elsewhere", f"{cache.folder}/lock")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        Locks(cache)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# The cache
+
+
+def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
+    cache = open_cache(str(disk), os.getuid())
+    assert cache.folder == f"{disk}/.slurm-stage/{os.getuid()}"
+    inner = f".slurm-stage/{os.getuid()}"
+    assert {name: mode for name, mode in tree(disk).items() if name != ".slurm-stage"} == {
+        inner: "drwx------",
+        f"{inner}/records": "drwx------",
+        f"{inner}/partial": "drwx------",
+    }
+
+
+def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> None:
+    cache.save(RECORD)
+    before = tree(disk)
+    assert open_cache(str(disk), os.getuid()) == cache
+    assert tree(disk) == before
+
+
+def test_an_opened_cache_is_free_of_dead_partial_files(cache: Cache, disk: Path) -> None:
+    Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
+    open_cache(str(disk), os.getuid())
+    assert partial_names(cache) == []
+
+
+@pytest.mark.root
+def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
+    home.chmod(0o755)
+    os.chown(home, 0, 0)
+    (home / ".slurm-stage").mkdir(mode=0o755)
+    (home / f".slurm-stage/{USER}").mkdir(mode=0o700)
+    os.chown(home / f".slurm-stage/{USER}", USER, USER)
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    with pytest.raises(DestinationError) as caught:
+        as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
+    assert str(caught.value) == (
+        f"{home}/.slurm-stage/{USER + 1} is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+@pytest.mark.root
+def test_root_that_opens_its_own_cache_leaves_room_for_its_users(disk: Path) -> None:
+    # `stagectl status` of an administrator may come to a node before its first job.
+    open_cache(str(disk), 0)
+    assert tree(disk)[".slurm-stage"] == "drwxr-xr-x"
+
+
+def _refusal(root: str, uid: int) -> str:
+    """The message with which an ordinary user is refused the cache of ``uid``."""
+
+    def act() -> str:
+        with pytest.raises(DestinationError) as caught:
+            open_cache(root, uid)
+        return str(caught.value)
+
+    return as_ordinary_user(act)
+
+
+def _ordinary_uid() -> int:
+    return os.getuid() or USER
+
+
+def test_a_cache_root_that_is_not_there_is_named(home: Path) -> None:
+    message = f"the cache root {home}/nvme is not there: No such file or directory"
+    assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
+
+
+def test_a_cache_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
+    # A root of somebody else, as any root is that the administrator made.
+    assert _refusal(str(home), _ordinary_uid() + 1) == (
+        f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+def test_a_cache_root_that_is_a_file_is_a_destination_error(home: Path) -> None:
+    root = home / "nvme"
+    root.write_bytes(b"")
+    if os.getuid() == 0:
+        os.chown(root, USER, USER)
+    assert _refusal(str(root), _ordinary_uid()) == f"{root}/.slurm-stage: Not a directory"
+
+
+def test_a_cache_root_without_permission_to_write_is_a_destination_error(home: Path) -> None:
+    home.chmod(0o500)
+    assert _refusal(str(home), _ordinary_uid()) == f"{home}/.slurm-stage: Permission denied"
+
+
+def test_a_folder_of_caches_that_may_not_be_entered_is_a_destination_error(home: Path) -> None:
+    def act() -> None:
+        (home / ".slurm-stage").mkdir()
+        (home / ".slurm-stage").chmod(0)
+
+    as_ordinary_user(act)
+    stranger = _ordinary_uid()
+    assert _refusal(str(home), stranger) == f"{home}/.slurm-stage/{stranger}: Permission denied"
+
+
+def _as_file(path: Path) -> None:
+    path.rmdir()
+    path.write_bytes(b"")
+
+
+#: What an ordinary user may find in place of a folder that root and he alone may write in.
+INSECURE: dict[str, Callable[[Path], None]] = {
+    "writable by its group": lambda path: path.chmod(0o720),
+    "writable by everybody": lambda path: path.chmod(0o702),
+    "a file": _as_file,
+    "a symlink to a folder": _link_elsewhere,
+}
+
+
+@pytest.mark.parametrize("spoil", INSECURE.values(), ids=INSECURE)
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_folder_that_others_may_lead_astray_is_refused(
+    home: Path, spoil: Callable[[Path], None], *, inner: bool
+) -> None:
+    uid = _ordinary_uid()
+    parent = home / ".slurm-stage"
+    path = parent / str(uid) if inner else parent
+
+    def act() -> None:
+        path.mkdir(parents=True)
+        spoil(path)
+
+    as_ordinary_user(act)
+    owners = f"uid {uid}" if inner else f"uid 0 or uid {uid}"
+    assert _refusal(str(home), uid) == (
+        f"{path} is not a folder of {owners} alone; tell the administrator"
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
+    parent = home / ".slurm-stage"
+    path = parent / str(USER) if inner else parent
+    path.mkdir(parents=True)
+    parent.chmod(0o755)
+    os.chown(path, USER + 1, USER + 1)
+    owners = f"uid {USER}" if inner else f"uid 0 or uid {USER}"
+    assert _refusal(str(home), USER) == (
+        f"{path} is not a folder of {owners} alone; tell the administrator"
+    )
+
+
+# The folders above a destination
+
+
+def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
+    with made_parents(str(tmp_path / "a/b/file")):
+        assert tree(tmp_path).keys() == {"a", "a/b"}
+    assert tree(tmp_path).keys() == {"a", "a/b"}
+
+
+@pytest.mark.parametrize("error", [SpaceError("full"), KeyboardInterrupt()])
+def test_made_folders_are_taken_away_on_a_failure_and_no_others(
+    tmp_path: Path, error: BaseException
+) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(type(error)), made_parents(str(tmp_path / "there/a/b/file")):
+        raise error
+    assert tree(tmp_path).keys() == {"there"}
+
+
+def test_a_made_folder_that_others_use_by_now_stays_on_a_failure(tmp_path: Path) -> None:
+    def fail() -> None:
+        with made_parents(str(tmp_path / "a/b/c/file")):
+            (tmp_path / "a/b/others").write_bytes(OLD)
+            raise SpaceError("full")
+
+    with pytest.raises(SpaceError):
+        fail()
+    assert tree(tmp_path).keys() == {"a", "a/b", "a/b/others"}
+
+
+def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_taken_away(
+    tmp_path: Path,
+) -> None:
+    endless = "x" * 300
+    with pytest.raises(DestinationError) as caught, made_parents(f"{tmp_path}/a/b/{endless}/file"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/a/b/{endless}: File name too long"
+    assert tree(tmp_path) == {}
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(OLD)
+    with pytest.raises(DestinationError) as caught, made_parents(f"{tmp_path}/a/b/file"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/a/b: Not a directory"
+
+
+# The word to the tasks that wait
+
+
+@pytest.fixture
+def words_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's folder of words; elsewhere than in /run, where a cluster may be at work."""
+    monkeypatch.setattr(store, "WORDS", str(tmp_path))
+    folder = tmp_path / str(os.getuid())
+    folder.mkdir()
+    return folder
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_tasks_wait_while_the_word_is_held_and_read_it_then(words_folder: Path) -> None:
+    path = words_folder / "17"
+    words = Words(os.getuid())
+    words.hold("17")
+    before = (_is_held(path), path.read_bytes())
+    words.say("0 4 /a:/b")
+    said = (_is_held(path), path.read_bytes())
+    words.close()
+    after = (_is_held(path), path.read_bytes())
+    assert before == (True, b"")
+    assert said == (True, b"0 4 /a:/b\n")
+    assert after == (False, b"0 4 /a:/b\n")
+
+
+def test_an_older_word_of_the_same_name_is_taken_back(words_folder: Path) -> None:
+    (words_folder / "17").write_text("6 4 an older and longer word\n")
+    words = Words(os.getuid())
+    words.hold("17")
+    words.close()
+    assert (words_folder / "17").read_bytes() == b""
+
+
+def test_a_word_about_a_path_that_is_not_utf8_is_said_byte_for_byte(words_folder: Path) -> None:
+    words = Words(os.getuid())
+    words.hold("17")
+    words.say(f"0 4 {os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
+    words.close()
+    assert (words_folder / "17").read_bytes() == b"0 4 /data/caf\xe9:/b\n"
+
+
+def test_a_word_is_its_owners_alone(words_folder: Path) -> None:
+    words = Words(os.getuid())
+    words.hold("17")
+    words.close()
+    assert tree(words_folder) == {"17": "-rw-------"}
+
+
+def test_a_word_that_was_never_held_is_closed_without_complaint() -> None:
+    Words(os.getuid()).close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda path: path.parent.rmdir(), "No such file or directory"),
+        (lambda path: path.symlink_to("elsewhere"), "Too many levels of symbolic links"),
+        (lambda path: path.mkdir(), "Is a directory"),
+    ],
+    ids=["no folder", "a symlink", "a folder"],
+)
+def test_a_word_that_cannot_be_held_is_a_launch_error(
+    words_folder: Path, spoil: Callable[[Path], None], problem: str
+) -> None:
+    path = words_folder / "17"
+    spoil(path)
+    with pytest.raises(LaunchError) as caught:
+        Words(os.getuid()).hold("17")
+    assert str(caught.value) == (
+        f"{path}: {problem}: the plugin prepares its folder; tell the administrator"
+    )

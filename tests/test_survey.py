@@ -1,0 +1,455 @@
+"""What one node finds out about a source, about its own copy, and about the place for a new one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.directive import Validate
+from stager.errors import DestinationError, SourceError
+from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
+from stager.request import StageItem
+from stager.store import Cache, Partial, open_cache
+from stager.survey import Source, Survey, digest_of, facts_of, judge, look_at_source, survey
+from tests.test_store import USER, as_ordinary_user, on_tmpfs, ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BYTES = b"some bytes of an image\n" * 1000
+#: The xxh3-128 of BYTES.
+DIGEST = "699d1a1bb1d6d2fe73e053a6cb413952"
+
+FACTS = SourceFacts(size=10, mtime_ns=20, ctime_ns=30, inode=40)
+RECORD = Record(
+    version=VERSION,
+    source="/shared/img.sqsh",
+    destination="/nvme/img.sqsh",
+    source_facts=FACTS,
+    copy_facts=CopyFacts(size=10, mtime_ns=20, inode=50, owner=60),
+    digest=DIGEST,
+    staged_at=70,
+    used_at=80,
+    used_by_job=0,
+)
+
+
+# Judging
+
+
+def there(
+    *, size: int = 10, mtime_ns: int = 20, inode: int = 50, owner: int = 60, links: int = 1,
+    kind: int = stat.S_IFREG,
+) -> os.stat_result:  # fmt: skip
+    """A stat of the copy, by default as RECORD has it."""
+    fields = (kind | 0o644, inode, 1, links, owner, 0, size, 0, 0, 0)
+    return os.stat_result(fields, {"st_mtime_ns": mtime_ns})
+
+
+SOURCE, COPY = "the source changed", "the copy changed"
+#: What is found, and why the copy is then not current by stat, size, checksum and always.
+JUDGED: dict[
+    str, tuple[SourceFacts, Record | None, os.stat_result | None, tuple[str, str, str, str]]
+] = {
+    "nothing changed": (FACTS, RECORD, there(), ("", "", "", "validate=always")),
+    "no copy": (FACTS, RECORD, None, ("absent", "absent", "absent", "absent")),
+    "neither copy nor record": (FACTS, None, None, ("absent", "absent", "absent", "absent")),
+    "no record": (FACTS, None, there(), ("not recorded",) * 4),
+    "source: size": (
+        replace(FACTS, size=11), RECORD, there(), (SOURCE, SOURCE, SOURCE, "validate=always"),
+    ),
+    "source: mtime": (
+        replace(FACTS, mtime_ns=21), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "source: ctime": (
+        replace(FACTS, ctime_ns=31), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "source: inode": (
+        replace(FACTS, inode=41), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "copy: size": (FACTS, RECORD, there(size=11), (COPY, COPY, COPY, "validate=always")),
+    "copy: mtime": (FACTS, RECORD, there(mtime_ns=21), (COPY, "", "", "validate=always")),
+    "copy: inode": (FACTS, RECORD, there(inode=51), (COPY, "", "", "validate=always")),
+    "copy: a second name": (FACTS, RECORD, there(links=2), (COPY, "", "", "validate=always")),
+    "copy: owner": (
+        FACTS, RECORD, there(owner=61), ("replaced", "replaced", "replaced", "validate=always"),
+    ),
+    "copy: a symlink": (
+        FACTS, RECORD, there(kind=stat.S_IFLNK),
+        ("replaced", "replaced", "replaced", "validate=always"),
+    ),
+    "source and copy": (
+        replace(FACTS, size=11), RECORD, there(size=11),
+        (SOURCE, SOURCE, SOURCE, "validate=always"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "record", "copy", "reasons"), JUDGED.values(), ids=JUDGED)
+def test_a_copy_is_current_or_it_is_said_why_not(
+    source: SourceFacts,
+    record: Record | None,
+    copy: os.stat_result | None,
+    reasons: tuple[str, str, str, str],
+) -> None:
+    modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM, Validate.ALWAYS)
+    assert tuple(judge(mode, source, record, copy) for mode in modes) == reasons
+
+
+# The source
+
+
+def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(BYTES)
+    path.chmod(0o640)
+    facts = path.stat()
+    assert look_at_source(str(path)) == Source(
+        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino), 0o640
+    )
+
+
+def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "img.sqsh").write_bytes(BYTES)
+    (tmp_path / "link").symlink_to("img.sqsh")
+    assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
+
+
+def _bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+
+
+ONLY_FILES = "only a plain file can be staged"
+MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+#: How a source that cannot be staged is made, and what is said of it behind its path.
+NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, f": {MISSING}"),
+    "a dangling symlink": (lambda path: path.symlink_to("nowhere"), f": {MISSING}"),
+    "a symlink to itself": (
+        lambda path: path.symlink_to(path),
+        ": Too many levels of symbolic links",
+    ),
+    "a folder": (lambda path: path.mkdir(), f" is a folder; {ONLY_FILES}"),
+    "a named pipe": (os.mkfifo, f" is a named pipe; {ONLY_FILES}"),
+    "a socket": (_bind_socket, f" is a socket; {ONLY_FILES}"),
+    "a device": (
+        lambda path: path.symlink_to("/dev/null"),
+        f" is a character device; {ONLY_FILES}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "problem"), NO_SOURCES.values(), ids=NO_SOURCES)
+def test_what_cannot_be_a_source_is_named_by_its_kind(
+    make: Callable[[Path], object], problem: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # whose path is short enough for a socket
+        path = Path(folder, "source")
+        make(path)
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(path))
+    assert str(caught.value) == f"{path}{problem}"
+
+
+@pytest.mark.root
+def test_a_block_device_is_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
+    with pytest.raises(SourceError) as caught:
+        look_at_source(str(path))
+    assert str(caught.value) == f"{path} is a block device; {ONLY_FILES}"
+
+
+def test_a_source_beneath_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError) as caught:
+        look_at_source(f"{tmp_path}/file/img.sqsh")
+    assert str(caught.value) == f"{tmp_path}/file/img.sqsh: Not a directory"
+
+
+def test_a_source_in_a_closed_folder_is_named(home: Path) -> None:
+    home.chmod(0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(f"{home}/img.sqsh")
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/img.sqsh: Permission denied"
+
+
+# A node
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder of an ordinary user."""
+    with ordinary_home() as folder:
+        yield folder
+
+
+class Node:
+    """A node's disk with a copy that was staged to it, and the source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = folder / "disk"
+        self.disk.mkdir(exist_ok=True)
+        self.source = folder / "img.sqsh"
+        self.source.write_bytes(BYTES)
+        self.copy = self.disk / "copy.sqsh"
+        self.cache: Cache = open_cache(str(self.disk), os.getuid())
+
+    def stage(self) -> None:
+        """Put the copy in place and record it."""
+        source = look_at_source(str(self.source))
+        partial = Partial(self.cache, len(BYTES))
+        partial.write(memoryview(BYTES), 0)
+        partial.seal(source.mode, source.facts.mtime_ns)
+        copy = partial.publish(str(self.copy))
+        partial.close()
+        self.cache.save(
+            replace(
+                RECORD, source=str(self.source), destination=str(self.copy),
+                source_facts=source.facts, copy_facts=copy,
+            )
+        )  # fmt: skip
+
+    def survey(self, validate: Validate = Validate.STAT, path: Path | None = None) -> Survey:
+        """The node's answer, without the room on its disk, which other processes change."""
+        path = path or self.copy
+        item = StageItem(str(self.source), str(path), str(self.disk), validate)
+        source = look_at_source(str(self.source))
+        return replace(survey(item, str(path), source, self.cache, "n1"), free=0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+CURRENT = Survey(node="n1", reason="", digest=DIGEST, free=0)
+
+
+def needed(reason: str) -> Survey:
+    return Survey(node="n1", reason=reason, digest="", free=0)
+
+
+@pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
+def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
+    node: Node, validate: Validate
+) -> None:
+    node.stage()
+    answer = node.survey(validate)
+    assert answer == CURRENT
+    assert answer.current
+
+
+def test_a_node_that_is_always_to_receive_is_never_current(node: Node) -> None:
+    node.stage()
+    answer = node.survey(Validate.ALWAYS)
+    assert answer == needed("validate=always")
+    assert not answer.current
+
+
+def test_a_node_without_a_copy_lacks_it_though_its_folders_are_to_be_made(node: Node) -> None:
+    assert node.survey() == needed("absent")
+    assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed("absent")
+
+
+def test_a_survey_writes_nothing(node: Node) -> None:
+    before = sorted(node.disk.rglob("*"))
+    node.survey(path=node.disk / "a/b/copy.sqsh")
+    assert sorted(node.disk.rglob("*")) == before
+
+
+def _touch_source(node: Node) -> None:
+    os.utime(node.source, ns=(1, 1))
+
+
+def _replace_source(node: Node) -> None:
+    """Another file of the same size and mtime under the same name."""
+    facts = node.source.stat()
+    node.source.rename(node.source.with_name("old"))
+    node.source.write_bytes(BYTES.swapcase())
+    os.utime(node.source, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _touch_copy(node: Node) -> None:
+    os.utime(node.copy, ns=(1, 1))
+
+
+def _replace_copy(node: Node) -> None:
+    facts = node.copy.stat()
+    node.copy.rename(node.copy.with_name("old"))
+    node.copy.write_bytes(BYTES)
+    os.utime(node.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _damage_copy(node: Node) -> None:
+    """Another byte in the middle, and no other trace of it but the ctime."""
+    facts = node.copy.stat()
+    with node.copy.open("r+b") as file:
+        file.seek(len(BYTES) // 2)
+        file.write(b"X")
+    os.utime(node.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _link_copy(node: Node) -> None:
+    node.copy.with_name("second").hardlink_to(node.copy)
+
+
+def _append_to_copy(node: Node) -> None:
+    with node.copy.open("ab") as file:
+        file.write(b"X")
+
+
+def _copy_as_symlink(node: Node) -> None:
+    node.copy.rename(node.copy.with_name("moved"))
+    node.copy.symlink_to("moved")
+
+
+DIFFER = "its bytes differ from its digest"
+#: What happens to a staged node, and what it answers then by stat, size and checksum.
+EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
+    (_touch_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
+    (_replace_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
+    (_touch_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_replace_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_damage_copy, (CURRENT, CURRENT, needed(DIFFER))),
+    (_link_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_append_to_copy, (needed(COPY), needed(COPY), needed(COPY))),
+    (_copy_as_symlink, (needed("replaced"), needed("replaced"), needed("replaced"))),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "answers"), EVENTS, ids=[change.__name__.strip("_") for change, _ in EVENTS]
+)
+def test_what_happens_to_files_on_disk_is_found_out(
+    node: Node, change: Callable[[Node], object], answers: tuple[Survey, Survey, Survey]
+) -> None:
+    node.stage()
+    change(node)
+    modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM)
+    assert tuple(node.survey(mode) for mode in modes) == answers
+
+
+def test_the_facts_of_a_source_are_those_of_its_stat(tmp_path: Path) -> None:
+    facts = tmp_path.stat()
+    assert facts_of(facts) == SourceFacts(
+        facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "digest"),
+    [(b"", "99aa06d3014798d86001c324468d497f"), (BYTES, DIGEST)],
+    ids=["empty", "some bytes"],
+)
+def test_the_digest_of_a_file_is_its_xxh3_128(tmp_path: Path, data: bytes, digest: str) -> None:
+    (tmp_path / "file").write_bytes(data)
+    assert digest_of(f"{tmp_path}/file") == digest
+
+
+@pytest.mark.root
+def test_the_free_bytes_are_those_that_can_still_be_written(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def act() -> tuple[int, int]:
+        node = Node(tmp_path)
+        item = StageItem(str(node.source), str(node.copy), str(disk), Validate.STAT)
+        answer = survey(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
+        with node.copy.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, answer.free)
+        return answer.free, os.statvfs(disk).f_bavail
+
+    free, left = on_tmpfs(disk, "size=1m", act)
+    assert 900_000 < free <= 1 << 20
+    assert left == 0
+
+
+# Where nothing can be put
+
+
+def refusal(node: Node, path: Path) -> str:
+    with pytest.raises(DestinationError) as caught:
+        node.survey(path=path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda path: path.mkdir(), "a folder"),
+        (os.mkfifo, "a named pipe"),
+    ],
+    ids=["a folder", "a named pipe"],
+)
+def test_a_destination_that_is_no_file_is_named_by_its_kind(
+    node: Node, make: Callable[[Path], object], kind: str
+) -> None:
+    make(node.copy)
+    assert refusal(node, node.copy) == f"{node.copy} is {kind}; choose another destination"
+
+
+@pytest.mark.parametrize("below", ["copy.sqsh", "a/b/copy.sqsh"])
+def test_a_file_where_a_folder_is_wanted_is_named(node: Node, below: str) -> None:
+    (node.disk / "file").write_bytes(b"")
+    message = f"{node.disk}/file is a plain file, not a folder"
+    assert refusal(node, node.disk / "file" / below) == message
+
+
+def test_a_dangling_symlink_where_a_folder_is_wanted_is_named(node: Node) -> None:
+    (node.disk / "link").symlink_to("nowhere")
+    message = f"{node.disk}/link: No such file or directory"
+    assert refusal(node, node.disk / "link/copy.sqsh") == message
+
+
+def test_a_name_that_the_filesystem_cannot_hold_is_named(node: Node) -> None:
+    path = node.disk / ("x" * 256)
+    assert refusal(node, path) == f"{path}: File name too long"
+
+
+def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        node = Node(tmp_path)
+        (node.disk / "link").symlink_to(other)
+        assert refusal(node, node.disk / "link/copy.sqsh") == (
+            f"{node.disk}/link is on another filesystem than its cache root; "
+            "choose another destination"
+        )
+
+
+@pytest.mark.root
+def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
+    node.stage()
+    os.chown(node.copy, USER, USER)
+    message = f"{node.copy} belongs to uid {USER}; choose another destination"
+    assert refusal(node, node.copy) == message
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (0o500, "{disk}/closed: no permission to write there"),
+        (0o600, "{disk}/closed/copy.sqsh: Permission denied"),
+    ],
+    ids=["no writing", "no entering"],
+)
+def test_a_folder_without_permission_is_named(home: Path, mode: int, message: str) -> None:
+    def act() -> str:
+        node = Node(home)
+        (node.disk / "closed").mkdir()
+        (node.disk / "closed").chmod(mode)
+        return refusal(node, node.disk / "closed/copy.sqsh")
+
+    assert as_ordinary_user(act) == message.format(disk=home / "disk")
