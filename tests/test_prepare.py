@@ -17,7 +17,7 @@ from stager.store import open_cache
 from tests.test_store import USER, as_user, forked, on_tmpfs, ordinary_home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 GROUP = 47111
 #: A user that every system knows, since `prepare` looks for the user's group.

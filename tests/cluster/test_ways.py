@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import STAGECTL
+from tests.cluster.site import COPY, IMAGE, PLUGSTACK, PREFIX, STAGECTL, digest
+from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ def test_bare_srun_holds_all_tasks(site: Site) -> None:
 
 
 def test_bare_srun_without_an_environment(site: Site) -> None:
-    line = ["srun", "-N4", "--export=NONE", f"--stage={A};{B}", "/bin/bash", "-c"]
+    line = ["srun", "-N4", "--export=NONE", f"--stage={A}", f"--stage={B}", "/bin/bash", "-c"]
     done = site.run([*line, f"{SEE_A}; {SEE_B}"])
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
     check_lines(done.stdout, staged("a", ALL), staged("b", ALL), *sights)
@@ -227,8 +228,6 @@ def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
 @pytest.fixture
 def _task_prolog(site: Site) -> Iterator[None]:
     """The site without the plugin: TaskProlog and Prolog in slurm.conf instead."""
-    from tests.cluster.site import PLUGSTACK, PREFIX
-
     site.write_plugstack("")
     site.reconfigure(
         f"TaskProlog={PREFIX}/libexec/task_prolog\nProlog={PREFIX}/libexec/job_prolog\n"
@@ -241,13 +240,19 @@ def _task_prolog(site: Site) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_task_prolog")
 def test_task_prolog_stages_the_scripts_lines_without_the_plugin(site: Site) -> None:
-    script = f"#!/bin/bash\n#STAGE /shared/a /nvme/a\nsrun bash -c '{SEE_A}'\n"
+    use = f"srun bash -c 'sha256sum {COPY}; unsquashfs -l {COPY} | wc -l'"
+    script = f"#!/bin/bash\n#STAGE {IMAGE} {COPY}\n{use}\n"
     job = site.sbatch(script, "-N4", "--ntasks-per-node=2")
     assert job.wait().exit_code == "0:0"
-    check_lines(job.output(), staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
-    job = site.sbatch(script, "-N4")
-    assert job.wait().exit_code == "0:0"
-    check_lines(job.output(), skipped("a", ALL), *[f"{node} sees a" for node in site.nodes])
+    summary, *used = job.output().splitlines()
+    assert re.match(rf"stage: {COPY}: .* MiB from {IMAGE} to n\[1-4\] \(4 nodes\) in ", summary)
+    assert used.count(f"{digest(site.shared('img.sqsh'))}  {COPY}") == 8
+    assert len(set(used)) == 2
+    with Watch(site.shared("img.sqsh")) as watch:
+        job = site.sbatch(script, "-N4")
+        assert job.wait().exit_code == "0:0"
+    assert (watch.opened, watch.read) == (0, 0)
+    assert re.match(rf"stage: {COPY}: current on n\[1-4\] \(4 nodes\), nothing ", job.output())
     job = site.sbatch("echo plain", "-N4")
     assert job.wait().exit_code == "0:0"
     assert job.output() == "plain\n"
