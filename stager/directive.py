@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.errors import DirectiveError, UsageError
+from stager.errors import DirectiveError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +31,7 @@ MAX_LIST = 32 * 1024
 _ESCAPED = ":,;\\"
 _BLANKS = " \t"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
+_NO_URL = "the {} is a URL; only files can be staged"
 _LINE = re.compile(r"#STAGE(?=\s|$)")
 
 
@@ -88,7 +88,7 @@ def print_value(directives: Iterable[Directive]) -> str:
 def head(lines: Iterable[str]) -> Iterator[str]:
     """The lines of a batch script that sbatch looks at: comments up to the first command."""
     for line in lines:
-        if line.strip() and not line.startswith("#"):
+        if line.strip() and not line.lstrip().startswith("#"):
             return
         yield line.rstrip("\r\n")
 
@@ -107,9 +107,12 @@ def sbatch_values(lines: Iterable[str]) -> list[str]:
     for line in head(lines):
         if not line.startswith("#SBATCH"):
             continue
-        words = _words(line, "#SBATCH")
-        values += [word.removeprefix("--stage=") for word in words if word.startswith("--stage=")]
-        values += [after for word, after in pairwise(words) if word == "--stage"]
+        words = iter(_words(line, len("#SBATCH"), sbatch=True))
+        for word in words:
+            if word.value.startswith("--stage="):
+                values.append(word.value.removeprefix("--stage="))
+            elif word.value == "--stage":
+                values += [value.value for value in islice(words, 1)]
     return values
 
 
@@ -123,7 +126,7 @@ def merge(directives: Iterable[Directive]) -> tuple[Directive, ...]:
 def _check_length(text: str) -> None:
     if len(text) > MAX_LIST:
         message = f"the list of directives has {len(text)} characters; {MAX_LIST} are allowed"
-        raise UsageError(f"{message}: stage a folder or an archive instead of many files")
+        raise UsageError(f"{message}: stage an archive instead of many files")
 
 
 def _escape(path: str) -> str:
@@ -187,13 +190,16 @@ def _parse_part(text: str, chars: list[_Char], end: int) -> Directive:
     (paths, paths_end), options = fields[0], fields[1:]
     paths = _strip(paths)
     if not paths:
-        raise DirectiveError("an empty directive: write SRC:DST", text, min(end, len(text)))
+        raise DirectiveError("an empty directive: write SRC:DST", text, paths_end)
     url = _URL.match("".join(c.char for c in paths))
     protected = url.end() if url else 0
     pieces = _split(paths[protected:], ":", paths_end)
     if len(pieces) == 1:
         raise DirectiveError("no ':' between source and destination", text, paths_end)
     if len(pieces) > 2:
+        behind = _field([char for char in paths if char.at > pieces[0][1]], paths_end)
+        if _URL.match(behind.value):
+            raise DirectiveError(_NO_URL.format("destination"), text, behind.at)
         raise DirectiveError(
             "a second ':'; write \\: for one that belongs to a path", text, pieces[1][1]
         )
@@ -207,34 +213,57 @@ def _parse_part(text: str, chars: list[_Char], end: int) -> Directive:
 
 
 def _parse_line(line: str) -> Directive:
-    words = _words(line, "#STAGE")
     bad = next((at for at, c in enumerate(line) if ord(c) < ord(" ") and c != "\t"), None)
     if bad is not None:
         raise DirectiveError("a control character is not allowed in a directive", line, bad)
-    if len(words) < 2 or "=" in words[1].partition("/")[0]:
+    words = _words(line, len("#STAGE"), sbatch=False)
+    if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         hint = "source and destination stand apart: #STAGE SRC DST [key=value…]"
         raise DirectiveError(hint, line, len(line.rstrip()))
-    fields = _locate(line, words)
-    return _build(line, fields[0], fields[1], fields[2:])
+    return _build(line, words[0], words[1], words[2:])
 
 
-def _words(line: str, prefix: str) -> list[str]:
-    try:
-        return shlex.split(line[len(prefix) :], comments=True)
-    except ValueError as error:
-        raise DirectiveError(f"{error}".lower(), line, len(line)) from None
+def _words(line: str, start: int, *, sbatch: bool) -> list[_Field]:
+    """The words of ``line`` from ``start`` on, up to a comment, as a shell or ``sbatch`` splits it.
+
+    (The standard library's splitter tells no positions, and knows comments only as sbatch does.)
+    """
+    words: list[_Field] = []
+    word: _Field | None = None
+    for text, at, plain in _unquote(line, start, sbatch=sbatch):
+        if plain and text == "#" and (sbatch or word is None):
+            break
+        if plain and text in _BLANKS:
+            words += [word] if word else []
+            word = None
+        else:
+            word = _Field(word.value + text, word.at) if word else _Field(text, at)
+    return [*words, word] if word else words
 
 
-def _locate(line: str, words: Sequence[str]) -> list[_Field]:
-    """Where each word stands; quoting may hide it, and then the place after the last serves."""
-    fields: list[_Field] = []
-    at = len("#STAGE")
-    for word in words:
-        found = line.find(word, at)
-        at = found if found >= 0 else at
-        fields.append(_Field(word, at))
-        at += len(word) if found >= 0 else 0
-    return fields
+def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int, bool]]:
+    """Each character with its position, and whether it stands outside of quotes and escapes.
+
+    A backslash takes the next character as it is; within single quotes for sbatch alone. A quote
+    itself becomes an empty text.
+    """
+    quote = ""
+    at = start
+    while at < len(line):
+        char = line[at]
+        if char == "\\" and (sbatch or quote != "'"):
+            at += 1
+            if at == len(line):
+                raise DirectiveError("no escaped character", line, at)
+            yield line[at], at - 1, False
+        elif char == (quote or char) and char in "\"'":
+            quote = "" if quote else char
+            yield "", at, False
+        else:
+            yield char, at, not quote
+        at += 1
+    if quote:
+        raise DirectiveError("no closing quotation", line, len(line))
 
 
 def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
@@ -256,7 +285,7 @@ def _check_path(text: str, path: _Field, what: str) -> None:
     if not path.value:
         raise DirectiveError(f"the {what} is empty", text, path.at)
     if _URL.match(path.value):
-        raise DirectiveError(f"the {what} is a URL; only files can be staged", text, path.at)
+        raise DirectiveError(_NO_URL.format(what), text, path.at)
     if not path.value.startswith("/"):
         problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
         raise DirectiveError(problem, text, path.at)
@@ -268,6 +297,7 @@ def _check_key(text: str, option: _Field, key: str, seen: set[str]) -> None:
     if key in seen:
         raise DirectiveError(f"'{key}' is given twice", text, option.at)
     if key != "validate":
+        key = printable(key)
         near = difflib.get_close_matches(key, ["validate"])
         hint = f"; did you mean '{near[0]}'?" if near else "; known: validate"
         raise DirectiveError(f"unknown option '{key}'{hint}", text, option.at)
@@ -278,5 +308,5 @@ def _choice(text: str, value: _Field, choices: type[Validate]) -> Validate:
         return choices(value.value)
     except ValueError:
         known = ", ".join(choices)
-        problem = f"'{value.value}' is none of {known}"
+        problem = f"'{printable(value.value)}' is none of {known}"
         raise DirectiveError(problem, text, value.at) from None

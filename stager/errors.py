@@ -21,6 +21,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """The text with one column a character, so that a caret can stand below each."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 class StageError(Exception):
     """A failure that is explained to the user by its message alone.
 
@@ -59,9 +64,7 @@ class DirectiveError(UsageError):
     def _caret(self) -> str:
         start = max(0, min(self.position - self.WINDOW // 2, len(self.text) - self.WINDOW))
         window = self.text[start : start + self.WINDOW]
-        # One column a character, so that the caret stands below the fault.
-        shown = "".join(c if c.isprintable() else "?" for c in window)
-        return f"  {shown}\n  {' ' * (self.position - start)}^"
+        return f"  {printable(window)}\n  {' ' * (self.position - start)}^"
 
 
 class PolicyRefusal(StageError):

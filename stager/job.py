@@ -92,11 +92,12 @@ def _from_scontrol(job: int) -> JobContext | None:
     try:
         answer = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", str(job)],
-            capture_output=True, text=True, timeout=_ANSWER_TIMEOUT, check=True,
+            capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT, check=True,
             env={"PATH": os.defpath, **os.environ},
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
     fields = dict(word.partition("=")[::2] for word in answer.stdout.split())
     nodes, count = fields.get("NodeList", ""), fields.get("NumNodes", "")
+    nodes = "" if nodes == "(null)" else nodes  # a job that has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None

@@ -61,6 +61,8 @@ LOCAL_ENVIRONMENT = {
 
 #: Lines of the launcher's own output that a failure's message repeats.
 _TAIL = 12
+#: Seconds of one wait for output; the kernel takes no endless number of them.
+_LONGEST_WAIT = 3600.0
 
 #: What can be done about ranks that do not find each other, or do not begin at all.
 _REMEDY = (
@@ -126,6 +128,8 @@ def run(
         )  # fmt: skip
     except OSError as error:
         raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    except ValueError as error:  # a NUL or '=' where none can be
+        raise LaunchError(f"{argv[0]} cannot be started: {error}") from None
     with process:
         listener = _Listener(process, time.monotonic() + start_timeout, on_event)
         try:
@@ -178,7 +182,7 @@ class _Listener:
                 selector.register(stream, selectors.EVENT_READ, data=bytearray())
             while selector.get_map() and not self.timed_out:
                 ready = selector.select(self._patience())
-                self.timed_out = not ready
+                self.timed_out = not self.begun and time.monotonic() >= self._deadline
                 for key, _ in ready:
                     block = os.read(key.fd, 65536)
                     key.data.extend(block or b"\n")
@@ -191,7 +195,8 @@ class _Listener:
         return outcome
 
     def _patience(self) -> float | None:
-        return None if self.begun else max(0.0, self._deadline - time.monotonic())
+        left = self._deadline - time.monotonic()
+        return None if self.begun else min(max(0.0, left), _LONGEST_WAIT)
 
     def _hear(self, line: str) -> Outcome | None:
         event = _as_event(line)

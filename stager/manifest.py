@@ -57,7 +57,10 @@ class Record:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The record in ``text``. Raises ValueError that says what is wrong with it."""
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
             raise ValueError(f"version {version!r}, where {VERSION} is known")

@@ -45,9 +45,12 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     """Make the folders of user ``uid`` beneath every cache root that ``config`` names."""
     code = 0
     try:
-        gid = pwd.getpwuid(uid).pw_gid
         places = [(root, _FOLDERS_OF_ROOT) for root in read_roots(config)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        gid = _group_of(uid)
+    except OSError as error:
+        complain(f"uid {uid}, {config}: {error.strerror}")
+        return 1
+    except ValueError as error:
         complain(f"uid {uid}, {config}: {error}")
         return 1
     for root, folder in [*places, (_RUN, _FOLDER_OF_RUN)]:
@@ -62,14 +65,24 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
 
 
 def read_roots(config: str) -> list[str]:
-    """The ``roots`` of stage.toml. Raises OSError, KeyError, or ValueError where they are wrong."""
+    """The ``roots`` of stage.toml. Raises OSError, or ValueError where they are wrong."""
     with open(config, "rb") as file:
-        roots: Any = tomllib.load(file)["roots"]
+        document = tomllib.load(file)
+    if "roots" not in document:
+        raise ValueError("roots is missing")
+    roots: Any = document["roots"]
     if not isinstance(roots, list) or not all(
         isinstance(root, str) and root.startswith("/") for root in roots
     ):
         raise ValueError("roots is not a list of absolute paths")
     return roots
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        raise ValueError("this node knows no such user") from None
 
 
 def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
@@ -80,11 +93,15 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
     """
     with _opened(root, None) as base, _made(base, folder, 0o755) as parent:
         facts = os.fstat(parent)
-        if facts.st_uid != 0 or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if facts.st_uid != 0:
             raise UnsafeError(f"made by uid {facts.st_uid}, not by root alone; remove it")
+        if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UnsafeError("others than root may write in it; remove it")
+        os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
         with _made(parent, str(uid), 0o700) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:
                 # Still root's own and in root's folder: nobody had a chance to change it.
+                os.fchmod(home, 0o700)
                 os.fchown(home, uid, gid)
             if os.fstat(home).st_uid != uid:
                 raise UnsafeError(f"{uid} belongs to another user; remove it")
@@ -101,13 +118,9 @@ def _opened(name: str, folder: int | None) -> Iterator[int]:
 
 @contextmanager
 def _made(folder: int, name: str, mode: int) -> Iterator[int]:
-    made = False
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
-        made = True
     with _opened(name, folder) as descriptor:
-        if made:
-            os.fchmod(descriptor, mode)  # whatever mask root runs with
         yield descriptor
 
 

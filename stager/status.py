@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.errors import StageError
 from stager.report import bytes_text, seconds_text
-from stager.store import open_cache
+from stager.store import look_for_cache
 from stager.survey import facts_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def gather(node: str, disk: str, roots: Iterable[str], uid: int) -> list[Entry]:
     entries: list[Entry] = []
     for root in roots:
         try:
-            cache = open_cache(disk + root, uid)
+            cache = look_for_cache(disk + root, uid)
         except StageError:
             continue  # nothing was ever staged here for this user
         entries += [Entry(node, record, _state(record, disk)) for record in cache.records()]

@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,9 @@ WORDS = "/run/slurm-stage"
 
 #: A record is some 600 bytes and two paths; more than this is not ours.
 _RECORD_LIMIT = 64 * 1024
-_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not to wait for the other end of a named pipe, should somebody have put one there.
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -63,19 +65,11 @@ class Cache:
                 yield Record.from_json(_read_trusted(f"{self.folder}/records/{name}"))
 
     def save(self, record: Record) -> None:
-        """Replace the destination's record in one step."""
-        path = self.record_path(record.destination)
-        fresh = _fresh_name(f"{self.folder}/partial")
-        descriptor = os.open(fresh, _CREATE, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            _write_all(descriptor, record.to_json().encode(), 0)
-            os.rename(fresh, path)
-        except OSError:
-            os.unlink(fresh)
-            raise
-        finally:
-            os.close(descriptor)
+        """Replace the destination's record in one step. Raises SpaceError or DestinationError."""
+        folder = f"{self.folder}/partial"
+        with _raising(folder), closing(_Nameless(folder)) as fresh:
+            _write_all(fresh.descriptor, record.to_json().encode(), 0)
+            fresh.rename(self.record_path(record.destination))
 
     def forget(self, destination: str) -> None:
         """Remove the destination's record, if there is one."""
@@ -84,50 +78,69 @@ class Cache:
 
     def sweep(self) -> None:
         """Remove partial files whose writer is gone; a living one holds a lock on its own."""
-        for name in os.listdir(f"{self.folder}/partial"):
-            path = f"{self.folder}/partial/{name}"
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-                finally:
-                    os.close(descriptor)
+        folder = f"{self.folder}/partial"
+        with _opened(folder, _FOLDER) as parent, suppress(BlockingIOError):
+            # Not while another process is between the making of a file and its locking.
+            fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in os.listdir(folder):
+                with suppress(OSError), _opened(f"{folder}/{name}", _READ_ONLY) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(f"{folder}/{name}")
+
+
+def look_for_cache(root: str, uid: int) -> Cache:
+    """The user's folder beneath ``root``, as it is.
+
+    Raises DestinationError where it is missing, or where somebody else could write in it.
+    """
+    _check_folder(_parent(root), (0, uid))
+    _check_folder(_folder(root, uid), (uid,))
+    return Cache(_folder(root, uid))
 
 
 def open_cache(root: str, uid: int) -> Cache:
-    """The user's folder beneath ``root``, inner folders made, dead partial files swept.
-
-    Raises DestinationError where root did not prepare the folder, or a stranger owns it.
-    """
+    """`look_for_cache`, ready to be written: inner folders made, dead partial files swept."""
     try:
-        home = os.stat(root or "/")
+        owner = os.stat(root or "/").st_uid
     except OSError as error:
         raise DestinationError(f"the cache root {root} is not there: {error.strerror}") from None
-    parent = f"{root}/{FOLDER}"
-    folder = f"{parent}/{uid}"
-    if home.st_uid == uid:
-        # The whole root is this user's own: nobody else could have prepared it.
-        for path in (parent, folder):
-            with suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-    _check_owner(parent, (0, uid))
-    _check_owner(folder, (uid,))
+    if owner == uid:
+        # Nobody else could have prepared it. Root's own root serves its users too: they pass
+        # through the first folder to theirs.
+        _make_folder(_parent(root), 0o755)
+        _check_folder(_parent(root), (0, uid))
+        _make_folder(_folder(root, uid), 0o700)
+    cache = look_for_cache(root, uid)
     for name in ("records", "partial"):
-        with suppress(FileExistsError):
-            os.mkdir(f"{folder}/{name}", 0o700)
-    cache = Cache(folder)
-    cache.sweep()
+        _make_folder(f"{cache.folder}/{name}", 0o700)
+    with _raising(cache.folder):
+        cache.sweep()
     return cache
 
 
-def _check_owner(path: str, owners: tuple[int, ...]) -> None:
+def _parent(root: str) -> str:
+    return f"{root}/{FOLDER}"
+
+
+def _folder(root: str, uid: int) -> str:
+    return f"{root}/{FOLDER}/{uid}"
+
+
+def _make_folder(path: str, mode: int) -> None:
+    with _raising(path), suppress(FileExistsError):
+        os.mkdir(path, mode)
+        os.chmod(path, mode)  # whatever the user's mask
+
+
+def _check_folder(path: str, owners: tuple[int, ...]) -> None:
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
         raise DestinationError(
             f"{path} is missing: the site's prolog or plugin makes it; tell the administrator"
         ) from None
+    except OSError as error:
+        raise DestinationError(f"{path}: {error.strerror}") from None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid not in owners or facts.st_mode & 0o022:
         raise DestinationError(
             f"{path} is not a folder of {' or '.join(f'uid {uid}' for uid in owners)} alone; "
@@ -135,20 +148,37 @@ def _check_owner(path: str, owners: tuple[int, ...]) -> None:
         )
 
 
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _raising(path: str) -> Iterator[None]:
+    """Turn the disk's errors into those of a stage."""
+    try:
+        yield
+    except OSError as error:
+        raise _as_stage_error(error, path) from None
+
+
 def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
 def _read_trusted(path: str) -> bytes:
-    descriptor = os.open(path, _READ_ONLY)
-    try:
+    with _opened(path, _READ_ONLY) as descriptor:
         facts = os.fstat(descriptor)
         ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
         if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):
             raise ValueError(f"{path} is not a plain file of this user")
+        if facts.st_size > _RECORD_LIMIT:
+            raise ValueError(f"{path} is longer than a record can be")
         return os.read(descriptor, _RECORD_LIMIT)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -217,92 +247,107 @@ def _lock_offset(destination: str) -> int:
 # Partial files: without a name until every byte is in place.
 
 
-class Partial:
-    """A file being written beneath ``cache``, ``size`` bytes long; nobody sees it until `publish`.
+class _Nameless:
+    """A new file for writing in ``folder``, without a name where the filesystem allows that.
 
-    It has no name where the filesystem allows that, so that not even a kill leaves a part of it.
+    So not even a kill leaves a part of it. It is locked, which tells `Cache.sweep` that it lives.
+    Raises OSError.
     """
 
-    def __init__(self, cache: Cache, size: int) -> None:
-        self._folder = f"{cache.folder}/partial"
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._name = ""
-        self.descriptor = self._open()
         try:
-            # For `Cache.sweep`: this file, once it has a name, belongs to a living process.
+            self.descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-            if size:
-                os.posix_fallocate(self.descriptor, 0, size)
-        except OSError as error:
-            self.close()
-            raise _as_stage_error(error, self._folder) from None
-
-    def _open(self) -> int:
-        try:
-            return os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                raise _as_stage_error(error, self._folder) from None
-        self._name = _fresh_name(self._folder)
-        return os.open(self._name, _CREATE, 0o600)
+                raise
+            self._open_named()
 
-    def write(self, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes. Raises SpaceError or DestinationError."""
-        try:
-            _write_all(self.descriptor, data, offset)
-        except OSError as error:
-            raise _as_stage_error(error, self._folder) from None
+    def _open_named(self) -> None:
+        with _opened(self._folder, _FOLDER) as parent:
+            fcntl.flock(parent, fcntl.LOCK_SH)
+            self._name = self._fresh_name()
+            self.descriptor = os.open(self._name, _CREATE, 0o600)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
-    def seal(self, mode: int, mtime_ns: int) -> None:
-        """Give the file its permissions and time, and bring all of it to the disk."""
-        try:
-            os.fchmod(self.descriptor, mode & 0o777)
-            os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
-            os.fsync(self.descriptor)
-        except OSError as error:
-            raise _as_stage_error(error, self._folder) from None
+    def _fresh_name(self) -> str:
+        return f"{self._folder}/{os.urandom(8).hex()}"
 
-    def publish(self, path: str) -> CopyFacts:
-        """Put the sealed file at ``path`` in one step, in place of what is there."""
-        try:
-            if not self._name:
-                self._name = _fresh_name(self._folder)
-                _give_name(self.descriptor, self._name)
-            os.rename(self._name, path)
-        except OSError as error:
-            raise _as_stage_error(error, path) from None
+    def rename(self, path: str) -> None:
+        """Put the file at ``path`` in one step, in place of what is there."""
+        if not self._name:
+            name = self._fresh_name()
+            _give_name(self.descriptor, name)
+            self._name = name
+        os.rename(self._name, path)
         self._name = ""
-        _sync_folder(os.path.dirname(path))
-        facts = os.fstat(self.descriptor)
-        return CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
     def close(self) -> None:
-        """Let go of the file; unless it was published, its bytes are gone."""
+        """Let go of the file; unless it was renamed, its bytes are gone."""
         if self._name:
             with suppress(FileNotFoundError):
                 os.unlink(self._name)
         os.close(self.descriptor)
 
 
-def _fresh_name(folder: str) -> str:
-    return f"{folder}/{os.urandom(8).hex()}"
-
-
 def _give_name(descriptor: int, path: str) -> None:
     """Link an unnamed file to ``path``, which an unprivileged process can do by way of /proc."""
     # A folder descriptor makes os.link() call linkat(2), which can follow /proc's symlink.
-    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened("/proc/self/fd", _FOLDER) as descriptors:
         os.link(str(descriptor), path, src_dir_fd=descriptors, follow_symlinks=True)
-    finally:
-        os.close(descriptors)
+
+
+class Partial:
+    """A copy being written beneath ``cache``, ``size`` bytes long; nobody sees it until `publish`.
+
+    Raises SpaceError or DestinationError.
+    """
+
+    def __init__(self, cache: Cache, size: int) -> None:
+        self._folder = f"{cache.folder}/partial"
+        with _raising(self._folder):
+            self._file = _Nameless(self._folder)
+            try:
+                if size:
+                    os.posix_fallocate(self._file.descriptor, 0, size)
+            except OSError:
+                self._file.close()
+                raise
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Put ``data`` at ``offset`` bytes."""
+        with _raising(self._folder):
+            _write_all(self._file.descriptor, data, offset)
+
+    def seal(self, mode: int, mtime_ns: int) -> None:
+        """Give the file its permissions and time, and bring all of it to the disk.
+
+        Its owner may always read it, whoever might read the source by another right.
+        """
+        with _raising(self._folder):
+            os.fchmod(self._file.descriptor, mode & 0o777 | stat.S_IRUSR)
+            os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
+            os.fsync(self._file.descriptor)
+
+    def publish(self, path: str) -> CopyFacts:
+        """Put the sealed file at ``path`` in one step, in place of what is there."""
+        with _raising(path):
+            self._file.rename(path)
+            _sync_folder(os.path.dirname(path))
+            facts = os.fstat(self._file.descriptor)
+        return CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
+
+    def close(self) -> None:
+        """Let go of the file; unless it was published, its bytes are gone."""
+        self._file.close()
 
 
 def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    # One may write in a folder and not read it; then its own time has to bring it to the disk.
+    with suppress(PermissionError), _opened(path, _FOLDER) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _as_stage_error(error: OSError, path: str) -> SpaceError | DestinationError:
@@ -324,10 +369,10 @@ def made_parents(path: str) -> Iterator[None]:
         missing.append(folder)
         folder = os.path.dirname(folder)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError as error:
-        raise DestinationError(f"{error.filename}: {error.strerror}") from None
-    try:
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except OSError as error:
+            raise DestinationError(f"{error.filename}: {error.strerror}") from None
         yield
     except BaseException:
         for made in missing:
@@ -366,7 +411,7 @@ class Words:
     def say(self, text: str) -> None:
         """Write the word that waiting tasks act on."""
         assert self._descriptor is not None
-        _write_all(self._descriptor, f"{text}\n".encode(), 0)
+        _write_all(self._descriptor, os.fsencode(f"{text}\n"), 0)
 
     def close(self) -> None:
         """Let go: waiting tasks read the word, or find that there is none."""

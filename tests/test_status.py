@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from tests.test_store import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 RECORD = Record(
     version=VERSION,

@@ -70,7 +70,7 @@ static bool has_stage_lines(const char *path)
 	while (!found && getline(&line, &size, script) >= 0) {
 		const char *text = line + strspn(line, " \t\r\n\f\v");
 
-		if (line[0] != '#' && text[0])
+		if (text[0] != '#' && text[0])
 			break;
 		found = strncmp(line, "#STAGE", 6) == 0 && strchr(" \t\r\n", line[6]);
 	}

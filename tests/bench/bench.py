@@ -1,0 +1,121 @@
+"""``make bench``: this project beside the other ways to put a file on every node of a cluster.
+
+Brings the test cluster up, runs every tool in turn for several rounds in one job, and prints the
+medians of whole commands and of the ratios, round by round, to this project's time. The figures are
+kept as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.cluster.cluster import NvmeKind
+from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, STAGECTL, Site
+
+SOURCE, COPY = "/shared/bench.data", "/nvme/bench.data"
+HERE = Path(__file__).parent
+OURS = "slurm-stage"
+#: Prints the seconds that the ranks needed from the opened files to the published copies.
+ALONE = "import json, sys; print('alone', sum(i['seconds'] for i in json.load(sys.stdin)['items']))"
+
+
+def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
+    """Each tool's shell commands: what comes before, not timed, and what is timed."""
+    each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
+    empty = f"{each} bash -c 'rm -f {COPY}; sync -f /nvme'"
+    mpi = f"{each} --mpi=pmix"
+    flush = "conv=fsync"
+    found = {
+        OURS: f'{STAGECTL} stage --json {SOURCE}:{COPY} | tee /tmp/o | {PYTHON} -c "{ALONE}"',
+        "sbcast": f"sbcast --force {SOURCE} {COPY}",
+        "sbcast -s64m -F4": f"sbcast --force -s 64m -F 4 {SOURCE} {COPY}",
+        "cp on every node": f"{each} cp {SOURCE} {COPY}",
+        "cp on every node, fsync": f"{each} dd if={SOURCE} of={COPY} bs=4M {flush}",
+        "C MPI_Bcast loop": f"{mpi} {PREFIX}/bench/bcast {size} | sed 's/^/alone /'",
+        "plain O_DIRECT write": (
+            f"{each} dd if=/dev/zero of={COPY} bs=4M count={size >> 22} oflag=direct {flush}"
+        ),
+    }
+    if kind == "tmpfs":
+        del found["plain O_DIRECT write"]
+    if shutil.which("rsync"):
+        found["rsync on every node"] = f"{each} rsync {SOURCE} {COPY}"
+    return {
+        name: {"before": empty, "run": f"set -o pipefail; {line}"} for name, line in found.items()
+    }
+
+
+def run_rounds(site: Site, size: int, kind: NvmeKind, rounds: int) -> list[dict[str, Any]]:
+    """All tools' runs, the warm-up not among them."""
+    nodes = len(site.nodes)
+    plan = {"rounds": rounds, "tools": tools(nodes, size, kind)}
+    site.shared("plan.json").write_text(json.dumps(plan))
+    shutil.copy(HERE / "rounds.py", site.shared("rounds.py"))
+    job = site.sbatch(f"{PYTHON} /shared/rounds.py /shared/plan.json", f"-N{nodes}")
+    state = job.wait(timeout=3600)
+    results = [json.loads(line) for line in job.output().splitlines() if line.startswith("{")]
+    failed = [result for result in results if result["code"]]
+    if state.exit_code != "0:0" or failed:
+        raise SystemExit(f"{state}\n{failed or job.output()}")
+    return [result for result in results if result["round"]]
+
+
+def table(results: list[dict[str, Any]], title: str) -> Table:
+    """Medians over the rounds; a ratio is of the same round's times, so that drift falls out."""
+    shown = Table(title=title, title_justify="left")
+    for header in ("tool", "whole command", "ours / it", "alone", "ours / it, alone"):
+        shown.add_column(header, justify="left" if header == "tool" else "right")
+    by_tool: dict[str, dict[int, dict[str, Any]]] = {}
+    for result in results:
+        by_tool.setdefault(result["tool"], {})[result["round"]] = result
+    for name, runs in by_tool.items():
+        cells = [name]
+        for figure in ("seconds", "alone"):
+            values = {number: run[figure] for number, run in runs.items()}
+            if None in values.values():
+                cells += ["", ""]
+                continue
+            ratios = [by_tool[OURS][number][figure] / values[number] for number in values]
+            cells += [f"{statistics.median(values.values()):.2f} s",
+                      f"{statistics.median(ratios):.2f}"]  # fmt: skip
+        shown.add_row(*cells)
+    return shown
+
+
+def main() -> int:
+    """Run the benchmark and print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--nvme", nargs="+", default=["tmpfs", "folder"])
+    parser.add_argument("--size", type=int, default=1 << 30, help="bytes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "bench.json")
+    options = parser.parse_args()
+    kept: list[dict[str, Any]] = []
+    console = Console()
+    for nodes in options.nodes:
+        for kind in options.nvme:
+            with Site(nodes, kind) as site:
+                site.run(f"head -c {options.size} /dev/urandom > {SOURCE}", timeout=600)
+                site.run(["mkdir", f"{PREFIX}/bench"], user="root")
+                line = ["mpicc", "-O2", "-o", f"{PREFIX}/bench/bcast", str(HERE / "bcast.c")]
+                site.run(line, user="root")
+                results = run_rounds(site, options.size, kind, options.rounds)
+            kept += [{**result, "nodes": nodes, "nvme": kind} for result in results]
+            console.print(table(results, f"{options.size} bytes, {nodes} nodes, {kind}"))
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps(kept, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
