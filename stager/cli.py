@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import click
 
 from stager import directive, job, launch, policy, report, request
-from stager.errors import SourceError, StageError, UsageError
+from stager.errors import LaunchError, SourceError, StageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +57,10 @@ def main() -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     # Slurm's signal ends the launcher too, and with it the ranks.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    for stream in (sys.stdout, sys.stderr):
-        # Paths are bytes; whatever they hold, a message about them can be printed.
-        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    _open_streams()
     try:
         code = cli.main(prog_name="stagectl", standalone_mode=False)
+        sys.stdout.flush()
     except StageError as error:
         _complain(str(error))
         code = error.code
@@ -70,7 +69,20 @@ def main() -> NoReturn:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 128 + signal.SIGINT
+    except OSError as error:
+        _complain(f"the output cannot be written: {error.strerror}")
+        code = LaunchError.code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has no place
     sys.exit(code or 0)
+
+
+def _open_streams() -> None:
+    """Have stdout and stderr take any text, even where the caller closed them."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # Paths are bytes; whatever they hold, a message about them can be printed.
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
 def _say(text: str) -> None:
@@ -166,11 +178,11 @@ def _run_local(
     *,
     dry_run: bool,
 ) -> Outcome:
-    rules = policy.load(config) if config.exists() else policy.LOCAL
-    for rank in range(count):
-        for cache_root in rules.roots:
-            _make_folder(Path(f"{root}/node{rank + 1}{cache_root}"))
+    rules = policy.load_if_present(config) or policy.LOCAL
     wanted = replace(_request(wishes, rules, count), local_root=str(root), dry_run=dry_run)
+    for number in range(count) if not dry_run else ():
+        for cache_root in rules.roots:
+            _make_folder(Path(f"{root}/node{number + 1}{cache_root}"))
     return launch.run(
         launch.mpiexec_argv(count),
         launch.rank_environment(os.environ, rules, wanted),
@@ -282,7 +294,7 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     wishes = _parse(values)
     for script in scripts:
         wishes += _read_submitted(script)
-    rules = policy.load(config) if config.exists() else None
+    rules = policy.load_if_present(config)
     items = request.resolve(wishes, rules or policy.LOCAL)
     if quiet:
         return 0
@@ -305,19 +317,28 @@ def _read_submitted(script: Path) -> list[Directive]:
 
 
 @cli.command()
-@_local_root
+@click.option(
+    "--local-root",
+    type=click.Path(path_type=Path),
+    help="Show instead what `stage --local` keeps here.",
+)
 @_config
 @_json
 def status(local_root: Path | None, config: Path, as_json: bool) -> int:
     """Show what is staged on this node for you."""
     if local_root:
-        rules = policy.load(config) if config.exists() else policy.LOCAL
-        disks = {path.name: str(path.absolute()) for path in sorted(local_root.glob("node*"))}
+        rules = policy.load_if_present(config) or policy.LOCAL
+        disks = _simulated_disks(local_root)
     else:
         rules = policy.load(config)
         disks = {os.environ.get("SLURMD_NODENAME") or socket.gethostname(): ""}
     _show_status(disks, rules.roots, as_json=as_json)
     return 0
+
+
+def _simulated_disks(root: Path) -> dict[str, str]:
+    disks = [path for path in root.absolute().glob("node*") if path.is_dir()]
+    return {path.name: str(path) for path in sorted(disks, key=lambda p: (len(p.name), p.name))}
 
 
 def _show_status(disks: Mapping[str, str], roots: Sequence[str], *, as_json: bool) -> None:
@@ -370,7 +391,7 @@ def demo(nodes: int) -> int:
             if code:
                 return code
         click.echo(f"\n# what the nodes hold\n$ stagectl status --local-root {root}")
-        disks = {path.name: str(path) for path in sorted(root.iterdir())}
+        disks = _simulated_disks(root)
         _show_status(disks, policy.LOCAL.roots, as_json=False)
     return 0
 

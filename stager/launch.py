@@ -98,6 +98,7 @@ def rank_environment(
     """The environment of launcher and ranks, the request in it."""
     kept = {name: environment[name] for name in _KEPT if name in environment}
     return {
+        "HOME": os.path.expanduser("~"),  # Open MPI does not begin without
         **kept,
         "PATH": _PATH,
         # Waiting ranks spin otherwise, on cores that readers and writers need.

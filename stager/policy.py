@@ -26,6 +26,21 @@ def _plain_absolute(path: str) -> str:
     return path
 
 
+def _possible_name(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError("no variable can have this name")
+    return name
+
+
+def _possible_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("no variable can hold a null byte")
+    return value
+
+
+Environment = dict[
+    Annotated[str, AfterValidator(_possible_name)], Annotated[str, AfterValidator(_possible_value)]
+]
 Root = Annotated[str, AfterValidator(_plain_absolute)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -44,7 +59,7 @@ class Launch(_Section):
     #: Seconds from launch until every rank has begun; nodes import Python in that time.
     start_timeout: Seconds = 120
     #: Extra environment of the ranks, for the site's MPI library.
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
 
 
 class Transfer(_Section):
@@ -73,25 +88,39 @@ LOCAL = Policy.model_construct(roots=("",), lock_timeout=1800, launch=Launch(), 
 
 def load(path: Path) -> Policy:
     """The policy in ``path``. Raises PolicyRefusal where it is absent, unreadable or wrong."""
+    rules = load_if_present(path)
+    if rules is None:
+        raise PolicyRefusal(
+            f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+        )
+    return rules
+
+
+def load_if_present(path: Path) -> Policy | None:
+    """The policy in ``path``, None where there is no such file. Raises PolicyRefusal."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError:
-        raise PolicyRefusal(
-            f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
-        ) from None
+        return None
     except OSError as error:
         raise PolicyRefusal(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise PolicyRefusal(f"{path} is not TOML: it is nested too deeply") from None
+    except ValueError as error:  # TOML's own, UTF-8's, or that of an endless number
         raise PolicyRefusal(f"{path} is not TOML: {error}") from None
     try:
         return Policy.model_validate(document)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {_explain(fault['type'], fault['msg'])}"
+            f"{_key(fault['loc'])}: {_explain(fault['type'], fault['msg'])}"
             for fault in error.errors()
         )
         raise PolicyRefusal(f"{path}: {faults}") from None
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location if part != "[key]")
 
 
 def _explain(kind: str, message: str) -> str:

@@ -121,11 +121,13 @@ def _stage(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemR
 
 def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemReport]:
     begun = time.monotonic()
-    looks = together(comm, here, lambda: _look(comm.rank, request.items, here))
+    looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
     caches = [look.caches for look in looks][comm.rank]
     wanted = list(zip(caches, (item.destination for item in items), strict=True))
+    if request.dry_run:
+        wanted = []  # a plan waits for nobody
 
     def waiting(node: str, holder: str, seconds: float) -> None:
         if comm.rank == 0:
@@ -167,10 +169,12 @@ class _Look:
     sources: tuple[Source, ...]
 
 
-def _look(rank: int, items: Sequence[StageItem], here: Here) -> _Look:
+def _look(rank: int, request: StageRequest, here: Here) -> _Look:
+    items = request.items
+    open_cache = store.plan_cache if request.dry_run else store.open_cache
     # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
     sources = tuple(look_at_source(item.source) for item in items) if rank == 0 else ()
-    caches = tuple(store.open_cache(here.path(item.root), here.uid) for item in items)
+    caches = tuple(open_cache(here.path(item.root), here.uid) for item in items)
     folders = tuple(os.path.isdir(here.path(item.destination)) for item in items)
     return _Look(caches, folders, sources)
 

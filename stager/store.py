@@ -118,6 +118,19 @@ def open_cache(root: str, uid: int) -> Cache:
     return cache
 
 
+def plan_cache(root: str, uid: int) -> Cache:
+    """The folder that `open_cache` would open or make; nothing is made. Raises DestinationError."""
+    try:
+        return look_for_cache(root, uid)
+    except DestinationError:
+        above = root or "/"
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        if os.path.lexists(_parent(root)) or os.stat(above).st_uid != uid:
+            raise
+        return Cache(_folder(root, uid))
+
+
 def _parent(root: str) -> str:
     return f"{root}/{FOLDER}"
 

@@ -160,7 +160,8 @@ def _check_folder(folder: str, cache: Cache) -> None:
         raise DestinationError(f"{folder} is {_kind(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DestinationError(f"{folder}: no permission to write there")
-    if facts.st_dev != os.stat(cache.folder).st_dev:
+    # A cache that is only planned for has no folder yet.
+    if facts.st_dev != os.stat(_existing_folder_above(f"{cache.folder}/")).st_dev:
         raise DestinationError(
             f"{folder} is on another filesystem than its cache root; choose another destination"
         )

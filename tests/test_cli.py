@@ -435,13 +435,13 @@ TOML = st.lists(
 
 
 @given(st.lists(VALUES, max_size=3))
-@settings(database=None, deadline=None, max_examples=60)
+@settings(database=None, deadline=None, max_examples=40)
 def test_no_value_makes_a_traceback(values: list[str]) -> None:
     assert_explained(call(["check", "--config", "/nowhere", "--", *values], ROOT), 2)
 
 
 @given(st.binary() | LINES)
-@settings(database=None, deadline=None, max_examples=60)
+@settings(database=None, deadline=None, max_examples=40)
 def test_no_script_makes_a_traceback(script: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(script)
@@ -452,7 +452,7 @@ def test_no_script_makes_a_traceback(script: bytes) -> None:
 @given(TOML.map(str.encode) | TOML.map('roots = ["/nvme"]\n'.__add__).map(str.encode) | st.binary())
 @example(b"roots = " + b"9" * 5000)
 @example(b"roots = " + b"[" * 5000)
-@settings(database=None, deadline=None, max_examples=60)
+@settings(database=None, deadline=None, max_examples=40)
 def test_no_stage_toml_makes_a_traceback(text: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(text)

@@ -1,0 +1,303 @@
+"""A record is read back as it was written, and whatever was done to its text, it is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
+
+RECORD = Record(
+    version=1,
+    source="/data/img é",
+    destination="/nvme/img",
+    source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40),
+    copy_facts=CopyFacts(size=10, mtime_ns=-20, inode=50, owner=60),
+    digest="00112233445566778899aabbccddeeff",
+    staged_at=70,
+    used_at=80,
+    used_by_job=90,
+)
+
+#: The file of RECORD, which later versions must still read or know for another version's.
+TEXT = """{
+ "version": 1,
+ "source": "/data/img \\u00e9",
+ "destination": "/nvme/img",
+ "source_facts": {
+  "size": 10,
+  "mtime_ns": -20,
+  "ctime_ns": 30,
+  "inode": 40
+ },
+ "copy_facts": {
+  "size": 10,
+  "mtime_ns": -20,
+  "inode": 50,
+  "owner": 60
+ },
+ "digest": "00112233445566778899aabbccddeeff",
+ "staged_at": 70,
+ "used_at": 80,
+ "used_by_job": 90
+}
+"""
+
+#: Where each value of a record stands in its JSON, objects among them.
+PLACES = [
+    *((name,) for name in asdict(RECORD)),
+    *(("source_facts", name) for name in asdict(RECORD.source_facts)),
+    *(("copy_facts", name) for name in asdict(RECORD.copy_facts)),
+]
+OBJECTS: list[tuple[str, ...]] = [(), ("source_facts",), ("copy_facts",)]
+
+SIZES = st.integers(0, 2**63 - 1)
+TIMES = st.integers(-(2**63), 2**63 - 1)
+INODES = st.integers(0, 2**64 - 1)
+SECONDS = st.integers(0, 2**40)
+IDS = st.integers(0, 2**32 - 1)
+CHARS = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.characters(
+    min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"]
+)
+PATHS = st.text(CHARS, max_size=12).map("/{}".format)
+RECORDS = st.builds(
+    Record,
+    version=st.just(VERSION),
+    source=PATHS,
+    destination=PATHS,
+    source_facts=st.builds(SourceFacts, SIZES, TIMES, TIMES, INODES),
+    copy_facts=st.builds(CopyFacts, SIZES, TIMES, INODES, IDS),
+    digest=st.text("0123456789abcdef", min_size=32, max_size=32),
+    staged_at=SECONDS,
+    used_at=SECONDS,
+    used_by_job=IDS,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def refusal(text: str | bytes) -> str:
+    with pytest.raises(ValueError, match="") as caught:
+        Record.from_json(text)
+    return str(caught.value)
+
+
+def holder(data: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
+    """The object in which the value at ``place`` stands."""
+    for name in place[:-1]:
+        data = data[name]
+    return data
+
+
+def with_value(place: tuple[str, ...], value: object) -> str:
+    data = asdict(RECORD)
+    holder(data, place)[place[-1]] = value
+    return json.dumps(data)
+
+
+# as it was
+
+
+def test_a_record_s_file_has_this_text() -> None:
+    assert RECORD.to_json() == TEXT
+
+
+@pytest.mark.parametrize("text", [TEXT, TEXT.encode(), TEXT.rstrip(), json.dumps(json.loads(TEXT))])
+def test_a_record_is_read_from_its_file_s_text(text: str | bytes) -> None:
+    assert Record.from_json(text) == RECORD
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS)
+def test_a_record_is_read_back_as_it_was(record: Record) -> None:
+    assert Record.from_json(record.to_json()) == record
+    assert Record.from_json(record.to_json().encode()) == record
+
+
+# damage, each kind with its message
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 10**30, None, "1", [1]])
+def test_another_version_is_refused(version: object) -> None:
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 1 is known"
+
+
+@pytest.mark.parametrize("version", [True, 1.0])
+def test_a_version_that_only_equals_the_known_one_is_refused(version: object) -> None:
+    assert refusal(with_value(("version",), version)) == "version is not int"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
+def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
+    assert refusal(text) == "version None, where 1 is known"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("used_by_job",), True, "used_by_job is not int"),
+        (("staged_at",), 70.0, "staged_at is not int"),
+        (("staged_at",), float("nan"), "staged_at is not int"),
+        (("used_at",), float("inf"), "used_at is not int"),
+        (("used_at",), "80", "used_at is not int"),
+        (("source",), None, "source is not str"),
+        (("digest",), 11, "digest is not str"),
+        (("source_facts", "size"), False, "size is not int"),
+        (("copy_facts", "owner"), [60], "owner is not int"),
+        (("source_facts",), [10, -20, 30, 40], "the fields of SourceFacts differ"),
+        (("copy_facts",), None, "the fields of CopyFacts differ"),
+        (("copy_facts",), asdict(RECORD.source_facts), "the fields of CopyFacts differ"),
+        (("note",), "", "the fields of Record differ"),
+    ],
+)
+def test_a_field_of_another_type_is_named(
+    place: tuple[str, ...], value: object, message: str
+) -> None:
+    assert refusal(with_value(place, value)) == message
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(PLACES), JSON)
+def test_a_value_of_another_type_is_refused(place: tuple[str, ...], value: object) -> None:
+    assume(type(value) is not type(holder(asdict(RECORD), place)[place[-1]]))
+    assert refusal(with_value(place, value))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=".".join)
+def test_a_record_without_one_of_its_keys_is_refused(place: tuple[str, ...]) -> None:
+    data = asdict(RECORD)
+    del holder(data, place)[place[-1]]
+    assert refusal(json.dumps(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(OBJECTS), st.text(max_size=8), JSON)
+def test_a_record_with_another_key_is_refused(
+    place: tuple[str, ...], name: str, value: object
+) -> None:
+    added = (*place, name)
+    assume(name not in holder(asdict(RECORD), added))
+    assert refusal(with_value(added, value))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=".".join)
+def test_a_record_with_a_key_given_twice_is_refused(place: tuple[str, ...]) -> None:
+    data = asdict(RECORD)
+    inside = holder(data, place)
+    inside["twice"] = inside[place[-1]]
+    assert refusal(json.dumps(data).replace('"twice"', json.dumps(place[-1])))
+
+
+def test_a_record_whose_text_is_cut_anywhere_is_refused() -> None:
+    whole = TEXT.rstrip()
+    for length in range(len(whole)):
+        assert refusal(whole[:length])
+        assert refusal(whole[:length].encode())
+
+
+def test_a_record_with_something_behind_it_is_refused() -> None:
+    assert refusal(TEXT + TEXT)
+    assert refusal(TEXT + "\0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60_000,
+        '{"a":' * 10_000,
+        '{"version": ' + "[" * 50_000 + "]" * 50_000 + "}",
+        TEXT.replace('"/data/img \\u00e9"', "[" * 50_000 + "]" * 50_000),
+        TEXT.replace("70", '{"a":' * 10_000 + "0" + "}" * 10_000),
+    ],
+    ids=["arrays", "objects", "version", "source", "staged_at"],
+)
+def test_a_record_that_is_nested_without_end_is_refused(text: str) -> None:
+    assert refusal(text)
+
+
+@pytest.mark.parametrize("depth", range(900, 1010, 5))
+def test_a_version_that_is_nested_deeply_is_refused(depth: int) -> None:
+    assert refusal('{"version": ' + "[" * depth + "]" * depth + "}")
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4_300, 50_000])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    "place", [place for place in PLACES if "facts" not in place[-1]], ids=".".join
+)
+def test_a_number_that_no_filesystem_and_no_clock_gives_is_refused(
+    place: tuple[str, ...], sign: str, digits: int
+) -> None:
+    text = with_value(place, "NUMBER").replace('"NUMBER"', sign + "9" * digits)
+    assert refusal(text)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("source_facts", "size"),
+        ("source_facts", "inode"),
+        ("copy_facts", "size"),
+        ("copy_facts", "inode"),
+        ("copy_facts", "owner"),
+        ("staged_at",),
+        ("used_at",),
+        ("used_by_job",),
+    ],
+    ids=".".join,
+)
+def test_a_number_below_zero_is_refused_but_for_a_file_s_times(place: tuple[str, ...]) -> None:
+    assert refusal(with_value(place, -1))
+
+
+@pytest.mark.parametrize("name", ["source", "destination"])
+@pytest.mark.parametrize("path", ["", "img", "./img", "/a\0b", "/\ud800", "/\ud83d", "/\udc7f"])
+def test_a_path_that_no_system_gives_is_refused(name: str, path: str) -> None:
+    assert refusal(with_value((name,), path))
+
+
+@pytest.mark.parametrize(
+    "digest",
+    ["", "0", "0" * 31, "0" * 33, "g" * 32, "A" * 32, " " * 32, "٠" * 32, f"{'0' * 32}\n"],
+    ids=ascii,
+)
+def test_a_digest_that_is_not_32_hexadecimal_digits_is_refused(digest: str) -> None:
+    assert refusal(with_value(("digest",), digest))
+
+
+# damage of any kind
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(block: bytes) -> None:
+    assert refusal(block)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=100) | JSON.map(json.dumps))
+def test_random_text_is_refused(text: str) -> None:
+    assert refusal(text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, len(TEXT) - 1), st.integers(0, 8), st.binary(max_size=8))
+def test_a_record_with_other_bytes_within_is_refused_or_another_whole_record(
+    start: int, length: int, block: bytes
+) -> None:
+    text = TEXT.encode()
+    with suppress(ValueError):
+        record = Record.from_json(text[:start] + block + text[start + length :])
+        assert Record.from_json(record.to_json()) == record

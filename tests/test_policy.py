@@ -1,0 +1,247 @@
+"""What stage.toml may say, and the whole message for each way in which it can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from stager.errors import PolicyRefusal
+from stager.policy import LOCAL, Launch, Policy, Transfer, load
+
+SHIPPED = Path(__file__).parent.parent / "slurm-config" / "stage.toml"
+ROOTS = 'roots = ["/nvme"]\n'
+NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
+
+FULL = """
+roots = ["/nvme", "/scratch/local"]
+lock_timeout = 2.5
+
+[launch]
+srun = "/opt/slurm/bin/srun"
+mpi = "pmi2"
+start_timeout = 30
+environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
+
+[transfer]
+chunk = "1MiB"
+depth = 4
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stage.toml"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PolicyRefusal) as caught:
+        load(path)
+    return str(caught.value)
+
+
+def test_the_shipped_file_shows_the_defaults() -> None:
+    assert load(SHIPPED) == Policy(roots=("/nvme",))
+
+
+def test_the_defaults_are_these() -> None:
+    assert Policy(roots=("/nvme",)).model_dump() == {
+        "roots": ("/nvme",),
+        "lock_timeout": 1800,
+        "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
+        "transfer": {"chunk": 4_194_304, "depth": 8},
+    }
+
+
+def test_every_key_can_be_set(path: Path) -> None:
+    path.write_text(FULL)
+    assert load(path).model_dump() == {
+        "roots": ("/nvme", "/scratch/local"),
+        "lock_timeout": 2.5,
+        "launch": {
+            "srun": "/opt/slurm/bin/srun",
+            "mpi": "pmi2",
+            "start_timeout": 30,
+            "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
+        },
+        "transfer": {"chunk": 1_048_576, "depth": 4},
+    }
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    policy = Policy(roots=("/nvme",))
+    with pytest.raises(ValidationError, match="Instance is frozen"):
+        policy.lock_timeout = 1  # type: ignore[misc]
+
+
+def test_without_a_site_everything_lies_beneath_the_simulated_disks() -> None:
+    assert (LOCAL.roots, LOCAL.launch, LOCAL.transfer) == (("",), Launch(), Transfer())
+
+
+@pytest.mark.parametrize(
+    ("chunk", "count"),
+    [
+        ("4096", 4_096),
+        ('"4KiB"', 4_096),
+        ('"64 KiB"', 65_536),
+        ('"1MB"', 1_000_000),
+        ('"1GiB"', 1_073_741_824),
+    ],
+)
+def test_a_chunk_is_bytes_or_a_text_with_a_unit(path: Path, chunk: str, count: int) -> None:
+    path.write_text(f"{ROOTS}[transfer]\nchunk = {chunk}\n")
+    assert load(path).transfer.chunk == count
+
+
+def test_an_absent_file_is_refused(path: Path) -> None:
+    assert refusal(path) == (
+        f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+    )
+
+
+def test_a_folder_in_the_file_s_place_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path} cannot be read: Is a directory"
+
+
+def test_a_path_beneath_a_plain_file_is_refused(path: Path) -> None:
+    path.touch()
+    assert refusal(path / "stage.toml") == f"{path}/stage.toml cannot be read: Not a directory"
+
+
+def test_a_file_that_is_not_utf_8_is_refused(path: Path) -> None:
+    path.write_bytes(b'roots = ["/nvm\xe9"]\n')
+    assert refusal(path) == (
+        f"{path} is not TOML: 'utf-8' codec can't decode byte 0xe9 in position 14: "
+        "invalid continuation byte"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("roots", "Expected '=' after a key in a key/value pair (at end of document)"),
+        ("roots =", "Invalid value (at end of document)"),
+        ("roots = [\n", "Invalid value (at end of document)"),
+        ("roots = /nvme\n", "Invalid value (at line 1, column 9)"),
+        (f"{ROOTS}{ROOTS}", "Cannot overwrite a value (at line 2, column 18)"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path} is not TOML: {fault}"
+
+
+def test_a_file_that_is_nested_without_end_is_refused(path: Path) -> None:
+    path.write_text("roots = " + "[" * 100_000)
+    assert refusal(path) == f"{path} is not TOML: nested too deeply"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{ROOTS}lock_timout = 1", "lock_timout"),
+        (f"{ROOTS}Roots = []", "Roots"),
+        (f"{ROOTS}[launcher]\nmpi = 'pmix'", "launcher"),
+        (f"{ROOTS}[launch]\nnodes = 1", "launch.nodes"),
+        (f"{ROOTS}[transfer]\nroots = []", "transfer.roots"),
+    ],
+)
+def test_an_unknown_key_is_refused(path: Path, text: str, key: str) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path}: {key}: unknown key"
+
+
+def test_a_file_without_roots_is_refused(path: Path) -> None:
+    path.write_text("lock_timeout = 1\n")
+    assert refusal(path) == f"{path}: roots: Field required"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("roots = []", "roots: must not be empty"),
+        ('roots = "/nvme"', "roots: must be a list"),
+        ("roots = {}", "roots: must be a list"),
+        (f"{ROOTS}launch = 3", "launch: must be a table"),
+        (f"{ROOTS}transfer = [8]", "transfer: must be a table"),
+    ],
+)
+def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
+    path: Path, text: str, fault: str
+) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('lock_timeout = "soon"', "lock_timeout: Input should be a valid number"),
+        ('lock_timeout = "10"', "lock_timeout: Input should be a valid number"),
+        ("lock_timeout = true", "lock_timeout: Input should be a valid number"),
+        ("lock_timeout = 1979-05-27", "lock_timeout: Input should be a valid number"),
+        ("[launch]\nsrun = 5", "launch.srun: Input should be a valid string"),
+        ("[launch]\nmpi = []", "launch.mpi: Input should be a valid string"),
+        ("[launch.environment]\nA = 1", "launch.environment.A: Input should be a valid string"),
+        ('[transfer]\ndepth = "8"', "transfer.depth: Input should be a valid integer"),
+        ("[transfer]\ndepth = 8.0", "transfer.depth: Input should be a valid integer"),
+        ("[transfer]\ndepth = true", "transfer.depth: Input should be a valid integer"),
+        (
+            '[transfer]\nchunk = "much"',
+            "transfer.chunk: could not parse value and unit from byte string",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("lock_timeout = 0", "lock_timeout: Input should be greater than 0"),
+        ("lock_timeout = -1.5", "lock_timeout: Input should be greater than 0"),
+        ("lock_timeout = inf", "lock_timeout: Input should be a finite number"),
+        ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
+        ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
+        ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
+        (
+            "[transfer]\nchunk = 4095",
+            "transfer.chunk: Input should be greater than or equal to 4096",
+        ),
+        (
+            '[transfer]\nchunk = "1025MiB"',
+            "transfer.chunk: Input should be less than or equal to 1073741824",
+        ),
+        ("[transfer]\ndepth = 1", "transfer.depth: Input should be greater than or equal to 2"),
+        ("[transfer]\ndepth = 65", "transfer.depth: Input should be less than or equal to 64"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    "root", ["", "nvme", "./nvme", "/", "//", "/nvme/", "/a//b", "/a/./b", "/a/.."]
+)
+def test_a_root_that_is_no_plain_absolute_path_is_refused(path: Path, root: str) -> None:
+    path.write_text(f'roots = ["{root}"]\n')
+    assert refusal(path) == f"{path}: roots.0: {NOT_PLAIN}"
+
+
+def test_a_wrong_root_is_named_by_its_place_in_the_list(path: Path) -> None:
+    path.write_text('roots = ["/nvme", "scratch", "/ssd", 5]\n')
+    assert refusal(path) == (
+        f"{path}: roots.1: {NOT_PLAIN}; roots.3: Input should be a valid string"
+    )
+
+
+def test_all_faults_are_told_at_once(path: Path) -> None:
+    path.write_text(f"{ROOTS}lock_timeout = 0\n[launch]\nsrun = 5\nnodes = 1\n")
+    assert refusal(path) == (
+        f"{path}: lock_timeout: Input should be greater than 0; "
+        "launch.srun: Input should be a valid string; launch.nodes: unknown key"
+    )

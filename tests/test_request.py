@@ -1,0 +1,250 @@
+"""What directives become beneath a site's roots, and that a request survives its way as JSON."""
+
+from __future__ import annotations
+
+import os.path
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stager.directive import Directive, Validate, parse_value
+from stager.errors import PolicyRefusal, StageError, UsageError
+from stager.policy import LOCAL, Policy
+from stager.request import REQUEST_VARIABLE, StageItem, StageRequest, resolve
+
+SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
+STAT, SIZE = Validate.STAT, Validate.SIZE
+ITEM = StageItem("/data/img", "/nvme/img", "/nvme", STAT)
+
+#: Bytes of the longest string that the kernel takes into an environment, its NUL among them
+#: (MAX_ARG_STRLEN).
+LONGEST = 128 * 1024
+
+#: Paths as the operating system gives them: UTF-8, and other bytes as lone surrogates.
+CHARS = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.characters(
+    min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"]
+)
+PATHS = st.text(CHARS, max_size=12).map("/{}".format)
+ITEMS = st.builds(StageItem, PATHS, PATHS, PATHS, st.sampled_from(Validate))
+REQUESTS = st.builds(
+    StageRequest,
+    items=st.lists(ITEMS, max_size=3).map(tuple),
+    nodes=st.integers(1, 100_000),
+    chunk=st.integers(4_096, 1 << 30),
+    depth=st.integers(2, 64),
+    lock_timeout=st.floats(min_value=0, allow_infinity=False),
+    job=st.integers(0, 2**32 - 1),
+    word=st.text(CHARS, max_size=12),
+    said=st.text(CHARS, max_size=12),
+    dry_run=st.booleans(),
+    local_root=st.just("") | PATHS,
+)
+
+PARTS = st.sampled_from(["nvme", "fast", "img", "a b", ".", "..", "", "..."])
+LOOSE_PATHS = st.lists(PARTS, max_size=5).map("/".join).map("/{}".format)
+LOOSE_DIRECTIVES = st.builds(
+    Directive, LOOSE_PATHS, LOOSE_PATHS.filter(lambda path: ".." not in path.split("/"))
+)
+
+
+def destination_of(source: str, destination: str) -> tuple[str, str]:
+    (item,) = resolve([Directive(source, destination)], SITE)
+    return item.destination, item.root
+
+
+# JSON
+
+
+@settings(max_examples=300, deadline=None)
+@given(REQUESTS)
+def test_a_request_is_read_back_from_its_json_as_it_was(request: StageRequest) -> None:
+    again = StageRequest.from_json(request.to_json())
+    assert again == request
+    assert [type(item.validate) for item in again.items] == [Validate] * len(request.items)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS)
+def test_the_json_is_one_line_of_ascii_as_an_environment_variable_takes_it(
+    request: StageRequest,
+) -> None:
+    text = request.to_json()
+    assert (text.isascii(), text.isprintable()) == (True, True)
+
+
+def test_the_json_of_a_request() -> None:
+    request = StageRequest((ITEM,), nodes=4, chunk=4096, depth=8, lock_timeout=1800.0, job=7)
+    assert request.to_json() == (
+        '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme", '
+        '"validate": "stat"}], "nodes": 4, "chunk": 4096, "depth": 8, "lock_timeout": 1800.0, '
+        '"job": 7, "word": "", "said": "", "dry_run": false, "local_root": ""}'
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/" + "a" * 16_000 + ":/nvme/" + "b" * 16_000,
+        ";".join(f"/a:/nvme/{number:x}" for number in range(2_500)),
+        "/" + "é" * 16_000 + ":/nvme/" + "é" * 16_000,
+        "/" + "😀" * 16_000 + ":/nvme/" + "😀" * 16_000,
+        "/" + "\udcff" * 16_000 + ":/nvme/" + "\udcff" * 16_000,
+    ],
+    ids=["two long paths", "many short paths", "accents", "pictures", "no UTF-8"],
+)
+def test_a_request_that_is_accepted_fits_into_one_environment_variable(value: str) -> None:
+    with suppress(UsageError):
+        items = resolve(parse_value(value), SITE)
+        request = StageRequest(items, 4, 4096, 8, 1800.0, word="1", said=f"0 {value}")
+        assert len(f"{REQUEST_VARIABLE}={request.to_json()}\0") <= LONGEST
+
+
+# resolving
+
+
+@pytest.mark.parametrize(
+    ("destination", "resolved", "root"),
+    [
+        ("/nvme/img", "/nvme/img", "/nvme"),
+        ("/nvme/a/b/img", "/nvme/a/b/img", "/nvme"),
+        ("/nvme/fast/img", "/nvme/fast/img", "/nvme/fast"),
+        ("/nvme/faster/img", "/nvme/faster/img", "/nvme"),
+        ("/nvme/fast", "/nvme/fast", "/nvme"),
+        ("/scratch/local/img", "/scratch/local/img", "/scratch/local"),
+        ("//nvme///a/./img", "/nvme/a/img", "/nvme"),
+        ("/nvme/..a/img..", "/nvme/..a/img..", "/nvme"),
+        ("/nvme/a b", "/nvme/a b", "/nvme"),
+    ],
+)
+def test_a_destination_belongs_to_the_longest_root_above_it(
+    destination: str, resolved: str, root: str
+) -> None:
+    assert destination_of("/data/img", destination) == (resolved, root)
+
+
+def test_the_order_of_the_roots_does_not_matter() -> None:
+    site = Policy(roots=SITE.roots[::-1])
+    directives = [Directive("/data/img", "/nvme/fast/img"), Directive("/data/img", "/nvme/img")]
+    assert resolve(directives, site) == resolve(directives, SITE)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "resolved"),
+    [
+        ("/data/img", "/nvme/", "/nvme/img"),
+        ("/data/img", "/nvme//", "/nvme/img"),
+        ("/data/img", "/nvme/a/", "/nvme/a/img"),
+        ("/data/img/", "/nvme/a/", "/nvme/a/img"),
+        ("/img", "/nvme/", "/nvme/img"),
+        ("/data/a:b, c", "/nvme/", "/nvme/a:b, c"),
+    ],
+)
+def test_a_destination_with_a_slash_at_its_end_takes_the_source_s_name(
+    source: str, destination: str, resolved: str
+) -> None:
+    assert destination_of(source, destination)[0] == resolved
+
+
+def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
+    assert destination_of("/data/img", "/nvme") == ("/nvme/img", "/nvme")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("/data/img", "img"), ("/data/img//", "img"), ("/img", "img"), ("/", "")]
+)
+def test_an_item_knows_its_source_s_own_name(source: str, name: str) -> None:
+    assert StageItem(source, "/nvme/x", "/nvme", STAT).name == name
+
+
+def test_an_item_keeps_the_source_and_the_way_to_validate() -> None:
+    directives = [Directive("/data//./img", "/nvme/img", SIZE)]
+    assert resolve(directives, SITE) == (StageItem("/data//./img", "/nvme/img", "/nvme", SIZE),)
+
+
+def test_nothing_asked_for_is_nothing_to_stage() -> None:
+    assert resolve([], SITE) == ()
+
+
+def test_items_keep_the_order_of_their_directives() -> None:
+    names = ["c", "a", "b"]
+    items = resolve([Directive(f"/data/{name}", "/nvme/") for name in names], SITE)
+    assert [item.destination for item in items] == ["/nvme/c", "/nvme/a", "/nvme/b"]
+
+
+@pytest.mark.parametrize("again", ["/nvme/img", "/nvme/", "//nvme/./img"])
+def test_what_is_asked_for_twice_alike_is_staged_once(again: str) -> None:
+    directives = [Directive("/data/img", "/nvme/img"), Directive("/data/img", again)]
+    assert resolve(directives, SITE) == (ITEM,)
+
+
+def test_one_source_may_go_to_two_destinations() -> None:
+    items = resolve([Directive("/a", "/nvme/x"), Directive("/a", "/nvme/y")], SITE)
+    assert [item.destination for item in items] == ["/nvme/x", "/nvme/y"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            Directive("/a/img", "/nvme/img"),
+            Directive("/b/img", "/nvme/"),
+            (
+                "/nvme/img is asked for twice: from /a/img (validate=stat) "
+                "and from /b/img (validate=stat)"
+            ),
+        ),
+        (
+            Directive("/a", "/nvme/x", SIZE),
+            Directive("/a", "/nvme/x", Validate.ALWAYS),
+            "/nvme/x is asked for twice: from /a (validate=size) and from /a (validate=always)",
+        ),
+    ],
+)
+def test_two_sources_or_ways_for_one_destination_are_refused(
+    one: Directive, other: Directive, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve([one, Directive("/c", "/nvme/c"), other], SITE)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("destination", "named"),
+    [
+        ("/tmp/img", "/tmp/img"),
+        ("/nvmex/img", "/nvmex/img"),
+        ("/NVME/img", "/NVME/img"),
+        ("/scratch/img", "/scratch/img"),
+        ("/scratch/local2/", "/scratch/local2/img"),
+        ("/", "/img"),
+    ],
+)
+def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: str) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", destination)], SITE)
+    assert str(caught.value) == (
+        f"{named} is not beneath a folder that this site stages to; "
+        "choose a destination beneath /nvme or /nvme/fast or /scratch/local"
+    )
+
+
+def test_without_a_site_any_absolute_destination_will_do() -> None:
+    items = resolve([Directive("/data/img", "/anywhere/img"), Directive("/data/img", "/")], LOCAL)
+    assert [(item.destination, item.root) for item in items] == [
+        ("/anywhere/img", ""),
+        ("/img", ""),
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(LOOSE_DIRECTIVES)
+@example(Directive("/data/..", "/nvme/"))
+@example(Directive("/data/.", "/nvme/"))
+@example(Directive("/", "/nvme/"))
+def test_whatever_is_accepted_is_a_plain_path_beneath_its_root(directive: Directive) -> None:
+    with suppress(StageError):
+        (item,) = resolve([directive], SITE)
+        assert item.destination == os.path.normpath(item.destination)
+        assert item.destination.startswith(f"{item.root}/")
