@@ -738,6 +738,8 @@ SRUN = f"""#!/bin/sh
 while [ "$1" != {sys.executable} ]; do shift; done
 exec "$@"
 """
+#: Such a rank has nobody to share memory with, and would leave its segment behind.
+ALONE = '[launch.environment]\nOMPI_MCA_btl = "self"\n'
 
 
 @pytest.fixture
@@ -747,7 +749,7 @@ def job(desk: Desk) -> Desk:
     (desk.folder / "srun").chmod(0o755)
     (desk.folder / "nvme").mkdir()
     desk.config.write_text(
-        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n{SITE}'
+        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n{ALONE}'
     )
     return desk
 

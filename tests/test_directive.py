@@ -469,6 +469,7 @@ def test_each_line_is_one_directive_in_the_script_s_order() -> None:
         ("#STAGE /a\\ b /c' 'd", "/a b", "/c d"),
         ("#STAGE '/a\\:' \"/b\\\\\"", "/a\\:", "/b\\"),
         ('#STAGE "/it\'s" \'/"b"\'', "/it's", '/"b"'),
+        ('#STAGE "/a\\b" "/\\$c"', "/a\\b", "/$c"),
         ("#STAGE /a:1,2;3 /b:4,5;6", "/a:1,2;3", "/b:4,5;6"),
         ("#STAGE /a=1 /b=2", "/a=1", "/b=2"),
         ("#STAGE ''/a /b''", "/a", "/b"),

@@ -81,9 +81,9 @@ def test_mpiexec_is_the_systems_where_none_is_beside_this_python(
 
 # The ranks' environment
 
-#: What a rank is always given; without some HOME Open MPI does not begin.
+#: What a rank is always given; where the job has no HOME, the one that the system knows.
 GIVEN = {
-    "HOME": "/",
+    "HOME": os.path.expanduser("~"),
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",

@@ -49,12 +49,25 @@ TEXT = """{
 }
 """
 
+
+def holder(data: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
+    """The object in which the value at ``place`` stands."""
+    for name in place[:-1]:
+        data = data[name]
+    return data
+
+
+def value_at(place: tuple[str, ...]) -> object:
+    return holder(asdict(RECORD), place)[place[-1]]
+
+
 #: Where each value of a record stands in its JSON, objects among them.
 PLACES = [
     *((name,) for name in asdict(RECORD)),
     *(("source_facts", name) for name in asdict(RECORD.source_facts)),
     *(("copy_facts", name) for name in asdict(RECORD.copy_facts)),
 ]
+NUMBERS = [place for place in PLACES if type(value_at(place)) is int]
 OBJECTS: list[tuple[str, ...]] = [(), ("source_facts",), ("copy_facts",)]
 
 SIZES = st.integers(0, 2**63 - 1)
@@ -89,16 +102,11 @@ JSON = st.recursive(
 
 
 def refusal(text: str | bytes) -> str:
-    with pytest.raises(ValueError, match="") as caught:
-        Record.from_json(text)
-    return str(caught.value)
-
-
-def holder(data: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
-    """The object in which the value at ``place`` stands."""
-    for name in place[:-1]:
-        data = data[name]
-    return data
+    try:
+        record = Record.from_json(text)
+    except ValueError as error:
+        return str(error)
+    pytest.fail(f"accepted as {record}")
 
 
 def with_value(place: tuple[str, ...], value: object) -> str:
@@ -171,7 +179,7 @@ def test_a_field_of_another_type_is_named(
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(PLACES), JSON)
 def test_a_value_of_another_type_is_refused(place: tuple[str, ...], value: object) -> None:
-    assume(type(value) is not type(holder(asdict(RECORD), place)[place[-1]]))
+    assume(type(value) is not type(value_at(place)))
     assert refusal(with_value(place, value))
 
 
@@ -227,50 +235,37 @@ def test_a_record_that_is_nested_without_end_is_refused(text: str) -> None:
     assert refusal(text)
 
 
-@pytest.mark.parametrize("depth", range(900, 1010, 5))
-def test_a_version_that_is_nested_deeply_is_refused(depth: int) -> None:
-    assert refusal('{"version": ' + "[" * depth + "]" * depth + "}")
+def test_a_version_that_is_nested_deeply_is_refused() -> None:
+    for depth in range(800, 1100):
+        assert refusal('{"version": ' + "[" * depth + "]" * depth + "}")
 
 
-@pytest.mark.parametrize("digits", [20, 400, 4_300, 50_000])
-@pytest.mark.parametrize("sign", ["", "-"])
-@pytest.mark.parametrize(
-    "place", [place for place in PLACES if "facts" not in place[-1]], ids=".".join
-)
+@pytest.mark.parametrize("number", ["9" * 20, "-" + "9" * 20, "9" * 400, "9" * 5000], ids=len)
+@pytest.mark.parametrize("place", NUMBERS, ids=".".join)
 def test_a_number_that_no_filesystem_and_no_clock_gives_is_refused(
-    place: tuple[str, ...], sign: str, digits: int
+    place: tuple[str, ...], number: str
 ) -> None:
-    text = with_value(place, "NUMBER").replace('"NUMBER"', sign + "9" * digits)
-    assert refusal(text)
+    assert refusal(with_value(place, "NUMBER").replace('"NUMBER"', number))
 
 
 @pytest.mark.parametrize(
-    "place",
-    [
-        ("source_facts", "size"),
-        ("source_facts", "inode"),
-        ("copy_facts", "size"),
-        ("copy_facts", "inode"),
-        ("copy_facts", "owner"),
-        ("staged_at",),
-        ("used_at",),
-        ("used_by_job",),
-    ],
-    ids=".".join,
+    "place", [place for place in NUMBERS if not place[-1].endswith("_ns")], ids=".".join
 )
 def test_a_number_below_zero_is_refused_but_for_a_file_s_times(place: tuple[str, ...]) -> None:
     assert refusal(with_value(place, -1))
 
 
 @pytest.mark.parametrize("name", ["source", "destination"])
-@pytest.mark.parametrize("path", ["", "img", "./img", "/a\0b", "/\ud800", "/\ud83d", "/\udc7f"])
+@pytest.mark.parametrize(
+    "path", ["", "img", "./img", "/a\0b", f"/{chr(0xD800)}", f"/{chr(0xDC7F)}"], ids=ascii
+)
 def test_a_path_that_no_system_gives_is_refused(name: str, path: str) -> None:
     assert refusal(with_value((name,), path))
 
 
 @pytest.mark.parametrize(
     "digest",
-    ["", "0", "0" * 31, "0" * 33, "g" * 32, "A" * 32, " " * 32, "٠" * 32, f"{'0' * 32}\n"],
+    ["", "0", "0" * 31, "0" * 33, "g" * 32, "A" * 32, " " * 32, "\u0660" * 32, f"{'0' * 32}\n"],
     ids=ascii,
 )
 def test_a_digest_that_is_not_32_hexadecimal_digits_is_refused(digest: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from stager.errors import PolicyRefusal
-from stager.policy import LOCAL, Launch, Policy, Transfer, load
+from stager.policy import LOCAL, Launch, Policy, Transfer, load, load_if_present
 
 SHIPPED = Path(__file__).parent.parent / "slurm-config" / "stage.toml"
 ROOTS = 'roots = ["/nvme"]\n'
@@ -100,6 +100,12 @@ def test_an_absent_file_is_refused(path: Path) -> None:
     )
 
 
+def test_where_a_site_may_have_no_file_an_absent_one_is_no_policy(path: Path) -> None:
+    assert load_if_present(path) is None
+    path.write_text(ROOTS)
+    assert load_if_present(path) == Policy(roots=("/nvme",))
+
+
 def test_a_folder_in_the_file_s_place_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path} cannot be read: Is a directory"
 
@@ -132,9 +138,17 @@ def test_a_file_that_is_not_toml_is_refused(path: Path, text: str, fault: str) -
     assert refusal(path) == f"{path} is not TOML: {fault}"
 
 
+def test_a_number_without_end_is_refused(path: Path) -> None:
+    path.write_text("lock_timeout = " + "9" * 5000)
+    assert refusal(path) == (
+        f"{path} is not TOML: Exceeds the limit (4300 digits) for integer string conversion: "
+        "value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit"
+    )
+
+
 def test_a_file_that_is_nested_without_end_is_refused(path: Path) -> None:
     path.write_text("roots = " + "[" * 100_000)
-    assert refusal(path) == f"{path} is not TOML: nested too deeply"
+    assert refusal(path) == f"{path} is not TOML: it is nested too deeply"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +251,22 @@ def test_a_wrong_root_is_named_by_its_place_in_the_list(path: Path) -> None:
     assert refusal(path) == (
         f"{path}: roots.1: {NOT_PLAIN}; roots.3: Input should be a valid string"
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "fault"),
+    [
+        ('"" = "1"', "", "no variable can have this name"),
+        ('"A=B" = "1"', "A=B", "no variable can have this name"),
+        ('"A\\u0000" = "1"', "A\0", "no variable can have this name"),
+        ('A = "\\u0000"', "A", "no variable can hold a null byte"),
+    ],
+)
+def test_a_variable_that_no_environment_can_hold_is_refused(
+    path: Path, entry: str, key: str, fault: str
+) -> None:
+    path.write_text(f"{ROOTS}[launch.environment]\n{entry}\n")
+    assert refusal(path) == f"{path}: launch.environment.{key}: {fault}"
 
 
 def test_all_faults_are_told_at_once(path: Path) -> None:
