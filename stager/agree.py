@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from stager import store
-from stager.errors import BusyError, DestinationError, Failure, StageError
+from stager.errors import BusyError, Failure, StageError
 from stager.report import seconds_text
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def together(comm: MPI.Intracomm, here: Here, step: Callable[[], T]) -> list[T]:
     except StageError as error:
         failure = Failure.of(error, here.name)
     except OSError as error:
-        text = f"{error.filename or 'input/output'}: {error.strerror or error}"
-        failure = Failure.of(DestinationError(text), here.name)
+        failure = Failure.of(store.as_stage_error(error), here.name)
     answers: list[tuple[T, Failure | None]] = comm.allgather((result, failure))
     failures = [failure for _, failure in answers if failure]
     if failures:
@@ -72,12 +71,12 @@ def locked(
     wanted: Sequence[tuple[store.Cache, str]],
     timeout: float,
     waiting: Callable[[str, str, float], None],
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Hold the locks of the ``wanted`` destinations on all nodes: all, or none while waiting.
 
     Jobs that want the same destinations on overlapping nodes can so never wait in a circle.
     ``waiting`` is told which node waits for whom, and for how many seconds already. Raises
-    RefusedError after ``timeout`` seconds. Collective.
+    RefusedError after ``timeout`` seconds. Yields whether it had to wait. Collective.
     """
     with ExitStack() as stack:
         locks: dict[store.Cache, store.Locks] = {}
@@ -99,7 +98,7 @@ def locked(
             waiting(node, holder, waited)
             time.sleep(pause * dice)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        yield
+        yield pause != _FIRST_PAUSE
 
 
 def _open_locks(

@@ -32,7 +32,6 @@ _LOG_PERIOD = 5.0
 _DIRECTIVES = "STAGE_DIRECTIVES"
 #: Columns of a table that goes to a file or pipe: enough for long paths on one line.
 _WIDE = 400
-_NOT_STARTED = "the job's own program was not started (exit code {})"
 _DEMO_SIZE = 256 << 20
 
 _config = click.option(
@@ -234,16 +233,17 @@ def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bo
         outcome = _pass_gate(config, script, word, step, say)
     except StageError as error:
         complain(str(error))
-        complain(_NOT_STARTED.format(error.code))
-        # No rank told the tasks that wait on other nodes; Slurm does.
+        code = error.code
+    else:
+        _render(outcome, say, complain)
+        code = outcome.code
+    if code:
+        complain(f"the job's own program was not started (exit code {code})")
+    if code == LaunchError.code and step and int(step) < job.SPECIAL_STEPS:
+        # No rank may have told the tasks that wait on other nodes; Slurm does.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if step and int(step) < job.SPECIAL_STEPS:
-            job.end_step(os.environ, step)
-        return error.code
-    _render(outcome, say, complain)
-    if outcome.code:
-        complain(_NOT_STARTED.format(outcome.code))
-    return outcome.code
+        job.end_step(os.environ, step)
+    return code
 
 
 def _pass_gate(
@@ -255,7 +255,7 @@ def _pass_gate(
     context = job.find(os.environ)
     rules = policy.load(config)
     wanted = _request(wishes, rules, context.node_count)
-    wanted = replace(wanted, job=context.job, word=word, said=f"{step} {text}")
+    wanted = replace(wanted, job=context.job, word=word, step=step, said=text)
     with _Progress(say) as progress:
         return _run_in_job(context, rules, wanted, os.environ, progress)
 
@@ -290,12 +290,17 @@ def _read_head(path: str) -> list[str]:
 @_config
 @click.option("--quiet", is_flag=True, help="Say nothing of what is right.")
 def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
-    """Check directives and batch scripts against the grammar and the site's stage.toml."""
+    """Check directives and batch scripts before submitting.
+
+    Against the grammar, and against the site's stage.toml where there is one.
+    """
     wishes = _parse(values)
     for script in scripts:
         wishes += _read_submitted(script)
     rules = policy.load_if_present(config)
-    items = request.resolve(wishes, rules or policy.LOCAL)
+    wanted = _request(wishes, rules or policy.LOCAL, nodes=1)
+    wanted.to_json()  # which is refused where it is too long to travel
+    items = wanted.items
     if quiet:
         return 0
     for item in items:
@@ -377,7 +382,10 @@ def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 @cli.command()
 @click.option("--nodes", type=click.IntRange(1, 64), default=4, show_default=True)
 def demo(nodes: int) -> int:
-    """Stage a file of 256 MiB to simulated nodes here, twice, and show the records."""
+    """Show a stage of 256 MiB to simulated nodes.
+
+    The second run skips; the records are shown.
+    """
     with tempfile.TemporaryDirectory(prefix="stage-demo-") as folder:
         source = Path(folder) / "img.sqsh"
         with source.open("wb") as file:
@@ -402,6 +410,7 @@ class _Progress:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._spoken = time.monotonic()
+        self._waiting = False
         self._bar: Any = None
         self._task: Any = None
 
@@ -421,7 +430,8 @@ class _Progress:
                     event["destination"], event["sent"], event["size"], event["seconds"]
                 )
             )
-        elif event["event"] == "waiting" and (event["seconds"] == 0 or self._is_time()):
+        elif event["event"] == "waiting" and (not self._waiting or self._is_time()):
+            self._waiting = True
             seconds = report.seconds_text(event["seconds"])
             self._say(f"waiting: {event['node']}: {event['holder']} ({seconds} so far)")
 

@@ -154,7 +154,7 @@ class Delivery:
 
     def _seal(self, files: _Files) -> None:
         if files.partial:
-            files.partial.seal(self.source.mode, self.source.facts.mtime_ns)
+            files.partial.seal(self.source.mode, self.source.group, self.source.facts.mtime_ns)
 
     def _publish(self, files: _Files, digest: str) -> None:
         if files.partial:

@@ -244,8 +244,8 @@ def _words(line: str, start: int, *, sbatch: bool) -> list[_Field]:
 def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int, bool]]:
     """Each character with its position, and whether it stands outside of quotes and escapes.
 
-    A backslash takes the next character as it is; within single quotes for sbatch alone. A quote
-    itself becomes an empty text.
+    A backslash takes the next character as it is: for a shell not within single quotes, and within
+    double ones only what would have a meaning there. A quote itself becomes an empty text.
     """
     quote = ""
     at = start
@@ -255,7 +255,8 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
             at += 1
             if at == len(line):
                 raise DirectiveError("no escaped character", line, at)
-            yield line[at], at - 1, False
+            kept = "" if sbatch or not quote or line[at] in '"\\$`' else char
+            yield kept + line[at], at - 1, False
         elif char == (quote or char) and char in "\"'":
             quote = "" if quote else char
             yield "", at, False

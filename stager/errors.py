@@ -20,6 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+#: What can be done about ranks that do not find each other, or do not begin at all.
+MPI_REMEDY = (
+    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
+    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+)
+
 
 def printable(text: str) -> str:
     """The text with one column a character, so that a caret can stand below each."""

@@ -45,6 +45,8 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
             "not inside a Slurm job: use sbatch, salloc or srun first, "
             "or --local N to simulate N nodes on this machine"
         )
+    if int(environment.get("SLURM_HET_SIZE", "0") or 0) > 1:
+        raise UsageError("a heterogeneous job cannot be staged to: submit its parts as jobs")
     job = int(text)
     found = _from_environment(job, environment)
     for probe in (_from_pyslurm, _from_scontrol) if probes is None else probes:

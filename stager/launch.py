@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stager.errors import LaunchError
+from stager.errors import MPI_REMEDY, LaunchError
 from stager.report import Outcome
 from stager.request import REQUEST_VARIABLE
 
@@ -38,12 +38,12 @@ RANK = (
 #: Tells the plugin in the nested srun that this step is the helper. Slurm takes it for the
 #: plugin's hidden option --stage-helper, and passes over it where there is no such plugin.
 HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
-#: The same for whoever sees only the step's environment.
+#: The same for whoever sees only the step's environment; its value is the job's id.
 HELPER_SENTINEL = "STAGE_HELPER"
 
 #: What a nested srun needs to find its job and controller, and nothing that shapes the step.
 _KEPT = (
-    "HOME", "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
+    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
     "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
@@ -64,12 +64,6 @@ _TAIL = 12
 #: Seconds of one wait for output; the kernel takes no endless number of them.
 _LONGEST_WAIT = 3600.0
 
-#: What can be done about ranks that do not find each other, or do not begin at all.
-_REMEDY = (
-    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
-    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
-)
-
 
 def srun_argv(job: JobContext, policy: Policy) -> list[str]:
     """The nested srun: one rank on each node of the job, beside whatever runs there.
@@ -88,25 +82,34 @@ def srun_argv(job: JobContext, policy: Policy) -> list[str]:
 
 def mpiexec_argv(count: int) -> list[str]:
     """``count`` ranks on this machine, by the MPI beside this Python where there is one."""
-    embedded = Path(sys.executable).parent / "mpiexec"
+    embedded = _embedded()
     return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
+
+
+def _embedded() -> Path:
+    """The mpiexec that the extra ``local`` installs beside this Python."""
+    return Path(sys.executable).parent / "mpiexec"
 
 
 def rank_environment(
     environment: Mapping[str, str], policy: Policy, request: StageRequest
 ) -> dict[str, str]:
-    """The environment of launcher and ranks, the request in it."""
+    """The environment of launcher and ranks, the request in it. Raises UsageError if too long."""
+    local = bool(request.local_root)
     kept = {name: environment[name] for name in _KEPT if name in environment}
     return {
-        "HOME": os.path.expanduser("~"),  # Open MPI does not begin without
         **kept,
+        # Open MPI wants one, and would read settings there that are meant for the user's program.
+        "HOME": "/",
         "PATH": _PATH,
         # Waiting ranks spin otherwise, on cores that readers and writers need.
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        **(LOCAL_ENVIRONMENT if request.local_root else {}),
+        **(LOCAL_ENVIRONMENT if local else {}),
+        # Looking for networks costs a second that shared memory can do without.
+        **({"OMPI_MCA_btl": "self,sm"} if local and _embedded().exists() else {}),
         **policy.launch.environment,
         HELPER_OPTION: "1",
-        HELPER_SENTINEL: "1",
+        HELPER_SENTINEL: str(request.job),
         REQUEST_VARIABLE: request.to_json(),
     }
 
@@ -149,9 +152,9 @@ def _no_outcome(argv: Sequence[str], code: int, listener: _Listener, start_timeo
     launcher = os.path.basename(argv[0])
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     if listener.timed_out:
-        problem = f"MPI did not start within {start_timeout:g} s; {_REMEDY}"
+        problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
     elif not listener.begun:
-        problem = f"MPI did not start: {launcher} {ended}; {_REMEDY}"
+        problem = f"MPI did not start: {launcher} {ended}; {MPI_REMEDY}"
     else:
         problem = f"the ranks ended before the stage was done: {launcher} {ended}; submit again"
     return problem + "".join(f"\n  {line}" for line in listener.tail)

@@ -9,11 +9,16 @@ more time than all their other work.
 """
 
 import json
+import os
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
 #: Version of the record's shape; a record of another version is treated as absent.
 VERSION = 1
+#: Name of the folder beneath each cache root that holds the records.
+RECORDS_FOLDER = ".slurm-stage"
+#: Nanoseconds since 1970, which a file may also have from before.
+_TIMES = ("mtime_ns", "ctime_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Record:
     def from_json(cls, text: str | bytes) -> Self:
         """The record in ``text``. Raises ValueError that says what is wrong with it."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_unique)
         except RecursionError:
             raise ValueError("nested too deeply") from None
         version = data.get("version") if isinstance(data, dict) else None
@@ -67,6 +72,31 @@ class Record:
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
+
+
+def _possible(name: str, value: object) -> bool:
+    """Whether the system could have given this value."""
+    match value:
+        case int():
+            return -(1 << 63) <= value < 1 << 63 if name in _TIMES else 0 <= value < 1 << 64
+        case str() if name == "digest":
+            return len(value) == 32 and all(digit in "0123456789abcdef" for digit in value)
+        case str():
+            return _is_path(value)
+    return True
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return text.startswith("/") and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
 
 
 def _build(shape: type, data: Any) -> Any:
@@ -81,5 +111,7 @@ def _build(shape: type, data: Any) -> Any:
             value = _build(field.type, value)
         if type(value) is not field.type:
             raise ValueError(f"{field.name} is not {field.type.__name__}")
+        if not _possible(field.name, value):
+            raise ValueError(f"{field.name} is none that the system gives")
         values[field.name] = value
     return shape(**values)

@@ -41,8 +41,16 @@ def _possible_value(value: str) -> str:
 Environment = dict[
     Annotated[str, AfterValidator(_possible_name)], Annotated[str, AfterValidator(_possible_value)]
 ]
+
+
+def _not_empty(roots: tuple[str, ...]) -> tuple[str, ...]:
+    if not roots:
+        raise ValueError("must not be empty")
+    return roots
+
+
 Root = Annotated[str, AfterValidator(_plain_absolute)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -56,8 +64,9 @@ class Launch(_Section):
     srun: str = "srun"
     #: srun's --mpi: the plugin by which the MPI library finds its peers (`srun --mpi=list`).
     mpi: str = "pmix"
-    #: Seconds from launch until every rank has begun; nodes import Python in that time.
-    start_timeout: Seconds = 120
+    #: Seconds from launch until every rank has begun; nodes import Python in that time. Less than
+    #: the patience of the plugin's waiting tasks (gate.c), which is 300.
+    start_timeout: Annotated[Seconds, Field(le=240)] = 120
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
 
@@ -68,14 +77,14 @@ class Transfer(_Section):
     #: Bytes of one broadcast; below 2^31, since MPI counts are C ints.
     chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(4 * _MIB)
     #: Chunks in flight on each node: being read, broadcast or written.
-    depth: Annotated[int, Field(ge=2, le=64)] = 8
+    depth: Annotated[int, Field(ge=2, le=64, strict=True)] = 8
 
 
 class Policy(_Section):
     """The whole of stage.toml."""
 
     #: Node-local folders beneath which users may stage, each on a disk of the node.
-    roots: Annotated[tuple[Root, ...], Field(min_length=1)]
+    roots: Annotated[tuple[Root, ...], AfterValidator(_not_empty)]
     #: Seconds that a job waits for another one that stages the same destination.
     lock_timeout: Seconds = 1800
     launch: Launch = Launch()
@@ -123,5 +132,13 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location if part != "[key]")
 
 
+#: Pydantic's kinds of faults that are better told in TOML's words.
+_IN_TOML = {
+    "extra_forbidden": "unknown key",
+    "model_type": "must be a table",
+    "tuple_type": "must be a list",
+}
+
+
 def _explain(kind: str, message: str) -> str:
-    return "unknown key" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
+    return _IN_TOML.get(kind) or message.removeprefix("Value error, ")

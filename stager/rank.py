@@ -6,6 +6,7 @@ The only place that knows COMM_WORLD.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -18,10 +19,10 @@ from mpi4py import MPI
 from stager import report, store
 from stager.agree import Here, RefusedError, locked, together
 from stager.delivery import Delivered, Delivery, StaleError
-from stager.errors import Failure, LaunchError
+from stager.errors import MPI_REMEDY, Failure, LaunchError
 from stager.plan import TransferPlan, make_plan, shortages
 from stager.report import ItemReport, Outcome
-from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
+from stager.request import REQUEST_VARIABLE, StageItem, StageRequest, check_destinations
 from stager.survey import Source, Survey, look_at_source, survey
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _PROGRESS_PERIOD = 1.0
 def main() -> None:
     """Do what the environment's request asks; end with 0 when all ranks agreed on an outcome."""
     request = StageRequest.from_json(os.environ[REQUEST_VARIABLE])
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for the user's program, which is not here yet
     comm = MPI.COMM_WORLD
     if comm.rank == 0:
         _tell("started", nodes=comm.size)
@@ -84,7 +87,8 @@ def _check_world(comm: MPI.Intracomm, request: StageRequest, here: Here) -> None
     """One rank on each node, no more and no less; else MPI did not start as it was told to."""
     if comm.size != request.nodes:
         ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
-        text = f"MPI started as a world of {ranks}, where the job has {request.nodes} nodes"
+        problem = f"MPI started as a world of {ranks}, where the job has {request.nodes} nodes"
+        text = f"{problem}; {MPI_REMEDY}"
         raise RefusedError([Failure(LaunchError.code, text, comm.bcast(here.name))])
     names = comm.allgather(here.name)
     twice = [name for name in names if names.count(name) > 1]
@@ -103,8 +107,8 @@ def _word(
         return
     words = store.Words(here.uid)
     try:
-        together(comm, here, lambda: words.hold(request.word))
-        yield lambda code: words.say(f"{code} {request.said}")
+        together(comm, here, lambda: words.hold(request.word, request.step))
+        yield lambda code: words.say(code, request.said)
     finally:
         words.close()
 
@@ -124,6 +128,7 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
+    together(comm, here, lambda: check_destinations(items))
     caches = [look.caches for look in looks][comm.rank]
     wanted = list(zip(caches, (item.destination for item in items), strict=True))
     if request.dry_run:
@@ -133,7 +138,9 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
         if comm.rank == 0:
             _tell("waiting", node=node, holder=holder, seconds=seconds)
 
-    with locked(comm, here, wanted, request.lock_timeout, waiting):
+    with locked(comm, here, wanted, request.lock_timeout, waiting) as waited:
+        if waited:  # what was seen of the sources then may have changed since
+            sources = together(comm, here, lambda: _look_at_sources(comm.rank, items))[0]
         surveys = together(
             comm,
             here,
@@ -172,11 +179,15 @@ class _Look:
 def _look(rank: int, request: StageRequest, here: Here) -> _Look:
     items = request.items
     open_cache = store.plan_cache if request.dry_run else store.open_cache
-    # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
-    sources = tuple(look_at_source(item.source) for item in items) if rank == 0 else ()
+    sources = _look_at_sources(rank, items)
     caches = tuple(open_cache(here.path(item.root), here.uid) for item in items)
     folders = tuple(os.path.isdir(here.path(item.destination)) for item in items)
     return _Look(caches, folders, sources)
+
+
+def _look_at_sources(rank: int, items: Sequence[StageItem]) -> tuple[Source, ...]:
+    # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
+    return tuple(look_at_source(item.source) for item in items) if rank == 0 else ()
 
 
 def _settle(

@@ -95,7 +95,7 @@ def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
 def bytes_text(count: float) -> str:
     """``268435456`` → ``256.0 MiB``."""
     unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
+    while round(count, 1) >= 1024 and unit < len(_UNITS) - 1:
         count /= 1024
         unit += 1
     return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
@@ -103,7 +103,7 @@ def bytes_text(count: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """``5000`` → ``1 h 23 min``; below a minute with one digit."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -7,19 +7,24 @@ processes of one version, so the text is trusted, unlike a directive or a record
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from stager.directive import Directive, Validate, merge
 from stager.errors import PolicyRefusal, UsageError
+from stager.manifest import RECORDS_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from stager.policy import Policy
 
-#: Environment variable in which the request travels to the ranks.
+
+#: Environment variable in which the request travels to the ranks, and the most bytes that it may
+#: have there: the kernel takes 128 KiB, name and all (MAX_ARG_STRLEN).
 REQUEST_VARIABLE = "STAGE_REQUEST"
+_LONGEST = 127 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +56,10 @@ class StageRequest:
     lock_timeout: float
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
-    #: Name of the file by which the ranks tell waiting tasks on their node that the stage is
-    #: over, and what they say there behind the exit code: the step that waits and its directives
-    #: as the plugin has them. Nothing is written where the name is empty.
+    #: Names the job for the tasks that wait on each node, with the number of their step and their
+    #: directives as the plugin has them; see `store.Words`. Empty where no task waits.
     word: str = ""
+    step: str = ""
     said: str = ""
     #: Survey and plan only; nothing is written.
     dry_run: bool = False
@@ -62,8 +67,11 @@ class StageRequest:
     local_root: str = ""
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` reads back."""
-        return json.dumps(asdict(self))
+        """One line of JSON that `from_json` reads back. Raises UsageError if it is too long."""
+        text = json.dumps(asdict(self), ensure_ascii=False)
+        if len(os.fsencode(text)) > _LONGEST:
+            raise UsageError("too many directives for one job: stage an archive instead")
+        return text
 
     @classmethod
     def from_json(cls, text: str) -> StageRequest:
@@ -83,6 +91,12 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
     with one destination.
     """
     items = tuple(dict.fromkeys(_item(directive, policy) for directive in merge(directives)))
+    check_destinations(items)
+    return items
+
+
+def check_destinations(items: Sequence[StageItem]) -> None:
+    """Raise UsageError for two items that would stand in each other's way."""
     by_destination: dict[str, StageItem] = {}
     for item in items:
         other = by_destination.setdefault(item.destination, item)
@@ -91,14 +105,25 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
                 f"{item.destination} is asked for twice: from {other.source} "
                 f"(validate={other.validate}) and from {item.source} (validate={item.validate})"
             )
-    return items
+    for item in items:
+        for above in by_destination:
+            if item.destination.startswith(f"{above}/"):
+                raise UsageError(f"{above} cannot be a file: {item.destination} lies beneath it")
 
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
     parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
-    if directive.destination.endswith("/") or not parts:
-        parts.append(directive.source.rstrip("/").rpartition("/")[2])
     destination = "/" + "/".join(parts)
+    # A root is a folder, written with a '/' at its end or not.
+    if directive.destination.endswith("/") or destination in ("/", *policy.roots):
+        name = directive.source.rstrip("/").rpartition("/")[2]
+        if name in ("", ".", ".."):
+            raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
+        destination = f"{destination.rstrip('/')}/{name}"
+    if destination == directive.source:
+        raise UsageError(f"{destination} is source and destination at once")
+    if RECORDS_FOLDER in parts:
+        raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
     return StageItem(
         directive.source, destination, _root_of(destination, policy.roots), directive.validate
     )

@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import struct
+import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,16 +21,17 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.errors import DestinationError, LaunchError, SpaceError
-from stager.manifest import CopyFacts, Record
+from stager.manifest import RECORDS_FOLDER, CopyFacts, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-#: Name of the folder of this project beneath each cache root.
-FOLDER = ".slurm-stage"
 #: Where the ranks tell the other steps of a job how its stage ended: one folder a user beneath.
 WORDS = "/run/slurm-stage"
+
+#: Seconds for which words are kept: longer than jobs run. A job that is older looks once more.
+_WORDS_KEPT = 30 * 24 * 3600
 
 #: A record is some 600 bytes and two paths; more than this is not ours.
 _RECORD_LIMIT = 64 * 1024
@@ -132,11 +134,11 @@ def plan_cache(root: str, uid: int) -> Cache:
 
 
 def _parent(root: str) -> str:
-    return f"{root}/{FOLDER}"
+    return f"{root}/{RECORDS_FOLDER}"
 
 
 def _folder(root: str, uid: int) -> str:
-    return f"{root}/{FOLDER}/{uid}"
+    return f"{root}/{RECORDS_FOLDER}/{uid}"
 
 
 def _make_folder(path: str, mode: int) -> None:
@@ -149,6 +151,7 @@ def _check_folder(path: str, owners: tuple[int, ...]) -> None:
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
+        _check_room(os.path.dirname(path))
         raise DestinationError(
             f"{path} is missing: the site's prolog or plugin makes it; tell the administrator"
         ) from None
@@ -159,6 +162,14 @@ def _check_folder(path: str, owners: tuple[int, ...]) -> None:
             f"{path} is not a folder of {' or '.join(f'uid {uid}' for uid in owners)} alone; "
             "tell the administrator"
         )
+
+
+def _check_room(folder: str) -> None:
+    """Root could make nothing on a full disk; say that, where it is so."""
+    with suppress(OSError):
+        room = os.statvfs(folder if os.path.exists(folder) else os.path.dirname(folder))
+        if not room.f_bavail or not room.f_favail:
+            raise SpaceError(f"{folder}: the disk is full; make room and submit again")
 
 
 @contextmanager
@@ -176,7 +187,7 @@ def _raising(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _as_stage_error(error, path) from None
+        raise as_stage_error(error, path) from None
 
 
 def _key(destination: str) -> str:
@@ -334,15 +345,27 @@ class Partial:
         with _raising(self._folder):
             _write_all(self._file.descriptor, data, offset)
 
-    def seal(self, mode: int, mtime_ns: int) -> None:
+    def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and bring all of it to the disk.
 
-        Its owner may always read it, whoever might read the source by another right.
+        Its owner may always read it, whoever might read the source by another right; nobody else
+        may write it; and a group that is not the source's own may do no more than all others.
         """
         with _raising(self._folder):
-            os.fchmod(self._file.descriptor, mode & 0o777 | stat.S_IRUSR)
+            mode = mode & 0o755 | stat.S_IRUSR
+            if not self._take_group(group):
+                mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+            os.fchmod(self._file.descriptor, mode)
             os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
             os.fsync(self._file.descriptor)
+
+    def _take_group(self, group: int) -> bool:
+        if os.fstat(self._file.descriptor).st_gid != group:
+            try:
+                os.fchown(self._file.descriptor, -1, group)
+            except PermissionError:
+                return False
+        return True
 
     def publish(self, path: str) -> CopyFacts:
         """Put the sealed file at ``path`` in one step, in place of what is there."""
@@ -363,11 +386,13 @@ def _sync_folder(path: str) -> None:
         os.fsync(descriptor)
 
 
-def _as_stage_error(error: OSError, path: str) -> SpaceError | DestinationError:
+def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationError:
+    """An error of this node's disk in a stage's words; ``path`` is named instead of its own."""
+    path = path or str(error.filename or "input/output")
     if error.errno in _SPACE_ERRORS:
         kind = "quota" if error.errno == errno.EDQUOT else "disk"
         return SpaceError(f"{path}: the {kind} is full; make room and submit again")
-    return DestinationError(f"{path}: {error.strerror}")
+    return DestinationError(f"{path}: {error.strerror or error}")
 
 
 @contextmanager
@@ -385,7 +410,7 @@ def made_parents(path: str) -> Iterator[None]:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         except OSError as error:
-            raise DestinationError(f"{error.filename}: {error.strerror}") from None
+            raise as_stage_error(error) from None
         yield
     except BaseException:
         for made in missing:
@@ -398,35 +423,56 @@ def made_parents(path: str) -> Iterator[None]:
 
 
 class Words:
-    """The file by which the ranks tell their node's waiting tasks how the stage ended.
+    """What the ranks leave on their node for the tasks of their job, in a folder of the user's.
 
-    While it is held the tasks wait. It is on a filesystem that a reboot empties.
+    ``JOB.RESTART.STEP`` holds the exit code for the tasks that wait in one step; while a rank has
+    it locked, they wait. ``JOB.RESTART`` has a line of directives for every stage of the job that
+    was well; tasks of later steps that find their own there need not wait. The folder is on a
+    filesystem that a reboot empties.
     """
 
     def __init__(self, uid: int) -> None:
         self._folder = f"{WORDS}/{uid}"
+        self._job = ""
         self._descriptor: int | None = None
 
-    def hold(self, name: str) -> None:
-        """Take the file. Raises LaunchError where root did not make its folder."""
-        path = f"{self._folder}/{name}"
+    def hold(self, job: str, step: str) -> None:
+        """Take the step's file. Raises LaunchError where root did not make its folder."""
+        self._job = job
+        path = f"{self._folder}/{job}.{step}"
         try:
+            self._sweep()
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
+            # No other rank of this step is on this node, so this waits for nobody.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            os.ftruncate(self._descriptor, 0)
         except OSError as error:
             raise LaunchError(
                 f"{path}: {error.strerror}: the plugin prepares its folder; tell the administrator"
             ) from None
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.ftruncate(self._descriptor, 0)
 
-    def say(self, text: str) -> None:
-        """Write the word that waiting tasks act on."""
+    def say(self, code: int, directives: str) -> None:
+        """Write the code that waiting tasks act on, and what is done if all was well."""
         assert self._descriptor is not None
-        _write_all(self._descriptor, os.fsencode(f"{text}\n"), 0)
+        if code == 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            done = os.open(f"{self._folder}/{self._job}", flags, 0o600)
+            try:
+                os.write(done, os.fsencode(f"{directives}\n"))
+            finally:
+                os.close(done)
+        _write_all(self._descriptor, f"{code}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go: waiting tasks read the word, or find that there is none."""
+        """Let go: waiting tasks read the code, or find that there is none."""
         if self._descriptor is not None:
             os.close(self._descriptor)
+
+    def _sweep(self) -> None:
+        """Remove what no running job can still ask for."""
+        for entry in os.scandir(self._folder):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _WORDS_KEPT:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)

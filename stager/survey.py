@@ -28,10 +28,11 @@ _READ_SIZE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one stat of the source told; ``mode`` is its permission bits."""
+    """What one stat of the source told; ``mode`` is its permission bits, ``group`` its gid."""
 
     facts: SourceFacts
     mode: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def look_at_source(path: str) -> Source:
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if not stat.S_ISREG(facts.st_mode):
         raise SourceError(f"{path} is {_kind(facts.st_mode)}; only a plain file can be staged")
-    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode))
+    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid)
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
@@ -81,6 +82,8 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     _check_folder(folder, cache)
     record = cache.load(item.destination)
     reason = judge(item.validate, source.facts, record, there)
+    if record and record.source != item.source:
+        reason = reason or "staged from another source"
     if not reason and item.validate is Validate.CHECKSUM:
         assert record is not None
         reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
@@ -160,6 +163,12 @@ def _check_folder(folder: str, cache: Cache) -> None:
         raise DestinationError(f"{folder} is {_kind(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DestinationError(f"{folder}: no permission to write there")
+    strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
+    if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DestinationError(
+            f"{folder} belongs to uid {facts.st_uid}, and others could replace what is staged "
+            "there; choose another destination"
+        )
     # A cache that is only planned for has no folder yet.
     if facts.st_dev != os.stat(_existing_folder_above(f"{cache.folder}/")).st_dev:
         raise DestinationError(

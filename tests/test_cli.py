@@ -154,8 +154,8 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  check   Check directives and batch scripts against the grammar and the...
-  demo    Stage a file of 256 MiB to simulated nodes here, twice, and...
+  check   Check directives and batch scripts before submitting.
+  demo    Show a stage of 256 MiB to simulated nodes.
   plan    Tell what `stage` would do, and do nothing.
   stage   Stage files to every node of this job's allocation.
   status  Show what is staged on this node for you.
@@ -180,8 +180,9 @@ Options:
     "check": """\
 Usage: stagectl check [OPTIONS] [SRC:DST[,key=value]]...
 
-  Check directives and batch scripts against the grammar and the site's
-  stage.toml.
+  Check directives and batch scripts before submitting.
+
+  Against the grammar, and against the site's stage.toml where there is one.
 
 Options:
   --script PATH  A batch script, whose #STAGE and #SBATCH --stage lines are
@@ -365,7 +366,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "an unknown key": ('roots = ["/nvme"]\nrots = 1', ": rots: unknown key"),
     "a wrong type": (
         'roots = ["/nvme"]\nlock_timeout = "soon"',
-        ": lock_timeout: Input should be a valid number, unable to parse string as a number",
+        ": lock_timeout: Input should be a valid number",
     ),
     "a variable that no program can have": (
         'roots = ["/nvme"]\n[launch.environment]\n"A=B" = "x"',

@@ -33,7 +33,7 @@ REQUEST = StageRequest((ITEM,), nodes=4, chunk=4194304, depth=8, lock_timeout=18
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
     '"root": "/nvme", "validate": "stat"}], "nodes": 4, "chunk": 4194304, "depth": 8, '
-    '"lock_timeout": 1800.0, "job": 17, "word": "", "said": "", "dry_run": false, '
+    '"lock_timeout": 1800.0, "job": 17, "word": "", "step": "", "said": "", "dry_run": false, '
     '"local_root": ""}'
 )
 
@@ -81,18 +81,18 @@ def test_mpiexec_is_the_systems_where_none_is_beside_this_python(
 
 # The ranks' environment
 
-#: What a rank is always given; where the job has no HOME, the one that the system knows.
+#: What a rank is always given.
 GIVEN = {
-    "HOME": os.path.expanduser("~"),
+    "HOME": "/",
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
-    "STAGE_HELPER": "1",
+    "STAGE_HELPER": "17",
     "STAGE_REQUEST": REQUEST_JSON,
 }
 #: All that may pass from a job to the ranks.
 ALLOWED = {
-    "HOME", "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
+    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
     "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES",
     "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 }  # fmt: skip
@@ -111,7 +111,7 @@ def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes
         "STAGE_DIRECTIVES": "/a:/b", "STAGE_REQUEST": "{}",
     }  # fmt: skip
     assert rank_environment(job, POLICY, REQUEST) == {
-        **GIVEN, "HOME": "/home/u", "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
+        **GIVEN, "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
         "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
     }  # fmt: skip
 
@@ -120,6 +120,7 @@ def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
     request = StageRequest((ITEM,), 4, 4194304, 8, 1800.0, local_root="/tmp/nodes")
     found = rank_environment({}, POLICY, request)
     assert {name: value for name, value in found.items() if name not in GIVEN} == {
+        "OMPI_MCA_btl": "self,sm",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",

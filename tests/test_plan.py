@@ -47,7 +47,7 @@ def test_a_plan_and_its_members(
     assert (made, made.members) == (plan, members)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(WORLDS)
 def test_every_rank_that_is_not_current_receives_and_no_other(world: list[Survey]) -> None:
     plan = make_plan(9, world)
@@ -57,7 +57,7 @@ def test_every_rank_that_is_not_current_receives_and_no_other(world: list[Survey
     assert sorted(plan.receivers + plan.current) == list(range(len(world)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(WORLDS)
 def test_the_source_is_read_exactly_when_nobody_is_current(world: list[Survey]) -> None:
     plan = make_plan(9, world)
@@ -66,7 +66,7 @@ def test_the_source_is_read_exactly_when_nobody_is_current(world: list[Survey]) 
     assert plan.digest == world[plan.sender].digest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(WORLDS)
 def test_the_members_are_the_sender_and_the_receivers_without_repeats(world: list[Survey]) -> None:
     plan = make_plan(9, world)
@@ -162,7 +162,7 @@ def worlds_with_items(
     return sizes, roots, current, draw(st.lists(disk, min_size=ranks, max_size=ranks))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(worlds_with_items())
 def test_shortages_are_counted_for_each_node_and_root(
     world: tuple[list[int], list[str], list[list[bool]], list[dict[str, int]]],

@@ -153,9 +153,10 @@ def test_an_outcome_without_files_has_no_line() -> None:
         ),
         ([Failure(5, "/nvme is full", "n1")] * 2, ["n1: /nvme is full"]),
         ([Failure(8, "MPI did not start", "")], ["MPI did not start"]),
+        ([Failure(8, "MPI ended", ""), Failure(8, "MPI ended", "n1")], ["n1: MPI ended"]),
         ([], []),
     ],
-    ids=["one", "folded", "two messages", "twice", "no node", "none"],
+    ids=["one", "folded", "two messages", "twice", "no node", "node and no node", "none"],
 )
 def test_failures_are_folded_by_their_message(failures: list[Failure], lines: list[str]) -> None:
     assert failure_lines(failures, fold) == lines

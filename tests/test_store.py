@@ -165,7 +165,7 @@ def partial_names(cache: Cache) -> list[str]:
 def write(cache: Cache, data: bytes, mode: int = 0o600) -> Partial:
     partial = Partial(cache, len(data))
     partial.write(memoryview(data), 0)
-    partial.seal(mode, MTIME)
+    partial.seal(mode, os.getegid(), MTIME)
     return partial
 
 
@@ -909,40 +909,77 @@ def _is_held(path: Path) -> bool:
 
 
 def test_tasks_wait_while_the_word_is_held_and_read_it_then(words_folder: Path) -> None:
-    path = words_folder / "17"
+    path = words_folder / "17.0.4"
     words = Words(os.getuid())
-    words.hold("17")
+    words.hold("17.0", "4")
     before = (_is_held(path), path.read_bytes())
-    words.say("0 4 /a:/b")
+    words.say(0, "/a:/b")
     said = (_is_held(path), path.read_bytes())
     words.close()
     after = (_is_held(path), path.read_bytes())
     assert before == (True, b"")
-    assert said == (True, b"0 4 /a:/b\n")
-    assert after == (False, b"0 4 /a:/b\n")
+    assert said == (True, b"0\n")
+    assert after == (False, b"0\n")
+
+
+def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(words_folder: Path) -> None:
+    for step, code, directives in (("4", 0, "/a:/b"), ("5", 7, "/c:/d"), ("6", 0, "/e:/f")):
+        words = Words(os.getuid())
+        words.hold("17.0", step)
+        words.say(code, directives)
+        words.close()
+    assert (words_folder / "17.0").read_text() == "/a:/b\n/e:/f\n"
+    assert (words_folder / "17.0.5").read_text() == "7\n"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("mode", "given"), [(0o644, 0o644), (0o640, 0o600), (0o755, 0o755)])
+def test_a_group_that_the_user_is_not_in_gives_its_right_to_nobody(mode: int, given: int) -> None:
+    def act() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            partial = Partial(open_cache(folder, os.getuid()), 0)
+            partial.seal(mode, 4242, 0)
+            path = Path(folder) / "file"
+            partial.publish(str(path))
+            partial.close()
+            return stat.S_IMODE(path.stat().st_mode)
+
+    assert as_user(act) == given
+
+
+def test_words_of_jobs_that_must_be_over_are_swept(words_folder: Path) -> None:
+    for name, days in (("1.0", 31), ("1.0.0", 31), ("2.0", 29)):
+        (words_folder / name).write_text("0\n")
+        then = time.time() - days * 24 * 3600
+        os.utime(words_folder / name, (then, then))
+    words = Words(os.getuid())
+    words.hold("17.0", "4")
+    words.close()
+    assert sorted(path.name for path in words_folder.iterdir()) == ["17.0.4", "2.0"]
 
 
 def test_an_older_word_of_the_same_name_is_taken_back(words_folder: Path) -> None:
-    (words_folder / "17").write_text("6 4 an older and longer word\n")
+    (words_folder / "17.0.4").write_text("6\nan older and longer word\n")
     words = Words(os.getuid())
-    words.hold("17")
+    words.hold("17.0", "4")
     words.close()
-    assert (words_folder / "17").read_bytes() == b""
+    assert (words_folder / "17.0.4").read_bytes() == b""
 
 
 def test_a_word_about_a_path_that_is_not_utf8_is_said_byte_for_byte(words_folder: Path) -> None:
     words = Words(os.getuid())
-    words.hold("17")
-    words.say(f"0 4 {os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
+    words.hold("17.0", "4")
+    words.say(0, f"{os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
     words.close()
-    assert (words_folder / "17").read_bytes() == b"0 4 /data/caf\xe9:/b\n"
+    assert (words_folder / "17.0").read_bytes() == b"/data/caf\xe9:/b\n"
 
 
 def test_a_word_is_its_owners_alone(words_folder: Path) -> None:
     words = Words(os.getuid())
-    words.hold("17")
+    words.hold("17.0", "4")
+    words.say(0, "/a:/b")
     words.close()
-    assert tree(words_folder) == {"17": "-rw-------"}
+    assert tree(words_folder) == {"17.0": "-rw-------", "17.0.4": "-rw-------"}
 
 
 def test_a_word_that_was_never_held_is_closed_without_complaint() -> None:
@@ -961,10 +998,10 @@ def test_a_word_that_was_never_held_is_closed_without_complaint() -> None:
 def test_a_word_that_cannot_be_held_is_a_launch_error(
     words_folder: Path, spoil: Callable[[Path], None], problem: str
 ) -> None:
-    path = words_folder / "17"
+    path = words_folder / "17.0.4"
     spoil(path)
     with pytest.raises(LaunchError) as caught:
-        Words(os.getuid()).hold("17")
+        Words(os.getuid()).hold("17.0", "4")
     assert str(caught.value) == (
         f"{path}: {problem}: the plugin prepares its folder; tell the administrator"
     )

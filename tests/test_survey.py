@@ -112,7 +112,9 @@ def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
     path.chmod(0o640)
     facts = path.stat()
     assert look_at_source(str(path)) == Source(
-        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino), 0o640
+        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
+        0o640,
+        facts.st_gid,
     )
 
 
@@ -212,7 +214,7 @@ class Node:
         source = look_at_source(str(self.source))
         partial = Partial(self.cache, len(BYTES))
         partial.write(memoryview(BYTES), 0)
-        partial.seal(source.mode, source.facts.mtime_ns)
+        partial.seal(source.mode, source.group, source.facts.mtime_ns)
         copy = partial.publish(str(self.copy))
         partial.close()
         self.cache.save(

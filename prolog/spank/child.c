@@ -30,6 +30,9 @@ static void reset_signals(void)
 
 	for (int number = 1; number < NSIG; number++)
 		(void)signal(number, SIG_DFL); /* KILL, STOP and some others refuse */
+	/* But not of those that a user has sent to a program that is not here yet. */
+	(void)signal(SIGUSR1, SIG_IGN);
+	(void)signal(SIGUSR2, SIG_IGN);
 	if (sigemptyset(&none) == 0)
 		(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }

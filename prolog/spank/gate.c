@@ -22,14 +22,13 @@
 
 #include "stage.h"
 
-/* Where the ranks leave their word: /run/slurm-stage/UID/JOB.RESTART, see stager/store.py. */
+/* Where the ranks leave their word, in a folder a user: see stager/store.py. */
 #define WORDS "/run/slurm-stage"
 
 enum {
 	/* Seconds that a task waits while no rank on its node is at work. */
 	PATIENCE = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
-	WORD_MAX = STAGE_LIST_MAX + 64,
 };
 
 struct gate {
@@ -44,7 +43,7 @@ struct gate {
 };
 
 /* What a word on this node says to a task. */
-enum word { WORD_NONE, WORD_AT_WORK, WORD_DONE, WORD_FAILED };
+enum word { WORD_NONE, WORD_AT_WORK, WORD_SAID };
 
 static void tell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -102,6 +101,7 @@ static char *find_list(spank_t spank)
 
 static bool look(spank_t spank, struct gate *gate)
 {
+	char restart[16];
 	char **argv = NULL;
 	int argc = 0;
 
@@ -110,7 +110,10 @@ static bool look(spank_t spank, struct gate *gate)
 	    spank_get_item(spank, S_JOB_STEPID, &gate->step) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_TASK_GLOBAL_ID, &gate->task) != ESPANK_SUCCESS)
 		return false;
-	if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &gate->restart) != ESPANK_SUCCESS)
+	/* Slurm 22.05 has the count in the environment alone. */
+	if (spank_getenv(spank, "SLURM_RESTART_COUNT", restart, sizeof(restart)) == ESPANK_SUCCESS)
+		gate->restart = (uint32_t)strtoul(restart, NULL, 10);
+	else if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &gate->restart) != ESPANK_SUCCESS)
 		gate->restart = 0;
 	gate->list = find_list(spank);
 	if (!gate->list)
@@ -178,63 +181,86 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	if (code == 127)
 		tell("stage: %s cannot be run on this node; tell the administrator\n",
 		     config->python);
+	if (code > 128)
+		tell("stage: ended by signal %d; the job's own program was not started\n",
+		     code - 128);
 	return code;
 }
 
-/* Understands "CODE STEP LIST"; of an older step only its success counts. */
-static enum word understand(const struct gate *gate, const char *text, int *code)
-{
-	char *rest = NULL;
-	const unsigned long said = strtoul(text, &rest, 10);
-	const unsigned long step = rest != text ? strtoul(rest, &rest, 10) : 0;
-
-	if (rest == text || rest[0] != ' ' || said > 255)
-		return WORD_NONE;
-	*code = (int)said;
-	if (said == 0 && stage_list_contains(rest + 1, gate->list))
-		return WORD_DONE;
-	return said != 0 && step == gate->step ? WORD_FAILED : WORD_NONE;
-}
-
-/* Looks at this node's word; the rank holds a lock on the file while it is at work. */
-static enum word read_word(const struct gate *gate, int *code)
+/* Opens a file of this job's words, see stager/store.py; `suffix` is empty or names a step. */
+static int open_word(const struct gate *gate, const char *suffix)
 {
 	char path[256];
-	char *text = NULL;
-	enum word word = WORD_NONE;
-	int fd = -1;
+
+	if (snprintf(path, sizeof(path), "%s/%u/%s%s", WORDS, (unsigned int)gate->uid, gate->word,
+		     suffix) < 0)
+		return -1;
+	return open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/* Whether an earlier stage of this job has brought all of the list; it has a line for each. */
+static bool already_done(const struct gate *gate)
+{
+	const int fd = open_word(gate, "");
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	char *line = NULL;
+	size_t size = 0;
+	bool done = false;
 	ssize_t length = 0;
 
-	if (snprintf(path, sizeof(path), "%s/%u/%s", WORDS, (unsigned int)gate->uid,
-		     gate->word) < 0)
-		return WORD_NONE;
-	fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (!file) {
+		if (fd >= 0)
+			(void)close(fd);
+		return false;
+	}
+	while (!done && (length = getline(&line, &size, file)) > 0) {
+		if (line[length - 1] == '\n')
+			line[length - 1] = '\0';
+		done = stage_list_contains(line, gate->list);
+	}
+	free(line);
+	(void)fclose(file); /* it was only read */
+	return done;
+}
+
+/* Looks at the step's word on this node; the rank holds a lock on the file while it is at work. */
+static enum word read_word(const struct gate *gate, int *code)
+{
+	char suffix[16];
+	char text[16] = "";
+	enum word word = WORD_NONE;
+	char *rest = NULL;
+	int fd = -1;
+
+	(void)snprintf(suffix, sizeof(suffix), ".%u", gate->step);
+	fd = open_word(gate, suffix);
 	if (fd < 0)
 		return WORD_NONE;
-	text = calloc(1, WORD_MAX);
 	if (flock(fd, LOCK_SH | LOCK_NB) != 0) {
 		word = WORD_AT_WORK;
-	} else if (text) {
-		length = read(fd, text, WORD_MAX - 1);
-		if (length > 0 && text[length - 1] == '\n') {
-			text[length - 1] = '\0';
-			word = understand(gate, text, code);
+	} else if (read(fd, text, sizeof(text) - 1) > 0) {
+		const long said = strtol(text, &rest, 10);
+
+		if (rest != text && rest[0] == '\n' && said >= 0 && said <= 255) {
+			*code = (int)said;
+			word = WORD_SAID;
 		}
 	}
-	free(text);
 	(void)close(fd); /* it was only read */
 	return word;
 }
 
 static volatile sig_atomic_t ended;
 
+/* Signals of the user's own are for a program that is not here yet. */
 static void end(int number)
 {
-	ended = number;
+	if (number != SIGUSR1 && number != SIGUSR2 && number != SIGALRM)
+		ended = number;
 }
 
 /* What `hear_scancel` changes in this process, for `unhear_scancel` to put back. */
-static const int heard[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU };
+static const int heard[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU, SIGUSR1, SIGUSR2, SIGALRM };
 static struct sigaction old_actions[sizeof(heard) / sizeof(heard[0])];
 static sigset_t old_mask;
 static char old_name[16]; /* TASK_COMM_LEN */
@@ -276,7 +302,7 @@ static int wait_for_word(const struct gate *gate)
 	while (!ended) {
 		const enum word word = read_word(gate, &code);
 
-		if (word == WORD_DONE || word == WORD_FAILED)
+		if (word == WORD_SAID)
 			return code;
 		if (word == WORD_AT_WORK)
 			last_work = time(NULL);
@@ -295,7 +321,7 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 {
 	int code = 0;
 
-	if (gate->step != SLURM_BATCH_SCRIPT && read_word(gate, &code) == WORD_DONE)
+	if (gate->step != SLURM_BATCH_SCRIPT && already_done(gate))
 		return 0;
 	hear_scancel();
 	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_word(gate);
@@ -305,14 +331,23 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 	return code;
 }
 
+/* Whether the environment says that this step is the helper of this very job. */
+static bool marked_as_helper(spank_t spank)
+{
+	char said[24];
+	uint32_t job = 0;
+
+	return spank_getenv(spank, STAGE_HELPER_ENV, said, sizeof(said)) == ESPANK_SUCCESS &&
+	       spank_get_item(spank, S_JOB_ID, &job) == ESPANK_SUCCESS &&
+	       strtoul(said, NULL, 10) == job;
+}
+
 int stage_gate(spank_t spank, const struct stage_config *config)
 {
 	struct gate gate = { 0 };
-	char helper[2];
 	int code = 0;
 
-	if (stage_options_helper() ||
-	    spank_getenv(spank, STAGE_HELPER_ENV, helper, sizeof(helper)) != ESPANK_ENV_NOEXIST)
+	if (stage_options_helper() || marked_as_helper(spank))
 		return 0;
 	if (!look(spank, &gate)) {
 		tell("stage: Slurm does not tell the plugin what this job is\n");

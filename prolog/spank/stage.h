@@ -25,8 +25,8 @@
 /* Exit codes of the design, for what the plugin itself has to refuse. */
 enum { STAGE_USAGE = 2, STAGE_LAUNCH = 8 };
 
-/* Longest list of directives, in bytes: the kernel's limit on one environment string. */
-enum { STAGE_LIST_MAX = 128 * 1024 };
+/* Longest list of directives, in bytes: it travels in environment strings of 128 KiB at most. */
+enum { STAGE_LIST_MAX = 120 * 1024 };
 
 /* The list travels by this name through spank_job_control_setenv, Slurm adds the prefix. */
 #define STAGE_LIST_NAME "STAGE"

@@ -82,6 +82,34 @@ int stage_submit_forget_outer_job(void)
 	return 0;
 }
 
+static bool has_empty_value(void)
+{
+	for (size_t i = 0; i < stage_options_count(); i++)
+		if (!stage_options_value(i)[0])
+			return true;
+	return false;
+}
+
+/* A lone ":" parts the components of a heterogeneous job, of which each would need its own stage. */
+static void refuse_het_job(void)
+{
+	FILE *file = fopen("/proc/self/cmdline", "re");
+	char *word = NULL;
+	size_t size = 0;
+	bool het = false;
+
+	while (file && getdelim(&word, &size, '\0', file) > 0)
+		het = het || strcmp(word, ":") == 0;
+	free(word);
+	if (file)
+		(void)fclose(file); /* it was only read */
+	if (het) {
+		(void)fprintf(stderr, "stage: a heterogeneous job cannot be staged to: "
+				      "submit its parts as jobs\n");
+		exit(STAGE_USAGE);
+	}
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step goes on with its job's list. */
@@ -90,7 +118,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	char *list = NULL;
 	int failed = 0;
 
-	if (stage_options_helper() || getenv(STAGE_HELPER_ENV))
+	if (stage_options_helper())
 		return 0;
 	if (stage_options_count() == 0)
 		return 0;
@@ -99,7 +127,9 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		(void)fprintf(stderr, "stage: the list of directives is too long\n");
 		exit(STAGE_USAGE);
 	}
-	if (strcmp(list, inherited) != 0) {
+	/* An empty value joins to nothing, and is refused by the check. */
+	if (strcmp(list, inherited) != 0 || has_empty_value()) {
+		refuse_het_job();
 		check_or_exit(config);
 		failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 			 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) !=

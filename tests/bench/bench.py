@@ -13,13 +13,15 @@ import shutil
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.cluster.cluster import NvmeKind
 from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, STAGECTL, Site
+
+if TYPE_CHECKING:
+    from tests.cluster.cluster import NvmeKind
 
 SOURCE, COPY = "/shared/bench.data", "/nvme/bench.data"
 HERE = Path(__file__).parent

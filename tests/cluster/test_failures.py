@@ -340,3 +340,123 @@ def test_outside_of_a_job_stage_says_so(site: Site) -> None:
         "stage: not inside a Slurm job: use sbatch, salloc or srun first, "
         "or --local N to simulate N nodes on this machine\n"
     )
+
+
+def test_a_heterogeneous_job_is_refused(site: Site) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run(["sbatch", "-N1", WISH, ":", "-N1", "--wrap", "true"])
+    assert refused.value.code == 2
+    message = "a heterogeneous job cannot be staged to: submit its parts as jobs"
+    assert refused.value.stderr == f"stage: {message}\n"
+
+
+def test_an_empty_option_is_refused(site: Site) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run(["sbatch", "--stage=", "--wrap", "true"])
+    assert refused.value.code == 2
+    assert refused.value.stderr == "stage: an empty directive: write SRC:DST\n  \n  ^\n"
+
+
+def test_another_source_of_the_same_size_is_not_current(site: Site) -> None:
+    works(site)
+    site.run("head -c 30000000 /dev/urandom > /shared/other")
+    wish = "--stage=/shared/other:/nvme/data,validate=size"
+    job = site.sbatch("cmp /shared/other /nvme/data", "-N4", wish)
+    assert job.wait().exit_code == "0:0", job.output()
+
+
+def test_a_source_that_was_replaced_while_the_job_waited_is_staged_anew(site: Site) -> None:
+    works(site)
+    holder = site.popen(
+        ["/opt/slurm-stage/bin/python3", "-c", HOLD_LOCK, "/nvme/.slurm-stage/5001"], on="n2"
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    job = site.sbatch(f"cmp {DATA} /nvme/data", "-N2", "-w", "n[1-2]", WISH)
+    job.wait_for(lambda _: "waiting" in job.output())
+    site.run(f"head -c 30000000 /dev/urandom > {DATA}.new; mv {DATA}.new {DATA}")
+    holder.kill()
+    holder.communicate()
+    assert job.wait().exit_code == "0:0", job.output()
+    assert f"from {DATA} to n[1-2]" in job.output()
+
+
+#: A process that holds the lock of /nvme/data until it is killed.
+HOLD_LOCK = """
+import sys, time
+from stager.store import Cache, Locks
+assert Locks(Cache(sys.argv[1])).take("/nvme/data")
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_files_that_come_to_one_place_are_refused(site: Site) -> None:
+    for node in site.nodes:
+        site.run("mkdir /nvme/d", on=node)
+    job = site.sbatch(
+        "echo started", "-N4", f"--stage={DATA}:/nvme/d;/shared/img.sqsh:/nvme/d/data"
+    )
+    assert job.wait().exit_code == "2:0"
+    assert "/nvme/d/data is asked for twice: from /shared/data " in job.output()
+
+
+WORLD_OF_ONE = """#!/bin/bash
+args=("$@")
+for i in "${!args[@]}"; do case ${args[i]} in -N|-n) args[i+1]=1;; esac; done
+exec srun "${args[@]}"
+"""
+
+
+def test_a_world_of_the_wrong_size_is_named_with_the_remedy(site: Site) -> None:
+    wrapper = site.shared("srun-of-one")
+    wrapper.write_text(WORLD_OF_ONE)
+    wrapper.chmod(0o755)
+    with site.policy(POLICY + '[launch]\nsrun = "/shared/srun-of-one"\n'):
+        message = (
+            "n1: MPI started as a world of 1 rank, where the job has 4 nodes; set mpi in the "
+            "[launch] section of stage.toml to what both this MPI library and Slurm know "
+            "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+        )
+        fails(site, 8, message)
+        begun = time.monotonic()
+        with pytest.raises(CommandFailed) as failed:
+            site.run(["srun", "-N4", "-n8", WISH, "touch", "/shared/started"])
+    assert failed.value.code == 8
+    assert f"stage: {message}\n" in failed.value.stderr
+    assert time.monotonic() - begun < 30
+    assert not site.shared("started").exists()
+
+
+def test_a_disk_that_was_full_before_its_first_use(site: Site) -> None:
+    with site.nvme("n3", "loop", "20M"):
+        site.run("cat /dev/zero > /nvme/bobs; true", user="bob", on="n3", check=False)
+        job = site.sbatch("echo started", "-N4", WISH)
+        assert job.wait().exit_code == "5:0", job.output()
+        assert re.search(
+            r"n3: /nvme\S*: the disk is full; make room and submit again", job.output()
+        )
+
+
+def test_a_signal_for_the_users_program_does_not_end_the_stage(site: Site) -> None:
+    site.run(f"truncate -s 3G {DATA}")
+    job = site.sbatch(f"cmp {DATA} /nvme/data", "-N2", WISH)
+    wait_for_ranks(site)
+    site.run(["scancel", "--batch", "--signal=USR1", job.id])
+    assert job.wait().exit_code == "0:0", job.output()
+
+
+def test_root_may_look_first_and_users_can_stage_still(site: Site) -> None:
+    for node in site.nodes:
+        site.run([STAGECTL, "status"], user="root", on=node)
+    works(site)
+
+
+def test_a_folder_in_which_strangers_could_replace_the_copy_is_refused(site: Site) -> None:
+    for node in site.nodes:
+        site.run("mkdir /nvme/bobs; chmod 777 /nvme/bobs", user="bob", on=node)
+    message = (
+        "n[1-4]: /nvme/bobs belongs to uid 5002, and others could replace what is staged there; "
+        "choose another destination"
+    )
+    fails(site, 6, message, f"--stage={DATA}:/nvme/bobs/data")

@@ -7,6 +7,7 @@ sanitizer of undefined behaviour, which leaves the allocator alone, everywhere.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,12 @@ BAD = ("x", "/a:/nvme/b,c=d", "/a:/nvme/" + "b" * 100_000)
 class SanitizedSite(Site):
     """A site whose plugin reports what it does wrong to files in /shared."""
 
-    def sanitize(self, kind: str) -> dict[str, str]:
+    def sanitize(self, kind: str, source: str = f"{REPOSITORY}/prolog/spank") -> dict[str, str]:
         """Replace the plugin by one with a sanitizer; return the environment that it needs."""
-        build = f"{PREFIX}/{kind}"
-        flags = f"-O1 -g -fno-omit-frame-pointer -fsanitize={kind}"
-        make = ["make", "-C", f"{REPOSITORY}/prolog/spank", f"BUILD={build}", f"CFLAGS={flags}"]
+        build = f"{source if source.startswith('/shared') else PREFIX}/{kind}"
+        # A fault ends the process, and with it the job or the command.
+        flags = f"-O1 -g -fsanitize={kind} -fno-sanitize-recover={kind}"
+        make = ["make", "-C", source, f"BUILD={build}", f"CFLAGS={flags}"]
         self.run(make, user="root")
         self.run(["cp", f"{build}/spank_stage.so", f"{PREFIX}/lib/spank_stage.so"], user="root")
         options = "detect_leaks=0:print_stacktrace=1:log_path=/shared/sanitizer"
@@ -78,9 +80,14 @@ def test_jobs_make_no_fault_of_undefined_behaviour(sanitized: SanitizedSite) -> 
     assert sanitized.reports() == []
 
 
-def test_a_fault_would_have_been_reported(sanitized: SanitizedSite) -> None:
-    """The plugin that the last test used is the one with the sanitizer, and reports are found."""
-    symbols = sanitized.run(["nm", "-D", f"{PREFIX}/lib/spank_stage.so"]).stdout
-    assert "__ubsan_handle" in symbols
-    sanitized.path("login", "/shared/sanitizer.1").write_text("fault")
-    assert sanitized.reports() == ["fault"]
+def test_a_fault_would_have_ended_the_job(sanitized: SanitizedSite) -> None:
+    """The same plugin with a real fault put into its gate."""
+    folder = sanitized.path("login", "/shared/faulty")
+    shutil.copytree(f"{REPOSITORY}/prolog/spank", folder)
+    gate = (folder / "gate.c").read_text()
+    fault = "volatile int most = 0x7fffffff;\n\tmost = most + 1;\n\n\tif (stage_options_helper()"
+    assert gate.count("if (stage_options_helper()") == 1
+    (folder / "gate.c").write_text(gate.replace("if (stage_options_helper()", fault))
+    sanitized.sanitize("undefined", "/shared/faulty")
+    job = sanitized.sbatch("true", "-N1", f"--stage={OK}")
+    assert job.wait().state == "FAILED"

@@ -218,6 +218,23 @@ def test_by_hand_inside_a_job(site: Site) -> None:
     check_lines(job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row)
 
 
+def test_sruns_at_once_in_one_allocation_do_not_block_each_other(site: Site) -> None:
+    one = f"(srun --overlap -N4 -n4 bash -c '{SEE_A}'; echo code $?)"
+    commands = f"for i in 1 2 3 4 5; do {one} & done; wait"
+    done = site.run(["salloc", "-N4", f"--stage={A}", "bash", "-c", commands], timeout=60)
+    assert done.stdout.count("code 0") == 5
+    assert done.stdout.count(" sees a") == 20
+
+
+def test_sruns_at_once_may_stage_different_files(site: Site) -> None:
+    one = "(srun --overlap -N3 -n3 --stage={} bash -c '{}'; echo code $?)"
+    script = f"{one.format(A, SEE_A)} & {one.format(B, SEE_B)} & wait"
+    job = site.sbatch(script, "-N3")
+    assert job.wait().exit_code == "0:0"
+    output = job.output()
+    assert (output.count("code 0"), output.count(" sees a"), output.count(" sees b")) == (2, 3, 3)
+
+
 def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
     job = site.sbatch("srun echo task", "-N4")
     assert job.wait().exit_code == "0:0"
@@ -256,6 +273,19 @@ def test_task_prolog_stages_the_scripts_lines_without_the_plugin(site: Site) -> 
     job = site.sbatch("echo plain", "-N4")
     assert job.wait().exit_code == "0:0"
     assert job.output() == "plain\n"
+
+
+@pytest.mark.usefixtures("_task_prolog")
+@pytest.mark.parametrize(
+    "environment", [{"SLURM_STEP_ID": "0"}, {"SLURM_LOCALID": "3"}, {"LD_PRELOAD": "/none.so"}]
+)
+def test_task_prolog_does_not_believe_the_users_environment(
+    site: Site, environment: dict[str, str]
+) -> None:
+    script = f"#!/bin/bash\n#STAGE /shared/a /nvme/a\n{SEE_A}\n"
+    exports = ",".join(f"{name}={value}" for name, value in environment.items())
+    job = site.sbatch(script, "-N1", "-w", "n2", f"--export=PATH=/nonexistent,{exports}")
+    assert re.search(staged("a", "n2"), job.output() if job.wait() else "")
 
 
 @pytest.mark.usefixtures("_task_prolog")
