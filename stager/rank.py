@@ -22,7 +22,7 @@ from stager.delivery import Delivered, Delivery, StaleError
 from stager.errors import MPI_REMEDY, Failure, LaunchError
 from stager.plan import TransferPlan, make_plan, shortages
 from stager.report import ItemReport, Outcome
-from stager.request import REQUEST_VARIABLE, StageItem, StageRequest, check_destinations
+from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
 from stager.survey import Source, Survey, look_at_source, survey
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
-    together(comm, here, lambda: check_destinations(items))
     caches = [look.caches for look in looks][comm.rank]
     wanted = list(zip(caches, (item.destination for item in items), strict=True))
     if request.dry_run:

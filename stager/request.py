@@ -91,11 +91,11 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
     with one destination.
     """
     items = tuple(dict.fromkeys(_item(directive, policy) for directive in merge(directives)))
-    check_destinations(items)
+    _check_destinations(items)
     return items
 
 
-def check_destinations(items: Sequence[StageItem]) -> None:
+def _check_destinations(items: Sequence[StageItem]) -> None:
     """Raise UsageError for two items that would stand in each other's way."""
     by_destination: dict[str, StageItem] = {}
     for item in items:

@@ -944,7 +944,7 @@ def test_a_group_that_the_user_is_not_in_gives_its_right_to_nobody(mode: int, gi
             partial.close()
             return stat.S_IMODE(path.stat().st_mode)
 
-    assert as_user(act) == given
+    assert as_user(USER, act) == given
 
 
 def test_words_of_jobs_that_must_be_over_are_swept(words_folder: Path) -> None:
