@@ -2,6 +2,7 @@
 #
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
+#   make bench     beside other tools, on the test cluster; takes a while
 #   make lint      formatting, types, import rules, the C code
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
@@ -20,7 +21,7 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 	libopenmpi-dev iproute2 gcc libc6-dev squashfs-tools cppcheck clang-tidy python3-venv \
 	python3-dev procps util-linux e2fsprogs
 
-.PHONY: demo test lint cluster install packages clean
+.PHONY: demo test lint bench cluster install packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -35,6 +36,9 @@ lint: .venv/.done packages
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(MAKE) --silent -C prolog/spank lint
+
+bench: .venv/.done packages
+	.venv/bin/python -m tests.bench.bench
 
 cluster: .venv/.done packages
 	.venv/bin/python -m tests.cluster.site --nodes $(NODES) --nvme $(KIND)

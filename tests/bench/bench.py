@@ -34,10 +34,11 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
     """Each tool's shell commands: what comes before, not timed, and what is timed."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     empty = f"{each} bash -c 'rm -f {COPY}; sync -f /nvme'"
-    mpi = f"{each} --mpi=pmix"
+    # As this project's ranks do: where there are more ranks than cores, those that wait yield.
+    mpi = f"export OMPI_MCA_mpi_yield_when_idle=1; {each} --mpi=pmix"
     flush = "conv=fsync"
     found = {
-        OURS: f'{STAGECTL} stage --json {SOURCE}:{COPY} | tee /tmp/o | {PYTHON} -c "{ALONE}"',
+        OURS: f'{STAGECTL} stage --json {SOURCE}:{COPY} | {PYTHON} -c "{ALONE}"',
         "sbcast": f"sbcast --force {SOURCE} {COPY}",
         "sbcast -s64m -F4": f"sbcast --force -s 64m -F 4 {SOURCE} {COPY}",
         "cp on every node": f"{each} cp {SOURCE} {COPY}",
