@@ -1,4 +1,4 @@
-"""One item and its TransferPlan in, the copies published and recorded: all nodes or none.
+"""One item and its TransferPlan in, the copies published and recorded on its nodes.
 
 Open, broadcast, compare digests, seal, publish, record: each step is taken by all ranks together,
 and nothing gets its final name until every receiver has every byte on its disk.

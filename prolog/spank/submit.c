@@ -90,24 +90,19 @@ static bool has_empty_value(void)
 	return false;
 }
 
-/* A lone ":" parts the components of a heterogeneous job, of which each would need its own stage. */
+/*
+ * Slurm calls once for each component of a heterogeneous job, each of which would need a stage of
+ * its own; the options of all are collected together.
+ */
 static void refuse_het_job(void)
 {
-	FILE *file = fopen("/proc/self/cmdline", "re");
-	char *word = NULL;
-	size_t size = 0;
-	bool het = false;
+	static unsigned int components;
 
-	while (file && getdelim(&word, &size, '\0', file) > 0)
-		het = het || strcmp(word, ":") == 0;
-	free(word);
-	if (file)
-		(void)fclose(file); /* it was only read */
-	if (het) {
-		(void)fprintf(stderr, "stage: a heterogeneous job cannot be staged to: "
-				      "submit its parts as jobs\n");
-		exit(STAGE_USAGE);
-	}
+	if (++components == 1 || stage_options_count() == 0)
+		return;
+	(void)fprintf(stderr, "stage: a heterogeneous job cannot be staged to: "
+			      "submit its parts as jobs\n");
+	exit(STAGE_USAGE);
 }
 
 int stage_submit(spank_t spank, const struct stage_config *config)
@@ -120,6 +115,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 
 	if (stage_options_helper())
 		return 0;
+	refuse_het_job();
 	if (stage_options_count() == 0)
 		return 0;
 	list = with_new_values(inherited);
@@ -129,7 +125,6 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	}
 	/* An empty value joins to nothing, and is refused by the check. */
 	if (strcmp(list, inherited) != 0 || has_empty_value()) {
-		refuse_het_job();
 		check_or_exit(config);
 		failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 			 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) !=

@@ -342,9 +342,22 @@ def test_outside_of_a_job_stage_says_so(site: Site) -> None:
     )
 
 
-def test_a_heterogeneous_job_is_refused(site: Site) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["sbatch", "-N1", WISH, ":", "-N1", "--wrap", "true"],
+        ["sbatch", "-N1", ":", "-N1", WISH, "--wrap", "true"],
+        ["srun", "-N1", WISH, "true", ":", "-N1", "true"],
+        ["salloc", "-N1", ":", "-N1", WISH, "true"],
+        ["sbatch", "/home/alice/het.sh"],
+    ],
+    ids=["first part", "second part", "srun", "salloc", "script"],
+)
+def test_a_heterogeneous_job_is_refused(site: Site, line: list[str]) -> None:
+    script = f"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N1 {WISH}\ntrue\n"
+    site.path("login", "/home/alice/het.sh").write_text(script)
     with pytest.raises(CommandFailed) as refused:
-        site.run(["sbatch", "-N1", WISH, ":", "-N1", "--wrap", "true"])
+        site.run(line)
     assert refused.value.code == 2
     message = "a heterogeneous job cannot be staged to: submit its parts as jobs"
     assert refused.value.stderr == f"stage: {message}\n"
