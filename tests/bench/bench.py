@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, STAGECTL, Site
+from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, SOURCE, STAGECTL, Site
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import NvmeKind
 
-SOURCE, COPY = "/shared/bench.data", "/nvme/bench.data"
+DATA, COPY = "/shared/bench.data", "/nvme/bench.data"
 HERE = Path(__file__).parent
 OURS = "slurm-stage"
 #: Prints the seconds that the ranks needed from the opened files to the published copies.
@@ -38,11 +38,11 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
     mpi = f"export OMPI_MCA_mpi_yield_when_idle=1; {each} --mpi=pmix"
     flush = "conv=fsync"
     found = {
-        OURS: f'{STAGECTL} stage --json {SOURCE}:{COPY} | {PYTHON} -c "{ALONE}"',
-        "sbcast": f"sbcast --force {SOURCE} {COPY}",
-        "sbcast -s64m -F4": f"sbcast --force -s 64m -F 4 {SOURCE} {COPY}",
-        "cp on every node": f"{each} cp {SOURCE} {COPY}",
-        "cp on every node, fsync": f"{each} dd if={SOURCE} of={COPY} bs=4M {flush}",
+        OURS: f'{STAGECTL} stage --json {DATA}:{COPY} | {PYTHON} -c "{ALONE}"',
+        "sbcast": f"sbcast --force {DATA} {COPY}",
+        "sbcast -s64m -F4": f"sbcast --force -s 64m -F 4 {DATA} {COPY}",
+        "cp on every node": f"{each} cp {DATA} {COPY}",
+        "cp on every node, fsync": f"{each} dd if={DATA} of={COPY} bs=4M {flush}",
         "C MPI_Bcast loop": f"{mpi} {PREFIX}/bench/bcast {size} | sed 's/^/alone /'",
         "plain O_DIRECT write": (
             f"{each} dd if=/dev/zero of={COPY} bs=4M count={size >> 22} oflag=direct {flush}"
@@ -51,7 +51,7 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
     if kind == "tmpfs":
         del found["plain O_DIRECT write"]
     if shutil.which("rsync"):
-        found["rsync on every node"] = f"{each} rsync {SOURCE} {COPY}"
+        found["rsync on every node"] = f"{each} rsync {DATA} {COPY}"
     return {
         name: {"before": empty, "run": f"set -o pipefail; {line}"} for name, line in found.items()
     }
@@ -108,9 +108,15 @@ def main() -> int:
     for nodes in options.nodes:
         for kind in options.nvme:
             with Site(nodes, kind) as site:
-                site.run(f"head -c {options.size} /dev/urandom > {SOURCE}", timeout=600)
+                site.run(f"head -c {options.size} /dev/urandom > {DATA}", timeout=600)
                 site.run(["mkdir", f"{PREFIX}/bench"], user="root")
-                line = ["mpicc", "-O2", "-o", f"{PREFIX}/bench/bcast", str(HERE / "bcast.c")]
+                line = [
+                    "mpicc",
+                    "-O2",
+                    "-o",
+                    f"{PREFIX}/bench/bcast",
+                    f"{SOURCE}/tests/bench/bcast.c",
+                ]
                 site.run(line, user="root")
                 results = run_rounds(site, options.size, kind, options.rounds)
             kept += [{**result, "nodes": nodes, "nvme": kind} for result in results]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from tests.cluster.cluster import Job
 
 REPOSITORY = Path(__file__).parents[2]
+#: Where the machines of the cluster see a copy of the repository, wherever that lies.
+SOURCE = "/cluster/source"
+#: What is no part of the repository.
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "*cache*", "*.egg-info", ".hypothesis")
 PREFIX = "/opt/slurm-stage"
 PYTHON = f"{PREFIX}/bin/python3"
 STAGECTL = f"{PREFIX}/bin/stagectl"
@@ -36,7 +41,8 @@ class Site(Cluster):
     def start(self, timeout: float = 60) -> None:
         """Bring the cluster up and do what an administrator does."""
         super().start(timeout)
-        line = [str(REPOSITORY / "packaging/install"), PREFIX]
+        shutil.copytree(REPOSITORY, self.base / "source", ignore=_LEFT_OUT)
+        line = [f"{SOURCE}/packaging/install", PREFIX]
         environment = {"PYTHON": "/usr/bin/python3"}
         self.run(line, user="root", env=environment, host_net=True, timeout=600)
         self.write_policy(POLICY)
@@ -44,9 +50,14 @@ class Site(Cluster):
 
     def make_image(self) -> None:
         """A squashfs image of Python environments, of some 300 MB: this one and the installed."""
-        sources = [PREFIX, sys.prefix, "/usr/lib/python3", "/usr/lib/python3.11"]
+        sources = [
+            str(self.base) + PREFIX,
+            sys.prefix,
+            *map(str, Path("/usr/lib").glob("python3*")),
+        ]
         plain = ["-quiet", "-no-progress", "-no-duplicates", "-noD", "-noI", "-noF", "-noX"]
-        self.run(["mksquashfs", *sources, IMAGE, *plain], user="root", timeout=300)
+        line = ["mksquashfs", *sources, f"{self.base}{IMAGE}", *plain]
+        subprocess.run(line, check=True, capture_output=True)
 
     def write_policy(self, text: str) -> None:
         """Replace stage.toml."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import PREFIX, REPOSITORY, Site
+from tests.cluster.site import PREFIX, REPOSITORY, SOURCE, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ BAD = ("x", "/a:/nvme/b,c=d", "/a:/nvme/" + "b" * 100_000)
 class SanitizedSite(Site):
     """A site whose plugin reports what it does wrong to files in /shared."""
 
-    def sanitize(self, kind: str, source: str = f"{REPOSITORY}/prolog/spank") -> dict[str, str]:
+    def sanitize(self, kind: str, source: str = f"{SOURCE}/prolog/spank") -> dict[str, str]:
         """Replace the plugin by one with a sanitizer; return the environment that it needs."""
         build = f"{source if source.startswith('/shared') else PREFIX}/{kind}"
         # A fault ends the process, and with it the job or the command.
