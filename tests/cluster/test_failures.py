@@ -282,8 +282,8 @@ def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
     first = site.sbatch("true", "-N3", "-w", "n[1-3]", WISH)
     wait_for_ranks(site)
     second = site.sbatch("true", "-N3", "-w", "n[2-4]", WISH)
-    assert first.wait().exit_code == "0:0"
-    assert second.wait().exit_code == "0:0"
+    assert first.wait(timeout=240).exit_code == "0:0"
+    assert second.wait(timeout=240).exit_code == "0:0"
     waiting, done = second.output().splitlines()[0], second.output().splitlines()[-1]
     assert waiting.startswith(f"stage: waiting: n2: /nvme/data is held by job {first.id} (")
     assert "from the copy on n2 to n4 in " in done
