@@ -62,7 +62,7 @@ endif
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || { \
 		echo 'A Python 3.11 or later with its venv module is needed (apt install python3-venv).' >&2; \
 		exit 1; }; \
-	$$python -m venv .venv
+	$$python -m venv --clear .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
 	@touch $@
 
