@@ -24,7 +24,7 @@ BAD = ("x", "/a:/nvme/b,c=d", "/a:/nvme/" + "b" * 100_000)
 
 
 class SanitizedSite(Site):
-    """A site whose plugin reports what it does wrong to files in /shared."""
+    """A site whose plugin ends with the first thing that it does wrong."""
 
     def sanitize(self, kind: str, source: str = f"{SOURCE}/prolog/spank") -> dict[str, str]:
         """Replace the plugin by one with a sanitizer; return the environment that it needs."""
@@ -34,12 +34,7 @@ class SanitizedSite(Site):
         make = ["make", "-C", source, f"BUILD={build}", f"CFLAGS={flags}"]
         self.run(make, user="root")
         self.run(["cp", f"{build}/spank_stage.so", f"{PREFIX}/lib/spank_stage.so"], user="root")
-        options = "detect_leaks=0:print_stacktrace=1:log_path=/shared/sanitizer"
-        return {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
-
-    def reports(self) -> list[str]:
-        """What the sanitizers found."""
-        return [path.read_text() for path in self.path("login", "/shared").glob("sanitizer.*")]
+        return {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,6 @@ def test_submitting_makes_no_fault_of_memory(sanitized: SanitizedSite) -> None:
             with pytest.raises(CommandFailed) as refused:
                 sanitized.run(line, env=environment)
             assert refused.value.code == 2
-    assert sanitized.reports() == []
 
 
 def test_jobs_make_no_fault_of_undefined_behaviour(sanitized: SanitizedSite) -> None:
@@ -77,7 +71,6 @@ def test_jobs_make_no_fault_of_undefined_behaviour(sanitized: SanitizedSite) -> 
     with pytest.raises(CommandFailed) as failed:
         sanitized.run([*srun, "--stage=/shared/none:/nvme/n", "true"], env=environment)
     assert failed.value.code == 4
-    assert sanitized.reports() == []
 
 
 def test_a_fault_would_have_ended_the_job(sanitized: SanitizedSite) -> None:
