@@ -179,7 +179,7 @@ class Delivery:
         record = self.cache.load(self.item.destination)
         if record:
             used = replace(record, used_at=int(time.time()), used_by_job=self.request.job)
-            with suppress(OSError):  # an unnoted use costs nothing but its note
+            with suppress(StageError):  # an unnoted use costs nothing but its note
                 self.cache.save(used)
 
     def _source_bytes(self, files: _Files) -> int:

@@ -142,6 +142,16 @@ def test_a_full_disk_on_one_node(site: Site) -> None:
     works(site)
 
 
+def test_a_disk_that_filled_up_behind_a_current_copy_is_no_matter(site: Site) -> None:
+    with site.nvme("n3", "loop", "40M"):
+        assert site.sbatch("true", "-N4", WISH).wait().exit_code == "0:0"
+        site.run("cat /dev/zero > /nvme/bobs", user="bob", on="n3", check=False)
+        job = site.sbatch("true", "-N4", WISH)
+        assert job.wait().exit_code == "0:0", job.output()
+        assert "nothing moved" in job.output()
+        assert site.leftovers() == []
+
+
 def test_an_unwritable_destination_on_one_node(site: Site) -> None:
     site.path("n2", "/nvme/data").mkdir(mode=0o755)
     fails(site, 6, "n2: /nvme/data: no permission to write there")
