@@ -143,7 +143,7 @@ def test_a_full_disk_on_one_node(site: Site) -> None:
 
 
 def test_a_disk_that_filled_up_behind_a_current_copy_is_no_matter(site: Site) -> None:
-    with site.nvme("n3", "loop", "40M"):
+    with site.nvme("n3", "tmpfs", "40M"):
         assert site.sbatch("true", "-N4", WISH).wait().exit_code == "0:0"
         site.run("cat /dev/zero > /nvme/bobs", user="bob", on="n3", check=False)
         job = site.sbatch("true", "-N4", WISH)
