@@ -142,11 +142,7 @@ def _stage(
             root = (local_root or Path("stage-nodes")).absolute()
             outcome = _run_local(wishes, local, root, config, progress, dry_run=dry_run)
         else:
-            context = job.find(os.environ)
-            rules = policy.load(config)
-            wanted = _request(wishes, rules, context.node_count)
-            wanted = replace(wanted, job=context.job, dry_run=dry_run)
-            outcome = _run_in_job(context, rules, wanted, os.environ, progress)
+            outcome = _run_in_job(wishes, config, progress, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     else:
@@ -198,15 +194,15 @@ def _make_folder(path: Path) -> None:
 
 
 def _run_in_job(
-    context: job.JobContext,
-    rules: Policy,
-    wanted: StageRequest,
-    environment: Mapping[str, str],
-    progress: _Progress,
+    wishes: Iterable[Directive], config: Path, progress: _Progress, **wanted_too: Any
 ) -> Outcome:
+    """Stage in this process's job; ``wanted_too`` are further fields of the request."""
+    context = job.find(os.environ)
+    rules = policy.load(config)
+    wanted = replace(_request(wishes, rules, context.node_count), job=context.job, **wanted_too)
     return launch.run(
         launch.srun_argv(context, rules),
-        launch.rank_environment(environment, rules, wanted),
+        launch.rank_environment(os.environ, rules, wanted),
         rules.launch.start_timeout,
         progress.hear,
     )
@@ -252,12 +248,8 @@ def _pass_gate(
     text = os.environ.get(_DIRECTIVES, "")
     wishes = _parse([text] if text else [])
     wishes += directive.parse_script(_read_head(script)) if script else []
-    context = job.find(os.environ)
-    rules = policy.load(config)
-    wanted = _request(wishes, rules, context.node_count)
-    wanted = replace(wanted, job=context.job, word=word, step=step, said=text)
     with _Progress(say) as progress:
-        return _run_in_job(context, rules, wanted, os.environ, progress)
+        return _run_in_job(wishes, config, progress, word=word, step=step, said=text)
 
 
 def _print_line(text: str) -> None:

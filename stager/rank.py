@@ -128,7 +128,7 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
-    caches = [look.caches for look in looks][comm.rank]
+    caches = looks[comm.rank].caches
     wanted = list(zip(caches, (item.destination for item in items), strict=True))
     if request.dry_run:
         wanted = []  # a plan waits for nobody
@@ -148,9 +148,10 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
                 for item, source, cache in zip(items, sources, caches, strict=True)
             ],
         )
+        by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
         plans = [
-            make_plan(source.facts.size, [answers[index] for answers in surveys])
-            for index, source in enumerate(sources)
+            make_plan(source.facts.size, answers)
+            for source, answers in zip(sources, by_item, strict=True)
         ]
         if short := shortages(plans, surveys, [item.root for item in items]):
             raise RefusedError(short)
@@ -160,9 +161,8 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
             if not request.dry_run:
                 delivery = Delivery(request, item, source, plan, caches[index], here)
                 delivered = delivery.run(comm, _Progress(item.destination, plan.size).tell)
-            answers = [answers[index] for answers in surveys]
             seconds, begun = time.monotonic() - begun, time.monotonic()
-            reports.append(_report(item, plan, answers, delivered, seconds))
+            reports.append(_report(item, plan, by_item[index], delivered, seconds))
         return reports
 
 

@@ -26,7 +26,6 @@ from stager.manifest import RECORDS_FOLDER, CopyFacts, Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 #: Where the ranks tell the other steps of a job how its stage ended: one folder a user beneath.
 WORDS = "/run/slurm-stage"
 
@@ -125,12 +124,18 @@ def plan_cache(root: str, uid: int) -> Cache:
     try:
         return look_for_cache(root, uid)
     except DestinationError:
-        above = root or "/"
-        while not os.path.lexists(above):
-            above = os.path.dirname(above)
+        above = existing_folder_above(_parent(root))
         if os.path.lexists(_parent(root)) or os.stat(above).st_uid != uid:
             raise
         return Cache(_folder(root, uid))
+
+
+def existing_folder_above(path: str) -> str:
+    """The nearest of the folders above ``path`` that is there."""
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _parent(root: str) -> str:
@@ -174,7 +179,7 @@ def _check_room(folder: str) -> None:
 
 @contextmanager
 def _opened(path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, flags, 0o600)
     try:
         yield descriptor
     finally:
@@ -458,11 +463,8 @@ class Words:
         assert self._descriptor is not None
         if code == 0:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            done = os.open(f"{self._folder}/{self._job}", flags, 0o600)
-            try:
+            with _opened(f"{self._folder}/{self._job}", flags) as done:
                 os.write(done, os.fsencode(f"{directives}\n"))
-            finally:
-                os.close(done)
         _write_all(self._descriptor, f"{code}\n".encode(), 0)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import xxhash
 from stager.directive import Validate
 from stager.errors import DestinationError, SourceError
 from stager.manifest import SourceFacts
+from stager.store import existing_folder_above
 
 if TYPE_CHECKING:
     from stager.manifest import Record
@@ -78,7 +79,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     Raises DestinationError where nothing could be put at ``path``.
     """
     there = _look_at_destination(path)
-    folder = _existing_folder_above(path)
+    folder = existing_folder_above(path)
     _check_folder(folder, cache)
     record = cache.load(item.destination)
     reason = judge(item.validate, source.facts, record, there)
@@ -147,13 +148,6 @@ def _look_at_destination(path: str) -> os.stat_result | None:
     return there
 
 
-def _existing_folder_above(path: str) -> str:
-    folder = os.path.dirname(path)
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
 def _check_folder(folder: str, cache: Cache) -> None:
     try:
         facts = os.stat(folder)
@@ -170,7 +164,7 @@ def _check_folder(folder: str, cache: Cache) -> None:
             "there; choose another destination"
         )
     # A cache that is only planned for has no folder yet.
-    if facts.st_dev != os.stat(_existing_folder_above(f"{cache.folder}/")).st_dev:
+    if facts.st_dev != os.stat(existing_folder_above(f"{cache.folder}/")).st_dev:
         raise DestinationError(
             f"{folder} is on another filesystem than its cache root; choose another destination"
         )

@@ -5,10 +5,13 @@
 
 #include "stage.h"
 
+/* Whether `part`, one directive or several in a row, is in the list; an empty one never is. */
 bool stage_list_contains(const char *list, const char *part)
 {
 	const size_t length = strlen(part);
 
+	if (length == 0)
+		return false;
 	for (const char *at = list; (at = strstr(at, part)); at++) {
 		const bool begins = at == list || at[-1] == ';';
 		const bool ends = at[length] == '\0' || at[length] == ';';

@@ -82,12 +82,13 @@ int stage_submit_forget_outer_job(void)
 	return 0;
 }
 
-static bool has_empty_value(void)
+/* Whether the job has all of the values already; Slurm repeats a job's own to its steps. */
+static bool all_inherited(const char *inherited)
 {
 	for (size_t i = 0; i < stage_options_count(); i++)
-		if (!stage_options_value(i)[0])
-			return true;
-	return false;
+		if (!stage_list_contains(inherited, stage_options_value(i)))
+			return false;
+	return true;
 }
 
 /*
@@ -116,20 +117,16 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	if (stage_options_helper())
 		return 0;
 	refuse_het_job();
-	if (stage_options_count() == 0)
+	if (all_inherited(inherited))
 		return 0;
 	list = with_new_values(inherited);
 	if (!list || strlen(list) >= STAGE_LIST_MAX) {
 		(void)fprintf(stderr, "stage: the list of directives is too long\n");
 		exit(STAGE_USAGE);
 	}
-	/* An empty value joins to nothing, and is refused by the check. */
-	if (strcmp(list, inherited) != 0 || has_empty_value()) {
-		check_or_exit(config);
-		failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
-			 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) !=
-				 ESPANK_SUCCESS;
-	}
+	check_or_exit(config);
+	failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;
 }

@@ -28,7 +28,7 @@ class SanitizedSite(Site):
 
     def sanitize(self, kind: str, source: str = f"{SOURCE}/prolog/spank") -> dict[str, str]:
         """Replace the plugin by one with a sanitizer; return the environment that it needs."""
-        build = f"{source if source.startswith('/shared') else PREFIX}/{kind}"
+        build = f"{source}/{kind}"
         # A fault ends the process, and with it the job or the command.
         flags = f"-O1 -g -fsanitize={kind} -fno-sanitize-recover={kind}"
         make = ["make", "-C", source, f"BUILD={build}", f"CFLAGS={flags}"]
