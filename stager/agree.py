@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 #: Seconds between two tries for a lock: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: Seconds of sleep while other ranks are at work: the first, and the longest.
+_FIRST_NAP, _LONGEST_NAP = 50e-6, 2e-3
 
 
 class RefusedError(Exception):
@@ -44,10 +46,13 @@ class Here:
         return self.disk + path
 
 
-def together(comm: MPI.Intracomm, here: Here, step: Callable[[], T]) -> list[T]:
+def together(
+    comm: MPI.Intracomm, here: Here, step: Callable[[], T], *, patient: bool = False
+) -> list[T]:
     """Run ``step`` on each rank; return all results in rank order. Collective.
 
-    Where it failed on any rank, the same RefusedError is raised on every rank.
+    Where it failed on any rank, the same RefusedError is raised on every rank. ``patient`` is for a
+    step that takes some ranks longer than others: who is done sleeps instead of spinning.
     """
     result: T | None = None
     failure: Failure | None = None
@@ -57,11 +62,21 @@ def together(comm: MPI.Intracomm, here: Here, step: Callable[[], T]) -> list[T]:
         failure = Failure.of(error, here.name)
     except OSError as error:
         failure = Failure.of(store.as_stage_error(error), here.name)
+    if patient:
+        _sleep_until_all_are_here(comm)
     answers: list[tuple[T, Failure | None]] = comm.allgather((result, failure))
     failures = [failure for _, failure in answers if failure]
     if failures:
         raise RefusedError(failures)
     return [answer for answer, _ in answers]
+
+
+def _sleep_until_all_are_here(comm: MPI.Intracomm) -> None:
+    barrier = comm.Ibarrier()
+    pause = _FIRST_NAP
+    while not barrier.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_NAP)
 
 
 @contextmanager

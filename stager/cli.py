@@ -9,22 +9,25 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
 from stager import directive, job, launch, policy, report, request
-from stager.errors import LaunchError, SourceError, StageError, UsageError
+from stager.errors import LaunchError, PolicyRefusal, SourceError, StageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stager.directive import Directive
-    from stager.policy import Policy
-    from stager.report import Outcome
-    from stager.request import StageRequest
+    from stager.job import JobContext
+    from stager.policy import Policy, Transfer
+    from stager.report import Outcome, Rate
+    from stager.request import Settings, StageItem, StageRequest
+
+    _Hear = Callable[[dict[str, Any]], None]
 
 #: A log hears of a long stage after this many seconds, and then as often again.
 _LOG_PERIOD = 5.0
@@ -104,14 +107,22 @@ def cli() -> None:
 @_local_root
 @_config
 @_json
+@click.option("--verbose", "-v", is_flag=True, help="Tell also where the time went.")
 def stage(
-    values: tuple[str, ...], local: int, local_root: Path | None, config: Path, as_json: bool
+    values: tuple[str, ...],
+    local: int,
+    local_root: Path | None,
+    config: Path,
+    as_json: bool,
+    verbose: bool,
 ) -> int:
     """Stage files to every node of this job's allocation.
 
     Inside a job of sbatch, salloc or srun; or on this machine alone, with --local.
     """
-    return _stage(values, local, local_root, config, as_json=as_json, dry_run=False)
+    return _stage(
+        values, local, local_root, config, as_json=as_json, dry_run=False, verbose=verbose
+    )
 
 
 @cli.command()
@@ -135,54 +146,131 @@ def _stage(
     *,
     as_json: bool,
     dry_run: bool,
+    verbose: bool = False,
 ) -> int:
     wishes = _parse(values)
     with _Progress(_ignore if as_json else _say) as progress:
         if local:
-            root = (local_root or Path("stage-nodes")).absolute()
-            outcome = _run_local(wishes, local, root, config, progress, dry_run=dry_run)
+            rules = policy.load_if_present(config) or policy.LOCAL
+            items = request.resolve(wishes, rules)
+            outcome = _run_local(
+                items, rules, local, _disks(local_root), progress.hear, dry_run=dry_run
+            )
         else:
-            outcome = _run_in_job(wishes, config, progress, dry_run=dry_run)
+            outcome = _stage_in_job(wishes, config, progress.hear, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     else:
         _render(outcome, _say, _complain)
+        if verbose:
+            _say(report.phase_line(outcome))
     return outcome.code
+
+
+@cli.command()
+@click.option("--source", default="", help="A file on shared storage, which one node reads.")
+@click.option("--root", default="", help="Cache root to write beneath.  [default: the first]")
+@click.option(
+    "--size", type=click.IntRange(1), default=256, metavar="MIB", show_default=True,
+    help="Most MiB of one message, and of the file that is written.",
+)  # fmt: skip
+@_local
+@_local_root
+@_config
+@_json
+def bench(
+    source: str, root: str, size: int, local: int, local_root: Path | None, config: Path,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Measure the network, the disks and the source of this job's nodes.
+
+    Each by itself, in the way that a stage uses it. Nothing is published.
+    """
+    rates: list[Rate] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event.pop("event") == "rate":
+            rates.append(report.Rate(**event))
+
+    if local:
+        rules = policy.load_if_present(config) or policy.LOCAL
+        items = (_bench_item(source, root, rules),)
+        outcome = _run_local(items, rules, local, _disks(local_root), hear, bench=size << 20)
+    else:
+        context = job.find(os.environ)
+        rules = policy.load(config)
+        items = (_bench_item(source, root, rules),)
+        outcome = _run_in_job(context, items, rules, hear, bench=size << 20)
+    if outcome.failures:
+        _render(outcome, _say, _complain)
+    elif as_json:
+        click.echo(json.dumps([asdict(rate) for rate in rates], indent=1))
+    else:
+        for line in report.rate_lines(rates):
+            click.echo(line)
+    return outcome.code
+
+
+def _bench_item(source: str, root: str, rules: Policy) -> StageItem:
+    root = root or rules.roots[0]
+    if root not in rules.roots:
+        known = " or ".join(rules.roots)
+        raise PolicyRefusal(f"{root} is not a folder that this site stages to; choose {known}")
+    return request.StageItem(source, f"{root}/bench", root, directive.Validate.STAT)
 
 
 def _parse(values: Iterable[str]) -> list[Directive]:
     return [wish for value in values for wish in directive.parse_value(value)]
 
 
-def _request(wishes: Iterable[Directive], rules: Policy, nodes: int) -> StageRequest:
+def _stage_in_job(wishes: Iterable[Directive], config: Path, hear: _Hear, **too: Any) -> Outcome:
+    context = job.find(os.environ)
+    rules = policy.load(config)
+    return _run_in_job(context, request.resolve(wishes, rules), rules, hear, **too)
+
+
+def _disks(local_root: Path | None) -> Path:
+    """The folder with the disks of the simulated nodes."""
+    return (local_root or Path("stage-nodes")).absolute()
+
+
+def _request(items: tuple[StageItem, ...], rules: Policy, nodes: int, **too: Any) -> StageRequest:
+    """What the ranks are asked to do by the site's rules; ``too`` are further fields."""
     return request.StageRequest(
-        items=request.resolve(wishes, rules),
-        nodes=nodes,
-        chunk=rules.transfer.chunk,
-        depth=rules.transfer.depth,
-        lock_timeout=rules.lock_timeout,
+        items=items, nodes=nodes, lock_timeout=rules.lock_timeout,
+        transfer=_settings(rules.transfer), **too,
+    )  # fmt: skip
+
+
+def _settings(rules: Transfer) -> Settings:
+    return request.Settings(
+        chunk=rules.chunk,
+        depth=rules.depth,
+        readers=rules.readers,
+        writers=rules.writers,
+        algorithm=rules.algorithm,
+        direct=rules.direct,
     )
 
 
 def _run_local(
-    wishes: Iterable[Directive],
+    items: tuple[StageItem, ...],
+    rules: Policy,
     count: int,
     root: Path,
-    config: Path,
-    progress: _Progress,
-    *,
-    dry_run: bool,
+    hear: _Hear,
+    **too: Any,
 ) -> Outcome:
-    rules = policy.load_if_present(config) or policy.LOCAL
-    wanted = replace(_request(wishes, rules, count), local_root=str(root), dry_run=dry_run)
-    for number in range(count) if not dry_run else ():
+    """Run on ``count`` simulated nodes; ``too`` are further fields of the request."""
+    wanted = _request(items, rules, count, local_root=str(root), **too)
+    for number in range(count) if not wanted.dry_run else ():
         for cache_root in rules.roots:
             _make_folder(Path(f"{root}/node{number + 1}{cache_root}"))
     return launch.run(
         launch.mpiexec_argv(count),
         launch.rank_environment(os.environ, rules, wanted),
         rules.launch.start_timeout,
-        progress.hear,
+        hear,
     )
 
 
@@ -194,17 +282,15 @@ def _make_folder(path: Path) -> None:
 
 
 def _run_in_job(
-    wishes: Iterable[Directive], config: Path, progress: _Progress, **wanted_too: Any
+    context: JobContext, items: tuple[StageItem, ...], rules: Policy, hear: _Hear, **too: Any
 ) -> Outcome:
-    """Stage in this process's job; ``wanted_too`` are further fields of the request."""
-    context = job.find(os.environ)
-    rules = policy.load(config)
-    wanted = replace(_request(wishes, rules, context.node_count), job=context.job, **wanted_too)
+    """Run on the nodes of a job; ``too`` are further fields of the request."""
+    wanted = _request(items, rules, context.node_count, job=context.job, **too)
     return launch.run(
         launch.srun_argv(context, rules),
         launch.rank_environment(os.environ, rules, wanted),
         rules.launch.start_timeout,
-        progress.hear,
+        hear,
     )
 
 
@@ -249,7 +335,7 @@ def _pass_gate(
     wishes = _parse([text] if text else [])
     wishes += directive.parse_script(_read_head(script)) if script else []
     with _Progress(say) as progress:
-        return _run_in_job(wishes, config, progress, word=word, step=step, said=text)
+        return _stage_in_job(wishes, config, progress.hear, word=word, step=step, said=text)
 
 
 def _print_line(text: str) -> None:
@@ -290,13 +376,13 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     for script in scripts:
         wishes += _read_submitted(script)
     rules = policy.load_if_present(config)
-    wanted = _request(wishes, rules or policy.LOCAL, nodes=1)
-    wanted.to_json()  # which is refused where it is too long to travel
-    items = wanted.items
+    items = request.resolve(wishes, rules or policy.LOCAL)
+    # Refused where it is too long to travel.
+    _request(items, rules or policy.LOCAL, nodes=1).to_json()
     if quiet:
         return 0
     for item in items:
-        _say(f"ok: {item.source} to {item.destination} (validate={item.validate})")
+        _say(f"ok: {item.source} to {item.destination} ({item.options})")
     if not items:
         _say("ok: nothing to stage")
     if rules is None:

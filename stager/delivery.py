@@ -7,25 +7,32 @@ and nothing gets its final name until every receiver has every byte on its disk.
 from __future__ import annotations
 
 import os
+import resource
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stager import store
 from stager.agree import Here, RefusedError, together
+from stager.directive import Verify
 from stager.errors import Failure, IntegrityError, StageError
+from stager.layout import Extent, Layout, rounded
 from stager.manifest import VERSION, CopyFacts, Record
-from stager.survey import facts_of
-from stager.transfer import FileReader, broadcast
+from stager.phases import Phase
+from stager.reader import FileReader
+from stager.survey import digest_of, facts_of
+from stager.transfer import Result, broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
+    from stager.phases import Stopwatch
     from stager.plan import TransferPlan
-    from stager.request import StageItem, StageRequest
+    from stager.request import Settings, StageItem
     from stager.survey import Source
 
 
@@ -39,104 +46,171 @@ class StaleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The digest of the bytes, and how many of them all ranks together read from the source."""
+    """The digest of the bytes, how many of them all ranks together read from the source, and the
+    most memory that a rank took, in bytes.
+    """
 
     digest: str
-    source_bytes_read: int
+    source_bytes_read: int = 0
+    peak_memory: int = 0
 
 
 @dataclass(slots=True)
 class _Files:
-    """What a rank has open for the item: the sender a reader, a receiver a partial file."""
+    """What a rank has open for the item: a sender a reader, a receiver a partial file."""
 
     reader: FileReader | None = None
     partial: store.Partial | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a rank has to say after the broadcast; seconds, bytes read from the source, and bytes
+    of memory.
+    """
+
+    node: str
+    digest: str
+    stale: Failure | None
+    reading: float
+    writing: float
+    source_bytes_read: int
+    peak_memory: int
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """One item on its way; every rank has the same, but for ``cache`` and ``here``."""
 
-    request: StageRequest
+    settings: Settings
+    job: int
     item: StageItem
     source: Source
     plan: TransferPlan
     cache: store.Cache
     here: Here
 
-    def run(self, comm: MPI.Intracomm, progress: Callable[[int], None]) -> Delivered:
+    def run(
+        self, comm: MPI.Intracomm, watch: Stopwatch, progress: Callable[[int], None]
+    ) -> Delivered:
         """Bring the file to the plan's receivers. Collective.
 
-        ``progress`` is called on the sender with the bytes sent so far. Raises RefusedError, or
-        StaleError where the source changed meanwhile or the sender's copy proved damaged.
+        ``progress`` is called on the first sender with the bytes sent so far. Raises RefusedError,
+        or StaleError where the source changed meanwhile or a sender's copy proved damaged.
         """
         if comm.rank in self.plan.current:
             self._note_use()
         if not self.plan.receivers:
-            return Delivered(self.plan.digest, 0)
+            return Delivered(self.plan.digest)
         with ExitStack() as stack:
             files = _Files()
-            together(comm, self.here, lambda: self._open(comm.rank, files, stack))
-            digest = self._broadcast(comm, files, progress)
-            together(comm, self.here, lambda: self._seal(files))
-            together(comm, self.here, lambda: self._publish(files, digest))
-            return Delivered(digest, comm.allreduce(self._source_bytes(files)))
+            layout = self._open_all(comm, files, stack)
+            watch.lap(Phase.OPEN)
+            delivered = self._broadcast(comm, layout, files, watch, progress)
+            together(comm, self.here, lambda: self._seal(files), patient=True)
+            watch.lap(Phase.FSYNC)
+            if self.item.verify is Verify.READBACK:
+                verify = partial(self._verify, files, delivered.digest)
+                together(comm, self.here, verify, patient=True)
+                watch.lap(Phase.VERIFY)
+            together(comm, self.here, lambda: self._publish(files, delivered.digest))
+            watch.lap(Phase.PUBLISH)
+            return delivered
 
     @property
     def _path(self) -> str:
         return self.here.path(self.item.destination)
 
-    def _open(self, rank: int, files: _Files, stack: ExitStack) -> None:
-        if rank == self.plan.sender:
+    def _open_all(self, comm: MPI.Intracomm, files: _Files, stack: ExitStack) -> Layout:
+        """Open the senders' and receivers' files; what of the file is to travel."""
+        extents = together(comm, self.here, lambda: self._open(comm.rank, files, stack))
+        size = self.plan.size
+        layout = Layout(size, self.settings.chunk, extents[self.plan.senders[0]])
+        together(comm, self.here, lambda: self._allocate(files, layout))
+        return layout
+
+    def _open(self, rank: int, files: _Files, stack: ExitStack) -> tuple[Extent, ...]:
+        extents: tuple[Extent, ...] = ()
+        if rank in self.plan.senders:
             path = self.item.source if self.plan.from_source else self._path
             files.reader = FileReader(path)
             stack.callback(files.reader.close)
+            if rank == self.plan.senders[0]:
+                extents = rounded(files.reader.extents(self.plan.size), self.plan.size)
         if rank in self.plan.receivers:
             stack.enter_context(store.made_parents(self._path))
-            files.partial = store.Partial(self.cache, self.plan.size)
+            files.partial = store.Partial(self.cache, direct=self.settings.direct)
             stack.callback(files.partial.close)
+        return extents
+
+    def _allocate(self, files: _Files, layout: Layout) -> None:
+        if files.partial:
+            files.partial.allocate(layout)
 
     def _broadcast(
-        self, comm: MPI.Intracomm, files: _Files, progress: Callable[[int], None]
-    ) -> str:
-        """Move the bytes among the plan's members; return the digest that all of them have."""
-        digest, error = "", None
-        if group := self._members(comm):
-            tell = progress if files.reader else lambda _: None
-            result = broadcast(
-                group, self.plan.size, self.request.chunk, self.request.depth,
-                files.reader, files.partial, tell,
-            )  # fmt: skip
-            group.Free()
-            digest, error = result.digest, result.error
-        answers = together(comm, self.here, lambda: self._judge(files, digest, error))
-        for _, _, stale in answers:
-            if stale:
-                raise StaleError(stale)
-        return self._agreed_digest([(node, digest) for node, digest, _ in answers])
+        self,
+        comm: MPI.Intracomm,
+        layout: Layout,
+        files: _Files,
+        watch: Stopwatch,
+        progress: Callable[[int], None],
+    ) -> Delivered:
+        """Move the bytes among the plan's members; all of them have the same digest then."""
+        result = Result("", None, 0.0, 0.0, 0.0)
+        with self._members(comm) as group:
+            if group:
+                result = broadcast(
+                    group, layout, len(self.plan.senders), self.settings, files.reader,
+                    files.partial, progress if group.rank == 0 else lambda _: None,
+                )  # fmt: skip
+        judge = partial(self._judge, files, result)
+        verdicts = together(comm, self.here, judge, patient=True)
+        reading = max(verdict.reading for verdict in verdicts)
+        writing = max(verdict.writing for verdict in verdicts)
+        watch.lap(Phase.BROADCAST, {Phase.READ: reading, Phase.WRITE: writing})
+        for verdict in verdicts:
+            if verdict.stale:
+                raise StaleError(verdict.stale)
+        read = sum(verdict.source_bytes_read for verdict in verdicts)
+        peak = max(verdict.peak_memory for verdict in verdicts)
+        return Delivered(self._agreed_digest(verdicts), read, peak)
 
-    def _members(self, comm: MPI.Intracomm) -> MPI.Intracomm | None:
-        """The communicator of the ranks that move bytes, the sender its rank 0."""
+    @contextmanager
+    def _members(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm | None]:
+        """The communicator of the ranks that move bytes, the senders its first."""
         members = self.plan.members
-        group = comm.group.Incl(list(members))
-        return comm.Create_group(group) if comm.rank in members else None
+        if members == tuple(range(comm.size)):
+            yield comm
+        elif comm.rank not in members:
+            yield None
+        else:
+            group = comm.Create_group(comm.group.Incl(list(members)))
+            yield group
+            group.Free()
 
-    def _judge(
-        self, files: _Files, digest: str, error: StageError | None
-    ) -> tuple[str, str, Failure | None]:
-        """This node, the digest that passed it, and what went stale; raises a transfer's error."""
-        name = self.here.name
-        if files.reader and self.plan.from_source:
-            if self._source_changed(files.reader):
-                text = f"{self.item.source} changed while it was read; submit again once it rests"
-                return name, digest, Failure(IntegrityError.code, text, name)
-        elif files.reader and (error or digest != self.plan.digest):
+    def _judge(self, files: _Files, result: Result) -> _Verdict:
+        """What this rank makes of the broadcast; raises its error."""
+        stale = self._staleness(files.reader, result) if files.reader else None
+        if result.error and not stale:
+            raise result.error
+        read = files.reader.bytes_read if files.reader and self.plan.from_source else 0
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return _Verdict(
+            self.here.name, result.digest, stale, result.reading, result.writing, read, peak
+        )
+
+    def _staleness(self, reader: FileReader, result: Result) -> Failure | None:
+        """Why what this rank sent is not what was to be sent."""
+        if self.plan.from_source:
+            if not self._source_changed(reader):
+                return None
+            text = f"{self.item.source} changed while it was read; submit again once it rests"
+        else:
+            if not self._is_damaged(result):
+                return None
             self.cache.forget(self.item.destination)
             text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
-            return name, digest, Failure(IntegrityError.code, text, name)
-        if error:
-            raise error
-        return name, digest, None
+        return Failure(IntegrityError.code, text, self.here.name)
 
     def _source_changed(self, reader: FileReader) -> bool:
         with suppress(OSError):
@@ -144,17 +218,31 @@ class Delivery:
             return not facts_of(os.fstat(reader.descriptor)) == named == self.source.facts
         return True
 
-    def _agreed_digest(self, answers: list[tuple[str, str]]) -> str:
-        sent = answers[self.plan.sender][1]
+    def _is_damaged(self, result: Result) -> bool:
+        if result.error:
+            return True
+        if result.digest == self.plan.digest:
+            return False
+        # Among several senders, it may be another one's copy that is.
+        return len(self.plan.senders) == 1 or digest_of(self._path) != self.plan.digest
+
+    def _agreed_digest(self, verdicts: list[_Verdict]) -> str:
+        expected = self.plan.digest or verdicts[self.plan.senders[0]].digest
         text = f"{self.item.destination}: the bytes that came differ from those sent; submit again"
-        wrong = [answers[rank][0] for rank in self.plan.members if answers[rank][1] != sent]
+        members = [verdicts[rank] for rank in self.plan.members]
+        wrong = [verdict.node for verdict in members if verdict.digest != expected]
         if wrong:
             raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])
-        return sent
+        return expected
 
     def _seal(self, files: _Files) -> None:
         if files.partial:
             files.partial.seal(self.source.mode, self.source.group, self.source.facts.mtime_ns)
+
+    def _verify(self, files: _Files, digest: str) -> None:
+        if files.partial and files.partial.read_back() != digest:
+            text = "what the disk gives back differs from what was written to it; use another node"
+            raise IntegrityError(f"{self._path}: {text}")
 
     def _publish(self, files: _Files, digest: str) -> None:
         if files.partial:
@@ -172,15 +260,12 @@ class Delivery:
             digest=digest,
             staged_at=now,
             used_at=now,
-            used_by_job=self.request.job,
+            used_by_job=self.job,
         )
 
     def _note_use(self) -> None:
         record = self.cache.load(self.item.destination)
         if record:
-            used = replace(record, used_at=int(time.time()), used_by_job=self.request.job)
+            used = replace(record, used_at=int(time.time()), used_by_job=self.job)
             with suppress(StageError):  # an unnoted use costs nothing but its note
                 self.cache.save(used)
-
-    def _source_bytes(self, files: _Files) -> int:
-        return files.reader.bytes_read if files.reader and self.plan.from_source else 0

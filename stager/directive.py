@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.errors import DirectiveError, UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
 #: Longest list of directives that a job may carry, in characters. It travels in one environment
 #: variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN), and grows there by escapes.
@@ -44,6 +44,15 @@ class Validate(StrEnum):
     ALWAYS = "always"
 
 
+class Verify(StrEnum):
+    """What is compared with the source's digest before a copy is published."""
+
+    #: The bytes as they passed on their way; nothing is read again.
+    STREAM = "stream"
+    #: The written file, read again from the disk past its cache.
+    READBACK = "readback"
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
     """One wish: ``source`` is to lie at ``destination`` on every node."""
@@ -51,10 +60,16 @@ class Directive:
     source: str
     destination: str
     validate: Validate = Validate.STAT
+    verify: Verify = Verify.STREAM
 
     def __str__(self) -> str:
-        options = "" if self.validate is Validate.STAT else f",validate={self.validate}"
-        return f"{_escape(self.source)}:{_escape(self.destination)}{options}"
+        validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
+        verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
+        return f"{_escape(self.source)}:{_escape(self.destination)}{validate}{verify}"
+
+
+#: The keys that may stand behind a destination, and their values.
+_OPTIONS: dict[str, type[Validate | Verify]] = {"validate": Validate, "verify": Verify}
 
 
 class _Char(NamedTuple):
@@ -270,16 +285,14 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
 def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
     _check_path(text, source, "source")
     _check_path(text, destination, "destination")
-    validate = Validate.STAT
-    seen: set[str] = set()
+    chosen: dict[str, Validate | Verify] = {}
     for option in options:
         key, equals, value = option.value.partition("=")
-        _check_key(text, option, key, seen)
+        _check_key(text, option, key, chosen)
         if not equals:
             raise DirectiveError(f"'{key}' needs a value: {key}=…", text, option.at)
-        seen.add(key)
-        validate = _choice(text, _Field(value, option.at + len(key) + 1), Validate)
-    return Directive(source.value, destination.value, validate)
+        chosen[key] = _choice(text, _Field(value, option.at + len(key) + 1), _OPTIONS[key])
+    return Directive(source.value, destination.value, **chosen)  # type: ignore[arg-type]
 
 
 def _check_path(text: str, path: _Field, what: str) -> None:
@@ -294,17 +307,17 @@ def _check_path(text: str, path: _Field, what: str) -> None:
         raise DirectiveError("'..' is not allowed in a destination", text, path.at)
 
 
-def _check_key(text: str, option: _Field, key: str, seen: set[str]) -> None:
+def _check_key(text: str, option: _Field, key: str, seen: Container[str]) -> None:
     if key in seen:
         raise DirectiveError(f"'{key}' is given twice", text, option.at)
-    if key != "validate":
+    if key not in _OPTIONS:
         key = printable(key)
-        near = difflib.get_close_matches(key, ["validate"])
-        hint = f"; did you mean '{near[0]}'?" if near else "; known: validate"
+        near = difflib.get_close_matches(key, _OPTIONS)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(_OPTIONS)}"
         raise DirectiveError(f"unknown option '{key}'{hint}", text, option.at)
 
 
-def _choice(text: str, value: _Field, choices: type[Validate]) -> Validate:
+def _choice(text: str, value: _Field, choices: type[Validate | Verify]) -> Validate | Verify:
     try:
         return choices(value.value)
     except ValueError:

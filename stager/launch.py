@@ -14,10 +14,12 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stager.errors import MPI_REMEDY, LaunchError
+from stager.phases import Phase
 from stager.report import Outcome
 from stager.request import REQUEST_VARIABLE
 
@@ -122,9 +124,12 @@ def run(
 ) -> Outcome:
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
+    Its time is from the launch to the launcher's end.
+
     Raises LaunchError where the launcher cannot be started, no rank begins within
     ``start_timeout`` seconds, or the ranks end without an Outcome.
     """
+    begun = time.monotonic()
     try:
         process = subprocess.Popen(
             argv, env=dict(environment), stdin=subprocess.DEVNULL,
@@ -145,7 +150,14 @@ def run(
             _end(process)
     if outcome is None:
         raise LaunchError(_no_outcome(argv, process.returncode, listener, start_timeout))
-    return outcome
+    return _with_launch(outcome, listener.told - begun, time.monotonic() - listener.told)
+
+
+def _with_launch(outcome: Outcome, until_told: float, since: float) -> Outcome:
+    """The ranks' ``outcome`` with the launcher's own time before and after it, in seconds."""
+    phases = {Phase.LAUNCH: max(0.0, until_told - outcome.seconds), **outcome.phases}
+    phases[Phase.END] = phases.get(Phase.END, 0.0) + since
+    return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
 def _no_outcome(argv: Sequence[str], code: int, listener: _Listener, start_timeout: float) -> str:
@@ -176,6 +188,8 @@ class _Listener:
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self.begun = False
         self.timed_out = False
+        #: When the Outcome came, on the monotonic clock.
+        self.told = 0.0
 
     def listen(self) -> Outcome | None:
         """The Outcome, or None where the output ended, or the time to begin, without one."""
@@ -210,6 +224,7 @@ class _Listener:
             return None
         self.begun = True
         if event["event"] == "result":
+            self.told = time.monotonic()
             return Outcome.from_json(event["outcome"])
         self._on_event(event)
         return None

@@ -16,55 +16,67 @@ if TYPE_CHECKING:
     from stager.survey import Survey
 
 
+#: Readers that ``auto`` stands for, and bytes of a file that is worth more than one. Two hide the
+#: pauses of one stream and cost nothing where it has none; four of them measured slower there.
+_AUTO_READERS = 2
+_WORTH_READERS = 64 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Ranks by number. ``sender`` reads its own copy, or the source if ``from_source``.
-
-    Nothing moves where there are no ``receivers``.
+    """Ranks by number. The ``senders`` read in turns: their own copies, or the source if
+    ``from_source``. Nothing moves where there are no ``receivers``.
     """
 
     size: int
     receivers: tuple[int, ...]
     current: tuple[int, ...]
-    sender: int
+    senders: tuple[int, ...]
     from_source: bool
-    #: Digest that the sender's copy has by its record; empty when the source is read.
+    #: Digest that the senders' copies have by their records; empty when the source is read.
     digest: str
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that take part in moving the bytes, the sender first."""
-        return (self.sender, *(rank for rank in self.receivers if rank != self.sender))
+        """The ranks that take part in moving the bytes, the senders first."""
+        return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
 
 
-def make_plan(size: int, surveys: Sequence[Survey]) -> TransferPlan:
+def make_plan(size: int, surveys: Sequence[Survey], readers: int = 1) -> TransferPlan:
     """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
 
-    A node with a current copy sends; without one, the first node that needs the file reads it.
+    Nodes with a current copy send; without one, the first that need the file read it. There are
+    up to ``readers`` of them, 0 for what is best.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
-    if current:
-        sender = current[0]
-        return TransferPlan(size, receivers, current, sender, False, surveys[sender].digest)
-    return TransferPlan(size, receivers, (), receivers[0], True, "")
+    digest = surveys[current[0]].digest if current else ""
+    # Copies that were taken for current by size alone may differ.
+    alike = tuple(rank for rank in current if surveys[rank].digest == digest)
+    most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
+    senders = (alike or receivers)[:most]
+    return TransferPlan(size, receivers, current, senders, not current, digest)
 
 
 def shortages(
-    plans: Sequence[TransferPlan], surveys: Sequence[Sequence[Survey]], roots: Sequence[str]
+    plans: Sequence[TransferPlan],
+    surveys: Sequence[Sequence[Survey]],
+    roots: Sequence[str],
+    needs: Sequence[int],
 ) -> list[Failure]:
     """A failure for every node and root without room for all that it is to receive.
 
-    ``plans[i]`` and ``roots[i]`` are of item i; ``surveys[rank][i]`` is that rank's.
+    ``plans[i]`` and ``roots[i]`` are of item i, which takes ``needs[i]`` bytes on a disk;
+    ``surveys[rank][i]`` is that rank's.
     """
     failures: list[Failure] = []
     for rank, answers in enumerate(surveys):
         wanted: dict[str, int] = {}
         free: dict[str, int] = {}
-        for plan, answer, root in zip(plans, answers, roots, strict=True):
+        for plan, answer, root, need in zip(plans, answers, roots, needs, strict=True):
             free[root] = answer.free
             if rank in plan.receivers:
-                wanted[root] = wanted.get(root, 0) + plan.size
+                wanted[root] = wanted.get(root, 0) + need
         failures += [
             Failure(SpaceError.code, _shortage(root, need, free[root]), answers[0].node)
             for root, need in wanted.items()

@@ -10,9 +10,18 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from stager.errors import PolicyRefusal
+from stager.route import Algorithm
 
 #: Where the plugin and stagectl look when nobody says otherwise.
 DEFAULT_PATH = Path("/etc/slurm/stage.toml")
@@ -53,6 +62,18 @@ Root = Annotated[str, AfterValidator(_plain_absolute)]
 Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
+def _count(value: object) -> object:
+    if value == "auto":
+        return 0
+    if type(value) is not int or not 1 <= value <= 64:
+        raise ValueError('must be "auto" or a number from 1 to 64')
+    return value
+
+
+#: A number, or 0 for ``auto``.
+Count = Annotated[int, BeforeValidator(_count)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,10 +95,22 @@ class Launch(_Section):
 class Transfer(_Section):
     """``[transfer]``: how the bytes move."""
 
-    #: Bytes of one broadcast; below 2^31, since MPI counts are C ints.
-    chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(4 * _MIB)
-    #: Chunks in flight on each node: being read, broadcast or written.
-    depth: Annotated[int, Field(ge=2, le=64, strict=True)] = 8
+    #: Bytes of one message; below 2^31, since MPI counts are C ints.
+    chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(2 * _MIB)
+    #: Bytes of buffers on each node, at least two chunks: what is being read, sent or written.
+    memory: Annotated[ByteSize, Field(ge=8192, le=1 << 36)] = ByteSize(32 * _MIB)
+    #: How chunks get from node to node.
+    algorithm: Algorithm = Algorithm.AUTO
+    #: Nodes that read in turns, and threads that write on each node; "auto" for what is best.
+    readers: Count = 0
+    writers: Count = 0
+    #: Whether copies are written past the page cache, where the filesystem lets it.
+    direct: Annotated[bool, Field(strict=True)] = True
+
+    @property
+    def depth(self) -> int:
+        """Chunks for which there are buffers."""
+        return max(2, self.memory // self.chunk)
 
 
 class Policy(_Section):

@@ -19,7 +19,9 @@ from mpi4py import MPI
 from stager import report, store
 from stager.agree import Here, RefusedError, locked, together
 from stager.delivery import Delivered, Delivery, StaleError
+from stager.directive import Validate
 from stager.errors import MPI_REMEDY, Failure, LaunchError
+from stager.phases import Phase, Stopwatch, process_begun
 from stager.plan import TransferPlan, make_plan, shortages
 from stager.report import ItemReport, Outcome
 from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
@@ -42,23 +44,26 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     if comm.rank == 0:
         _tell("started", nodes=comm.size)
-    outcome = run(comm, request, _here(request, comm.rank))
+    watch = Stopwatch(process_begun())
+    watch.lap(Phase.MPI_INIT)
+    act = _measure if request.bench else run
+    outcome = act(comm, request, _here(request, comm.rank), watch)
     if comm.rank == 0:
         _tell("result", outcome=outcome.to_json())
 
 
-def run(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Outcome:
-    """Stage all items, or tell why not; the same Outcome on every rank. Collective."""
-    begun = time.monotonic()
+def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch) -> Outcome:
+    """Stage all items, or tell why not; on every rank the same, but for times. Collective."""
 
     def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
-        return Outcome(items, failures, time.monotonic() - begun, request.dry_run)
+        watch.lap(Phase.END)
+        return Outcome(items, failures, watch.total, request.dry_run, watch.seconds)
 
     try:
         _check_world(comm, request, here)
         with _word(comm, request, here) as say:
             try:
-                done = outcome(_stage(comm, request, here), [])
+                done = outcome(_stage(comm, request, here, watch), [])
             except RefusedError as refused:
                 done = outcome([], refused.failures)
             say(done.code)
@@ -67,6 +72,20 @@ def run(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Outcome:
             return done
     except RefusedError as refused:
         return outcome([], refused.failures)
+
+
+def _measure(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch) -> Outcome:
+    """Measure instead of staging; the rates are told as events. Collective."""
+    from stager.measure import measure  # what a stage need not import
+
+    failures: list[Failure] = []
+    try:
+        _check_world(comm, request, here)
+        measure(comm, request, here, _tell)
+    except RefusedError as refused:
+        failures = refused.failures
+    watch.lap(Phase.END)
+    return Outcome([], failures, watch.total, False, watch.seconds)
 
 
 def _here(request: StageRequest, rank: int) -> Here:
@@ -113,17 +132,21 @@ def _word(
         words.close()
 
 
-def _stage(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemReport]:
+def _stage(
+    comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
+) -> list[ItemReport]:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _stage_once(comm, request, here)
+            return _stage_once(comm, request, here, watch)
         except StaleError as stale:
             if attempt == _ATTEMPTS:
                 raise RefusedError([stale.why]) from None
     raise AssertionError
 
 
-def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[ItemReport]:
+def _stage_once(
+    comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
+) -> list[ItemReport]:
     begun = time.monotonic()
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
@@ -137,7 +160,9 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
         if comm.rank == 0:
             _tell("waiting", node=node, holder=holder, seconds=seconds)
 
+    watch.lap(Phase.SURVEY)
     with locked(comm, here, wanted, request.lock_timeout, waiting) as waited:
+        watch.lap(Phase.WAIT)
         if waited:  # what was seen of the sources then may have changed since
             sources = together(comm, here, lambda: _look_at_sources(comm.rank, items))[0]
         surveys = together(
@@ -147,20 +172,25 @@ def _stage_once(comm: MPI.Intracomm, request: StageRequest, here: Here) -> list[
                 survey(item, here.path(item.destination), source, cache, here.name)
                 for item, source, cache in zip(items, sources, caches, strict=True)
             ],
+            patient=any(item.validate is Validate.CHECKSUM for item in items),
         )
         by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
         plans = [
-            make_plan(source.facts.size, answers)
+            make_plan(source.facts.size, answers, request.transfer.readers)
             for source, answers in zip(sources, by_item, strict=True)
         ]
-        if short := shortages(plans, surveys, [item.root for item in items]):
+        roots = [item.root for item in items]
+        if short := shortages(plans, surveys, roots, [source.allocated for source in sources]):
             raise RefusedError(short)
+        watch.lap(Phase.SURVEY)
         reports: list[ItemReport] = []
         for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
-            delivered = Delivered(plan.digest, 0)
+            delivered = Delivered(plan.digest)
             if not request.dry_run:
-                delivery = Delivery(request, item, source, plan, caches[index], here)
-                delivered = delivery.run(comm, _Progress(item.destination, plan.size).tell)
+                delivery = Delivery(
+                    request.transfer, request.job, item, source, plan, caches[index], here
+                )
+                delivered = delivery.run(comm, watch, _Progress(item.destination, plan.size).tell)
             seconds, begun = time.monotonic() - begun, time.monotonic()
             reports.append(_report(item, plan, by_item[index], delivered, seconds))
         return reports
@@ -232,10 +262,11 @@ def _report(
         size=plan.size,
         received=[names[rank] for rank in plan.receivers],
         current=[names[rank] for rank in plan.current],
-        sender="" if plan.from_source else names[plan.sender],
+        senders=[] if plan.from_source else [names[rank] for rank in plan.senders],
         reasons=sorted({surveys[rank].reason for rank in plan.receivers}),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
+        peak_memory=delivered.peak_memory,
         seconds=seconds,
     )
 

@@ -7,7 +7,7 @@ Ranks speak to the process that launched them by events, one line of JSON each o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stager.errors import Failure
@@ -24,7 +24,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 class ItemReport:
     """What was done for one file; node names, bytes, seconds.
 
-    ``sender`` is the node whose copy was sent, empty where ``source`` was read.
+    ``senders`` are the nodes whose copies were sent, none where ``source`` was read.
     """
 
     source: str
@@ -32,9 +32,11 @@ class ItemReport:
     size: int
     received: list[str]
     current: list[str]
-    sender: str
+    senders: list[str]
     digest: str
     source_bytes_read: int
+    #: The most memory that a rank took; 0 where nothing moved.
+    peak_memory: int
     seconds: float
     #: Why the receivers needed it: ``absent``, ``the source changed``…
     reasons: list[str]
@@ -46,8 +48,10 @@ class Outcome:
 
     items: list[ItemReport]
     failures: list[Failure]
+    #: From the launch to the end; ``phases`` says where they went, and adds up to them.
     seconds: float
     dry_run: bool = False
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def code(self) -> int:
@@ -66,7 +70,27 @@ class Outcome:
             [Failure(**failure) for failure in data["failures"]],
             data["seconds"],
             data["dry_run"],
+            data["phases"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """``size`` bytes took ``seconds``; ``what`` is ``wire``, ``write``, ``read`` or ``source``.
+
+    ``node`` is the slowest one; ``algorithm`` is that of the wire.
+    """
+
+    what: str
+    size: int
+    seconds: float
+    node: str = ""
+    algorithm: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Bytes a second, on each node."""
+        return self.size / self.seconds if self.seconds > 0 else 0.0
 
 
 def event(kind: str, **fields: Any) -> str:
@@ -80,6 +104,13 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         return failure_lines(outcome.failures, fold)
     tell = _planned_line if outcome.dry_run else _item_line
     return [tell(item, fold) for item in outcome.items]
+
+
+def phase_line(outcome: Outcome) -> str:
+    """Where the time went, and what took most of it."""
+    times = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in outcome.phases.items())
+    longest = max(outcome.phases, key=outcome.phases.__getitem__)
+    return f"{outcome.seconds:.2f} s: {times}; bounded by {longest}"
 
 
 def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
@@ -116,7 +147,7 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
             f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
             f"({bytes_text(item.size)}, {seconds_text(item.seconds)})"
         )
-    origin = f"the copy on {item.sender}" if item.sender else item.source
+    origin = _origin(item, fold)
     rate = bytes_text(item.size / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {bytes_text(item.size)} from {origin} "
@@ -128,12 +159,55 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
 def _planned_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
         return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
-    origin = f"the copy on {item.sender}" if item.sender else item.source
+    origin = _origin(item, fold)
     line = (
         f"{item.destination}: {bytes_text(item.size)} would move from {origin} "
         f"to {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
     )
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def rate_lines(rates: Sequence[Rate]) -> list[str]:
+    """A table of the wire by size and algorithm, the rates beside it, and what bounds a stage."""
+    wire = [rate for rate in rates if rate.what == "wire"]
+    algorithms = list(dict.fromkeys(rate.algorithm for rate in wire))
+    lines = [f"{'message':>10}{'best time':>14}" + "".join(f"{name:>12}" for name in algorithms)]
+    for size in dict.fromkeys(rate.size for rate in wire):
+        row = [rate for rate in wire if rate.size == size]
+        best = 1e6 * min(rate.seconds for rate in row)
+        speeds = "".join(f"{_speed(rate.speed):>12}" for rate in row)
+        lines.append(f"{bytes_text(size):>10}{best:>11.0f} us{speeds}")
+    others = [rate for rate in rates if rate.what != "wire"]
+    lines += [f"{_RATES[rate.what]} {rate.node}: {_speed(rate.speed)}" for rate in others]
+    return [*lines, _verdict(wire, others)]
+
+
+_RATES = {
+    "write": "disk, written and synced, slowest on",
+    "read": "disk, read past its cache, slowest on",
+    "source": "source, one stream, read on",
+}
+
+
+def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
+    """What is slowest of what a stage needs."""
+    largest = max(rate.size for rate in wire)
+    speeds = {"the wire": max(rate.speed for rate in wire if rate.size == largest)}
+    names = {"write": "the disk", "source": "the source"}
+    speeds |= {names[rate.what]: rate.speed for rate in others if rate.what in names}
+    slowest = min(speeds, key=speeds.__getitem__)
+    return f"a stage is bounded by {slowest}: {_speed(speeds[slowest])} a node"
+
+
+def _speed(rate: float) -> str:
+    """In decimal units, as vendors of wires and disks give theirs."""
+    return f"{rate / 1e9:.2f} GB/s"
+
+
+def _origin(item: ItemReport, fold: Fold) -> str:
+    if not item.senders:
+        return item.source
+    return f"the {'copies' if len(item.senders) > 1 else 'copy'} on {fold(item.senders)}"
 
 
 def _nodes(names: list[str], fold: Fold) -> str:

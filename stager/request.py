@@ -11,9 +11,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from stager.directive import Directive, Validate, merge
+from stager.directive import Directive, Validate, Verify, merge
 from stager.errors import PolicyRefusal, UsageError
 from stager.manifest import RECORDS_FOLDER
+from stager.route import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +39,13 @@ class StageItem:
     destination: str
     root: str
     validate: Validate
+    verify: Verify = Verify.STREAM
+
+    @property
+    def options(self) -> str:
+        """What the directive says behind the destination."""
+        verify = "" if self.verify is Verify.STREAM else f", verify={self.verify}"
+        return f"validate={self.validate}{verify}"
 
     @property
     def name(self) -> str:
@@ -46,14 +54,28 @@ class StageItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """How bytes are to move: ``chunk`` in bytes, ``depth`` of the ring in chunks.
+
+    0 ``readers`` or ``writers`` stand for what is best; ``direct`` for writing past the page cache.
+    """
+
+    chunk: int = 2 << 20
+    depth: int = 16
+    readers: int = 0
+    writers: int = 0
+    algorithm: Algorithm = Algorithm.AUTO
+    direct: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StageRequest:
     """All that the ranks need to know; sizes in bytes, times in seconds."""
 
     items: tuple[StageItem, ...]
     nodes: int
-    chunk: int
-    depth: int
     lock_timeout: float
+    transfer: Settings = Settings()
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
     #: Names the job for the tasks that wait on each node, with the number of their step and their
@@ -63,6 +85,8 @@ class StageRequest:
     said: str = ""
     #: Survey and plan only; nothing is written.
     dry_run: bool = False
+    #: Measure with so many bytes instead of staging; see `measure`.
+    bench: int = 0
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
 
@@ -78,10 +102,18 @@ class StageRequest:
         """The request that `to_json` wrote."""
         fields = json.loads(text)
         items = tuple(
-            StageItem(**{**item, "validate": Validate(item["validate"])})
+            StageItem(
+                **{
+                    **item,
+                    "validate": Validate(item["validate"]),
+                    "verify": Verify(item["verify"]),
+                }
+            )
             for item in fields.pop("items")
         )
-        return cls(items=items, **fields)
+        transfer = fields.pop("transfer")
+        transfer["algorithm"] = Algorithm(transfer["algorithm"])
+        return cls(items=items, transfer=Settings(**transfer), **fields)
 
 
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
@@ -103,7 +135,7 @@ def _check_destinations(items: Sequence[StageItem]) -> None:
         if other is not item:
             raise UsageError(
                 f"{item.destination} is asked for twice: from {other.source} "
-                f"(validate={other.validate}) and from {item.source} (validate={item.validate})"
+                f"({other.options}) and from {item.source} ({item.options})"
             )
     for item in items:
         for above in by_destination:
@@ -124,9 +156,8 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         raise UsageError(f"{destination} is source and destination at once")
     if RECORDS_FOLDER in parts:
         raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
-    return StageItem(
-        directive.source, destination, _root_of(destination, policy.roots), directive.validate
-    )
+    root = _root_of(destination, policy.roots)
+    return StageItem(directive.source, destination, root, directive.validate, directive.verify)
 
 
 def _root_of(destination: str, roots: tuple[str, ...]) -> str:

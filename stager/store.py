@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import struct
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.errors import DestinationError, LaunchError, SpaceError
+from stager.layout import ALIGNMENT
 from stager.manifest import RECORDS_FOLDER, CopyFacts, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stager.layout import Layout
 
 #: Where the ranks tell the other steps of a job how its stage ended: one folder a user beneath.
 WORDS = "/run/slurm-stage"
@@ -275,6 +279,9 @@ def _lock_offset(destination: str) -> int:
 
 # Partial files: without a name until every byte is in place.
 
+#: Bytes read at a time where a file is read back.
+_READ_SIZE = 4 << 20
+
 
 class _Nameless:
     """A new file for writing in ``folder``, without a name where the filesystem allows that.
@@ -329,26 +336,71 @@ def _give_name(descriptor: int, path: str) -> None:
 
 
 class Partial:
-    """A copy being written beneath ``cache``, ``size`` bytes long; nobody sees it until `publish`.
+    """A copy being written beneath ``cache``; nobody sees it until `publish`.
 
-    Raises SpaceError or DestinationError.
+    Where ``direct``, data goes past the page cache if the filesystem lets it: at the disk's own
+    rate, without a copy, and with nothing left for fsync. Raises SpaceError or DestinationError.
     """
 
-    def __init__(self, cache: Cache, size: int) -> None:
+    def __init__(self, cache: Cache, *, direct: bool) -> None:
         self._folder = f"{cache.folder}/partial"
+        self._direct: int | None = None
         with _raising(self._folder):
             self._file = _Nameless(self._folder)
-            try:
-                if size:
-                    os.posix_fallocate(self._file.descriptor, 0, size)
-            except OSError:
-                self._file.close()
-                raise
+        if direct:
+            with suppress(OSError):  # not on this filesystem
+                self._direct = self._open_again(os.O_WRONLY | os.O_DIRECT)
+        self._is_direct = self._direct is not None
+
+    def allocate(self, layout: Layout) -> None:
+        """Give the file its size, and its data their place on the disk."""
+        with _raising(self._folder):
+            os.ftruncate(self._file.descriptor, layout.size)
+            for offset, length in layout.extents:
+                os.posix_fallocate(self._file.descriptor, offset, length)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Put ``data`` at ``offset`` bytes."""
         with _raising(self._folder):
-            _write_all(self._file.descriptor, data, offset)
+            done = self._write_direct(data, offset)
+            _write_all(self._file.descriptor, data[done:], offset + done)
+
+    def _write_direct(self, data: memoryview, offset: int) -> int:
+        """Write what is aligned, and tell how many bytes that was."""
+        length = len(data) // ALIGNMENT * ALIGNMENT
+        if self._direct is None or not self._is_direct or offset % ALIGNMENT:
+            return 0
+        try:
+            _write_all(self._direct, data[:length], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._is_direct = False  # this disk wants another alignment
+            return 0
+        return length
+
+    def _open_again(self, flags: int) -> int:
+        return os.open(f"/proc/self/fd/{self._file.descriptor}", flags | os.O_CLOEXEC)
+
+    def read_back(self) -> str:
+        """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
+        digest = xxhash.xxh3_128()
+        with _raising(self._folder):
+            size = os.fstat(self._file.descriptor).st_size
+            os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            try:
+                descriptor = self._open_again(os.O_RDONLY | os.O_DIRECT)
+            except OSError:  # not on this filesystem
+                descriptor = self._open_again(os.O_RDONLY)
+            try:
+                with mmap.mmap(-1, _READ_SIZE) as buffer, memoryview(buffer) as view:
+                    at = 0
+                    while at < size and (count := os.preadv(descriptor, [buffer], at)):
+                        digest.update(view[:count])
+                        at += count
+            finally:
+                os.close(descriptor)
+        return digest.hexdigest()
 
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and bring all of it to the disk.
@@ -382,6 +434,8 @@ class Partial:
 
     def close(self) -> None:
         """Let go of the file; unless it was published, its bytes are gone."""
+        if self._direct is not None:
+            os.close(self._direct)
         self._file.close()
 
 

@@ -16,6 +16,7 @@ import xxhash
 from stager.directive import Validate
 from stager.errors import DestinationError, SourceError
 from stager.manifest import SourceFacts
+from stager.reader import BLOCK
 from stager.store import existing_folder_above
 
 if TYPE_CHECKING:
@@ -29,11 +30,15 @@ _READ_SIZE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one stat of the source told; ``mode`` is its permission bits, ``group`` its gid."""
+    """What one stat of the source told; ``mode`` is its permission bits, ``group`` its gid.
+
+    ``allocated`` is the number of bytes that it takes on its disk, holes not counted.
+    """
 
     facts: SourceFacts
     mode: int
     group: int
+    allocated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ def look_at_source(path: str) -> Source:
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if not stat.S_ISREG(facts.st_mode):
         raise SourceError(f"{path} is {_kind(facts.st_mode)}; only a plain file can be staged")
-    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid)
+    allocated = min(facts.st_size, facts.st_blocks * BLOCK)
+    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid, allocated)
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:

@@ -1,206 +1,257 @@
-"""A communicator, a Reader on its root, a Writer where the bytes are wanted: the bytes moved.
+"""A communicator, a Layout, Readers on its first ranks, Writers where wanted: the bytes moved.
 
-Reading, broadcasting and writing overlap: a reader thread fills buffers of a bounded ring, the
-calling thread broadcasts them, a writer thread empties them. MPI is called by one thread only.
-Both digests are computed on the way, where the bytes are in memory anyway.
+Each chunk has a buffer of the ring from its reading or receiving until it is both passed on and
+written. MPI is called by one thread, which never blocks in it: where nothing has moved it sleeps
+for a moment, so that the threads that read, hash and write have the cores.
 
-Every message carries a status byte behind its data, so that all ranks stop at the same chunk when
-the reader fails. A writer that fails goes on taking buffers, so that no other rank waits for it.
+Every message carries a status byte behind its data. When a reader fails at a chunk, all ranks see
+it there, and all stop behind the chunks that may be on their way already.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import threading
+import time
+from collections import deque
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import xxhash
 from mpi4py import MPI
 
-from stager.errors import IntegrityError, SourceError, StageError
+from stager.ring import FAILED, Drain, Filler, Ring
+from stager.route import Algorithm, choose, route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-_OK, _FAILED = 0, 1
-_STATUS_SIZE = 1
+    from stager.errors import StageError
+    from stager.layout import Layout
+    from stager.request import Settings
+    from stager.ring import Reader, Writer
 
-
-class Reader(Protocol):
-    """Where the root takes the bytes from."""
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` bytes on. Raises StageError."""
-
-
-class Writer(Protocol):
-    """Where a rank puts the bytes."""
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes. Raises StageError."""
+#: Chunks that a rank awaits at once. More would scatter what arrives over more memory than the
+#: processor's caches hold, before it is hashed and written.
+_AWAITED = 4
+#: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
+#: one chunk on a fast wire.
+_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``digest`` of the bytes that passed this rank, hexadecimal xxh3-128; or why it failed."""
+    """``digest`` of the file as it passed this rank, hexadecimal xxh3-128; or why that failed.
+
+    Of the ``seconds`` of the transfer, in ``reading`` nothing moved here for want of a chunk from
+    this rank's reader, and in ``writing`` for want of a buffer that was still to be written.
+    """
 
     digest: str
     error: StageError | None
-
-
-class FileReader:
-    """Reads an open file, and counts the bytes that it took from the filesystem."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.bytes_read = 0
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise SourceError(f"{path}: {error.strerror}") from None
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer``. Raises IntegrityError where the file ends early, SourceError on EIO."""
-        while buffer:
-            try:
-                count = os.preadv(self.descriptor, [buffer], offset)
-            except OSError as error:
-                raise SourceError(f"{self._path}: {error.strerror}") from None
-            if not count:
-                raise IntegrityError(f"{self._path} became shorter while it was read")
-            self.bytes_read += count
-            buffer = buffer[count:]
-            offset += count
-
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self.descriptor)
-
-
-class Ring:
-    """``depth`` page-aligned buffers of ``chunk`` bytes, each with room for a status behind."""
-
-    def __init__(self, chunk: int, depth: int) -> None:
-        stride = -(-(chunk + _STATUS_SIZE) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = mmap.mmap(-1, stride * depth)
-        whole = memoryview(self._memory)
-        self.free: SimpleQueue[memoryview] = SimpleQueue()
-        for index in range(depth):
-            self.free.put(whole[index * stride : (index + 1) * stride])
-
-
-def chunks(size: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Offset and length, in bytes, of each chunk of a file of ``size`` bytes."""
-    for offset in range(0, size, chunk):
-        yield offset, min(chunk, size - offset)
+    seconds: float
+    reading: float
+    writing: float
 
 
 def broadcast(
     comm: MPI.Intracomm,
-    size: int,
-    chunk: int,
-    depth: int,
+    layout: Layout,
+    readers: int,
+    settings: Settings,
     reader: Reader | None,
     writer: Writer | None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Result:
-    """Move ``size`` bytes from rank 0's ``reader`` to the ``writer`` of every rank that has one.
+    """Move the file's data from the ``reader`` of the first ranks to the ``writer`` of each.
 
-    Collective over ``comm``; rank 0 alone has a reader. ``progress`` is called with the bytes
-    broadcast so far. Failures of reader and writer come back as the Result's error.
+    Collective over ``comm``, with the same ``layout``, ``readers`` and ``settings`` on all ranks.
+    Chunk k is read by rank k % ``readers``, so each byte is read once. ``progress`` is called with
+    the bytes that have passed this rank. Failures of reader and writer come back as the Result's
+    error.
     """
-    # Never more memory than the file needs.
-    ring = Ring(min(chunk, max(size, 1)), min(depth, max(1, -(-size // chunk))))
-    filled = _Filler(reader, size, chunk, ring) if reader else None
-    drain = _Drain(writer, ring, hashing=filled is None)
-    error: StageError | None = None
-    for offset, length in chunks(size, chunk):
-        buffer = filled.next() if filled else ring.free.get()
-        comm.Bcast([buffer, length + _STATUS_SIZE, MPI.BYTE], root=0)
-        if buffer[length] == _FAILED:
-            error = filled.error if filled else None
-            break
-        drain.put(buffer, offset, length)
-        progress(offset + length)
-    drain.finish()
-    digest = filled.finish() if filled else drain.digest.hexdigest()
-    return Result(digest, error or drain.error)
+    begun = time.monotonic()
+    algorithm = choose(settings.algorithm, comm.size, layout.count)
+    ring = Ring(layout, settings.depth)
+    own = range(comm.rank, layout.count, readers)
+    filler = Filler(reader, layout, ring, own) if reader else None
+    drain = Drain(writer, layout, ring, settings.writers)
+    pump = _Pump(layout, ring, _wire(comm, algorithm, readers), filler, drain)
+    while not pump.step():
+        progress(pump.bytes_passed)
+    progress(pump.bytes_passed)
+    ring.close()
+    if filler:
+        filler.finish()
+    moved = time.monotonic()
+    digest = drain.finish()
+    now = time.monotonic()
+    error = (filler.error if filler else None) or drain.error
+    return Result(digest, error, now - begun, pump.reading, pump.writing + now - moved)
 
 
-class _Filler:
-    """The reader thread: takes free buffers, fills them in order."""
+_Sends: TypeAlias = "list[MPI.Request]"
 
-    def __init__(self, reader: Reader, size: int, chunk: int, ring: Ring) -> None:
-        self._reader = reader
+
+class _Wire(Protocol):
+    """How one chunk gets here and on; an own chunk is here from the start."""
+
+    def is_own(self, index: int) -> bool:
+        """Whether this rank reads the chunk."""
+
+    def begin(self, index: int, message: memoryview) -> MPI.Request | None:
+        """Have the chunk come; None where it is here when this returns."""
+
+    def pass_on(self, index: int, message: memoryview) -> _Sends:
+        """Send the chunk, which is here, to whoever has it from this rank."""
+
+
+def _wire(comm: MPI.Intracomm, algorithm: Algorithm, readers: int) -> _Wire:
+    if algorithm in (Algorithm.BCAST, Algorithm.IBCAST):
+        return _Library(comm, readers, blocking=algorithm is Algorithm.BCAST)
+    return _PointToPoint(comm, readers, algorithm)
+
+
+class _Library:
+    """The MPI library's broadcast of each chunk."""
+
+    def __init__(self, comm: MPI.Intracomm, readers: int, *, blocking: bool) -> None:
+        self._comm = comm
+        self._readers = readers
+        self._blocking = blocking
+
+    def is_own(self, index: int) -> bool:
+        return index % self._readers == self._comm.rank
+
+    def begin(self, index: int, message: memoryview) -> MPI.Request | None:
+        root = index % self._readers
+        if self._blocking:
+            self._comm.Bcast([message, MPI.BYTE], root)
+            return None
+        return self._comm.Ibcast([message, MPI.BYTE], root)
+
+    def pass_on(self, index: int, message: memoryview) -> _Sends:
+        return []
+
+
+class _PointToPoint:
+    """From rank to rank along a route."""
+
+    #: Tags are at least 15 bits wide in any MPI library.
+    _TAGS = 1 << 15
+
+    def __init__(self, comm: MPI.Intracomm, readers: int, algorithm: Algorithm) -> None:
+        self._comm = comm
+        self._readers = readers
+        self._hop = route(algorithm, comm.rank, comm.size)
+
+    def is_own(self, index: int) -> bool:
+        return index % self._readers == self._comm.rank
+
+    def begin(self, index: int, message: memoryview) -> MPI.Request | None:
+        parent = self._hop(index, index % self._readers).parent
+        if parent is None:
+            return None
+        return self._comm.Irecv([message, MPI.BYTE], parent, index % self._TAGS)
+
+    def pass_on(self, index: int, message: memoryview) -> _Sends:
+        children = self._hop(index, index % self._readers).children
+        return [
+            self._comm.Isend([message, MPI.BYTE], child, index % self._TAGS) for child in children
+        ]
+
+
+class _Pump:
+    """Takes each chunk, in order, through its three states: awaited, here, passed on."""
+
+    def __init__(
+        self, layout: Layout, ring: Ring, wire: _Wire, filler: Filler | None, drain: Drain
+    ) -> None:
+        self._layout = layout
         self._ring = ring
-        self._ready: SimpleQueue[memoryview] = SimpleQueue()
-        self._digest = xxhash.xxh3_128()
-        self.error: StageError | None = None
-        self._thread = threading.Thread(target=self._run, args=(size, chunk), daemon=True)
-        self._thread.start()
+        self._wire = wire
+        self._filler = filler
+        self._drain = drain
+        #: Where the transfer ends: behind the last chunk, or behind what may be on its way when a
+        #: reader fails. No rank can be further: the failed chunk keeps its buffer.
+        self._end = layout.count
+        self._failed = layout.count
+        self._begun = self._passed = 0
+        self._coming = 0
+        self._awaited: deque[tuple[int, MPI.Request | None, _Sends | None]] = deque()
+        self._passing: deque[tuple[int, _Sends]] = deque()
+        self._pause = _FIRST_PAUSE
+        self.reading = self.writing = 0.0
 
-    def next(self) -> memoryview:
-        """The next filled buffer."""
-        return self._ready.get()
+    @property
+    def bytes_passed(self) -> int:
+        """Data that has come and been passed on."""
+        return min(self._passed * self._layout.chunk, self._layout.data)
 
-    def finish(self) -> str:
-        """The digest of all that was read, once the thread has ended."""
-        self._thread.join()
-        return self._digest.hexdigest()
+    def step(self) -> bool:
+        """Move what can be moved, or rest for a moment; whether all is done."""
+        moved = self._begin()
+        moved = self._arrive() or moved
+        moved = self._pass() or moved
+        if moved:
+            self._pause = _FIRST_PAUSE
+        elif self._passed < self._end:
+            self._rest()
+        return self._passed >= self._end
 
-    def _run(self, size: int, chunk: int) -> None:
-        for offset, length in chunks(size, chunk):
-            buffer = self._ring.free.get()
-            try:
-                self._reader.read_into(buffer[:length], offset)
-            except StageError as error:
-                self.error = error
-                buffer[length] = _FAILED
-                self._ready.put(buffer)
-                return
-            buffer[length] = _OK
-            self._digest.update(buffer[:length])
-            self._ready.put(buffer)
+    def _begin(self) -> bool:
+        before = self._begun
+        while self._begun < self._end and self._coming < _AWAITED and self._has_buffer():
+            index = self._begun
+            message = self._ring.message(index)
+            request = self._wire.begin(index, message)
+            # An own chunk goes out before those ahead of it have come.
+            sends = None if request else self._wire.pass_on(index, message)
+            self._awaited.append((index, request, sends))
+            self._coming += bool(request)
+            self._begun += 1
+        return self._begun > before
+
+    def _has_buffer(self) -> bool:
+        if self._filler and self._wire.is_own(self._begun):
+            return self._filler.has(self._begun)
+        return self._ring.has_room(self._begun) and self._ring.take(self._begun)
+
+    def _arrive(self) -> bool:
+        moved = False
+        while self._awaited and _is_done(self._awaited[0][1]):
+            index, _, sends = self._awaited.popleft()
+            message = self._ring.message(index)
+            if sends is None:
+                self._coming -= 1
+                sends = self._wire.pass_on(index, message)
+            self._passing.append((index, sends))
+            if message[-1] == FAILED:
+                self._failed = min(self._failed, index)
+                self._end = min(self._end, index + self._ring.depth)
+            if index < self._failed:
+                self._drain.put(index)
+            moved = True
+        return moved
+
+    def _pass(self) -> bool:
+        moved = False
+        while self._passing and MPI.Request.Testall(self._passing[0][1]):
+            index, _ = self._passing.popleft()
+            self._passed += 1
+            self._ring.release(index)
+            moved = True
+        return moved
+
+    def _rest(self) -> None:
+        before = time.monotonic()
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        seconds = time.monotonic() - before
+        if self._coming or self._begun == self._end:
+            return  # the wire is what is slow
+        if self._ring.has(self._begun):
+            self.reading += seconds
+        elif not self._passing or self._passing[0][0] > self._ring.first:
+            self.writing += seconds
 
 
-class _Drain:
-    """The writer thread: takes broadcast buffers, writes them, gives them back to the ring.
-
-    Without a writer the buffers go straight back. Where ``hashing``, ``digest`` is that of the
-    bytes it was given; the root has hashed the same memory already.
-    """
-
-    def __init__(self, writer: Writer | None, ring: Ring, *, hashing: bool) -> None:
-        self._writer = writer
-        self._ring = ring
-        self._hashing = hashing
-        self._queue: SimpleQueue[tuple[memoryview, int, int] | None] = SimpleQueue()
-        self.digest = xxhash.xxh3_128()
-        self.error: StageError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def put(self, buffer: memoryview, offset: int, length: int) -> None:
-        """Hand over a buffer with ``length`` bytes that belong at ``offset``."""
-        self._queue.put((buffer, offset, length))
-
-    def finish(self) -> None:
-        """Wait until all that was handed over is written."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            buffer, offset, length = work
-            data = buffer[:length]
-            if self._hashing:
-                self.digest.update(data)
-            if self._writer and not self.error:
-                try:
-                    self._writer.write(data, offset)
-                except StageError as error:
-                    self.error = error
-            self._ring.free.put(buffer)
+def _is_done(request: MPI.Request | None) -> bool:
+    return request is None or request.Test()

@@ -537,6 +537,8 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
     done = json.loads(ran.out)
     seconds = [done.pop("seconds"), done["items"][0].pop("seconds")]
     assert all(isinstance(number, float) and 0 < number < 30 for number in seconds)
+    assert sum(done.pop("phases").values()) == pytest.approx(seconds[0])
+    assert done["items"][0].pop("peak_memory") > 1 << 20
     assert (ran.code, ran.err) == (0, "")
     assert done == {
         "items": [
@@ -546,7 +548,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "size": 300_000,
                 "received": ["node1", "node2", "node3"],
                 "current": [],
-                "sender": "",
+                "senders": [],
                 "digest": "534c4aa790cd6677008b36bda244561b",
                 "source_bytes_read": 300_000,
                 "reasons": ["absent"],

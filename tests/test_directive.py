@@ -13,6 +13,7 @@ from stager.directive import (
     MAX_LIST,
     Directive,
     Validate,
+    Verify,
     head,
     merge,
     parse_script,
@@ -47,6 +48,7 @@ DIRECTIVES = st.builds(
     PATHS,
     PATHS.filter(lambda path: ".." not in path.split("/")),
     st.sampled_from(Validate),
+    st.sampled_from(Verify),
 )
 
 #: Pieces from which random text comes near to what the grammars take.
@@ -128,6 +130,12 @@ def message(problem: str, shown: str, column: int) -> str:
         ("/a:/b,validate=size", [Directive("/a", "/b", Validate.SIZE)]),
         ("/a:/b,validate=checksum", [Directive("/a", "/b", Validate.CHECKSUM)]),
         ("/a:/b,validate=always", [Directive("/a", "/b", Validate.ALWAYS)]),
+        ("/a:/b,verify=stream", [Directive("/a", "/b")]),
+        ("/a:/b,verify=readback", [Directive("/a", "/b", verify=Verify.READBACK)]),
+        (
+            "/a:/b,verify=readback,validate=size",
+            [Directive("/a", "/b", Validate.SIZE, Verify.READBACK)],
+        ),
         ("/a:/b;/c:/d", [Directive("/a", "/b"), Directive("/c", "/d")]),
         (
             "/a:/b,validate=size;/c:/d",
@@ -272,11 +280,14 @@ def test_a_control_character_is_refused(char: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "column"),
     [
+        ("/a:/b,verify=x", "'x' is none of stream, readback", 13),
+        ("/a:/b,verify=readback,verify=stream", "'verify' is given twice", 22),
+        ("/a:/b,verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 6),
         ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
         ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
-        ("/a:/b,mode=0644", "unknown option 'mode'; known: validate", 6),
-        ("/a:/b,mode", "unknown option 'mode'; known: validate", 6),
+        ("/a:/b,mode=0644", "unknown option 'mode'; known: validate, verify", 6),
+        ("/a:/b,mode", "unknown option 'mode'; known: validate, verify", 6),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
         ("/a:/b,validate=size,validate=size", "'validate' is given twice", 20),
         ("/a:/b,validate=size,validate", "'validate' is given twice", 20),
@@ -295,7 +306,7 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("/a:/b,\x9b31mred=1", "unknown option '?31mred'; known: validate"),
+        ("/a:/b,\x9b31mred=1", "unknown option '?31mred'; known: validate, verify"),
         ("/a:/b,validate=\udc80", "'?' is none of stat, size, checksum, always"),
     ],
 )
@@ -362,6 +373,10 @@ def test_merging_nothing_gives_nothing() -> None:
         ([Directive("/a", "/b")], "/a:/b"),
         ([Directive("/a", "/b", Validate.STAT)], "/a:/b"),
         ([Directive("/a", "/b", Validate.SIZE)], "/a:/b,validate=size"),
+        (
+            [Directive("/a", "/b", Validate.SIZE, Verify.READBACK)],
+            "/a:/b,validate=size,verify=readback",
+        ),
         ([Directive("/a:,", "/b;\\")], "/a\\:\\,:/b\\;\\\\"),
         ([Directive("/a b \t", "/c\\ ")], "/a b\\ \\\t:/c\\\\\\ "),
         ([Directive("/a", "/b"), Directive("/c", "/d")], "/a:/b;/c:/d"),
@@ -485,6 +500,7 @@ def test_a_line_is_quoted_as_in_a_shell(line: str, source: str, destination: str
         ("#STAGE /a /b # why", Directive("/a", "/b")),
         ("#STAGE /a /b #why", Directive("/a", "/b")),
         ("#STAGE /a /b # it's", Directive("/a", "/b")),
+        ("#STAGE /a /b verify=readback", Directive("/a", "/b", verify=Verify.READBACK)),
         ("#STAGE /a /b validate=size # why", Directive("/a", "/b", Validate.SIZE)),
         ("#STAGE '/a #1' \"/b #2\" # why", Directive("/a #1", "/b #2")),
         ("#STAGE /a\\#1 '/b'\\#2", Directive("/a#1", "/b#2")),
@@ -543,8 +559,8 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
         ("#STAGE s3://b/k /b", "the source is a URL; only files can be staged", 7),
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
-        ("#STAGE /a /b mode=1", "unknown option 'mode'; known: validate", 13),
-        ("#STAGE /a /b /c", "unknown option '/c'; known: validate", 13),
+        ("#STAGE /a /b mode=1", "unknown option 'mode'; known: validate, verify", 13),
+        ("#STAGE /a /b /c", "unknown option '/c'; known: validate, verify", 13),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
         ("#STAGE /a /b validate", "'validate' needs a value: validate=…", 13),
         ("#STAGE /a /b validate=x", "'x' is none of stat, size, checksum, always", 22),
@@ -593,7 +609,8 @@ def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(DIRECTIVES)
 def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
-    words = [directive.source, directive.destination, f"validate={directive.validate}"]
+    options = [f"validate={directive.validate}", f"verify={directive.verify}"]
+    words = [directive.source, directive.destination, *options]
     assert parse_script([BASH, f"#STAGE {shlex.join(words)}\n"]) == (directive,)
 
 

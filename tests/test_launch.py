@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
 ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Validate.STAT)
-REQUEST = StageRequest((ITEM,), nodes=4, chunk=4194304, depth=8, lock_timeout=1800.0, job=17)
+REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
 #: REQUEST as the ranks find it.
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
@@ -161,7 +161,8 @@ DONE = Outcome(
     items=[
         ItemReport(
             source="/shared/img.sqsh", destination="/nvme/img.sqsh", size=5,
-            received=["n1", "n2"], current=[], sender="", digest="00", source_bytes_read=5,
+            received=["n1", "n2"], current=[], senders=[], digest="00", source_bytes_read=5,
+            peak_memory=0,
             seconds=0.5, reasons=["absent"],
         )
     ],

@@ -17,7 +17,7 @@ ROOTS = ("/nvme", "/ssd")
 
 def survey(rank: int, *, current: bool, free: int = 0) -> Survey:
     if current:
-        return Survey(f"n{rank}", "", f"digest{rank}", free)
+        return Survey(f"n{rank}", "", "digest", free)
     return Survey(f"n{rank}", "absent", "", free)
 
 
@@ -31,19 +31,19 @@ WORLDS = st.lists(st.booleans(), min_size=1, max_size=12).map(surveys)
 @pytest.mark.parametrize(
     ("current", "plan", "members"),
     [
-        ([False], TransferPlan(9, (0,), (), 0, True, ""), (0,)),
-        ([True], TransferPlan(9, (), (0,), 0, False, "digest0"), (0,)),
-        ([False] * 3, TransferPlan(9, (0, 1, 2), (), 0, True, ""), (0, 1, 2)),
-        ([True] * 3, TransferPlan(9, (), (0, 1, 2), 0, False, "digest0"), (0,)),
-        ([False, True, False], TransferPlan(9, (0, 2), (1,), 1, False, "digest1"), (1, 0, 2)),
-        ([False, True, True], TransferPlan(9, (0,), (1, 2), 1, False, "digest1"), (1, 0)),
-        ([True, True, False], TransferPlan(9, (2,), (0, 1), 0, False, "digest0"), (0, 2)),
+        ([False], TransferPlan(9, (0,), (), (0,), True, ""), (0,)),
+        ([True], TransferPlan(9, (), (0,), (0,), False, "digest"), (0,)),
+        ([False] * 3, TransferPlan(9, (0, 1, 2), (), (0, 1), True, ""), (0, 1, 2)),
+        ([True] * 3, TransferPlan(9, (), (0, 1, 2), (0, 1), False, "digest"), (0, 1)),
+        ([False, True, False], TransferPlan(9, (0, 2), (1,), (1,), False, "digest"), (1, 0, 2)),
+        ([False, True, True], TransferPlan(9, (0,), (1, 2), (1, 2), False, "digest"), (1, 2, 0)),
+        ([True, True, False], TransferPlan(9, (2,), (0, 1), (0, 1), False, "digest"), (0, 1, 2)),
     ],
 )
 def test_a_plan_and_its_members(
     current: list[bool], plan: TransferPlan, members: tuple[int, ...]
 ) -> None:
-    made = make_plan(9, surveys(current))
+    made = make_plan(9, surveys(current), readers=2)
     assert (made, made.members) == (plan, members)
 
 
@@ -62,22 +62,41 @@ def test_every_rank_that_is_not_current_receives_and_no_other(world: list[Survey
 def test_the_source_is_read_exactly_when_nobody_is_current(world: list[Survey]) -> None:
     plan = make_plan(9, world)
     assert plan.from_source == (not any(answer.current for answer in world))
-    assert world[plan.sender].current != plan.from_source
-    assert plan.digest == world[plan.sender].digest
+    for sender in plan.senders:
+        assert world[sender].current != plan.from_source
+        assert plan.digest == world[sender].digest
 
 
 @settings(max_examples=200, deadline=None)
-@given(WORLDS)
-def test_the_members_are_the_sender_and_the_receivers_without_repeats(world: list[Survey]) -> None:
-    plan = make_plan(9, world)
-    assert plan.members[0] == plan.sender
-    assert sorted(plan.members) == sorted({plan.sender, *plan.receivers})
+@given(WORLDS, st.integers(0, 20))
+def test_the_members_are_the_senders_and_the_receivers_without_repeats(
+    world: list[Survey], readers: int
+) -> None:
+    plan = make_plan(9, world, readers)
+    assert plan.members[: len(plan.senders)] == plan.senders
+    assert sorted(plan.members) == sorted({*plan.senders, *plan.receivers})
+    able = plan.current or plan.receivers
+    assert plan.senders == able[: readers or 1]
 
 
 @settings(max_examples=100, deadline=None)
 @given(WORLDS, st.integers(0, 2**62))
 def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: int) -> None:
-    assert make_plan(size, world) == replace(make_plan(9, world), size=size)
+    assert make_plan(size, world, 3) == replace(make_plan(9, world, 3), size=size)
+
+
+@pytest.mark.parametrize(("size", "readers"), [(1, 1), ((64 << 20) - 1, 1), (64 << 20, 2)])
+def test_auto_takes_two_readers_where_a_file_is_worth_it(size: int, readers: int) -> None:
+    assert len(make_plan(size, surveys([False] * 5)).senders) == readers
+
+
+def test_copies_with_another_digest_do_not_send() -> None:
+    """They were taken for current by their size alone."""
+    world = [replace(answer, digest=digest) for answer, digest in zip(
+        surveys([True] * 3), ["one", "other", "one"], strict=True
+    )]  # fmt: skip
+    plan = make_plan(9, [*world, survey(3, current=False)], readers=4)
+    assert (plan.senders, plan.digest) == ((0, 2), "one")
 
 
 # room
@@ -89,7 +108,7 @@ def room(sizes: list[int], roots: list[str], current: list[list[bool]], free: in
         [survey(rank, current=held, free=free) for held in row] for rank, row in enumerate(current)
     ]
     plans = [make_plan(size, [row[i] for row in world]) for i, size in enumerate(sizes)]
-    return shortages(plans, world, roots)
+    return shortages(plans, world, roots, sizes)
 
 
 def short(root: str, need: int, free: int, node: str) -> Failure:

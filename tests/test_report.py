@@ -26,7 +26,7 @@ ALL = ["n1", "n2", "n3", "n4"]
 def item(
     received: list[str],
     current: list[str],
-    sender: str = "",
+    *senders: str,
     seconds: float = 2.0,
     reasons: list[str] | None = None,
 ) -> ItemReport:
@@ -36,9 +36,10 @@ def item(
         size=256 * MIB,
         received=received,
         current=current,
-        sender=sender,
+        senders=list(senders),
         digest="00112233445566778899aabbccddeeff",
-        source_bytes_read=0 if sender else 256 * MIB,
+        source_bytes_read=0 if senders else 256 * MIB,
+        peak_memory=64 * MIB,
         seconds=seconds,
         reasons=reasons or ["absent"],
     )
@@ -204,9 +205,10 @@ def test_the_json_of_an_outcome() -> None:
                 "size": 268_435_456,
                 "received": ["n1"],
                 "current": ["n2"],
-                "sender": "n2",
+                "senders": ["n2"],
                 "digest": "00112233445566778899aabbccddeeff",
                 "source_bytes_read": 0,
+                "peak_memory": 67_108_864,
                 "seconds": 2.0,
                 "reasons": ["absent"],
             }
@@ -214,6 +216,7 @@ def test_the_json_of_an_outcome() -> None:
         "failures": [],
         "seconds": 2.5,
         "dry_run": False,
+        "phases": {},
         "code": 0,
     }
 
@@ -224,6 +227,7 @@ def test_the_json_of_a_failed_outcome() -> None:
         "failures": [{"code": 5, "message": "/nvme is full", "node": "n1"}],
         "seconds": 2.5,
         "dry_run": True,
+        "phases": {},
         "code": 5,
     }
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.directive import MAX_LIST, Directive, Validate, parse_value
+from stager.directive import MAX_LIST, Directive, Validate, Verify, parse_value
 from stager.errors import PolicyRefusal, StageError, UsageError
 from stager.policy import LOCAL, Policy
-from stager.request import REQUEST_VARIABLE, StageItem, StageRequest, resolve
+from stager.request import REQUEST_VARIABLE, Settings, StageItem, StageRequest, resolve
+from stager.route import Algorithm
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT, SIZE = Validate.STAT, Validate.SIZE
@@ -28,13 +29,24 @@ TEXTS = st.text(CHARS, max_size=12) | st.binary(max_size=12).map(
     lambda block: os.fsdecode(block.replace(b"\0", b""))
 )
 PATHS = TEXTS.map("/{}".format)
-ITEMS = st.builds(StageItem, PATHS, PATHS, PATHS, st.sampled_from(Validate))
+ITEMS = st.builds(
+    StageItem, PATHS, PATHS, PATHS, st.sampled_from(Validate), st.sampled_from(Verify)
+)
+SETTINGS = st.builds(
+    Settings,
+    chunk=st.integers(4_096, 1 << 30),
+    depth=st.integers(2, 64),
+    readers=st.integers(0, 64),
+    writers=st.integers(0, 64),
+    algorithm=st.sampled_from(Algorithm),
+    direct=st.booleans(),
+)
 REQUESTS = st.builds(
     StageRequest,
     items=st.lists(ITEMS, max_size=3).map(tuple),
     nodes=st.integers(1, 100_000),
-    chunk=st.integers(4_096, 1 << 30),
-    depth=st.integers(2, 64),
+    transfer=SETTINGS,
+    bench=st.integers(0, 1 << 40),
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
     word=TEXTS,
@@ -75,18 +87,21 @@ def test_a_request_is_read_back_from_the_environment_as_it_was(request: StageReq
 
 
 def test_the_json_of_a_request() -> None:
-    request = StageRequest((ITEM,), nodes=4, chunk=4096, depth=8, lock_timeout=1800.0, job=7)
+    request = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=7)
     assert request.to_json() == (
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme", '
-        '"validate": "stat"}], "nodes": 4, "chunk": 4096, "depth": 8, "lock_timeout": 1800.0, '
-        '"job": 7, "word": "", "step": "", "said": "", "dry_run": false, "local_root": ""}'
+        '"validate": "stat", "verify": "stream"}], "nodes": 4, "lock_timeout": 1800.0, '
+        '"transfer": {"chunk": 2097152, "depth": 16, "readers": 0, "writers": 0, '
+        '"algorithm": "auto", "direct": true}, '
+        '"job": 7, "word": "", "step": "", "said": "", "dry_run": false, "bench": 0, '
+        '"local_root": ""}'
     )
 
 
 def as_travelling(value: str) -> StageRequest:
     """The request for the directives of ``value``, which it also says behind the exit code."""
     items = resolve(parse_value(value), SITE)
-    return StageRequest(items, 4, 4096, 8, 1800.0, job=7, word="1", said=f"0 {value}")
+    return StageRequest(items, 4, 1800.0, job=7, word="1", said=f"0 {value}")
 
 
 @pytest.mark.parametrize(

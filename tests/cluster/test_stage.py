@@ -6,8 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.cluster.site import COPY, IMAGE, digest
 from tests.cluster.watch import Watch
 
@@ -118,15 +116,5 @@ def test_a_damaged_copy_is_not_sent_on(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     assert "from the copy on n2 to n[1,3] (2 nodes) in " in job.output()
     assert {digest(site.copy(node, "/nvme/data")) for node in ("n1", "n2", "n3")} == {
-        digest(site.shared("data"))
-    }
-
-
-@pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 1])
-def test_sizes_at_the_borders_of_a_chunk(site: Site, size: int) -> None:
-    site.run(f"head -c {size} /dev/urandom > /shared/data")
-    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/")
-    assert job.wait().exit_code == "0:0"
-    assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
         digest(site.shared("data"))
     }

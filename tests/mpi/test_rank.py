@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.agree import Here, RefusedError, together
-from stager.directive import Validate
+from stager.directive import Validate, Verify
 from stager.errors import DestinationError
+from stager.phases import Stopwatch
 from stager.rank import run
-from stager.request import StageItem, StageRequest
-from stager.store import open_cache
+from stager.request import Settings, StageItem, StageRequest
+from stager.route import Algorithm
+from stager.store import Partial, open_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,8 +43,9 @@ class World:
         self.nodes = [f"node{rank}" for rank in range(comm.size)]
         item = StageItem(str(self.source), "/nvme/data", "/nvme", Validate.STAT)
         self.request = StageRequest(
-            items=(item,), nodes=comm.size, chunk=4096, depth=2, lock_timeout=0.2
-        )
+            items=(item,), nodes=comm.size, lock_timeout=0.2,
+            transfer=Settings(chunk=4096, depth=2),
+        )  # fmt: skip
         self.write_source(DATA)
 
     def write_source(self, data: bytes) -> None:
@@ -50,7 +54,8 @@ class World:
         self.comm.Barrier()
 
     def run(self, **changes: object) -> Outcome:
-        outcome = run(self.comm, replace(self.request, **changes), self.here)  # type: ignore[arg-type]
+        request = replace(self.request, **changes)  # type: ignore[arg-type]
+        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic()))
         assert self.comm.bcast(outcome.failures) == outcome.failures
         return outcome
 
@@ -69,7 +74,7 @@ def world(comm: MPI.Intracomm, folder: Path) -> World:
 def test_the_first_run_brings_the_file_to_all_nodes(world: World) -> None:
     (item,) = world.run().items
     assert world.copy.read_bytes() == DATA
-    assert (item.received, item.current, item.sender) == (world.nodes, [], "")
+    assert (item.received, item.current, item.senders) == (world.nodes, [], [])
     assert (item.source_bytes_read, item.reasons) == (len(DATA), ["absent"])
 
 
@@ -90,7 +95,7 @@ def test_the_last_node_gets_what_it_lacks_from_the_first(world: World) -> None:
     assert world.copy.read_bytes() == DATA
     alone = world.comm.size == 1
     assert item.received == [f"node{last}"]
-    assert item.sender == ("" if alone else "node0")
+    assert item.senders == ([] if alone else ["node0"])
     assert item.source_bytes_read == (len(DATA) if alone else 0)
 
 
@@ -155,15 +160,84 @@ def test_a_missing_source_is_told_by_one_node(world: World) -> None:
     assert world.complaints(world.run()) == [f"4 node0: {world.source}: {message}"]
 
 
-def test_a_file_larger_than_the_disk_names_the_bytes(world: World) -> None:
+@pytest.mark.parametrize("algorithm", [item for item in Algorithm if item is not Algorithm.AUTO])
+@pytest.mark.parametrize("size", [(1 << 31) - 1, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 1])
+def test_a_sparse_file_stays_sparse(world: World, algorithm: Algorithm, size: int) -> None:
+    middle, end = b"in the middle", b"the end"
     if world.comm.rank == 0:
-        os.truncate(world.source, 1 << 43)
+        with world.source.open("wb") as file:
+            file.write(DATA)
+            file.seek(size // 2)
+            file.write(middle)
+            file.seek(size - len(end))
+            file.write(end)
     world.comm.Barrier()
-    outcome = world.run()
-    assert [failure.node for failure in outcome.failures] == world.nodes
-    assert outcome.code == 5
-    assert outcome.failures[0].message.startswith(f"/nvme: {1 << 43} bytes are needed and ")
+    (item,) = world.run(transfer=Settings(algorithm=algorithm)).items
+    facts = world.copy.stat()
+    assert (item.size, facts.st_size) == (size, size)
+    assert item.source_bytes_read == facts.st_blocks * 512 - (-size % 4096) < 64 * 1024
+    with world.copy.open("rb") as file:
+        assert file.read(len(DATA)) == DATA
+        assert file.read(1) == b"\0"
+        file.seek(size // 2)
+        assert file.read(len(middle)) == middle
+        file.seek(size - len(end))
+        assert file.read() == end
+    world.copy.unlink()
+
+
+def test_read_back_compares_what_is_on_the_disk(world: World) -> None:
+    (item,) = world.run(items=world.wish(verify=Verify.READBACK)).items
+    assert world.copy.read_bytes() == DATA
+    assert item.received == world.nodes
+
+
+def test_a_disk_that_gives_back_other_bytes_fails_the_stage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+
+        def seal_and_damage(partial: Partial, *facts: int) -> None:
+            seal(partial, *facts)
+            partial.write(memoryview(b"damage"), 5)
+
+        seal = Partial.seal
+        monkeypatch.setattr(Partial, "seal", seal_and_damage)
+    outcome = world.run(items=world.wish(verify=Verify.READBACK))
+    path = world.comm.bcast(str(world.copy), root=last)
+    problem = "what the disk gives back differs from what was written to it; use another node"
+    assert world.complaints(outcome) == [f"7 node{last}: {path}: {problem}"]
     assert not world.copy.exists()
+
+
+def test_several_holders_send_in_turns_and_a_damaged_one_is_found(world: World) -> None:
+    size, last = world.comm.size, world.comm.size - 1
+    world.run()
+    record = world.copy.stat()
+    if world.comm.rank == last:
+        world.copy.unlink()
+    if world.comm.rank == 0 and size > 2:
+        with world.copy.open("r+b") as file:
+            file.write(b"damage")
+        os.utime(world.copy, ns=(record.st_atime_ns, record.st_mtime_ns))
+    world.comm.Barrier()
+    (item,) = world.run(transfer=Settings(chunk=4096, depth=2, readers=3)).items
+    assert world.copy.read_bytes() == DATA
+    others = world.nodes[1:last]
+    assert item.senders == (others[:3] if size > 2 else world.nodes[:last])
+    assert item.received == ([world.nodes[0], world.nodes[last]] if size > 2 else [f"node{last}"])
+
+
+def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
+    begun = time.monotonic()
+    outcome = world.run()
+    assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
+    assert outcome.seconds <= time.monotonic() - begun
+    assert list(outcome.phases) == [
+        "survey", "wait", "open", "read", "write", "broadcast", "fsync", "publish", "end"
+    ]  # fmt: skip
+    assert min(outcome.phases.values()) >= 0
 
 
 def test_a_world_of_the_wrong_size_is_refused(world: World) -> None:

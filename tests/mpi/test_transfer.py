@@ -1,15 +1,23 @@
-"""The broadcast: from rank 0's reader to every rank's writer, and what may fail on the way."""
+"""The broadcast: from the first ranks' readers to every rank's writer, and what may fail."""
 
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stager.errors import SourceError, SpaceError
-from stager.transfer import FileReader, broadcast
+from stager.layout import Extent, Layout, rounded
+from stager.reader import FileReader
+from stager.request import Settings
+from stager.ring import Ring
+from stager.route import Algorithm
+from stager.transfer import Result, broadcast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK = 4096
+ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
 
 
 class Memory:
@@ -25,71 +34,172 @@ class Memory:
     def __init__(self, data: bytes, fails_at: int | None = None) -> None:
         self.data = bytearray(data)
         self.fails_at = fails_at
+        self.bytes_read = 0
+        self._lock = threading.Lock()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         if self.fails_at is not None and offset >= self.fails_at:
             raise SourceError("the source is gone")
+        self.bytes_read += len(buffer)
         buffer[:] = self.data[offset : offset + len(buffer)]
 
     def write(self, data: memoryview, offset: int) -> None:
         if self.fails_at is not None and offset >= self.fails_at:
             raise SpaceError("the disk is full")
-        self.data[offset : offset + len(data)] = data
+        with self._lock:
+            self.data.extend(bytes(max(0, offset + len(data) - len(self.data))))
+            self.data[offset : offset + len(data)] = data
+
+
+class World:
+    """A file of ``data`` to be moved over a communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, data: bytes) -> None:
+        self.comm = comm
+        self.data = data
+        self.reader = Memory(data)
+        self.writer: Memory | None = Memory(b"")
+
+    def move(
+        self,
+        layout: Layout | None = None,
+        *,
+        readers: int = 1,
+        how: Settings = Settings(depth=3),  # noqa: B008 - frozen
+    ) -> Result:
+        readers = min(readers, self.comm.size)
+        layout = layout or Layout.dense(len(self.data), CHUNK)
+        reader = self.reader if self.comm.rank < readers else None
+        return broadcast(self.comm, layout, readers, how, reader, self.writer)
+
+    def assert_arrived(self, result: Result) -> None:
+        assert result.error is None
+        assert result.digest == xxhash.xxh3_128_hexdigest(self.data)
+        assert self.writer is None or bytes(self.writer.data) == self.data
 
 
 def random_bytes(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-@pytest.mark.parametrize("depth", [2, 5])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 10 * CHUNK, 10 * CHUNK + 123])
-def test_every_writer_gets_every_byte(comm: MPI.Intracomm, size: int, depth: int) -> None:
-    data = random_bytes(size)
-    writer = Memory(b"")
-    reader = Memory(data) if comm.rank == 0 else None
-    result = broadcast(comm, size, CHUNK, depth, reader, writer)
-    assert bytes(writer.data) == data
-    assert result.digest == xxhash.xxh3_128_hexdigest(data)
-    assert result.error is None
+def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm, size: int) -> None:
+    world = World(comm, random_bytes(size))
+    result = world.move(how=Settings(depth=3, algorithm=algorithm))
+    world.assert_arrived(result)
+    assert 0 <= result.reading + result.writing <= result.seconds
+
+
+@given(
+    size=st.integers(0, 40_000),
+    chunk=st.integers(1, 9_000),
+    readers=st.integers(1, 7),
+    how=st.builds(
+        Settings,
+        depth=st.integers(1, 9),
+        writers=st.integers(1, 3),
+        algorithm=st.sampled_from(list(Algorithm)),
+    ),
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,  # all ranks have to try the same
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_size_chunk_depth_and_algorithm(
+    comm: MPI.Intracomm, size: int, chunk: int, readers: int, how: Settings
+) -> None:
+    chunk = max(chunk, size // 200)
+    world = World(comm, random_bytes(size))
+    result = world.move(Layout.dense(size, chunk), readers=readers, how=how)
+    world.assert_arrived(result)
+    assert comm.allreduce(world.reader.bytes_read) == size
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_holes_do_not_travel(comm: MPI.Intracomm, algorithm: Algorithm) -> None:
+    hole = 1 << 20
+    data = random_bytes(CHUNK) + bytes(hole) + random_bytes(3 * CHUNK + 5) + bytes(hole)
+    extents = rounded([Extent(0, CHUNK), Extent(CHUNK + hole, 3 * CHUNK + 5)], len(data))
+    world = World(comm, data)
+    world.writer = Memory(bytes(len(data)))
+    layout = Layout(len(data), 3000, extents)
+    world.assert_arrived(world.move(layout, how=Settings(depth=2, algorithm=algorithm)))
+    assert layout.data == 5 * CHUNK
+    assert comm.allreduce(world.reader.bytes_read) == layout.data
+
+
+def test_a_file_that_is_one_hole_moves_nothing(comm: MPI.Intracomm) -> None:
+    world = World(comm, bytes(3_000_000))
+    world.writer = None
+    world.assert_arrived(world.move(Layout(3_000_000, CHUNK, ())))
+    assert world.reader.bytes_read == 0
+
+
+def test_readers_take_turns(comm: MPI.Intracomm) -> None:
+    world = World(comm, random_bytes(8 * CHUNK + 1))
+    world.assert_arrived(world.move(readers=comm.size))
+    chunks = len(range(comm.rank, 9, comm.size))
+    expected = chunks * CHUNK - (CHUNK - 1 if comm.rank == 8 % comm.size else 0)
+    assert world.reader.bytes_read == expected
 
 
 def test_the_sender_need_not_write(comm: MPI.Intracomm) -> None:
-    data = random_bytes(3 * CHUNK)
-    reader = Memory(data) if comm.rank == 0 else None
-    writer = Memory(b"") if comm.rank else None
-    result = broadcast(comm, len(data), CHUNK, 2, reader, writer)
-    assert result.digest == xxhash.xxh3_128_hexdigest(data)
-    assert writer is None or bytes(writer.data) == data
+    world = World(comm, random_bytes(3 * CHUNK))
+    if comm.rank == 0:
+        world.writer = None
+    world.assert_arrived(world.move())
 
 
-def test_progress_counts_the_bytes_sent(comm: MPI.Intracomm) -> None:
-    sent: list[int] = []
-    reader = Memory(random_bytes(2 * CHUNK + 5)) if comm.rank == 0 else None
-    broadcast(comm, 2 * CHUNK + 5, CHUNK, 2, reader, Memory(b""), sent.append)
-    assert sent == [CHUNK, 2 * CHUNK, 2 * CHUNK + 5]
+def test_progress_grows_to_the_whole(comm: MPI.Intracomm) -> None:
+    told: list[int] = []
+    layout = Layout.dense(2 * CHUNK + 5, CHUNK)
+    reader = Memory(random_bytes(layout.size)) if comm.rank == 0 else None
+    broadcast(comm, layout, 1, Settings(), reader, None, told.append)
+    assert told == sorted(told)
+    assert told[-1] == layout.size
 
 
-def test_a_reader_that_fails_stops_all_ranks_at_the_same_chunk(comm: MPI.Intracomm) -> None:
-    data = random_bytes(9 * CHUNK)
-    writer = Memory(b"")
-    reader = Memory(data, fails_at=4 * CHUNK) if comm.rank == 0 else None
-    result = broadcast(comm, len(data), CHUNK, 3, reader, writer)
-    assert bytes(writer.data) == data[: 4 * CHUNK]
-    assert result.digest == xxhash.xxh3_128_hexdigest(data[: 4 * CHUNK])
-    assert str(result.error) == ("the source is gone" if comm.rank == 0 else "None")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("readers", [1, 3])
+@pytest.mark.parametrize("fails_at", [0, 4 * CHUNK, 8 * CHUNK])
+def test_a_reader_that_fails_stops_all_ranks(
+    comm: MPI.Intracomm, algorithm: Algorithm, readers: int, fails_at: int
+) -> None:
+    world = World(comm, random_bytes(9 * CHUNK))
+    assert world.writer
+    world.reader.fails_at = fails_at
+    failing = fails_at // CHUNK % min(readers, comm.size)
+    if comm.rank != failing:
+        world.reader.fails_at = None
+    result = world.move(readers=readers, how=Settings(depth=3, algorithm=algorithm))
+    assert bytes(world.writer.data) == world.data[:fails_at]
+    assert str(result.error) == ("the source is gone" if comm.rank == failing else "None")
 
 
-def test_a_writer_that_fails_keeps_no_other_rank_waiting(comm: MPI.Intracomm) -> None:
-    data = random_bytes(9 * CHUNK)
+def test_a_failed_transfer_does_not_read_on(comm: MPI.Intracomm) -> None:
+    world = World(comm, random_bytes(100 * CHUNK))
+    world.reader.fails_at = 2 * CHUNK
+    world.move()
+    assert world.reader.bytes_read == (2 * CHUNK if comm.rank == 0 else 0)
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_a_writer_that_fails_keeps_no_other_rank_waiting(comm: MPI.Intracomm, writers: int) -> None:
+    world = World(comm, random_bytes(9 * CHUNK))
+    assert world.writer
     last = comm.size - 1
-    writer = Memory(b"", fails_at=2 * CHUNK if comm.rank == last else None)
-    result = broadcast(comm, len(data), CHUNK, 2, Memory(data) if comm.rank == 0 else None, writer)
+    if comm.rank == last:
+        world.writer.fails_at = 2 * CHUNK
+    result = world.move(how=Settings(depth=2, writers=writers))
     if comm.rank == last:
         assert str(result.error) == "the disk is full"
-        assert bytes(writer.data) == data[: 2 * CHUNK]
+        assert bytes(world.writer.data) == world.data[: 2 * CHUNK]
     else:
-        assert result.error is None
-        assert bytes(writer.data) == data
+        world.assert_arrived(result)
 
 
 def test_a_file_that_became_shorter_is_an_error_and_no_end(
@@ -100,8 +210,23 @@ def test_a_file_that_became_shorter_is_an_error_and_no_end(
     if comm.rank == 0:
         path.write_bytes(random_bytes(CHUNK + 10))
         reader = FileReader(str(path))
-    result = broadcast(comm, 3 * CHUNK, CHUNK, 2, reader, None)
+    result = broadcast(comm, Layout.dense(3 * CHUNK, CHUNK), 1, Settings(), reader, None)
     if reader:
         assert str(result.error) == f"{path} became shorter while it was read"
         assert reader.bytes_read == CHUNK + 10
         reader.close()
+
+
+def test_a_ring_never_has_more_buffers_than_its_depth() -> None:
+    ring = Ring(Layout.dense(100, 10), 3)
+    assert [ring.take(index) for index in range(3)] == [True] * 3
+    assert not ring.has_room(3)
+    for _ in range(2):
+        ring.release(1)
+    assert not ring.has_room(3)  # chunk 0 is the oldest, and everybody waits for the oldest
+    for _ in range(2):
+        ring.release(0)
+    assert ring.has_room(4)
+    assert not ring.has_room(5)
+    ring.close()
+    assert not ring.take(5)

@@ -1,0 +1,68 @@
+"""Where the time of a stage goes: each moment is told to one Phase, so that they add up."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Phase(StrEnum):
+    """What a stage does, in order. Read, broadcast and write overlap: a moment belongs to that for
+    want of which nothing moved, else to the broadcast.
+    """
+
+    LAUNCH = "launch"
+    MPI_INIT = "MPI init"
+    SURVEY = "survey"
+    WAIT = "wait"
+    OPEN = "open"
+    READ = "read"
+    BROADCAST = "broadcast"
+    WRITE = "write"
+    FSYNC = "fsync"
+    VERIFY = "verify"
+    PUBLISH = "publish"
+    END = "end"
+
+
+Seconds = dict[str, float]
+
+
+class Stopwatch:
+    """Seconds by phase, since ``begun`` on the monotonic clock."""
+
+    def __init__(self, begun: float) -> None:
+        self._begun = self._last = begun
+        self.seconds: Seconds = {}
+
+    @property
+    def total(self) -> float:
+        """Seconds from the beginning to the last lap: the sum of all phases."""
+        return self._last - self._begun
+
+    def lap(self, phase: Phase, parts: Mapping[Phase, float] | None = None) -> None:
+        """Give the time since the last lap to ``phase``, less its ``parts`` of other phases."""
+        now = time.monotonic()
+        left, self._last = now - self._last, now
+        for part, seconds in (parts or {}).items():
+            taken = min(left, seconds)
+            left -= taken
+            self._add(part, taken)
+        self._add(phase, left)
+
+    def _add(self, phase: Phase, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
+def process_begun() -> float:
+    """When this process was started, on the monotonic clock; exact to the kernel's tick, 10 ms."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        # proc(5): the name in parentheses may hold anything; starttime is the 22nd field.
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)

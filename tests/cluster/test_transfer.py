@@ -1,0 +1,210 @@
+"""The transfer on real nodes: what travels, what is read, and what stays out of the page cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stager.route import Algorithm
+from tests.cluster.site import POLICY, STAGECTL, Site, digest
+from tests.cluster.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+MIB = 1 << 20
+CHUNK = 2 * MIB
+SIZES = [0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1]
+ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
+
+
+@pytest.fixture(scope="module")
+def wide_site() -> Iterator[Site]:
+    """A cluster of sixteen nodes."""
+    with Site(16) as cluster:
+        yield cluster
+
+
+def stage(site: Site, wish: str, nodes: int = 4) -> dict[str, Any]:
+    """The report of ``stagectl stage --json`` in a job."""
+    job = site.sbatch(f"{STAGECTL} stage --json {wish}", f"-N{nodes}")
+    assert job.wait().exit_code == "0:0", job.output()
+    report = json.loads(job.output())
+    assert isinstance(report, dict)
+    return report
+
+
+def transfer_policy(**keys: object) -> str:
+    return POLICY + "[transfer]\n" + "".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys)
+
+
+def received_bytes(site: Site, nodes: list[str]) -> dict[str, int]:
+    """What each node's network has received so far."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        links = json.loads(site.run(["ip", "-json", "-s", "link"], user="root", on=node).stdout)
+        counts[node] = sum(
+            link["stats64"]["rx"]["bytes"] for link in links if link["ifname"] != "lo"
+        )
+    return counts
+
+
+@contextmanager
+def counted(site: Site, nodes: list[str]) -> Iterator[dict[str, int]]:
+    """The bytes that each node receives in a with block."""
+    counts = received_bytes(site, nodes)
+    yield counts
+    after = received_bytes(site, nodes)
+    for node in nodes:
+        counts[node] = after[node] - counts[node]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sizes_at_all_borders_arrive_by_each_algorithm(site: Site, algorithm: Algorithm) -> None:
+    for size in SIZES:
+        site.run(f"head -c {size} /dev/urandom > /shared/data.{size}")
+    wishes = " ".join(f"/shared/data.{size}:/nvme/" for size in SIZES)
+    with site.policy(transfer_policy(algorithm=str(algorithm))):
+        report = stage(site, wishes)
+    assert [item["size"] for item in report["items"]] == SIZES
+    for size in SIZES:
+        source = digest(site.shared(f"data.{size}"))
+        copies = [site.copy(node, f"/nvme/data.{size}") for node in site.nodes]
+        assert {digest(copy) for copy in copies} == {source}
+        site.shared(f"data.{size}").unlink()
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_readers_in_turns_read_each_byte_once(site: Site, readers: int) -> None:
+    size = 40 * MIB + 12345
+    site.run(f"head -c {size} /dev/urandom > /shared/data")
+    with site.policy(transfer_policy(readers=readers)), Watch(site.shared("data")) as watch:
+        (item,) = stage(site, "/shared/data:/nvme/")["items"]
+    assert item["source_bytes_read"] == size
+    assert watch.opened == readers
+    assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
+        digest(site.shared("data"))
+    }
+
+
+def test_holders_send_in_turns_and_the_source_is_not_read(site: Site) -> None:
+    site.run(f"head -c {40 * MIB} /dev/urandom > /shared/data")
+    stage(site, "/shared/data:/nvme/")
+    site.copy("n2", "/nvme/data").unlink()
+    with site.policy(transfer_policy(readers=4)), Watch(site.shared("data")) as watch:
+        (item,) = stage(site, "/shared/data:/nvme/")["items"]
+    assert (watch.opened, watch.read) == (0, 0)
+    assert (item["senders"], item["received"]) == (["n1", "n3", "n4"], ["n2"])
+    assert digest(site.copy("n2", "/nvme/data")) == digest(site.shared("data"))
+
+
+def test_a_sparse_file_of_six_gib_takes_little_disk_and_memory(site: Site) -> None:
+    size, data = 6 << 30, 64 * MIB
+    site.run(f"truncate -s {size} /shared/sparse && head -c {data} /dev/urandom | "
+             f"dd of=/shared/sparse bs=1M seek=3000 conv=notrunc status=none")  # fmt: skip
+    (item,) = stage(site, "/shared/sparse:/nvme/", nodes=2)["items"]
+    ring = 32 * MIB
+    assert 0 < item["peak_memory"] < 128 * MIB + ring
+    assert item["source_bytes_read"] == data
+    for node in ("n1", "n2"):
+        facts = site.copy(node, "/nvme/sparse").stat()
+        assert facts.st_size == size
+        assert facts.st_blocks * 512 <= data + MIB
+    same = "cmp /shared/sparse /nvme/sparse"
+    site.run(same, on="n2", timeout=120)
+    site.shared("sparse").unlink()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_copies_are_written_past_the_page_cache_if_the_site_wants(site: Site, direct: bool) -> None:
+    site.run(f"head -c {20 * MIB + 100} /dev/urandom > /shared/data")
+    with site.policy(transfer_policy(direct=direct)):
+        stage(site, "/shared/data:/nvme/")
+    line = ["fincore", "--bytes", "--noheadings", "--output", "RES", "/nvme/data"]
+    cached = int(site.run(line, on="n3").stdout)
+    assert cached <= MIB if direct else cached > 20 * MIB
+    assert digest(site.copy("n3", "/nvme/data")) == digest(site.shared("data"))
+
+
+def test_readback_reads_what_it_has_written(site: Site) -> None:
+    site.run(f"head -c {20 * MIB + 100} /dev/urandom > /shared/data")
+    report = stage(site, "/shared/data:/nvme/,verify=readback")
+    assert report["phases"]["verify"] > 0
+    assert digest(site.copy("n4", "/nvme/data")) == digest(site.shared("data"))
+
+
+def test_verbose_says_where_the_time_went(site: Site) -> None:
+    site.run("head -c 5000000 /dev/urandom > /shared/data")
+    job = site.sbatch(f"{STAGECTL} stage --verbose /shared/data:/nvme/", "-N4")
+    assert job.wait().exit_code == "0:0"
+    line = job.output().splitlines()[1]
+    names = ["launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
+             "publish", "end"]  # fmt: skip
+    phases = ", ".join(rf"{name} (\d+\.\d\d)" for name in names)
+    match = re.fullmatch(rf"stage: (\d+\.\d\d) s: {phases}; bounded by (.*)", line)
+    assert match, line
+    total, *parts = (float(number) for number in match.groups()[:-1])
+    assert sum(parts) == pytest.approx(total, abs=0.01 * len(parts))
+    assert match.groups()[-1] in names
+
+
+def test_bench_measures_and_leaves_nothing(site: Site) -> None:
+    site.run(f"head -c {20 * MIB} /dev/urandom > /shared/data")
+    job = site.sbatch(f"{STAGECTL} bench --size 8 --source /shared/data", "-N4")
+    assert job.wait().exit_code == "0:0"
+    speed = r" +\d+\.\d\d GB/s"
+    sizes = ["64.0 KiB", "256.0 KiB", "1.0 MiB", "4.0 MiB", "8.0 MiB"]
+    expected = [
+        r" *message +best time +bcast +ibcast +chain +tree",
+        *(rf" *{re.escape(size)} +\d+ us({speed}){{4}}" for size in sizes),
+        rf"disk, written and synced, slowest on n\d:{speed}",
+        rf"disk, read past its cache, slowest on n\d:{speed}",
+        rf"source, one stream, read on n1:{speed}",
+        rf"a stage is bounded by the (wire|disk|source):{speed} a node",
+    ]
+    lines = job.output().splitlines()
+    assert len(lines) == len(expected)
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert [os.listdir(site.path(node, "/nvme")) for node in site.nodes] == [[".slurm-stage"]] * 4
+    assert all(site.records(node) == [] for node in site.nodes)
+
+
+def test_only_nodes_that_need_the_file_take_part(wide_site: Site) -> None:
+    """3 of 8 nodes lack it: each gets it once, and the others hardly a byte."""
+    size = 60 * MIB
+    wide_site.run(f"head -c {size} /dev/urandom > /shared/data")
+    stage(wide_site, "/shared/data:/nvme/", nodes=8)
+    nodes = [f"n{number}" for number in range(1, 9)]
+    lacking = ["n4", "n5", "n7"]
+    for node in lacking:
+        wide_site.copy(node, "/nvme/data").unlink()
+    with counted(wide_site, nodes) as received:
+        (item,) = stage(wide_site, "/shared/data:/nvme/", nodes=8)["items"]
+    assert item["received"] == lacking
+    for node in lacking:
+        assert size < received[node] < 1.1 * size
+    # Acknowledgements, and the words of Slurm and MPI.
+    assert all(received[node] < 0.05 * size for node in nodes if node not in lacking)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sixteen_nodes(wide_site: Site, algorithm: Algorithm) -> None:
+    wide_site.empty_disks()
+    wide_site.run(f"head -c {50 * MIB + 1} /dev/urandom > /shared/data")
+    with wide_site.policy(transfer_policy(algorithm=str(algorithm), readers=3)):
+        (item,) = stage(wide_site, "/shared/data:/nvme/", nodes=16)["items"]
+    assert len(item["received"]) == 16
+    assert item["peak_memory"] < (128 + 32) * MIB
+    assert {digest(wide_site.copy(node, "/nvme/data")) for node in wide_site.nodes} == {
+        digest(wide_site.shared("data"))
+    }
+    wide_site.assert_healthy()
+    assert wide_site.leftovers() == []
