@@ -30,12 +30,8 @@ if TYPE_CHECKING:
     from stager.policy import Policy
     from stager.request import StageRequest
 
-#: How the ranks are started by any launcher. -I shuts out the user's PYTHON* and site folder;
-#: mpi4py's runner aborts the whole world when one rank dies of an exception; and one thread alone
-#: calls MPI, which spares the library its locks.
-RANK = (
-    sys.executable, "-I", "-m", "mpi4py", "-rc", "thread_level=funneled", "-m", "stager.rank",
-)  # fmt: skip
+#: How the ranks are started by any launcher. -I shuts out the user's PYTHON* and site folder.
+RANK = (sys.executable, "-I", "-m", "stager.start")
 
 #: Tells the plugin in the nested srun that this step is the helper. Slurm takes it for the
 #: plugin's hidden option --stage-helper, and passes over it where there is no such plugin.
@@ -106,6 +102,9 @@ def rank_environment(
         "PATH": _PATH,
         # Waiting ranks spin otherwise, on cores that readers and writers need.
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        # MPI_Init ends with a barrier. By Slurm's other kind, a tree, a rank may leave it before
+        # the last has come (seen with 22.05): what it sends then crashes Open MPI there.
+        "SLURM_PMIX_FENCE": "ring",
         **(LOCAL_ENVIRONMENT if local else {}),
         # Looking for networks costs a second that shared memory can do without.
         **({"OMPI_MCA_btl": "self,sm"} if local and _embedded().exists() else {}),

@@ -2,7 +2,8 @@
 
 ``python -I -m stager.prepare --config stage.toml UID``, run by the plugin or by the site's prolog.
 It imports the standard library alone, so that it is fast and that nothing else runs as root; and
-it touches the site's own cache roots and nothing that a user named.
+it touches the site's own cache roots and nothing that a user named. Where all was made it says so
+in a note, by which the plugin knows (prepare.c) that it need not run this again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: The folder beneath each cache root, and beneath /run for the word; see `stager.store`.
 _FOLDERS_OF_ROOT = ".slurm-stage"
 _RUN, _FOLDER_OF_RUN = "/run", "slurm-stage"
+#: The note beside a user's folder beneath /run, behind the uid.
+_NOTE = ".prepared"
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -44,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     """Make the folders of user ``uid`` beneath every cache root that ``config`` names."""
     code = 0
+    whole = True
     try:
+        version = _version_of(config)  # before it is read: what is written later is not noted
         places = [(root, _FOLDERS_OF_ROOT) for root in read_roots(config)]
         gid = _group_of(uid)
     except OSError as error:
@@ -53,15 +58,37 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     except ValueError as error:
         complain(f"uid {uid}, {config}: {error}")
         return 1
-    for root, folder in [*places, (_RUN, _FOLDER_OF_RUN)]:
+    places.append((_RUN, _FOLDER_OF_RUN))
+    for root, folder in places:
         try:
             make_folder(root, folder, uid, gid)
         except FileNotFoundError:
-            pass  # this node lacks the disk; a job that wants it hears so from its rank
+            whole = False  # this node lacks the disk; a job that wants it hears so from its rank
         except (OSError, UnsafeError) as error:
             complain(f"{root}/{folder}: {error}")
-            code = 1
+            whole, code = False, 1
+    if whole:
+        with suppress(OSError):  # then all of it is looked at again next time
+            _note(uid, [version, *(f"{root}/{folder}" for root, folder in places)])
     return code
+
+
+def _version_of(config: str) -> str:
+    """What differs between any two versions of the file."""
+    facts = os.stat(config)
+    return f"{facts.st_dev} {facts.st_ino} {facts.st_ctime_ns}"
+
+
+def _note(uid: int, lines: Sequence[str]) -> None:
+    """Leave the lines for the plugin: the version of stage.toml, the folders that users pass."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _opened(_RUN, None) as run, _opened(_FOLDER_OF_RUN, run) as parent:
+        descriptor = os.open(f"{uid}{_NOTE}", flags, 0o600, dir_fd=parent)
+        try:
+            # At once: a reader meets all of it, or an empty file that tells it nothing.
+            os.write(descriptor, os.fsencode("\n".join(lines) + "\n"))
+        finally:
+            os.close(descriptor)
 
 
 def read_roots(config: str) -> list[str]:

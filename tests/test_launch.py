@@ -38,9 +38,7 @@ REQUEST_JSON = (
 )
 
 #: What every launcher starts.
-RANK = [
-    sys.executable, "-I", "-m", "mpi4py", "-rc", "thread_level=funneled", "-m", "stager.rank",
-]  # fmt: skip
+RANK = [sys.executable, "-I", "-m", "stager.start"]
 
 
 # Argument lists
@@ -86,6 +84,7 @@ GIVEN = {
     "HOME": "/",
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "SLURM_PMIX_FENCE": "ring",
     "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
     "STAGE_HELPER": "17",
     "STAGE_REQUEST": REQUEST_JSON,

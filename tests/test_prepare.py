@@ -259,20 +259,44 @@ def prepared(root: Path, roots: list[str]) -> tuple[int, list[str], list[str]]:
     return on_tmpfs(Path("/run"), "mode=755", act)
 
 
-#: What each run makes for the tasks that wait.
+#: What each run makes for the tasks that wait, and that which made all for the plugin.
 RUN = ["slurm-stage", f"slurm-stage/{KNOWN}"]
+NOTED = [*RUN, f"slurm-stage/{KNOWN}.prepared"]
 
 
 @pytest.mark.root
 def test_a_user_gets_a_folder_on_every_disk_and_one_for_the_word(root: Path) -> None:
     for name in ("one", "two"):
         (root / name).mkdir()
-    assert prepared(root, [f"{root}/one", f"{root}/two"]) == (0, [], RUN)
+    assert prepared(root, [f"{root}/one", f"{root}/two"]) == (0, [], NOTED)
     for name in ("one", "two"):
         assert owners(root / name) == {
             ".slurm-stage": (0, 0, "drwxr-xr-x"),
             f".slurm-stage/{KNOWN}": (KNOWN, KNOWN, "drwx------"),
         }
+
+
+@pytest.mark.root
+def test_the_note_tells_the_version_of_stage_toml_and_the_folders_that_users_pass(
+    root: Path,
+) -> None:
+    config = root / "stage.toml"
+    config.write_text(f'roots = ["{root}"]')
+
+    def act() -> list[tuple[int, str]]:
+        found = []
+        note = Path(f"/run/slurm-stage/{KNOWN}.prepared")
+        for _ in range(2):
+            found.append((prepare(str(config), KNOWN, print), note.read_text()))
+        assert stat.filemode(note.stat().st_mode) == "-rw-------"
+        return found
+
+    facts = config.stat()
+    text = (
+        f"{facts.st_dev} {facts.st_ino} {facts.st_ctime_ns}\n"
+        f"{root}/.slurm-stage\n/run/slurm-stage\n"
+    )
+    assert on_tmpfs(Path("/run"), "mode=755", act) == [(0, text)] * 2
 
 
 @pytest.mark.root

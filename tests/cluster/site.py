@@ -95,7 +95,7 @@ class Site(Cluster):
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
             found += [f"{node}: {path.name}" for path in partial]
-            ranks = self.run(["pgrep", "-af", "stager.rank"], user="root", on=node, check=False)
+            ranks = self.run(["pgrep", "-af", "stager.start"], user="root", on=node, check=False)
             found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
         return found
 

@@ -250,7 +250,7 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(f"truncate -s 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
     wait_for_ranks(site)
-    site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
+    site.run(["pkill", "-9", "-f", "stager.start"], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     assert "stage: the ranks ended before the stage was done: srun ended with code" in job.output()

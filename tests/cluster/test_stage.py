@@ -118,3 +118,23 @@ def test_a_damaged_copy_is_not_sent_on(site: Site) -> None:
     assert {digest(site.copy(node, "/nvme/data")) for node in ("n1", "n2", "n3")} == {
         digest(site.shared("data"))
     }
+
+
+def test_a_node_is_prepared_again_only_when_it_must_be(site: Site) -> None:
+    note = site.path("n2", "/run/slurm-stage/5001.prepared")
+
+    def staged_then_noted() -> tuple[int, list[str]]:
+        assert site.sbatch("true", "-N4", STAGE).wait().exit_code == "0:0"
+        return note.stat().st_mtime_ns, note.read_text().splitlines()[1:]
+
+    first = staged_then_noted()
+    assert first[1] == ["/nvme/.slurm-stage", "/run/slurm-stage"]
+    assert staged_then_noted() == first
+    site.empty_disks()
+    second = staged_then_noted()
+    assert second[0] > first[0]
+    for node in site.nodes:
+        site.path(node, "/nvme/more").mkdir()
+    with site.policy('roots = ["/nvme", "/nvme/more"]\n'):
+        folders = ["/nvme/.slurm-stage", "/nvme/more/.slurm-stage", "/run/slurm-stage"]
+        assert staged_then_noted()[1] == folders
