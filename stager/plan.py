@@ -42,7 +42,7 @@ class TransferPlan:
         return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
 
 
-def make_plan(size: int, surveys: Sequence[Survey], readers: int = 1) -> TransferPlan:
+def make_plan(size: int, surveys: Sequence[Survey], readers: int = 0) -> TransferPlan:
     """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
 
     Nodes with a current copy send; without one, the first that need the file read it. There are

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,10 @@ REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
 #: REQUEST as the ranks find it.
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
-    '"root": "/nvme", "validate": "stat"}], "nodes": 4, "chunk": 4194304, "depth": 8, '
-    '"lock_timeout": 1800.0, "job": 17, "word": "", "step": "", "said": "", "dry_run": false, '
-    '"local_root": ""}'
+    '"root": "/nvme", "validate": "stat", "verify": "stream"}], "nodes": 4, '
+    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 16, "readers": 0, '
+    '"writers": 0, "algorithm": "auto", "direct": true}, "job": 17, "word": "", "step": "", '
+    '"said": "", "dry_run": false, "bench": 0, "local_root": ""}'
 )
 
 #: What every launcher starts.
@@ -116,7 +118,7 @@ def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes
 
 
 def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
-    request = StageRequest((ITEM,), 4, 4194304, 8, 1800.0, local_root="/tmp/nodes")
+    request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
     found = rank_environment({}, POLICY, request)
     assert {name: value for name, value in found.items() if name not in GIVEN} == {
         "OMPI_MCA_btl": "self,sm",
@@ -167,13 +169,26 @@ DONE = Outcome(
     ],
     failures=[],
     seconds=0.75,
+    phases={"MPI init": 0.5, "survey": 0.25},
 )  # fmt: skip
-REFUSED = Outcome([], [Failure(5, "/nvme: 1 bytes are needed", "n2")], 0.25)
+REFUSED = Outcome(
+    [], [Failure(5, "/nvme: 1 bytes are needed", "n2")], 0.25, phases={"survey": 0.25}
+)
 STARTED: dict[str, Any] = {"event": "started", "nodes": 4}
 
 
 def result(outcome: Outcome) -> str:
     return report.event("result", outcome=outcome.to_json())
+
+
+def without_launch(outcome: Outcome) -> Outcome:
+    """The ranks' own outcome: without the time before it and after it, which add up to all."""
+    assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
+    phases = dict(outcome.phases)
+    assert next(iter(phases)) == "launch"
+    assert phases.pop("launch") >= 0
+    assert phases.pop("end") > 0
+    return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
 class Launcher:
@@ -184,7 +199,8 @@ class Launcher:
 
     def run(self, script: str, start_timeout: float = 10, **lines: str) -> Outcome:
         environment = {"PATH": os.defpath, "STARTED": json.dumps(STARTED), **lines}
-        return run(["/bin/sh", "-c", script], environment, start_timeout, self.events.append)
+        argv = ["/bin/sh", "-c", script]
+        return without_launch(run(argv, environment, start_timeout, self.events.append))
 
     def failure(self, script: str, start_timeout: float = 10, **lines: str) -> str:
         with pytest.raises(LaunchError) as caught:
@@ -246,7 +262,9 @@ def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     names = [f"node{number:06}" for number in range(20_000)]
-    outcome = Outcome([], [Failure(5, "/nvme: no room", name) for name in names], 1.0)
+    outcome = Outcome(
+        [], [Failure(5, "/nvme: no room", name) for name in names], 1.0, phases={"survey": 1.0}
+    )
     (tmp_path / "result").write_text(result(outcome) + "\n")
     assert launcher.run(f"{say('STARTED')}; cat {tmp_path}/result") == outcome
 

@@ -164,7 +164,7 @@ def test_every_node_that_is_short_fails() -> None:
 
 
 def test_without_files_there_is_no_shortage() -> None:
-    assert shortages([], [[], []], []) == []
+    assert shortages([], [[], []], [], []) == []
 
 
 @st.composite
@@ -201,5 +201,5 @@ def test_shortages_are_counted_for_each_node_and_root(
             lacking = [sizes[i] for i, held in enumerate(row) if not held and roots[i] == root]
             if sum(lacking) > free[rank][root]:
                 expected.append(short(root, sum(lacking), free[rank][root], f"n{rank}"))
-    found = shortages(plans, answers, roots)
+    found = shortages(plans, answers, roots, sizes)
     assert sorted(found, key=repr) == sorted(expected, key=repr)

@@ -26,7 +26,11 @@ environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
 chunk = "1MiB"
-depth = 4
+memory = "4MiB"
+algorithm = "tree"
+readers = 4
+writers = 2
+direct = false
 """
 
 
@@ -50,7 +54,14 @@ def test_the_defaults_are_these() -> None:
         "roots": ("/nvme",),
         "lock_timeout": 1800,
         "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
-        "transfer": {"chunk": 4_194_304, "depth": 8},
+        "transfer": {
+            "chunk": 2_097_152,
+            "memory": 33_554_432,
+            "algorithm": "auto",
+            "readers": 0,
+            "writers": 0,
+            "direct": True,
+        },
     }
 
 
@@ -65,8 +76,23 @@ def test_every_key_can_be_set(path: Path) -> None:
             "start_timeout": 30,
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
-        "transfer": {"chunk": 1_048_576, "depth": 4},
+        "transfer": {
+            "chunk": 1_048_576,
+            "memory": 4_194_304,
+            "algorithm": "tree",
+            "readers": 4,
+            "writers": 2,
+            "direct": False,
+        },
     }
+
+
+@pytest.mark.parametrize(
+    ("chunk", "memory", "depth"), [(2, 32, 16), (2, 5, 2), (4, 4, 2), (1024, 1, 2), (1, 100, 100)]
+)
+def test_the_ring_has_the_chunks_that_fit_but_two(chunk: int, memory: int, depth: int) -> None:
+    sizes = {"chunk": f"{chunk}MiB", "memory": f"{memory}MiB"}
+    assert Policy.model_validate({"roots": ["/nvme"], "transfer": sizes}).transfer.depth == depth
 
 
 def test_a_policy_cannot_be_changed() -> None:
@@ -198,9 +224,19 @@ def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
         ("[launch]\nsrun = 5", "launch.srun: Input should be a valid string"),
         ("[launch]\nmpi = []", "launch.mpi: Input should be a valid string"),
         ("[launch.environment]\nA = 1", "launch.environment.A: Input should be a valid string"),
-        ('[transfer]\ndepth = "8"', "transfer.depth: Input should be a valid integer"),
-        ("[transfer]\ndepth = 8.0", "transfer.depth: Input should be a valid integer"),
-        ("[transfer]\ndepth = true", "transfer.depth: Input should be a valid integer"),
+        *(
+            (
+                f"[transfer]\n{key} = {value}",
+                f'transfer.{key}: must be "auto" or a number from 1 to 64',
+            )
+            for key in ("readers", "writers")
+            for value in ('"8"', "8.0", "true", "0", "65")
+        ),
+        ('[transfer]\ndirect = "no"', "transfer.direct: Input should be a valid boolean"),
+        (
+            '[transfer]\nalgorithm = "rsync"',
+            "transfer.algorithm: Input should be 'auto', 'bcast', 'ibcast', 'chain' or 'tree'",
+        ),
         (
             '[transfer]\nchunk = "much"',
             "transfer.chunk: could not parse value and unit from byte string",
@@ -229,8 +265,14 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
             '[transfer]\nchunk = "1025MiB"',
             "transfer.chunk: Input should be less than or equal to 1073741824",
         ),
-        ("[transfer]\ndepth = 1", "transfer.depth: Input should be greater than or equal to 2"),
-        ("[transfer]\ndepth = 65", "transfer.depth: Input should be less than or equal to 64"),
+        (
+            "[transfer]\nmemory = 8191",
+            "transfer.memory: Input should be greater than or equal to 8192",
+        ),
+        (
+            '[transfer]\nmemory = "65GiB"',
+            "transfer.memory: Input should be less than or equal to 68719476736",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> None:

@@ -11,10 +11,13 @@ from stager.job import fold
 from stager.report import (
     ItemReport,
     Outcome,
+    Rate,
     bytes_text,
     event,
     failure_lines,
+    phase_line,
     progress_line,
+    rate_lines,
     seconds_text,
     summary,
 )
@@ -304,3 +307,40 @@ def test_seconds_are_told_in_the_units_that_suit_them(seconds: float, text: str)
 )
 def test_the_line_of_progress(done: int, total: int, seconds: float, text: str) -> None:
     assert progress_line("/nvme/img", done, total, seconds) == f"/nvme/img: {text}"
+
+
+def test_several_senders_are_named_together() -> None:
+    assert line(item(["n4"], ["n1", "n2", "n3"], "n1", "n2")) == (
+        "/nvme/img: 256.0 MiB from the copies on n[1-2] to n4 in 2.0 s (128.0 MiB/s a node); "
+        "current on n[1-3] (3 nodes)"
+    )
+
+
+def test_where_the_time_went() -> None:
+    phases = {"launch": 0.25, "MPI init": 0.5, "broadcast": 1.125, "end": 0.125}
+    assert phase_line(Outcome([], [], 2.0, phases=phases)) == (
+        "2.00 s: launch 0.25, MPI init 0.50, broadcast 1.12, end 0.12; bounded by broadcast"
+    )
+
+
+def test_rates_are_a_table_and_a_verdict() -> None:
+    rates = [
+        Rate("wire", 65536, 0.001, algorithm="bcast"),
+        Rate("wire", 65536, 0.0005, algorithm="chain"),
+        Rate("wire", 256 * MIB, 0.1, algorithm="bcast"),
+        Rate("wire", 256 * MIB, 0.125, algorithm="chain"),
+        Rate("write", 256 * MIB, 0.2, "n3"),
+        Rate("read", 256 * MIB, 0.15, "n2"),
+        Rate("source", 256 * MIB, 0.25, "n1"),
+    ]
+    assert rate_lines(rates) == [
+        "   message     best time       bcast       chain",
+        "  64.0 KiB        500 us   0.07 GB/s   0.13 GB/s",
+        " 256.0 MiB     100000 us   2.68 GB/s   2.15 GB/s",
+        "disk, written and synced, slowest on n3: 1.34 GB/s",
+        "disk, read past its cache, slowest on n2: 1.79 GB/s",
+        "source, one stream, read on n1: 1.07 GB/s",
+        "a stage is bounded by the source: 1.07 GB/s a node",
+    ]
+    assert rate_lines(rates[:-1])[-1] == "a stage is bounded by the disk: 1.34 GB/s a node"
+    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the wire: 2.68 GB/s a node"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import pickle
 import signal
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import pytest
+import xxhash
 
 from stager import store
 from stager.errors import DestinationError, LaunchError, SpaceError
+from stager.layout import Extent, Layout
 from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
 from stager.store import Cache, Locks, Partial, Words, made_parents, open_cache
 
@@ -162,8 +165,15 @@ def partial_names(cache: Cache) -> list[str]:
     return os.listdir(f"{cache.folder}/partial")
 
 
+def allocated(cache: Cache, size: int, *, direct: bool = True) -> Partial:
+    """A partial file of ``size`` bytes without holes."""
+    partial = Partial(cache, direct=direct)
+    partial.allocate(Layout.dense(size, 4096))
+    return partial
+
+
 def write(cache: Cache, data: bytes, mode: int = 0o600) -> Partial:
-    partial = Partial(cache, len(data))
+    partial = allocated(cache, len(data))
     partial.write(memoryview(data), 0)
     partial.seal(mode, os.getegid(), MTIME)
     return partial
@@ -215,12 +225,52 @@ def test_set_id_bits_are_not_kept(cache: Cache, disk: Path, wanted: int, given: 
 
 
 def test_pieces_are_written_where_they_belong_in_any_order(cache: Cache, disk: Path) -> None:
-    partial = Partial(cache, 8)
+    partial = allocated(cache, 8)
     for piece, offset in ((b"gh", 6), (b"abc", 0), (b"def", 3)):
         partial.write(memoryview(piece), offset)
     partial.publish(str(disk / "file"))
     partial.close()
     assert (disk / "file").read_bytes() == b"abcdefgh"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (5 << 20) + 3])
+def test_what_is_written_is_read_back(cache: Cache, disk: Path, size: int, direct: bool) -> None:
+    data = os.urandom(size)
+    partial = allocated(cache, size, direct=direct)
+    buffer = memoryview(mmap.mmap(-1, size + 1))
+    buffer[:size] = data
+    cut = size // 8192 * 4096
+    partial.write(buffer[cut:size], cut)
+    partial.write(buffer[:cut], 0)
+    partial.seal(0o600, os.getegid(), MTIME)
+    assert partial.read_back() == xxhash.xxh3_128_hexdigest(data)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == data
+
+
+def test_a_buffer_that_the_disk_does_not_take_directly_goes_by_the_page_cache(
+    cache: Cache, disk: Path
+) -> None:
+    data = os.urandom(10_000)
+    partial = allocated(cache, len(data))
+    odd = memoryview(bytearray(1) + data)[1:]  # where in memory, O_DIRECT does care
+    partial.write(odd, 0)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == data
+
+
+def test_holes_take_no_room(cache: Cache, disk: Path) -> None:
+    layout = Layout(1 << 30, 4096, (Extent(0, 4096), Extent(1 << 29, 8192)))
+    partial = Partial(cache, direct=True)
+    partial.allocate(layout)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    facts = (disk / "file").stat()
+    assert facts.st_size == 1 << 30
+    assert 3 * 8 <= facts.st_blocks <= 3 * 8 + 8
 
 
 @pytest.mark.usefixtures("way")
@@ -235,7 +285,7 @@ def test_a_writer_that_is_killed_leaves_nothing_behind(cache: Cache, disk: Path,
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        partial = Partial(cache, len(NEW))
+        partial = allocated(cache, len(NEW))
         partial.write(memoryview(NEW[: len(NEW) // 2]), 0)
         os.write(writing, b"half")
         time.sleep(60)
@@ -330,7 +380,7 @@ def test_what_cannot_be_published_is_named_and_leaves_nothing(
 def test_a_partial_file_without_its_folder_is_a_destination_error(cache: Cache) -> None:
     os.rmdir(f"{cache.folder}/partial")
     with pytest.raises(DestinationError) as caught:
-        Partial(cache, 1)
+        Partial(cache, direct=True)
     assert str(caught.value) == f"{cache.folder}/partial: No such file or directory"
 
 
@@ -357,8 +407,9 @@ def test_a_folder_that_may_be_written_but_not_read_can_be_published_into(home: P
 
 def fill(cache: Cache, size: int) -> None:
     """Open a partial file of ``size`` bytes and write a mebibyte, whatever becomes of it."""
-    partial = Partial(cache, size)
+    partial = Partial(cache, direct=True)
     try:
+        partial.allocate(Layout.dense(size, 4096))
         partial.write(memoryview(bytes(1 << 20)), 0)
     finally:
         partial.close()
@@ -393,7 +444,7 @@ def test_a_used_up_quota_is_called_so(cache: Cache, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SpaceError) as caught:
-        Partial(cache, 1)
+        allocated(cache, 1)
     message = f"{cache.folder}/partial: the quota is full; make room and submit again"
     assert str(caught.value) == message
 
@@ -937,7 +988,7 @@ def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(words_fol
 def test_a_group_that_the_user_is_not_in_gives_its_right_to_nobody(mode: int, given: int) -> None:
     def act() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            partial = Partial(open_cache(folder, os.getuid()), 0)
+            partial = Partial(open_cache(folder, os.getuid()), direct=True)
             partial.seal(mode, 4242, 0)
             path = Path(folder) / "file"
             partial.publish(str(path))

@@ -115,7 +115,16 @@ def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
         SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
         0o640,
         facts.st_gid,
+        len(BYTES),
     )
+
+
+def test_a_source_takes_on_its_disk_what_is_not_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 1 << 30)
+    source = look_at_source(str(path))
+    assert (source.facts.size, source.allocated) == (1 << 30, 4096)
 
 
 def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
@@ -212,7 +221,7 @@ class Node:
     def stage(self) -> None:
         """Put the copy in place and record it."""
         source = look_at_source(str(self.source))
-        partial = Partial(self.cache, len(BYTES))
+        partial = Partial(self.cache, direct=True)
         partial.write(memoryview(BYTES), 0)
         partial.seal(source.mode, source.group, source.facts.mtime_ns)
         copy = partial.publish(str(self.copy))

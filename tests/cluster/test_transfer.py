@@ -88,7 +88,7 @@ def test_readers_in_turns_read_each_byte_once(site: Site, readers: int) -> None:
     with site.policy(transfer_policy(readers=readers)), Watch(site.shared("data")) as watch:
         (item,) = stage(site, "/shared/data:/nvme/")["items"]
     assert item["source_bytes_read"] == size
-    assert watch.opened == readers
+    assert 1 <= watch.opened <= readers  # inotify tells of like events in a row but once
     assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
         digest(site.shared("data"))
     }

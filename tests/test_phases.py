@@ -1,0 +1,45 @@
+"""Every moment belongs to one phase."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stager.phases import Phase, Stopwatch, process_begun
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, as a list of its next readings."""
+    readings: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: readings.pop(0))
+    return readings
+
+
+def test_laps_add_up(clock: list[float]) -> None:
+    clock += [12.0, 15.0, 16.0]
+    watch = Stopwatch(10.0)
+    watch.lap(Phase.SURVEY)
+    watch.lap(Phase.OPEN)
+    watch.lap(Phase.SURVEY)
+    assert watch.seconds == {"survey": 3.0, "open": 3.0}
+    assert watch.total == 6.0
+
+
+def test_parts_are_taken_from_the_lap(clock: list[float]) -> None:
+    clock += [10.0]
+    watch = Stopwatch(0.0)
+    watch.lap(Phase.BROADCAST, {Phase.READ: 3.0, Phase.WRITE: 1.0})
+    assert watch.seconds == {"read": 3.0, "write": 1.0, "broadcast": 6.0}
+
+
+def test_parts_are_never_more_than_the_lap(clock: list[float]) -> None:
+    clock += [10.0]
+    watch = Stopwatch(0.0)
+    watch.lap(Phase.BROADCAST, {Phase.READ: 8.0, Phase.WRITE: 5.0})
+    assert watch.seconds == {"read": 8.0, "write": 2.0, "broadcast": 0.0}
+
+
+def test_this_process_began_before_now_and_not_before_the_machine() -> None:
+    assert 0 < process_begun() < time.monotonic()
