@@ -39,6 +39,8 @@ lint: .venv/.done packages
 
 bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.bench
+	.venv/bin/python -m tests.bench.partial
+	.venv/bin/python -m tests.bench.startup
 
 cluster: .venv/.done packages
 	.venv/bin/python -m tests.cluster.site --nodes $(NODES) --nvme $(KIND)

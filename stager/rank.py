@@ -147,7 +147,6 @@ def _stage(
 def _stage_once(
     comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
 ) -> list[ItemReport]:
-    begun = time.monotonic()
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
@@ -163,6 +162,7 @@ def _stage_once(
     watch.lap(Phase.SURVEY)
     with locked(comm, here, wanted, request.lock_timeout, waiting) as waited:
         watch.lap(Phase.WAIT)
+        begun = time.monotonic()
         if waited:  # what was seen of the sources then may have changed since
             sources = together(comm, here, lambda: _look_at_sources(comm.rank, items))[0]
         surveys = together(

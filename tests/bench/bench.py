@@ -37,6 +37,8 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
     # As this project's ranks do: where there are more ranks than cores, those that wait yield.
     mpi = f"export OMPI_MCA_mpi_yield_when_idle=1; {each} --mpi=pmix"
     flush = "conv=fsync"
+    # The time of the slowest, from dd's own words.
+    slowest = "sed -n 's/.*copied, \\([0-9.]*\\) s.*/\\1/p' | sort -n | tail -1 | sed 's/^/alone /'"
     found = {
         OURS: f'{STAGECTL} stage --json {DATA}:{COPY} | {PYTHON} -c "{ALONE}"',
         "sbcast": f"sbcast --force {DATA} {COPY}",
@@ -45,7 +47,8 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
         "cp on every node, fsync": f"{each} dd if={DATA} of={COPY} bs=4M {flush}",
         "C MPI_Bcast loop": f"{mpi} {PREFIX}/bench/bcast {size} | sed 's/^/alone /'",
         "plain O_DIRECT write": (
-            f"{each} dd if=/dev/zero of={COPY} bs=4M count={size >> 22} oflag=direct {flush}"
+            f"{each} dd if=/dev/zero of={COPY} bs=4M count={size >> 22} oflag=direct {flush} 2>&1"
+            f" | {slowest}"
         ),
     }
     if kind == "tmpfs":

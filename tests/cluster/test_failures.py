@@ -217,7 +217,7 @@ def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None
 
 
 def test_scancel_in_mid_transfer(site: Site) -> None:
-    site.run(f"truncate -s 6G {DATA}")
+    site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
     job.wait_for(lambda record: record["JobState"] == "RUNNING")
     wait_for_ranks(site)
@@ -235,7 +235,7 @@ def test_scancel_in_mid_transfer(site: Site) -> None:
 
 
 def test_scancel_of_an_srun_that_holds_many_tasks(site: Site) -> None:
-    site.run(f"truncate -s 6G {DATA}")
+    site.run(f"fallocate -l 6G {DATA}")
     srun = site.popen(["srun", "-N4", "--ntasks-per-node=3", WISH, "touch", "/shared/started"])
     wait_for_ranks(site)
     site.run("scancel --user=alice")
@@ -247,7 +247,7 @@ def test_scancel_of_an_srun_that_holds_many_tasks(site: Site) -> None:
 
 
 def test_a_killed_rank_fails_the_job(site: Site) -> None:
-    site.run(f"truncate -s 6G {DATA}")
+    site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
     wait_for_ranks(site)
     site.run(["pkill", "-9", "-f", "stager.start"], on="n3", user="root")
@@ -270,7 +270,7 @@ def wait_for_ranks(site: Site) -> None:
 
 
 def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
-    site.run(f"truncate -s 1G {DATA}")
+    site.run(f"fallocate -l 2G {DATA}")
     writer = site.popen(f"while sleep 0.05; do touch {DATA}; done")
     try:
         job = site.sbatch("touch /shared/started", "-N2", WISH)
@@ -288,7 +288,7 @@ def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
 
 
 def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
-    site.run(f"truncate -s 6G {DATA}")
+    site.run(f"fallocate -l 6G {DATA}")
     first = site.sbatch("true", "-N3", "-w", "n[1-3]", WISH)
     wait_for_ranks(site)
     second = site.sbatch("true", "-N3", "-w", "n[2-4]", WISH)
@@ -296,12 +296,12 @@ def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
     assert second.wait(timeout=240).exit_code == "0:0"
     waiting, done = second.output().splitlines()[0], second.output().splitlines()[-1]
     assert waiting.startswith(f"stage: waiting: n2: /nvme/data is held by job {first.id} (")
-    assert "from the copy on n2 to n4 in " in done
+    assert "from the copies on n[2-3] to n4 in " in done
     assert done.endswith("; current on n[2-3] (2 nodes)")
 
 
 def test_a_wait_that_is_too_long_ends_with_code_9(site: Site) -> None:
-    site.run(f"truncate -s 6G {DATA}")
+    site.run(f"fallocate -l 6G {DATA}")
     first = site.sbatch("true", "-N2", "-w", "n[1-2]", WISH)
     wait_for_ranks(site)
     with site.policy("lock_timeout = 1\n" + POLICY):
@@ -460,7 +460,7 @@ def test_a_disk_that_was_full_before_its_first_use(site: Site) -> None:
 
 
 def test_a_signal_for_the_users_program_does_not_end_the_stage(site: Site) -> None:
-    site.run(f"truncate -s 3G {DATA}")
+    site.run(f"fallocate -l 3G {DATA}")
     job = site.sbatch(f"cmp {DATA} /nvme/data", "-N2", WISH)
     wait_for_ranks(site)
     site.run(["scancel", "--batch", "--signal=USR1", job.id])
