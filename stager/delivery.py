@@ -46,11 +46,12 @@ class StaleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The digest of the bytes, how many of them all ranks together read from the source, and the
-    most memory that a rank took, in bytes.
+    """The digest of the bytes, the ranks that read them, how many of them all ranks together read
+    from the source, and the most memory that a rank took, in bytes.
     """
 
     digest: str
+    readers: tuple[int, ...] = ()
     source_bytes_read: int = 0
     peak_memory: int = 0
 
@@ -65,16 +66,14 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a rank has to say after the broadcast; seconds, bytes read from the source, and bytes
-    of memory.
-    """
+    """What a rank has to say after the broadcast; seconds, bytes read, and bytes of memory."""
 
     node: str
     digest: str
     stale: Failure | None
     reading: float
     writing: float
-    source_bytes_read: int
+    bytes_read: int
     peak_memory: int
 
 
@@ -101,7 +100,7 @@ class Delivery:
         if comm.rank in self.plan.current:
             self._note_use()
         if not self.plan.receivers:
-            return Delivered(self.plan.digest)
+            return Delivered(self.plan.digest, self.plan.senders[:1])
         with ExitStack() as stack:
             files = _Files()
             layout = self._open_all(comm, files, stack)
@@ -171,9 +170,11 @@ class Delivery:
         for verdict in verdicts:
             if verdict.stale:
                 raise StaleError(verdict.stale)
-        read = sum(verdict.source_bytes_read for verdict in verdicts)
+        readers = tuple(rank for rank, verdict in enumerate(verdicts) if verdict.bytes_read)
+        read = sum(verdict.bytes_read for verdict in verdicts) if self.plan.from_source else 0
         peak = max(verdict.peak_memory for verdict in verdicts)
-        return Delivered(self._agreed_digest(verdicts), read, peak)
+        digest = self._agreed_digest(verdicts)
+        return Delivered(digest, readers or self.plan.senders[:1], read, peak)
 
     @contextmanager
     def _members(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm | None]:
@@ -193,7 +194,7 @@ class Delivery:
         stale = self._staleness(files.reader, result) if files.reader else None
         if result.error and not stale:
             raise result.error
-        read = files.reader.bytes_read if files.reader and self.plan.from_source else 0
+        read = files.reader.bytes_read if files.reader else 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return _Verdict(
             self.here.name, result.digest, stale, result.reading, result.writing, read, peak

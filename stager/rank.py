@@ -185,7 +185,7 @@ def _stage_once(
         watch.lap(Phase.SURVEY)
         reports: list[ItemReport] = []
         for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
-            delivered = Delivered(plan.digest)
+            delivered = Delivered(plan.digest, plan.senders[:1])
             if not request.dry_run:
                 delivery = Delivery(
                     request.transfer, request.job, item, source, plan, caches[index], here
@@ -262,7 +262,7 @@ def _report(
         size=plan.size,
         received=[names[rank] for rank in plan.receivers],
         current=[names[rank] for rank in plan.current],
-        senders=[] if plan.from_source else [names[rank] for rank in plan.senders],
+        senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
         reasons=sorted({surveys[rank].reason for rank in plan.receivers}),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from stager.layout import Layout
 
-#: Values of the status byte behind each chunk's data: all ranks learn so that its reader failed.
-OK, FAILED = 0, 1
+#: Values of the status byte behind each chunk's data. All ranks learn by it at the same chunk that
+#: its reader failed, or that readers shall take turns.
+OK, FAILED, TAKE_TURNS = 0, 1, 2
 STATUS_SIZE = 1
 
 #: Threads that write where nobody says how many: enough to keep a fast disk busy, and fewer where

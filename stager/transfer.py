@@ -5,11 +5,13 @@ written. MPI is called by one thread, which never blocks in it: where nothing ha
 for a moment, so that the threads that read, hash and write have the cores.
 
 Every message carries a status byte behind its data. When a reader fails at a chunk, all ranks see
-it there, and all stop behind the chunks that may be on their way already.
+it there, and all stop behind the chunks that may be on their way already. In the same way the
+first reader calls for the others where the wire waits for it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -17,11 +19,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mpi4py import MPI
 
-from stager.ring import FAILED, Drain, Filler, Ring
+from stager.ring import FAILED, OK, TAKE_TURNS, Drain, Filler, Ring
 from stager.route import Algorithm, choose, route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from stager.errors import StageError
     from stager.layout import Layout
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 #: Chunks that a rank awaits at once. More would scatter what arrives over more memory than the
 #: processor's caches hold, before it is hashed and written.
 _AWAITED = 4
+#: A reader calls for others when it has been waited for during this share of the time, after so
+#: many chunks.
+_SLOW_READER, _TRIAL = 0.5, 16
 #: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
 #: one chunk on a fast wire.
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
@@ -63,28 +68,59 @@ def broadcast(
     """Move the file's data from the ``reader`` of the first ranks to the ``writer`` of each.
 
     Collective over ``comm``, with the same ``layout``, ``readers`` and ``settings`` on all ranks.
-    Chunk k is read by rank k % ``readers``, so each byte is read once. ``progress`` is called with
-    the bytes that have passed this rank. Failures of reader and writer come back as the Result's
-    error.
+    Each byte is read once. The ``readers`` take turns; if ``settings`` leave their number open,
+    they do so from when the first has proved too slow. ``progress`` is called with the bytes that
+    have passed this rank. Failures of reader and writer come back as the Result's error.
     """
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
+    turns = _Turns(comm.rank, readers, 0 if settings.readers else _Turns.NEVER)
     ring = Ring(layout, settings.depth)
-    own = range(comm.rank, layout.count, readers)
-    filler = Filler(reader, layout, ring, own) if reader else None
     drain = Drain(writer, layout, ring, settings.writers)
-    pump = _Pump(layout, ring, _wire(comm, algorithm, readers), filler, drain)
+    pump = _Pump(layout, ring, _wire(comm, algorithm, turns), turns, reader, drain)
     while not pump.step():
         progress(pump.bytes_passed)
     progress(pump.bytes_passed)
-    ring.close()
-    if filler:
-        filler.finish()
+    reader_error = pump.finish()
     moved = time.monotonic()
     digest = drain.finish()
     now = time.monotonic()
-    error = (filler.error if filler else None) or drain.error
+    error = reader_error or drain.error
     return Result(digest, error, now - begun, pump.reading, pump.writing + now - moved)
+
+
+class _Turns:
+    """Who reads which chunk: rank 0, and from chunk ``first`` on the ranks below ``readers``."""
+
+    #: A chunk that no file has.
+    NEVER = sys.maxsize
+
+    def __init__(self, rank: int, readers: int, first: int) -> None:
+        self._rank = rank
+        self._readers = readers
+        self.first = first
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether this rank reads, as things stand."""
+        return self._rank == 0 or (self._rank < self._readers and self.first < self.NEVER)
+
+    @property
+    def may_be_called(self) -> bool:
+        """Whether other ranks could read, and do not yet."""
+        return self._readers > 1 and self.first == self.NEVER
+
+    def reader(self, index: int) -> int:
+        """The rank that reads the chunk."""
+        return index % self._readers if index >= self.first else 0
+
+    def is_own(self, index: int) -> bool:
+        """Whether this rank reads the chunk."""
+        return self.reader(index) == self._rank
+
+    def own(self, first: int, end: int) -> Iterator[int]:
+        """The chunks from ``first`` to before ``end`` that this rank reads, as it turns out."""
+        return (index for index in range(first, end) if self.is_own(index))
 
 
 _Sends: TypeAlias = "list[MPI.Request]"
@@ -93,9 +129,6 @@ _Sends: TypeAlias = "list[MPI.Request]"
 class _Wire(Protocol):
     """How one chunk gets here and on; an own chunk is here from the start."""
 
-    def is_own(self, index: int) -> bool:
-        """Whether this rank reads the chunk."""
-
     def begin(self, index: int, message: memoryview) -> MPI.Request | None:
         """Have the chunk come; None where it is here when this returns."""
 
@@ -103,25 +136,22 @@ class _Wire(Protocol):
         """Send the chunk, which is here, to whoever has it from this rank."""
 
 
-def _wire(comm: MPI.Intracomm, algorithm: Algorithm, readers: int) -> _Wire:
+def _wire(comm: MPI.Intracomm, algorithm: Algorithm, turns: _Turns) -> _Wire:
     if algorithm in (Algorithm.BCAST, Algorithm.IBCAST):
-        return _Library(comm, readers, blocking=algorithm is Algorithm.BCAST)
-    return _PointToPoint(comm, readers, algorithm)
+        return _Library(comm, turns, blocking=algorithm is Algorithm.BCAST)
+    return _PointToPoint(comm, turns, algorithm)
 
 
 class _Library:
     """The MPI library's broadcast of each chunk."""
 
-    def __init__(self, comm: MPI.Intracomm, readers: int, *, blocking: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, turns: _Turns, *, blocking: bool) -> None:
         self._comm = comm
-        self._readers = readers
+        self._turns = turns
         self._blocking = blocking
 
-    def is_own(self, index: int) -> bool:
-        return index % self._readers == self._comm.rank
-
     def begin(self, index: int, message: memoryview) -> MPI.Request | None:
-        root = index % self._readers
+        root = self._turns.reader(index)
         if self._blocking:
             self._comm.Bcast([message, MPI.BYTE], root)
             return None
@@ -137,22 +167,19 @@ class _PointToPoint:
     #: Tags are at least 15 bits wide in any MPI library.
     _TAGS = 1 << 15
 
-    def __init__(self, comm: MPI.Intracomm, readers: int, algorithm: Algorithm) -> None:
+    def __init__(self, comm: MPI.Intracomm, turns: _Turns, algorithm: Algorithm) -> None:
         self._comm = comm
-        self._readers = readers
+        self._turns = turns
         self._hop = route(algorithm, comm.rank, comm.size)
 
-    def is_own(self, index: int) -> bool:
-        return index % self._readers == self._comm.rank
-
     def begin(self, index: int, message: memoryview) -> MPI.Request | None:
-        parent = self._hop(index, index % self._readers).parent
+        parent = self._hop(index, self._turns.reader(index)).parent
         if parent is None:
             return None
         return self._comm.Irecv([message, MPI.BYTE], parent, index % self._TAGS)
 
     def pass_on(self, index: int, message: memoryview) -> _Sends:
-        children = self._hop(index, index % self._readers).children
+        children = self._hop(index, self._turns.reader(index)).children
         return [
             self._comm.Isend([message, MPI.BYTE], child, index % self._TAGS) for child in children
         ]
@@ -162,12 +189,19 @@ class _Pump:
     """Takes each chunk, in order, through its three states: awaited, here, passed on."""
 
     def __init__(
-        self, layout: Layout, ring: Ring, wire: _Wire, filler: Filler | None, drain: Drain
+        self,
+        layout: Layout,
+        ring: Ring,
+        wire: _Wire,
+        turns: _Turns,
+        reader: Reader | None,
+        drain: Drain,
     ) -> None:
         self._layout = layout
         self._ring = ring
         self._wire = wire
-        self._filler = filler
+        self._turns = turns
+        self._reader = reader
         self._drain = drain
         #: Where the transfer ends: behind the last chunk, or behind what may be on its way when a
         #: reader fails. No rank can be further: the failed chunk keeps its buffer.
@@ -178,12 +212,30 @@ class _Pump:
         self._awaited: deque[tuple[int, MPI.Request | None, _Sends | None]] = deque()
         self._passing: deque[tuple[int, _Sends]] = deque()
         self._pause = _FIRST_PAUSE
+        self._started = time.monotonic()
         self.reading = self.writing = 0.0
+        self._filler: Filler | None = None
+        if turns.has_turn:
+            self._fill_from(0)
+
+    def _fill_from(self, first: int) -> None:
+        """Have this rank's reader read what is its own from chunk ``first`` on."""
+        if self._reader and not self._filler:
+            own = self._turns.own(first, self._layout.count)
+            self._filler = Filler(self._reader, self._layout, self._ring, own)
 
     @property
     def bytes_passed(self) -> int:
         """Data that has come and been passed on."""
         return min(self._passed * self._layout.chunk, self._layout.data)
+
+    def finish(self) -> StageError | None:
+        """End the reader's thread; why it failed, if it did."""
+        self._ring.close()
+        if not self._filler:
+            return None
+        self._filler.finish()
+        return self._filler.error
 
     def step(self) -> bool:
         """Move what can be moved, or rest for a moment; whether all is done."""
@@ -201,6 +253,8 @@ class _Pump:
         while self._begun < self._end and self._coming < _AWAITED and self._has_buffer():
             index = self._begun
             message = self._ring.message(index)
+            if self._turns.is_own(index):
+                self._call_for_others(index, message)
             request = self._wire.begin(index, message)
             # An own chunk goes out before those ahead of it have come.
             sends = None if request else self._wire.pass_on(index, message)
@@ -210,9 +264,24 @@ class _Pump:
         return self._begun > before
 
     def _has_buffer(self) -> bool:
-        if self._filler and self._wire.is_own(self._begun):
-            return self._filler.has(self._begun)
+        if self._turns.is_own(self._begun):
+            return self._filler is not None and self._filler.has(self._begun)
         return self._ring.has_room(self._begun) and self._ring.take(self._begun)
+
+    def _call_for_others(self, index: int, message: memoryview) -> None:
+        """As the only reader so far, and slower than the wire: have the readers take turns."""
+        if self._turns.may_be_called and index >= _TRIAL and message[-1] == OK:
+            elapsed = time.monotonic() - self._started
+            if self.reading > _SLOW_READER * elapsed:
+                message[-1] = TAKE_TURNS
+                self._turns.first = self._behind(index)
+
+    def _behind(self, index: int) -> int:
+        """The first chunk for which no rank has done anything while ``index`` has its buffer.
+
+        The ring has room up to the one before, which its reader may be waiting for.
+        """
+        return index + self._ring.depth + 1
 
     def _arrive(self) -> bool:
         moved = False
@@ -223,13 +292,19 @@ class _Pump:
                 self._coming -= 1
                 sends = self._wire.pass_on(index, message)
             self._passing.append((index, sends))
-            if message[-1] == FAILED:
-                self._failed = min(self._failed, index)
-                self._end = min(self._end, index + self._ring.depth)
+            self._heed(index, message[-1])
             if index < self._failed:
                 self._drain.put(index)
             moved = True
         return moved
+
+    def _heed(self, index: int, status: int) -> None:
+        if status == FAILED:
+            self._failed = min(self._failed, index)
+            self._end = min(self._end, index + self._ring.depth)
+        elif status == TAKE_TURNS:
+            self._turns.first = self._behind(index)
+            self._fill_from(self._turns.first)
 
     def _pass(self) -> bool:
         moved = False

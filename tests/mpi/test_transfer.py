@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -99,6 +100,7 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
         Settings,
         depth=st.integers(1, 9),
         writers=st.integers(1, 3),
+        readers=st.integers(0, 1),  # open, or as many as there are
         algorithm=st.sampled_from(list(Algorithm)),
     ),
 )
@@ -141,10 +143,36 @@ def test_a_file_that_is_one_hole_moves_nothing(comm: MPI.Intracomm) -> None:
 
 def test_readers_take_turns(comm: MPI.Intracomm) -> None:
     world = World(comm, random_bytes(8 * CHUNK + 1))
-    world.assert_arrived(world.move(readers=comm.size))
+    world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=3, readers=comm.size)))
     chunks = len(range(comm.rank, 9, comm.size))
     expected = chunks * CHUNK - (CHUNK - 1 if comm.rank == 8 % comm.size else 0)
     assert world.reader.bytes_read == expected
+
+
+class Slow(Memory):
+    """A reader that takes its time for each chunk."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        time.sleep(0.005)
+        super().read_into(buffer, offset)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_slow_reader_calls_for_others(comm: MPI.Intracomm, algorithm: Algorithm) -> None:
+    data = random_bytes(100 * CHUNK)
+    world = World(comm, data)
+    world.reader = Slow(data)
+    result = world.move(readers=3, how=Settings(depth=4, algorithm=algorithm))
+    world.assert_arrived(result)
+    assert comm.allreduce(world.reader.bytes_read) == len(data)
+    if 0 < comm.rank < 3:
+        assert 20 * CHUNK < world.reader.bytes_read < 45 * CHUNK
+
+
+def test_a_fast_reader_reads_alone(comm: MPI.Intracomm) -> None:
+    world = World(comm, random_bytes(100 * CHUNK))
+    world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=4)))
+    assert world.reader.bytes_read in ((100 * CHUNK,) if comm.rank == 0 else (0,))
 
 
 def test_the_sender_need_not_write(comm: MPI.Intracomm) -> None:
@@ -175,7 +203,8 @@ def test_a_reader_that_fails_stops_all_ranks(
     failing = fails_at // CHUNK % min(readers, comm.size)
     if comm.rank != failing:
         world.reader.fails_at = None
-    result = world.move(readers=readers, how=Settings(depth=3, algorithm=algorithm))
+    how = Settings(depth=3, readers=readers, algorithm=algorithm)
+    result = world.move(readers=readers, how=how)
     assert bytes(world.writer.data) == world.data[:fails_at]
     assert str(result.error) == ("the source is gone" if comm.rank == failing else "None")
 
