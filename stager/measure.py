@@ -57,15 +57,15 @@ def measure(
         if comm.rank == 0:
             tell("rate", **asdict(rate))
 
+    # What may fail comes first.
+    source = [_source(comm, request, item, here)] if item.source else []
+    for rate in (*_disk(comm, request, item, here), *source):
+        say(rate)
     for size in _sizes(request.bench):
         for algorithm in Algorithm:
             if algorithm is not Algorithm.AUTO:
                 settings = replace(request.transfer, algorithm=algorithm)
                 say(_wire(comm, size, settings))
-    for rate in _disk(comm, request, item, here):
-        say(rate)
-    if item.source:
-        say(_source(comm, request, item, here))
 
 
 def _sizes(most: int) -> Iterator[int]:

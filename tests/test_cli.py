@@ -268,6 +268,10 @@ srun ./train
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
+    "with the other option": (
+        ["/a:/nvme/b,verify=readback"], ["/a to /nvme/b (validate=stat, verify=readback)"],
+    ),
+    "with an option's default": (["/a:/nvme/b,verify=stream"], ["/a to /nvme/b (validate=stat)"]),
     "several in one value": (
         ["/a:/nvme/b; /c:/nvme/d"], ["/a to /nvme/b (validate=stat)",
                                      "/c to /nvme/d (validate=stat)"],

@@ -76,6 +76,7 @@ def test_a_request_is_read_back_from_its_json_as_it_was(request: StageRequest) -
     again = StageRequest.from_json(request.to_json())
     assert again == request
     assert [type(item.validate) for item in again.items] == [Validate] * len(request.items)
+    assert [type(item.verify) for item in again.items] == [Verify] * len(request.items)
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,9 +192,10 @@ def test_an_item_knows_its_source_s_own_name(source: str, name: str) -> None:
     assert StageItem(source, "/nvme/x", "/nvme", STAT).name == name
 
 
-def test_an_item_keeps_the_source_and_the_way_to_validate() -> None:
-    directives = [Directive("/data//./img", "/nvme/img", SIZE)]
-    assert resolve(directives, SITE) == (StageItem("/data//./img", "/nvme/img", "/nvme", SIZE),)
+def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
+    directives = [Directive("/data//./img", "/nvme/img", SIZE, Verify.READBACK)]
+    item = StageItem("/data//./img", "/nvme/img", "/nvme", SIZE, Verify.READBACK)
+    assert resolve(directives, SITE) == (item,)
 
 
 def test_nothing_asked_for_is_nothing_to_stage() -> None:
@@ -232,6 +234,14 @@ def test_one_source_may_go_to_two_destinations() -> None:
             Directive("/a", "/nvme/x", SIZE),
             Directive("/a", "/nvme/x", Validate.ALWAYS),
             "/nvme/x is asked for twice: from /a (validate=size) and from /a (validate=always)",
+        ),
+        (
+            Directive("/a", "/nvme/x"),
+            Directive("/a", "/nvme/x", verify=Verify.READBACK),
+            (
+                "/nvme/x is asked for twice: from /a (validate=stat) "
+                "and from /a (validate=stat, verify=readback)"
+            ),
         ),
     ],
 )
