@@ -212,10 +212,11 @@ def bench(
 
 
 def _bench_item(source: str, root: str, rules: Policy) -> StageItem:
-    root = root or rules.roots[0]
-    if root not in rules.roots:
-        known = " or ".join(rules.roots)
+    roots = {known or "/": known for known in rules.roots}
+    if root and root not in roots:
+        known = " or ".join(roots)
         raise PolicyRefusal(f"{root} is not a folder that this site stages to; choose {known}")
+    root = roots[root] if root else rules.roots[0]
     return request.StageItem(source, f"{root}/bench", root, directive.Validate.STAT)
 
 

@@ -52,9 +52,9 @@ def choose(algorithm: Algorithm, size: int, count: int) -> Algorithm:
 
 
 def route(algorithm: Algorithm, rank: int, size: int) -> Callable[[int, int], Hop]:
-    """This rank's way to find the Hop of a chunk by its index and its reader's rank.
+    """This rank's way to find the Hop of a chunk by its reader's turn and its reader's rank.
 
-    ``algorithm`` is ``chain`` or ``tree``.
+    A reader's chunks take the two trees in turns. ``algorithm`` is ``chain`` or ``tree``.
     """
     step = _chain if algorithm is Algorithm.CHAIN else _tree
 
@@ -64,7 +64,7 @@ def route(algorithm: Algorithm, rank: int, size: int) -> Callable[[int, int], Ho
         parent = None if near.parent is None else (near.parent + reader) % size
         return Hop(parent, tuple((child + reader) % size for child in near.children))
 
-    return lambda index, reader: hop(index % 2, reader)
+    return lambda turn, reader: hop(turn % 2, reader)
 
 
 def _chain(place: int, size: int, _: int) -> Hop:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from stager.request import Settings
     from stager.ring import Reader, Writer
 
-#: Chunks that a rank awaits at once. More would scatter what arrives over more memory than the
-#: processor's caches hold, before it is hashed and written.
+#: Chunks that a rank awaits at once where they come in order. More would scatter what arrives over
+#: more memory than the processor's caches hold, before it is hashed and written.
 _AWAITED = 4
 #: A reader calls for others when it has been waited for during this share of the time, after so
 #: many chunks.
@@ -77,7 +76,7 @@ def broadcast(
     turns = _Turns(comm.rank, readers, 0 if settings.readers else _Turns.NEVER)
     ring = Ring(layout, settings.depth)
     drain = Drain(writer, layout, ring, settings.writers)
-    pump = _Pump(layout, ring, _wire(comm, algorithm, turns), turns, reader, drain)
+    pump = _Pump(layout, ring, _wire(comm, algorithm, turns, ring.depth), turns, reader, drain)
     while not pump.step():
         progress(pump.bytes_passed)
     progress(pump.bytes_passed)
@@ -114,6 +113,10 @@ class _Turns:
         """The rank that reads the chunk."""
         return index % self._readers if index >= self.first else 0
 
+    def turn(self, index: int) -> int:
+        """The number of the chunk among those of its reader."""
+        return index // self._readers if index >= self.first else index
+
     def is_own(self, index: int) -> bool:
         """Whether this rank reads the chunk."""
         return self.reader(index) == self._rank
@@ -129,6 +132,9 @@ _Sends: TypeAlias = "list[MPI.Request]"
 class _Wire(Protocol):
     """How one chunk gets here and on; an own chunk is here from the start."""
 
+    #: Chunks that may be awaited at once.
+    awaits: int
+
     def begin(self, index: int, message: memoryview) -> MPI.Request | None:
         """Have the chunk come; None where it is here when this returns."""
 
@@ -136,14 +142,16 @@ class _Wire(Protocol):
         """Send the chunk, which is here, to whoever has it from this rank."""
 
 
-def _wire(comm: MPI.Intracomm, algorithm: Algorithm, turns: _Turns) -> _Wire:
+def _wire(comm: MPI.Intracomm, algorithm: Algorithm, turns: _Turns, depth: int) -> _Wire:
     if algorithm in (Algorithm.BCAST, Algorithm.IBCAST):
         return _Library(comm, turns, blocking=algorithm is Algorithm.BCAST)
-    return _PointToPoint(comm, turns, algorithm)
+    return _PointToPoint(comm, turns, algorithm, depth)
 
 
 class _Library:
     """The MPI library's broadcast of each chunk."""
+
+    awaits = _AWAITED
 
     def __init__(self, comm: MPI.Intracomm, turns: _Turns, *, blocking: bool) -> None:
         self._comm = comm
@@ -167,26 +175,34 @@ class _PointToPoint:
     #: Tags are at least 15 bits wide in any MPI library.
     _TAGS = 1 << 15
 
-    def __init__(self, comm: MPI.Intracomm, turns: _Turns, algorithm: Algorithm) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, turns: _Turns, algorithm: Algorithm, depth: int
+    ) -> None:
         self._comm = comm
         self._turns = turns
+        # One tree may be ahead of the other by as many chunks as it is less deep here.
+        self.awaits = depth if algorithm is Algorithm.TREE else _AWAITED
         self._hop = route(algorithm, comm.rank, comm.size)
 
     def begin(self, index: int, message: memoryview) -> MPI.Request | None:
-        parent = self._hop(index, self._turns.reader(index)).parent
+        parent = self._hop(self._turns.turn(index), self._turns.reader(index)).parent
         if parent is None:
             return None
         return self._comm.Irecv([message, MPI.BYTE], parent, index % self._TAGS)
 
     def pass_on(self, index: int, message: memoryview) -> _Sends:
-        children = self._hop(index, self._turns.reader(index)).children
+        children = self._hop(self._turns.turn(index), self._turns.reader(index)).children
         return [
             self._comm.Isend([message, MPI.BYTE], child, index % self._TAGS) for child in children
         ]
 
 
 class _Pump:
-    """Takes each chunk, in order, through its three states: awaited, here, passed on."""
+    """Takes each chunk through its states: awaited, here, handed over and passed on.
+
+    Chunks are begun and handed over in order, but arrive and go on in any: of two trees one may be
+    ahead, and nobody waits for the other.
+    """
 
     def __init__(
         self,
@@ -207,10 +223,14 @@ class _Pump:
         #: reader fails. No rank can be further: the failed chunk keeps its buffer.
         self._end = layout.count
         self._failed = layout.count
-        self._begun = self._passed = 0
-        self._coming = 0
-        self._awaited: deque[tuple[int, MPI.Request | None, _Sends | None]] = deque()
-        self._passing: deque[tuple[int, _Sends]] = deque()
+        self._begun = self._handed_over = self._passed = 0
+        #: What is under way: for each request its chunk, and whether that is to come or to go.
+        self._requests: list[MPI.Request] = []
+        self._tickets: list[tuple[int, bool]] = []
+        self._awaited = 0
+        self._here: set[int] = set()
+        #: How many children have not got a chunk yet.
+        self._sending: dict[int, int] = {}
         self._pause = _FIRST_PAUSE
         self._started = time.monotonic()
         self.reading = self.writing = 0.0
@@ -240,8 +260,7 @@ class _Pump:
     def step(self) -> bool:
         """Move what can be moved, or rest for a moment; whether all is done."""
         moved = self._begin()
-        moved = self._arrive() or moved
-        moved = self._pass() or moved
+        moved = self._complete() or moved
         if moved:
             self._pause = _FIRST_PAUSE
         elif self._passed < self._end:
@@ -250,17 +269,19 @@ class _Pump:
 
     def _begin(self) -> bool:
         before = self._begun
-        while self._begun < self._end and self._coming < _AWAITED and self._has_buffer():
+        while self._begun < self._end and self._awaited < self._wire.awaits and self._has_buffer():
             index = self._begun
             message = self._ring.message(index)
             if self._turns.is_own(index):
                 self._call_for_others(index, message)
             request = self._wire.begin(index, message)
-            # An own chunk goes out before those ahead of it have come.
-            sends = None if request else self._wire.pass_on(index, message)
-            self._awaited.append((index, request, sends))
-            self._coming += bool(request)
             self._begun += 1
+            if request:
+                self._requests.append(request)
+                self._tickets.append((index, True))
+                self._awaited += 1
+            else:
+                self._arrive(index)
         return self._begun > before
 
     def _has_buffer(self) -> bool:
@@ -283,20 +304,38 @@ class _Pump:
         """
         return index + self._ring.depth + 1
 
-    def _arrive(self) -> bool:
-        moved = False
-        while self._awaited and _is_done(self._awaited[0][1]):
-            index, _, sends = self._awaited.popleft()
-            message = self._ring.message(index)
-            if sends is None:
-                self._coming -= 1
-                sends = self._wire.pass_on(index, message)
-            self._passing.append((index, sends))
-            self._heed(index, message[-1])
-            if index < self._failed:
-                self._drain.put(index)
-            moved = True
-        return moved
+    def _complete(self) -> bool:
+        """Act on the requests that are done."""
+        done = MPI.Request.Testsome(self._requests) if self._requests else None
+        if not done:
+            return False
+        completed = [self._tickets[number] for number in done]
+        left = [number for number in range(len(self._requests)) if number not in set(done)]
+        self._requests = [self._requests[number] for number in left]
+        self._tickets = [self._tickets[number] for number in left]
+        for index, to_come in completed:
+            if to_come:
+                self._awaited -= 1
+                self._arrive(index)
+            else:
+                self._sending[index] -= 1
+                self._pass(index)
+        return True
+
+    def _arrive(self, index: int) -> None:
+        message = self._ring.message(index)
+        sends = self._wire.pass_on(index, message)
+        self._requests += sends
+        self._tickets += [(index, False)] * len(sends)
+        self._sending[index] = len(sends)
+        self._heed(index, message[-1])
+        self._here.add(index)
+        while self._handed_over in self._here:
+            self._here.remove(self._handed_over)
+            if self._handed_over < self._failed:
+                self._drain.put(self._handed_over)
+            self._handed_over += 1
+        self._pass(index)
 
     def _heed(self, index: int, status: int) -> None:
         if status == FAILED:
@@ -306,27 +345,21 @@ class _Pump:
             self._turns.first = self._behind(index)
             self._fill_from(self._turns.first)
 
-    def _pass(self) -> bool:
-        moved = False
-        while self._passing and MPI.Request.Testall(self._passing[0][1]):
-            index, _ = self._passing.popleft()
+    def _pass(self, index: int) -> None:
+        """Let go of the chunk, if all children have it."""
+        if not self._sending[index]:
+            del self._sending[index]
             self._passed += 1
             self._ring.release(index)
-            moved = True
-        return moved
 
     def _rest(self) -> None:
         before = time.monotonic()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         seconds = time.monotonic() - before
-        if self._coming or self._begun == self._end:
+        if self._awaited or self._begun == self._end:
             return  # the wire is what is slow
         if self._ring.has(self._begun):
             self.reading += seconds
-        elif not self._passing or self._passing[0][0] > self._ring.first:
+        elif self._ring.first not in self._sending:
             self.writing += seconds
-
-
-def _is_done(request: MPI.Request | None) -> bool:
-    return request is None or request.Test()

@@ -653,6 +653,94 @@ def test_a_local_root_that_cannot_be_written_ends_with_2(
     )
 
 
+# Where the time went, and what the nodes can do
+
+
+def phases_of(line: str) -> list[str]:
+    """The phases that the line names; they add up but for rounding, and the longest bounds."""
+    found = re.fullmatch(r"stage: (\d+\.\d\d) s: (.*); bounded by (.*)", line)
+    assert found
+    told = [text.rpartition(" ") for text in found[2].split(", ")]
+    seconds = {phase: float(number) for phase, _, number in told}
+    assert sum(seconds.values()) == pytest.approx(float(found[1]), abs=0.005 * (len(told) + 1))
+    assert seconds[found[3]] == max(seconds.values())
+    return list(seconds)
+
+
+def test_verbose_tells_where_the_time_went(job: Desk) -> None:
+    copy = job.folder / "nvme/img.sqsh"
+    ran = job.stagectl("stage", "-v", f"{job.source}:{copy}", **JOB)
+    staged, times = ran.out.splitlines()
+    assert (ran.code, ran.err) == (0, "")
+    assert staged.startswith(f"stage: {copy}: 293.0 KiB from {job.source} to ")
+    assert phases_of(times) == [
+        "launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
+        "publish", "end",
+    ]  # fmt: skip
+
+
+def test_verbose_tells_where_the_time_of_a_failure_went(job: Desk) -> None:
+    ran = job.stagectl("stage", "--verbose", f"/nowhere/img:{job.folder}/nvme/img", **JOB)
+    message = f"stage: {socket.gethostname()}: /nowhere/img: {MISSING}\n"
+    assert (ran.code, ran.err) == (4, message)
+    first, second, *_, last = phases_of(ran.out.rstrip("\n"))
+    assert (first, second, last) == ("launch", "MPI init", "end")
+
+
+def test_bench_measures_and_leaves_no_file(desk: Desk) -> None:
+    ran = desk.local("bench", "--size", "1", "--source", str(desk.source), "--json")
+    rates: list[dict[str, Any]] = json.loads(ran.out)
+    assert (ran.code, ran.err) == (0, "")
+    assert [(rate["what"], rate["size"], rate["algorithm"]) for rate in rates] == [
+        ("write", 1 << 20, ""), ("read", 1 << 20, ""), ("source", 300_000, ""),
+        *(
+            ("wire", size, algorithm)
+            for size in (1 << 16, 1 << 18, 1 << 20)
+            for algorithm in ("bcast", "ibcast", "chain", "tree")
+        ),
+    ]  # fmt: skip
+    assert all(0 < rate["seconds"] < 30 for rate in rates)
+    assert {rate["node"] for rate in rates[:2]} <= {"node1", "node2", "node3"}
+    assert {rate["node"] for rate in rates[2:3]} == {"node1"}
+    assert [path for path in desk.nodes.rglob("*") if not path.is_dir()] == []
+
+
+def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
+    ran = job.stagectl("bench", "--size", "1", "--root", f"{job.folder}/nvme", **JOB)
+    node = socket.gethostname()
+    table = re.sub(r"\d+ us", "T us", re.sub(r"\d+\.\d\d GB/s", "R", ran.out))
+    assert (ran.code, ran.err) == (0, "")
+    lines = [re.sub(r" +", " ", line.strip()) for line in table.splitlines()]
+    assert lines[:-1] == [
+        "message best time bcast ibcast chain tree",
+        "64.0 KiB T us R R R R",
+        "256.0 KiB T us R R R R",
+        "1.0 MiB T us R R R R",
+        f"disk, written and synced, slowest on {node}: R",
+        f"disk, read past its cache, slowest on {node}: R",
+    ]
+    assert lines[-1] in [f"a stage is bounded by the {part}: R a node" for part in ("disk", "wire")]
+
+
+def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:
+    message = "stage: node1: /nowhere/img: No such file or directory\n"
+    assert desk.local("bench", "--size", "1", "--source", "/nowhere/img") == Ran(4, "", message)
+
+
+def test_bench_outside_of_a_job_says_how_to_come_into_one(desk: Desk) -> None:
+    assert desk.stagectl("bench") == Ran(2, "", f"stage: {OUTSIDE}\n")
+
+
+@pytest.mark.parametrize(("site", "known"), [(True, "/nvme"), (False, "/")])
+def test_bench_beneath_what_is_no_root_ends_with_3(desk: Desk, site: bool, known: str) -> None:
+    if not site:
+        desk.config.unlink()
+    message = f"/b is not a folder that this site stages to; choose {known}"
+    ran = desk.local("bench", "--root", "/b")
+    assert ran == Ran(3, "", f"stage: {message}\n")
+    assert not desk.nodes.exists()
+
+
 # status
 
 

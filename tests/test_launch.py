@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,28 @@ def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
     )
     (tmp_path / "result").write_text(result(outcome) + "\n")
     assert launcher.run(f"{say('STARTED')}; cat {tmp_path}/result") == outcome
+
+
+def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
+    told = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
+    script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 0.1'
+    begun = time.monotonic()
+    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(told)}, 10, lambda _: None)
+    whole = time.monotonic() - begun
+    assert list(outcome.phases) == ["launch", "survey", "end"]
+    assert outcome.phases["launch"] >= 0.15
+    assert outcome.phases["survey"] == 0.03125
+    assert outcome.phases["end"] >= 0.1 + 0.01875
+    assert 0.3 <= outcome.seconds <= whole
+    assert outcome.seconds == sum(outcome.phases.values())
+
+
+def test_ranks_that_say_they_took_longer_than_they_could_leave_no_time_to_the_launcher() -> None:
+    """Their clocks are those of other processes, and coarser."""
+    told = Outcome([], [], 60.0, phases={"survey": 60.0})
+    outcome = run(["/bin/echo", result(told)], {}, 10, lambda _: None)
+    assert outcome.phases == {"launch": 0.0, "survey": 60.0, "end": outcome.phases["end"]}
+    assert 0 < outcome.phases["end"] == pytest.approx(outcome.seconds - 60)
 
 
 def test_the_launcher_has_the_given_environment_and_nothing_to_read() -> None:

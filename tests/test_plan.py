@@ -126,6 +126,14 @@ def test_a_shortage_names_root_bytes_and_node() -> None:
     assert room([110], ["/nvme"], [[False]], 100) == [Failure(5, message, "n0")]
 
 
+def test_what_a_file_needs_on_the_disk_counts_and_not_its_size() -> None:
+    """A file with holes needs less."""
+    world = [[survey(0, current=False, free=100)] * 2]
+    plans = [make_plan(size, [world[0][0]]) for size in (1000, 50)]
+    assert shortages(plans, world, ["/nvme"] * 2, [60, 40]) == []
+    assert shortages(plans, world, ["/nvme"] * 2, [60, 41]) == [short("/nvme", 101, 100, "n0")]
+
+
 def test_a_file_that_just_fits_is_no_shortage() -> None:
     assert room([100], ["/nvme"], [[False], [False]], 100) == []
 

@@ -120,6 +120,15 @@ def test_a_chunk_is_bytes_or_a_text_with_a_unit(path: Path, chunk: str, count: i
     assert load(path).transfer.chunk == count
 
 
+@pytest.mark.parametrize("key", ["readers", "writers"])
+@pytest.mark.parametrize(("value", "count"), [('"auto"', 0), ("1", 1), ("64", 64)])
+def test_readers_and_writers_are_a_number_or_auto(
+    path: Path, key: str, value: str, count: int
+) -> None:
+    path.write_text(f"{ROOTS}[transfer]\n{key} = {value}\n")
+    assert load(path).transfer.model_dump() == {**Transfer().model_dump(), key: count}
+
+
 def test_an_absent_file_is_refused(path: Path) -> None:
     assert refusal(path) == (
         f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"

@@ -115,10 +115,17 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
             item(["n1"], [], reasons=["the source changed"]),
             "/nvme/img: 256.0 MiB would move from /data/img to n1 (the source changed)",
         ),
+        (
+            item(["n4"], ["n1", "n2", "n3"], "n1", "n3"),
+            (
+                "/nvme/img: 256.0 MiB would move from the copies on n[1,3] to n4 (absent); "
+                "current on n[1-3] (3 nodes)"
+            ),
+        ),
         (item([], ALL, "n1"), "/nvme/img: current on n[1-4] (4 nodes), nothing would move"),
         (item([], ["n1"], "n1"), "/nvme/img: current on n1, nothing would move"),
     ],
-    ids=["source", "copy", "one node", "all current", "one current"],
+    ids=["source", "copy", "one node", "copies", "all current", "one current"],
 )
 def test_the_line_of_a_file_that_was_only_planned(report: ItemReport, text: str) -> None:
     assert line(report, dry_run=True) == text
@@ -190,9 +197,10 @@ def test_the_exit_code_without_failures_is_0() -> None:
         Outcome([], [], 0.0),
         Outcome([item(ALL, []), item(["n1"], ["n2"], "n2")], [], 1.5),
         Outcome([item([], ALL)], [], 0.25, dry_run=True),
+        Outcome([item(["n4"], ALL[:3], *ALL[:3])], [], 3.0, phases={"launch": 1.0, "end": 2.0}),
         Outcome([], [Failure(5, "/nvme is full", "n1"), Failure(4, "gone\udcff", "")], 1.0),
     ],
-    ids=["empty", "two files", "planned", "failed"],
+    ids=["empty", "two files", "planned", "phases", "failed"],
 )
 def test_an_outcome_is_read_back_from_its_json_as_it_was(outcome: Outcome) -> None:
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
@@ -200,7 +208,7 @@ def test_an_outcome_is_read_back_from_its_json_as_it_was(outcome: Outcome) -> No
 
 def test_the_json_of_an_outcome() -> None:
     report = item(["n1"], ["n2"], "n2")
-    assert Outcome([report], [], 2.5).to_json() == {
+    assert Outcome([report], [], 2.5, phases={"survey": 0.5, "broadcast": 2.0}).to_json() == {
         "items": [
             {
                 "source": "/data/img",
@@ -219,7 +227,7 @@ def test_the_json_of_an_outcome() -> None:
         "failures": [],
         "seconds": 2.5,
         "dry_run": False,
-        "phases": {},
+        "phases": {"survey": 0.5, "broadcast": 2.0},
         "code": 0,
     }
 
@@ -321,6 +329,18 @@ def test_where_the_time_went() -> None:
     assert phase_line(Outcome([], [], 2.0, phases=phases)) == (
         "2.00 s: launch 0.25, MPI init 0.50, broadcast 1.12, end 0.12; bounded by broadcast"
     )
+
+
+def test_a_phase_keeps_its_place_however_long_it_was() -> None:
+    phases = {"launch": 2.0, "survey": 0.0, "end": 1.0}
+    assert phase_line(Outcome([], [], 3.0, phases=phases)) == (
+        "3.00 s: launch 2.00, survey 0.00, end 1.00; bounded by launch"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "speed"), [(2.0, 128.0 * MIB), (0.0, 0.0)])
+def test_a_rate_in_no_time_is_no_speed(seconds: float, speed: float) -> None:
+    assert Rate("write", 256 * MIB, seconds).speed == speed
 
 
 def test_rates_are_a_table_and_a_verdict() -> None:

@@ -77,6 +77,7 @@ def test_a_request_is_read_back_from_its_json_as_it_was(request: StageRequest) -
     assert again == request
     assert [type(item.validate) for item in again.items] == [Validate] * len(request.items)
     assert [type(item.verify) for item in again.items] == [Verify] * len(request.items)
+    assert type(again.transfer.algorithm) is Algorithm
 
 
 @settings(max_examples=100, deadline=None)
