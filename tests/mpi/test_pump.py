@@ -1,0 +1,196 @@
+"""The transfer's own steps in virtual time, on links that a test machine does not have.
+
+Every rank's pump runs here, with requests, readers and disks that take a stated time. A link takes
+one unit for a chunk, each way; so many units a chunk is what the algorithm makes of the wire.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mpi4py import MPI
+
+from stager import transfer
+from stager.layout import Layout
+from stager.ring import OK, Ring
+from stager.route import Algorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CHUNKS = 300
+
+
+class Request:
+    """A message under way; true until it is given up, as MPI's."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    @staticmethod
+    def Testsome(requests: list[Request]) -> list[int]:  # noqa: N802 - MPI's name
+        return [number for number, request in enumerate(requests) if request.done]
+
+
+class Network:
+    """Full-duplex links, one a rank, and a clock."""
+
+    def __init__(self, size: int) -> None:
+        self.now = 0.0
+        self.size = size
+        self._out = [0.0] * size
+        self._in = [0.0] * size
+        self._receives: dict[tuple[int, int, int], Request] = {}
+        self._sends: dict[tuple[int, int, int], Request] = {}
+        self._matched: list[tuple[tuple[int, int, int], Request, Request]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def after(self, delay: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay, next(self._count), act))
+
+    def post(self, key: tuple[int, int, int], *, sending: bool) -> Request:
+        posted = self._sends if sending else self._receives
+        assert key not in posted
+        posted[key] = request = Request()
+        if key in self._sends and key in self._receives:
+            self._matched.append((key, self._sends.pop(key), self._receives.pop(key)))
+        return request
+
+    def advance(self) -> bool:
+        """Begin what the links are free for, and go on to the next event."""
+        waiting = []
+        for key, send, receive in self._matched:
+            source, target, _ = key
+            if max(self._out[source], self._in[target]) > self.now:
+                waiting.append((key, send, receive))
+                continue
+            self._out[source] = self._in[target] = self.now + 1
+            for request in (send, receive):
+                self.after(1, lambda request=request: setattr(request, "done", True))  # type: ignore[misc]
+        self._matched = waiting
+        if not self._events:
+            return False
+        self.now = self._events[0][0]
+        while self._events and self._events[0][0] <= self.now:
+            heapq.heappop(self._events)[2]()
+        return True
+
+
+class Comm:
+    """A rank's end of the network."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self._network = network
+        self.rank = rank
+        self.size = network.size
+
+    def Irecv(self, _: object, source: int, tag: int) -> Request:  # noqa: N802
+        return self._network.post((source, self.rank, tag), sending=False)
+
+    def Isend(self, _: object, target: int, tag: int) -> Request:  # noqa: N802
+        return self._network.post((self.rank, target, tag), sending=True)
+
+
+class Filler:
+    """Reads a chunk in a tenth of a unit."""
+
+    made: list[Filler]
+
+    def __init__(self, network: Network, _: Layout, ring: Ring, indices: Iterator[int]) -> None:
+        self._network = network
+        self._ring = ring
+        self._indices = indices
+        self._next = next(indices, None)
+        self._busy = False
+        self._filled: set[int] = set()
+        self.made.append(self)
+
+    def step(self) -> bool:
+        index = self._next
+        if index is None or self._busy or not self._ring.has_room(index):
+            return False
+        self._ring.take(index)
+        self._ring.message(index)[-1] = OK
+        self._busy = True
+
+        def read() -> None:
+            self._filled.add(index)
+            self._busy = False
+            self._next = next(self._indices, None)
+
+        self._network.after(0.1, read)
+        return True
+
+    def has(self, index: int) -> bool:
+        found = index in self._filled
+        self._filled.discard(index)
+        return found
+
+
+class Drain:
+    """Writes a chunk in a tenth of a unit."""
+
+    def __init__(self, network: Network, ring: Ring) -> None:
+        self._network = network
+        self._ring = ring
+        self._free = 0.0
+
+    def put(self, index: int) -> None:
+        self._free = max(self._free, self._network.now) + 0.1
+        self._network.after(self._free - self._network.now, lambda: self._ring.release(index))
+
+
+def units_a_chunk(
+    monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, size: int, readers: int
+) -> float:
+    """Time of a transfer on such a network, by its number of chunks."""
+    network = Network(size)
+    layout = Layout.dense(CHUNKS, 1)
+    monkeypatch.setattr(transfer, "MPI", SimpleNamespace(Request=Request, BYTE=None))
+    monkeypatch.setattr(transfer, "Filler", lambda _, *rest: Filler(network, *rest))
+    Filler.made = []
+    pumps: list[Any] = []
+    for rank in range(size):
+        ring = Ring(layout, depth=16)
+        turns = transfer._Turns(rank, readers, 0)
+        comm: Any = Comm(network, rank)
+        wire = transfer._PointToPoint(comm, turns, algorithm, ring.depth)
+        reader: Any = object() if rank < readers else None
+        drain: Any = Drain(network, ring)
+        pumps.append(transfer._Pump(layout, ring, wire, turns, reader, drain))
+    running = True
+    while running:
+        moved = True
+        while moved:
+            steps = [filler.step() for filler in Filler.made]
+            steps += [pump._begin() | pump._complete() for pump in pumps]
+            moved = any(steps)
+        running = network.advance()
+    assert [pump._passed for pump in pumps] == [CHUNKS] * size
+    return network.now / CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "readers", "most"),
+    [
+        (Algorithm.CHAIN, 4, 1, 1.05),
+        (Algorithm.CHAIN, 64, 1, 1.25),
+        (Algorithm.CHAIN, 4, 4, 1.5),
+        (Algorithm.TREE, 4, 1, 1.1),
+        (Algorithm.TREE, 16, 1, 1.2),
+        (Algorithm.TREE, 64, 1, 1.25),
+        (Algorithm.TREE, 16, 2, 1.4),
+        (Algorithm.TREE, 64, 4, 1.4),
+    ],
+)
+def test_the_rate_does_not_fall_with_the_number_of_nodes(
+    monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, size: int, readers: int, most: float
+) -> None:
+    if MPI.COMM_WORLD.size == 1:  # once is enough: no rank here is a real one
+        # Where all ranks read in turns, each receives only what the others read.
+        assert 0.7 < units_a_chunk(monkeypatch, algorithm, size, readers) < most
