@@ -101,19 +101,19 @@ class Delivery:
             self._note_use()
         if not self.plan.receivers:
             return Delivered(self.plan.digest, self.plan.senders[:1])
+        watch.enter(Phase.OPEN)
         with ExitStack() as stack:
             files = _Files()
             layout = self._open_all(comm, files, stack)
-            watch.lap(Phase.OPEN)
+            watch.enter(Phase.BROADCAST)
             delivered = self._broadcast(comm, layout, files, watch, progress)
             together(comm, self.here, lambda: self._seal(files), patient=True)
-            watch.lap(Phase.FSYNC)
             if self.item.verify is Verify.READBACK:
+                watch.enter(Phase.VERIFY)
                 verify = partial(self._verify, files, delivered.digest)
                 together(comm, self.here, verify, patient=True)
-                watch.lap(Phase.VERIFY)
+            watch.enter(Phase.PUBLISH)
             together(comm, self.here, lambda: self._publish(files, delivered.digest))
-            watch.lap(Phase.PUBLISH)
             return delivered
 
     @property
@@ -166,7 +166,7 @@ class Delivery:
         verdicts = together(comm, self.here, judge, patient=True)
         reading = max(verdict.reading for verdict in verdicts)
         writing = max(verdict.writing for verdict in verdicts)
-        watch.lap(Phase.BROADCAST, {Phase.READ: reading, Phase.WRITE: writing})
+        watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
         for verdict in verdicts:
             if verdict.stale:
                 raise StaleError(verdict.stale)

@@ -20,7 +20,7 @@ from stager.reader import FileReader
 from stager.report import Rate
 from stager.ring import Drain, Ring
 from stager.route import Algorithm
-from stager.transfer import broadcast
+from stager.transfer import broadcast, ring_depth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ def _write_and_read(cache: store.Cache, request: StageRequest) -> tuple[float, f
     layout = Layout.dense(request.bench, settings.chunk)
     with closing(store.Partial(cache, direct=settings.direct)) as partial:
         partial.allocate(layout)
-        ring = Ring(layout, settings.depth)
+        ring = Ring(layout, ring_depth(settings, request.nodes))
         begun = time.monotonic()
         drain = Drain(partial, layout, ring, settings.writers)
         for index in range(layout.count):

@@ -34,26 +34,28 @@ Seconds = dict[str, float]
 
 
 class Stopwatch:
-    """Seconds by phase, since ``begun`` on the monotonic clock."""
+    """Seconds by phase, from ``begun`` on the monotonic clock, in ``phase`` first."""
 
-    def __init__(self, begun: float) -> None:
+    def __init__(self, begun: float, phase: Phase) -> None:
         self._begun = self._last = begun
+        self._phase = phase
         self.seconds: Seconds = {}
 
     @property
     def total(self) -> float:
-        """Seconds from the beginning to the last lap: the sum of all phases."""
+        """Seconds from the beginning to the last change of phase: the sum of all phases."""
         return self._last - self._begun
 
-    def lap(self, phase: Phase, parts: Mapping[Phase, float] | None = None) -> None:
-        """Give the time since the last lap to ``phase``, less its ``parts`` of other phases."""
+    def enter(self, phase: Phase, parts: Mapping[Phase, float] | None = None) -> None:
+        """End the phase that was, and begin ``phase``. The ``parts`` of it belong to others."""
         now = time.monotonic()
         left, self._last = now - self._last, now
         for part, seconds in (parts or {}).items():
             taken = min(left, seconds)
             left -= taken
             self._add(part, taken)
-        self._add(phase, left)
+        self._add(self._phase, left)
+        self._phase = phase
 
     def _add(self, phase: Phase, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

@@ -70,6 +70,11 @@ def _count(value: object) -> object:
     return value
 
 
+def _memory(value: object) -> object:
+    return None if value == "auto" else value
+
+
+Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
 #: A number, or 0 for ``auto``.
 Count = Annotated[int, BeforeValidator(_count)]
 
@@ -98,7 +103,8 @@ class Transfer(_Section):
     #: Bytes of one message; below 2^31, since MPI counts are C ints.
     chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(2 * _MIB)
     #: Bytes of buffers on each node, at least two chunks: what is being read, sent or written.
-    memory: Annotated[ByteSize, Field(ge=8192, le=1 << 36)] = ByteSize(32 * _MIB)
+    #: None for what is best; "auto" in the file.
+    memory: Memory = None
     #: How chunks get from node to node.
     algorithm: Algorithm = Algorithm.AUTO
     #: Nodes that read in turns, and threads that write on each node; "auto" for what is best.
@@ -109,8 +115,8 @@ class Transfer(_Section):
 
     @property
     def depth(self) -> int:
-        """Chunks for which there are buffers."""
-        return max(2, self.memory // self.chunk)
+        """Chunks for which there are buffers; 0 for what is best."""
+        return 0 if self.memory is None else max(2, self.memory // self.chunk)
 
 
 class Policy(_Section):

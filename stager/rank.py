@@ -44,8 +44,8 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     if comm.rank == 0:
         _tell("started", nodes=comm.size)
-    watch = Stopwatch(process_begun())
-    watch.lap(Phase.MPI_INIT)
+    watch = Stopwatch(process_begun(), Phase.MPI_INIT)
+    watch.enter(Phase.SURVEY)
     act = _measure if request.bench else run
     outcome = act(comm, request, _here(request, comm.rank), watch)
     if comm.rank == 0:
@@ -56,7 +56,7 @@ def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
     """Stage all items, or tell why not; on every rank the same, but for times. Collective."""
 
     def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
-        watch.lap(Phase.END)
+        watch.enter(Phase.END)
         return Outcome(items, failures, watch.total, request.dry_run, watch.seconds)
 
     try:
@@ -84,7 +84,7 @@ def _measure(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stop
         measure(comm, request, here, _tell)
     except RefusedError as refused:
         failures = refused.failures
-    watch.lap(Phase.END)
+    watch.enter(Phase.END)
     return Outcome([], failures, watch.total, False, watch.seconds)
 
 
@@ -147,6 +147,7 @@ def _stage(
 def _stage_once(
     comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
 ) -> list[ItemReport]:
+    watch.enter(Phase.SURVEY)
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
@@ -159,9 +160,9 @@ def _stage_once(
         if comm.rank == 0:
             _tell("waiting", node=node, holder=holder, seconds=seconds)
 
-    watch.lap(Phase.SURVEY)
+    watch.enter(Phase.WAIT)
     with locked(comm, here, wanted, request.lock_timeout, waiting) as waited:
-        watch.lap(Phase.WAIT)
+        watch.enter(Phase.SURVEY)
         begun = time.monotonic()
         if waited:  # what was seen of the sources then may have changed since
             sources = together(comm, here, lambda: _look_at_sources(comm.rank, items))[0]
@@ -182,7 +183,6 @@ def _stage_once(
         roots = [item.root for item in items]
         if short := shortages(plans, surveys, roots, [source.allocated for source in sources]):
             raise RefusedError(short)
-        watch.lap(Phase.SURVEY)
         reports: list[ItemReport] = []
         for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
             delivered = Delivered(plan.digest, plan.senders[:1])

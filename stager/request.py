@@ -57,11 +57,12 @@ class StageItem:
 class Settings:
     """How bytes are to move: ``chunk`` in bytes, ``depth`` of the ring in chunks.
 
-    0 ``readers`` or ``writers`` stand for what is best; ``direct`` for writing past the page cache.
+    0 ``depth``, ``readers`` or ``writers`` stand for what is best; ``direct`` for writing past the
+    page cache.
     """
 
     chunk: int = 2 << 20
-    depth: int = 16
+    depth: int = 0
     readers: int = 0
     writers: int = 0
     algorithm: Algorithm = Algorithm.AUTO

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: Chunks that a rank awaits at once where they come in order. More would scatter what arrives over
 #: more memory than the processor's caches hold, before it is hashed and written.
 _AWAITED = 4
+#: Chunks for which even a small world has buffers.
+_LEAST_DEPTH = 8
 #: A reader calls for others when it has been waited for during this share of the time, after so
 #: many chunks.
 _SLOW_READER, _TRIAL = 0.5, 16
@@ -74,7 +76,7 @@ def broadcast(
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
     turns = _Turns(comm.rank, readers, 0 if settings.readers else _Turns.NEVER)
-    ring = Ring(layout, settings.depth)
+    ring = Ring(layout, ring_depth(settings, comm.size))
     drain = Drain(writer, layout, ring, settings.writers)
     pump = _Pump(layout, ring, _wire(comm, algorithm, turns, ring.depth), turns, reader, drain)
     while not pump.step():
@@ -86,6 +88,15 @@ def broadcast(
     now = time.monotonic()
     error = reader_error or drain.error
     return Result(digest, error, now - begun, pump.reading, pump.writing + now - moved)
+
+
+def ring_depth(settings: Settings, size: int) -> int:
+    """Chunks for which a rank in a world of ``size`` has buffers.
+
+    As many as there are on the way down a tree and back up as acknowledgements, and no fewer than
+    keep a reader and a writer busy: what is used again soon is still in the processor's cache.
+    """
+    return settings.depth or max(_LEAST_DEPTH, 2 * size.bit_length() + 2)
 
 
 class _Turns:

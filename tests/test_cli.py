@@ -882,6 +882,24 @@ def test_a_job_stages_by_its_srun_and_its_number_is_recorded(job: Desk) -> None:
     assert json.loads(record.read_text())["used_by_job"] == 17
 
 
+def test_the_ranks_are_told_what_the_site_says_of_the_transfer(job: Desk) -> None:
+    (job.folder / "srun").write_text('#!/bin/sh\necho "$STAGE_REQUEST"\n')
+    with job.config.open("a") as config:
+        config.write(
+            '[transfer]\nchunk = "1MiB"\nmemory = "5MiB"\nalgorithm = "tree"\n'
+            "readers = 3\nwriters = 2\ndirect = false\n"
+        )
+    ran = job.stagectl("stage", f"{job.source}:{job.folder}/nvme/img", **JOB)
+    told = json.loads(ran.err.splitlines()[-1])
+    assert (ran.code, told["transfer"]) == (
+        8,
+        {
+            "chunk": 1 << 20, "depth": 5, "readers": 3, "writers": 2, "algorithm": "tree",
+            "direct": False,
+        },
+    )  # fmt: skip
+
+
 def test_a_job_without_a_home_stages_too(job: Desk) -> None:
     # Open MPI does not begin without HOME, and a job of sbatch --export=NIL has none.
     copy = job.folder / "nvme/img.sqsh"

@@ -35,7 +35,7 @@ REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
     '"root": "/nvme", "validate": "stat", "verify": "stream"}], "nodes": 4, '
-    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 16, "readers": 0, '
+    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
     '"writers": 0, "algorithm": "auto", "direct": true}, "job": 17, "word": "", "step": "", '
     '"said": "", "dry_run": false, "bench": 0, "local_root": ""}'
 )

@@ -19,35 +19,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return readings
 
 
-def test_laps_add_up(clock: list[float]) -> None:
+def test_phases_add_up(clock: list[float]) -> None:
     clock += [12.0, 15.0, 16.0]
-    watch = Stopwatch(10.0)
-    watch.lap(Phase.SURVEY)
-    watch.lap(Phase.OPEN)
-    watch.lap(Phase.SURVEY)
+    watch = Stopwatch(10.0, Phase.SURVEY)
+    watch.enter(Phase.OPEN)
+    watch.enter(Phase.SURVEY)
+    watch.enter(Phase.END)
     assert watch.seconds == {"survey": 3.0, "open": 3.0}
     assert watch.total == 6.0
 
 
-def test_parts_are_taken_from_the_lap(clock: list[float]) -> None:
+def test_parts_are_taken_from_the_phase_that_ends(clock: list[float]) -> None:
     clock += [10.0]
-    watch = Stopwatch(0.0)
-    watch.lap(Phase.BROADCAST, {Phase.READ: 3.0, Phase.WRITE: 1.0})
+    watch = Stopwatch(0.0, Phase.BROADCAST)
+    watch.enter(Phase.WRITE, {Phase.READ: 3.0, Phase.WRITE: 1.0})
     assert watch.seconds == {"read": 3.0, "write": 1.0, "broadcast": 6.0}
 
 
-def test_parts_are_never_more_than_the_lap(clock: list[float]) -> None:
+def test_parts_are_never_more_than_the_phase(clock: list[float]) -> None:
     clock += [10.0]
-    watch = Stopwatch(0.0)
-    watch.lap(Phase.BROADCAST, {Phase.READ: 8.0, Phase.WRITE: 5.0})
+    watch = Stopwatch(0.0, Phase.BROADCAST)
+    watch.enter(Phase.WRITE, {Phase.READ: 8.0, Phase.WRITE: 5.0})
     assert watch.seconds == {"read": 8.0, "write": 2.0, "broadcast": 0.0}
 
 
-def test_a_phase_may_be_a_part_and_a_lap(clock: list[float]) -> None:
+def test_a_phase_may_be_a_part_and_one_of_its_own(clock: list[float]) -> None:
     clock += [10.0, 12.0]
-    watch = Stopwatch(0.0)
-    watch.lap(Phase.BROADCAST, {Phase.READ: 10.0, Phase.WRITE: 5.0})
-    watch.lap(Phase.WRITE)
+    watch = Stopwatch(0.0, Phase.BROADCAST)
+    watch.enter(Phase.WRITE, {Phase.READ: 10.0, Phase.WRITE: 5.0})
+    watch.enter(Phase.END)
     assert watch.seconds == {"read": 10.0, "write": 2.0, "broadcast": 0.0}
     assert watch.total == 12.0
 

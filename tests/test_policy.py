@@ -56,7 +56,7 @@ def test_the_defaults_are_these() -> None:
         "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
         "transfer": {
             "chunk": 2_097_152,
-            "memory": 33_554_432,
+            "memory": None,
             "algorithm": "auto",
             "readers": 0,
             "writers": 0,
@@ -93,6 +93,11 @@ def test_every_key_can_be_set(path: Path) -> None:
 def test_the_ring_has_the_chunks_that_fit_but_two(chunk: int, memory: int, depth: int) -> None:
     sizes = {"chunk": f"{chunk}MiB", "memory": f"{memory}MiB"}
     assert Policy.model_validate({"roots": ["/nvme"], "transfer": sizes}).transfer.depth == depth
+
+
+def test_by_default_the_ring_is_as_deep_as_the_ranks_see_fit(path: Path) -> None:
+    path.write_text(f'{ROOTS}[transfer]\nmemory = "auto"\n')
+    assert load(path).transfer.depth == Policy(roots=("/nvme",)).transfer.depth == 0
 
 
 def test_a_policy_cannot_be_changed() -> None:

@@ -49,13 +49,17 @@ def test_extents(tmp_path: Path, size: int, data: list[int], extents: list[Exten
         assert list(reader.extents(size)) == extents
 
 
-def test_a_file_that_grew_has_extents_up_to_the_size_that_was_asked_for(tmp_path: Path) -> None:
-    for name, size in (("dense", 3), ("with holes", 2)):
-        path = tmp_path / name
-        path.write_bytes(BLOCK * size)
-        os.truncate(path, MIB)
-        with closing(FileReader(str(path))) as reader:
-            assert list(reader.extents(8192 + 5)) == [Extent(0, min(8192 + 5, size * 4096))]
+@pytest.mark.parametrize(("hole", "blocks", "extent"), [(0, 3, (0, 8197)), (4096, 2, (4096, 4101))])
+def test_a_file_that_grew_has_extents_up_to_the_size_that_was_asked_for(
+    tmp_path: Path, hole: int, blocks: int, extent: tuple[int, int]
+) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.seek(hole)
+        file.write(BLOCK * blocks)
+    os.truncate(path, MIB)
+    with closing(FileReader(str(path))) as reader:
+        assert list(reader.extents(8197)) == [extent]
 
 
 def test_bytes_are_read_from_where_they_lie_and_counted(tmp_path: Path) -> None:

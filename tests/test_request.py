@@ -93,7 +93,7 @@ def test_the_json_of_a_request() -> None:
     assert request.to_json() == (
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme", '
         '"validate": "stat", "verify": "stream"}], "nodes": 4, "lock_timeout": 1800.0, '
-        '"transfer": {"chunk": 2097152, "depth": 16, "readers": 0, "writers": 0, '
+        '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
         '"algorithm": "auto", "direct": true}, '
         '"job": 7, "word": "", "step": "", "said": "", "dry_run": false, "bench": 0, '
         '"local_root": ""}'

@@ -283,6 +283,20 @@ def test_direct_writes_leave_only_an_odd_end_in_the_page_cache(
     assert cached_pages(disk / "file") == cached
 
 
+def test_a_piece_at_an_odd_place_does_not_end_the_direct_writes(
+    cache: Cache, disk: Path, aligned: memoryview
+) -> None:
+    if not takes_directly(disk, aligned[:-1]):
+        pytest.skip("this filesystem has no direct writes")
+    partial = allocated(cache, (PAGES + 2) * mmap.PAGESIZE)
+    # One page after another: the odd pieces, and then what has a page's offset.
+    partial.write(aligned[: mmap.PAGESIZE], 1)
+    partial.write(aligned[:-1], 2 * mmap.PAGESIZE)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert cached_pages(disk / "file") == 2
+
+
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("cut", [1, 100, 4095, 4097, 8192 + 17])
 def test_pieces_at_odd_places_fit_together(

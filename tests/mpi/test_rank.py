@@ -14,7 +14,7 @@ import pytest
 from stager.agree import Here, RefusedError, together
 from stager.directive import Validate, Verify
 from stager.errors import DestinationError
-from stager.phases import Stopwatch
+from stager.phases import Phase, Stopwatch
 from stager.rank import run
 from stager.request import Settings, StageItem, StageRequest
 from stager.route import Algorithm
@@ -55,7 +55,7 @@ class World:
 
     def run(self, **changes: object) -> Outcome:
         request = replace(self.request, **changes)  # type: ignore[arg-type]
-        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic()))
+        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic(), Phase.SURVEY))
         assert self.comm.bcast(outcome.failures) == outcome.failures
         return outcome
 
@@ -229,13 +229,20 @@ def test_several_holders_send_in_turns_and_a_damaged_one_is_found(world: World) 
     assert item.received == ([world.nodes[0], world.nodes[last]] if size > 2 else [f"node{last}"])
 
 
+def test_a_refusal_belongs_to_the_phase_that_refused(world: World) -> None:
+    if world.comm.rank == 0:
+        world.source.unlink()
+    world.comm.Barrier()
+    assert list(world.run().phases) == ["survey"]
+
+
 def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
     begun = time.monotonic()
     outcome = world.run()
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
     assert outcome.seconds <= time.monotonic() - begun
     assert list(outcome.phases) == [
-        "survey", "wait", "open", "read", "write", "broadcast", "fsync", "publish", "end"
+        "survey", "wait", "open", "read", "write", "broadcast", "fsync", "publish"
     ]  # fmt: skip
     assert min(outcome.phases.values()) >= 0
 

@@ -18,7 +18,7 @@ from stager.reader import FileReader
 from stager.request import Settings
 from stager.ring import Ring
 from stager.route import Algorithm
-from stager.transfer import Result, broadcast
+from stager.transfer import Result, broadcast, ring_depth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -244,6 +244,14 @@ def test_a_file_that_became_shorter_is_an_error_and_no_end(
         assert str(result.error) == f"{path} became shorter while it was read"
         assert reader.bytes_read == CHUNK + 10
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "depth"), [(1, 8), (4, 8), (7, 8), (8, 10), (1024, 24), (16384, 32)]
+)
+def test_a_ring_is_as_deep_as_the_way_is_long(size: int, depth: int) -> None:
+    assert ring_depth(Settings(), size) == depth
+    assert ring_depth(Settings(depth=3), size) == 3
 
 
 def test_a_ring_never_has_more_buffers_than_its_depth() -> None:
