@@ -38,6 +38,8 @@ class Hop:
     children: tuple[int, ...]
 
 
+#: Chunks for which even a small world has buffers.
+_LEAST_DEPTH = 8
 #: Ranks from which on a tree is faster than a chain.
 TREE_FROM = 8
 
@@ -49,6 +51,16 @@ def choose(algorithm: Algorithm, size: int, count: int) -> Algorithm:
     if count <= 1:
         return Algorithm.IBCAST
     return Algorithm.TREE if size >= TREE_FROM else Algorithm.CHAIN
+
+
+def best_depth(size: int) -> int:
+    """Chunks for which a rank in a world of ``size`` should have buffers.
+
+    As many as are under way down a tree while the first is acknowledged, and no fewer than keep a
+    reader and a writer busy. More cost time: what is used again soon is still in the processor's
+    cache.
+    """
+    return max(_LEAST_DEPTH, 2 * size.bit_length() + 2)
 
 
 def route(algorithm: Algorithm, rank: int, size: int) -> Callable[[int, int], Hop]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from mpi4py import MPI
 
 from stager.ring import FAILED, OK, TAKE_TURNS, Drain, Filler, Ring
-from stager.route import Algorithm, choose, route
+from stager.route import Algorithm, best_depth, choose, route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 #: Chunks that a rank awaits at once where they come in order. More would scatter what arrives over
 #: more memory than the processor's caches hold, before it is hashed and written.
 _AWAITED = 4
-#: Chunks for which even a small world has buffers.
-_LEAST_DEPTH = 8
 #: A reader calls for others when it has been waited for during this share of the time, after so
 #: many chunks.
 _SLOW_READER, _TRIAL = 0.5, 16
@@ -91,12 +89,8 @@ def broadcast(
 
 
 def ring_depth(settings: Settings, size: int) -> int:
-    """Chunks for which a rank in a world of ``size`` has buffers.
-
-    As many as there are on the way down a tree and back up as acknowledgements, and no fewer than
-    keep a reader and a writer busy: what is used again soon is still in the processor's cache.
-    """
-    return settings.depth or max(_LEAST_DEPTH, 2 * size.bit_length() + 2)
+    """Chunks for which a rank in a world of ``size`` has buffers."""
+    return settings.depth or best_depth(size)
 
 
 class _Turns:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from stager.request import Settings
-from stager.route import Algorithm, choose, route
+from stager.route import Algorithm, best_depth, choose, route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,7 +190,7 @@ def transfer_seconds(
 ) -> float:
     """From the first read until all is sent and written; ``skip`` whole periods, or play all."""
     count = -(-size // transfer.chunk)
-    depth = max(1, min(transfer.depth, count))
+    depth = max(1, min(transfer.depth or best_depth(nodes), count))
     transfer = replace(transfer, depth=depth, window=min(transfer.window or depth, depth))
     if algorithm is Algorithm.BCAST:
         world: _World = _Library(nodes, system, transfer)
@@ -463,11 +463,12 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 
 def assumptions(system: System, transfer: Transfer) -> str:
     """What the table assumes, as a sentence for its foot."""
+    buffers = transfer.depth or f"{best_depth(64)} (64 nodes) to {best_depth(16384)} (16384)"
     return (
         f"Assumed: wire {system.wire / GB:g} GB/s and {system.latency * 1e6:g} us a message, "
         f"{system.handling * 1e6:g} us until a rank notices a chunk, source "
         f"{system.source / GB:g} GB/s a reader ({transfer.readers}), disk {system.disk / GB:g} "
-        f"GB/s, chunks of {transfer.chunk / (1 << 20):g} MiB in {transfer.depth} buffers, start-up "
+        f"GB/s, chunks of {transfer.chunk / (1 << 20):g} MiB in {buffers} buffers, start-up "
         f"{system.startup:g} s and {system.startup_per_doubling:g} s more each time the nodes "
         f"double, {system.fsync:g} s to publish."
     )
