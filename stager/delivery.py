@@ -22,7 +22,7 @@ from stager.layout import Extent, Layout, rounded
 from stager.manifest import VERSION, CopyFacts, Record
 from stager.phases import Phase
 from stager.reader import FileReader
-from stager.survey import digest_of, facts_of
+from stager.survey import facts_of
 from stager.transfer import Result, broadcast
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Delivery:
         extents = together(comm, self.here, lambda: self._open(comm.rank, files, stack))
         size = self.plan.size
         layout = Layout(size, self.settings.chunk, extents[self.plan.senders[0]])
-        together(comm, self.here, lambda: self._allocate(files, layout))
+        together(comm, self.here, lambda: self._allocate(files, layout), patient=True)
         return layout
 
     def _open(self, rank: int, files: _Files, stack: ExitStack) -> tuple[Extent, ...]:
@@ -207,7 +207,7 @@ class Delivery:
                 return None
             text = f"{self.item.source} changed while it was read; submit again once it rests"
         else:
-            if not self._is_damaged(result):
+            if not result.error and result.digest == self.plan.digest:
                 return None
             self.cache.forget(self.item.destination)
             text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
@@ -218,14 +218,6 @@ class Delivery:
             named = facts_of(os.stat(self.item.source))
             return not facts_of(os.fstat(reader.descriptor)) == named == self.source.facts
         return True
-
-    def _is_damaged(self, result: Result) -> bool:
-        if result.error:
-            return True
-        if result.digest == self.plan.digest:
-            return False
-        # Among several senders, it may be another one's copy that is.
-        return len(self.plan.senders) == 1 or digest_of(self._path) != self.plan.digest
 
     def _agreed_digest(self, verdicts: list[_Verdict]) -> str:
         expected = self.plan.digest or verdicts[self.plan.senders[0]].digest

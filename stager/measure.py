@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from stager import store
 from stager.agree import together
+from stager.errors import SourceError
 from stager.layout import Layout
 from stager.reader import FileReader
 from stager.report import Rate
@@ -137,6 +138,8 @@ def _source(comm: MPI.Intracomm, request: StageRequest, item: StageItem, here: H
 def _read(path: str, request: StageRequest) -> tuple[int, float]:
     with closing(FileReader(path)) as reader:
         size = min(request.bench, os.fstat(reader.descriptor).st_size)
+        if not size:
+            raise SourceError(f"{path} is empty; name a file that can be read for a while")
         layout = Layout.dense(size, request.transfer.chunk)
         buffer = memoryview(bytearray(layout.chunk))
         begun = time.monotonic()

@@ -24,7 +24,7 @@ _WORTH_READERS = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Ranks by number. The ``senders`` read in turns: their own copies, or the source if
+    """Ranks by number. The ``senders`` read the source in turns, or one reads its own copy if not
     ``from_source``. Nothing moves where there are no ``receivers``.
     """
 
@@ -33,7 +33,7 @@ class TransferPlan:
     current: tuple[int, ...]
     senders: tuple[int, ...]
     from_source: bool
-    #: Digest that the senders' copies have by their records; empty when the source is read.
+    #: Digest that the sender's copy has by its record; empty when the source is read.
     digest: str
 
     @property
@@ -45,16 +45,15 @@ class TransferPlan:
 def make_plan(size: int, surveys: Sequence[Survey], readers: int = 0) -> TransferPlan:
     """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
 
-    Nodes with a current copy send; without one, the first that need the file read it. There are
-    up to ``readers`` of them, 0 for what is best.
+    A node with a current copy sends; without one, the first that need the file read it, up to
+    ``readers`` of them, 0 for what is best.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
     digest = surveys[current[0]].digest if current else ""
-    # Copies that were taken for current by size alone may differ.
-    alike = tuple(rank for rank in current if surveys[rank].digest == digest)
     most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
-    senders = (alike or receivers)[:most]
+    # One holder sends alone: others would have to receive what it reads, and pass it on.
+    senders = current[:1] or receivers[:most]
     return TransferPlan(size, receivers, current, senders, not current, digest)
 
 

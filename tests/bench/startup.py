@@ -39,8 +39,7 @@ from pathlib import Path
 from stager import directive, job, launch, policy, request
 context, rules = job.find(os.environ), policy.load(Path("/etc/slurm/stage.toml"))
 items = request.resolve(directive.parse_value(sys.argv[1]), rules)
-wanted = request.StageRequest(items, context.node_count, rules.transfer.chunk,
-                              rules.transfer.depth, rules.lock_timeout, job=context.job)
+wanted = request.StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
 environment = launch.rank_environment(os.environ, rules, wanted)
 words = [f"{name}={value}" for name, value in environment.items()]
 print("exec", shlex.join(["env", "-i", *words, *launch.srun_argv(context, rules)]))

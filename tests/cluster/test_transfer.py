@@ -94,14 +94,14 @@ def test_readers_in_turns_read_each_byte_once(site: Site, readers: int) -> None:
     }
 
 
-def test_holders_send_in_turns_and_the_source_is_not_read(site: Site) -> None:
+def test_one_holder_sends_and_the_source_is_not_read(site: Site) -> None:
     site.run(f"head -c {40 * MIB} /dev/urandom > /shared/data")
     stage(site, "/shared/data:/nvme/")
     site.copy("n2", "/nvme/data").unlink()
     with site.policy(transfer_policy(readers=4)), Watch(site.shared("data")) as watch:
         (item,) = stage(site, "/shared/data:/nvme/")["items"]
     assert (watch.opened, watch.read) == (0, 0)
-    assert (item["senders"], item["received"]) == (["n1", "n3", "n4"], ["n2"])
+    assert (item["senders"], item["received"]) == (["n1"], ["n2"])
     assert digest(site.copy("n2", "/nvme/data")) == digest(site.shared("data"))
 
 
@@ -179,7 +179,7 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
 
 def test_only_nodes_that_need_the_file_take_part(wide_site: Site) -> None:
     """3 of 8 nodes lack it: each gets it once, and the others hardly a byte."""
-    size = 60 * MIB
+    size = 100 * MIB
     wide_site.run(f"head -c {size} /dev/urandom > /shared/data")
     stage(wide_site, "/shared/data:/nvme/", nodes=8)
     nodes = [f"n{number}" for number in range(1, 9)]
