@@ -90,12 +90,13 @@ class Delivery:
     here: Here
 
     def run(
-        self, comm: MPI.Intracomm, watch: Stopwatch, progress: Callable[[int], None]
+        self, comm: MPI.Intracomm, watch: Stopwatch, progress: Callable[[int, int], None]
     ) -> Delivered:
         """Bring the file to the plan's receivers. Collective.
 
-        ``progress`` is called on the first sender with the bytes sent so far. Raises RefusedError,
-        or StaleError where the source changed meanwhile or a sender's copy proved damaged.
+        ``progress`` is called on the first sender with the bytes sent so far, and with how many
+        there are to send: holes are not sent. Raises RefusedError, or StaleError where the source
+        changed meanwhile or a sender's copy proved damaged.
         """
         if comm.rank in self.plan.current:
             self._note_use()
@@ -152,15 +153,16 @@ class Delivery:
         layout: Layout,
         files: _Files,
         watch: Stopwatch,
-        progress: Callable[[int], None],
+        progress: Callable[[int, int], None],
     ) -> Delivered:
         """Move the bytes among the plan's members; all of them have the same digest then."""
         result = Result("", None, 0.0, 0.0, 0.0)
         with self._members(comm) as group:
             if group:
+                first = group.rank == 0
                 result = broadcast(
                     group, layout, len(self.plan.senders), self.settings, files.reader,
-                    files.partial, progress if group.rank == 0 else lambda _: None,
+                    files.partial, lambda sent: progress(sent, layout.data) if first else None,
                 )  # fmt: skip
         judge = partial(self._judge, files, result)
         verdicts = together(comm, self.here, judge, patient=True)

@@ -190,7 +190,7 @@ def _stage_once(
                 delivery = Delivery(
                     request.transfer, request.job, item, source, plan, caches[index], here
                 )
-                delivered = delivery.run(comm, watch, _Progress(item.destination, plan.size).tell)
+                delivered = delivery.run(comm, watch, _Progress(item.destination).tell)
             seconds, begun = time.monotonic() - begun, time.monotonic()
             reports.append(_report(item, plan, by_item[index], delivered, seconds))
         return reports
@@ -234,17 +234,16 @@ def _settle(
 class _Progress:
     """Tells how many bytes of an item were sent, at most once in a period."""
 
-    def __init__(self, destination: str, size: int) -> None:
+    def __init__(self, destination: str) -> None:
         self._destination = destination
-        self._size = size
         self._begun = self._told = time.monotonic()
 
-    def tell(self, sent: int) -> None:
+    def tell(self, sent: int, size: int) -> None:
         now = time.monotonic()
         if now - self._told >= _PROGRESS_PERIOD:
             self._told = now
             seconds = now - self._begun
-            _tell("progress", destination=self._destination, sent=sent, size=self._size,
+            _tell("progress", destination=self._destination, sent=sent, size=size,
                   seconds=seconds)  # fmt: skip
 
 
