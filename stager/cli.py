@@ -171,7 +171,7 @@ def _stage(
 @click.option("--source", default="", help="A file on shared storage, which one node reads.")
 @click.option("--root", default="", help="Cache root to write beneath.  [default: the first]")
 @click.option(
-    "--size", type=click.IntRange(1), default=256, metavar="MIB", show_default=True,
+    "--size", type=click.IntRange(1, 1 << 24), default=256, metavar="MIB", show_default=True,
     help="Most MiB of one message, and of the file that is written.",
 )  # fmt: skip
 @_local
@@ -201,10 +201,11 @@ def bench(
         rules = policy.load(config)
         items = (_bench_item(source, root, rules),)
         outcome = _run_in_job(context, items, rules, hear, bench=size << 20)
-    if outcome.failures:
+    if as_json:
+        told = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
+        click.echo(json.dumps(told, indent=1))
+    elif outcome.failures:
         _render(outcome, _say, _complain)
-    elif as_json:
-        click.echo(json.dumps([asdict(rate) for rate in rates], indent=1))
     else:
         for line in report.rate_lines(rates):
             click.echo(line)
@@ -217,6 +218,7 @@ def _bench_item(source: str, root: str, rules: Policy) -> StageItem:
         known = " or ".join(roots)
         raise PolicyRefusal(f"{root} is not a folder that this site stages to; choose {known}")
     root = roots[root] if root else rules.roots[0]
+    source = os.path.abspath(source) if source else ""  # the ranks are somewhere else
     return request.StageItem(source, f"{root}/bench", root, directive.Validate.STAT)
 
 

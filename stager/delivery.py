@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from stager import store
 from stager.agree import Here, RefusedError, together
 from stager.directive import Verify
-from stager.errors import Failure, IntegrityError, StageError
+from stager.errors import Failure, IntegrityError, SourceError, StageError
 from stager.layout import Extent, Layout, rounded
 from stager.manifest import VERSION, CopyFacts, Record
 from stager.phases import Phase
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 
 class StaleError(Exception):
-    """What was surveyed is no longer so: survey again. ``why`` is for when that does not help."""
+    """What was surveyed is no longer so: survey again. ``why`` is for when that does not help.
 
-    def __init__(self, why: Failure) -> None:
+    ``damaged``: because of a copy whose record is forgotten now, and which is not met again.
+    """
+
+    def __init__(self, why: Failure, *, damaged: bool) -> None:
         super().__init__(why)
         self.why = why
+        self.damaged = damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class _Files:
 
     reader: FileReader | None = None
     partial: store.Partial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the first sender found in its file, or why a sender's copy cannot be sent."""
+
+    extents: tuple[Extent, ...] = ()
+    stale: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +135,33 @@ class Delivery:
 
     def _open_all(self, comm: MPI.Intracomm, files: _Files, stack: ExitStack) -> Layout:
         """Open the senders' and receivers' files; what of the file is to travel."""
-        extents = together(comm, self.here, lambda: self._open(comm.rank, files, stack))
-        size = self.plan.size
-        layout = Layout(size, self.settings.chunk, extents[self.plan.senders[0]])
+        opened = together(comm, self.here, lambda: self._open(comm.rank, files, stack))
+        for one in opened:
+            if one.stale:
+                raise StaleError(one.stale, damaged=True)
+        extents = opened[self.plan.senders[0]].extents
+        layout = Layout(self.plan.size, self.settings.chunk, extents)
         together(comm, self.here, lambda: self._allocate(files, layout), patient=True)
         return layout
 
-    def _open(self, rank: int, files: _Files, stack: ExitStack) -> tuple[Extent, ...]:
-        extents: tuple[Extent, ...] = ()
-        if rank in self.plan.senders:
-            path = self.item.source if self.plan.from_source else self._path
-            files.reader = FileReader(path)
-            stack.callback(files.reader.close)
-            if rank == self.plan.senders[0]:
-                extents = rounded(files.reader.extents(self.plan.size), self.plan.size)
+    def _open(self, rank: int, files: _Files, stack: ExitStack) -> _Opened:
         if rank in self.plan.receivers:
             stack.enter_context(store.made_parents(self._path))
             files.partial = store.Partial(self.cache, direct=self.settings.direct)
             stack.callback(files.partial.close)
-        return extents
+        if rank not in self.plan.senders:
+            return _Opened()
+        try:
+            files.reader = FileReader(self.item.source if self.plan.from_source else self._path)
+            stack.callback(files.reader.close)
+            if rank == self.plan.senders[0]:
+                extents = files.reader.extents(self.plan.size)
+                return _Opened(rounded(extents, self.plan.size))
+        except SourceError:
+            if self.plan.from_source:
+                raise
+            return _Opened(stale=self._damaged_copy())
+        return _Opened()
 
     def _allocate(self, files: _Files, layout: Layout) -> None:
         if files.partial:
@@ -171,7 +191,7 @@ class Delivery:
         watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
         for verdict in verdicts:
             if verdict.stale:
-                raise StaleError(verdict.stale)
+                raise StaleError(verdict.stale, damaged=not self.plan.from_source)
         readers = tuple(rank for rank, verdict in enumerate(verdicts) if verdict.bytes_read)
         read = sum(verdict.bytes_read for verdict in verdicts) if self.plan.from_source else 0
         peak = max(verdict.peak_memory for verdict in verdicts)
@@ -211,8 +231,13 @@ class Delivery:
         else:
             if not result.error and result.digest == self.plan.digest:
                 return None
-            self.cache.forget(self.item.destination)
-            text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
+            return self._damaged_copy()
+        return Failure(IntegrityError.code, text, self.here.name)
+
+    def _damaged_copy(self) -> Failure:
+        """Forget this node's copy, so that it is not met again; what to say if that fails too."""
+        self.cache.forget(self.item.destination)
+        text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
         return Failure(IntegrityError.code, text, self.here.name)
 
     def _source_changed(self, reader: FileReader) -> bool:

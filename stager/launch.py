@@ -167,7 +167,8 @@ def _no_outcome(argv: Sequence[str], code: int, listener: _Listener, start_timeo
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {MPI_REMEDY}"
     else:
-        problem = f"the ranks ended before the stage was done: {launcher} {ended}; submit again"
+        why = listener.crash or f"{launcher} {ended}"
+        problem = f"the ranks ended before the stage was done: {why}; submit again"
     return problem + "".join(f"\n  {line}" for line in listener.tail)
 
 
@@ -187,6 +188,8 @@ class _Listener:
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self.begun = False
         self.timed_out = False
+        #: Why the first rank that failed unexpectedly did so.
+        self.crash = ""
         #: When the Outcome came, on the monotonic clock.
         self.told = 0.0
 
@@ -225,6 +228,9 @@ class _Listener:
         if event["event"] == "result":
             self.told = time.monotonic()
             return Outcome.from_json(event["outcome"])
+        if event["event"] == "crashed":
+            self.crash = self.crash or f"{event['node']}: {event['error']}"
+            return None
         self._on_event(event)
         return None
 

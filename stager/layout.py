@@ -103,11 +103,12 @@ def rounded(extents: Iterable[Extent], size: int) -> tuple[Extent, ...]:
         (extent.offset // ALIGNMENT * ALIGNMENT, min(size, -(-extent.end // ALIGNMENT) * ALIGNMENT))
         for extent in extents
     ]
-    joined = _joined(wide, SMALLEST_HOLE)
-    if len(joined) > MOST_EXTENTS:
-        holes = sorted(after[0] - before[1] for before, after in pairwise(joined))
-        joined = _joined(joined, holes[-MOST_EXTENTS] + 1)
-    return tuple(Extent(begin, end - begin) for begin, end in joined)
+    spans = _joined(wide, SMALLEST_HOLE)
+    holes = [after[0] - before[1] for before, after in pairwise(spans)]
+    largest = sorted(range(len(holes)), key=holes.__getitem__)[-(MOST_EXTENTS - 1) :]
+    ends = [spans[number][1] for number in sorted(largest)] + [span[1] for span in spans[-1:]]
+    begins = [span[0] for span in spans[:1]] + [spans[number + 1][0] for number in sorted(largest)]
+    return tuple(Extent(begin, end - begin) for begin, end in zip(begins, ends, strict=True))
 
 
 def _joined(spans: Iterable[tuple[int, int]], hole: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from stager.errors import PolicyRefusal
+from stager.layout import ALIGNMENT
 from stager.route import Algorithm
 
 #: Where the plugin and stagectl look when nobody says otherwise.
@@ -74,6 +75,12 @@ def _memory(value: object) -> object:
     return None if value == "auto" else value
 
 
+def _whole_pages(size: ByteSize) -> ByteSize:
+    if size % ALIGNMENT:
+        raise ValueError(f"must be a multiple of {ALIGNMENT}")
+    return size
+
+
 Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
 #: A number, or 0 for ``auto``.
 Count = Annotated[int, BeforeValidator(_count)]
@@ -100,8 +107,11 @@ class Launch(_Section):
 class Transfer(_Section):
     """``[transfer]``: how the bytes move."""
 
-    #: Bytes of one message; below 2^31, since MPI counts are C ints.
-    chunk: Annotated[ByteSize, Field(ge=4096, le=1 << 30)] = ByteSize(2 * _MIB)
+    #: Bytes of one message: below 2^31, since MPI counts are C ints; above what MPI libraries send
+    #: unasked (64 KiB is usual), which a slow receiver would have to keep beside its ring.
+    chunk: Annotated[ByteSize, Field(ge=128 << 10, le=1 << 30), AfterValidator(_whole_pages)] = (
+        ByteSize(2 * _MIB)
+    )
     #: Bytes of buffers on each node, at least two chunks: what is being read, sent or written.
     #: None for what is best; "auto" in the file.
     memory: Memory = None

@@ -30,7 +30,7 @@ from stager.survey import Source, Survey, look_at_source, survey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: How often a source that changes while it is read, or a damaged holder, makes all start over.
+#: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
 #: Seconds between two progress events.
 _PROGRESS_PERIOD = 1.0
@@ -62,14 +62,16 @@ def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
     try:
         _check_world(comm, request, here)
         with _word(comm, request, here) as say:
+            items: list[ItemReport] = []
+            failures: list[Failure] = []
             try:
-                done = outcome(_stage(comm, request, here, watch), [])
+                items = _stage(comm, request, here, watch)
             except RefusedError as refused:
-                done = outcome([], refused.failures)
-            say(done.code)
+                failures = refused.failures
+            say(outcome(items, failures).code)
             # The job goes on when rank 0 has reported: by then every node must have its word.
             comm.Barrier()
-            return done
+            return outcome(items, failures)
     except RefusedError as refused:
         return outcome([], refused.failures)
 
@@ -135,13 +137,14 @@ def _word(
 def _stage(
     comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
 ) -> list[ItemReport]:
-    for attempt in range(1, _ATTEMPTS + 1):
+    attempts = 0
+    while True:
         try:
             return _stage_once(comm, request, here, watch)
         except StaleError as stale:
-            if attempt == _ATTEMPTS:
+            attempts += not stale.damaged
+            if attempts == _ATTEMPTS:
                 raise RefusedError([stale.why]) from None
-    raise AssertionError
 
 
 def _stage_once(

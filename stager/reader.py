@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Unit of a stat's st_blocks, in bytes.
 BLOCK = 512
+#: What a filesystem answers that knows nothing of holes.
+_NO_HOLES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 
 
 class FileReader:
@@ -46,13 +48,16 @@ class FileReader:
         while end < size:
             try:
                 begin = os.lseek(self.descriptor, end, os.SEEK_DATA)
+                hole = min(size, os.lseek(self.descriptor, begin, os.SEEK_HOLE))
             except OSError as error:
                 if error.errno == errno.ENXIO:  # nothing but a hole up to the end
                     return
-                raise
-            end = min(size, os.lseek(self.descriptor, begin, os.SEEK_HOLE))
-            if begin < end:
-                yield Extent(begin, end - begin)
+                if error.errno not in _NO_HOLES:
+                    raise
+                begin, hole = end, size
+            if begin < hole:
+                yield Extent(begin, hole - begin)
+            end = hole
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer``. Raises IntegrityError where the file ends early, SourceError on EIO."""

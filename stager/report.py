@@ -1,7 +1,7 @@
 """The ranks' outcome in, one summary line a file or one message a failure out. Pure.
 
 Ranks speak to the process that launched them by events, one line of JSON each on stdout:
-``started``, ``waiting``, ``progress``, and last ``result``.
+``started``, ``waiting``, ``progress``, and last ``result``; or ``crashed``, unforeseen.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -236,7 +237,16 @@ class _Digest:
 
 
 def _start(run: Callable[[], None]) -> threading.Thread:
+    def run_or_end() -> None:
+        try:
+            run()
+        except BaseException:
+            # A surprise. All ranks would wait for this thread for ever; the launcher ends them
+            # with this process.
+            traceback.print_exc()
+            os._exit(1)
+
     # A rank that dies of an error does not wait for its threads.
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run_or_end, daemon=True)
     thread.start()
     return thread

@@ -7,6 +7,9 @@ exception that nobody caught ends all ranks, where the others would wait for eve
 from __future__ import annotations
 
 import os
+import socket
+import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +44,19 @@ def main() -> None:
 
         rank.main()
     except BaseException as error:
+        _tell_why(error)
         set_abort_status(error)
         raise
+
+
+def _tell_why(error: BaseException) -> None:
+    """Say it to the launching process, for what MPI prints of the abort buries the traceback."""
+    from stager import report
+
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    sys.stdout.write(report.event("crashed", node=node, error=text) + "\n")
+    sys.stdout.flush()
 
 
 def _pass_over_absent_fabrics() -> None:

@@ -41,7 +41,7 @@ _RECORD_LIMIT = 64 * 1024
 # Not to wait for the other end of a named pipe, should somebody have put one there.
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -294,7 +294,7 @@ class _Nameless:
         self._folder = folder
         self._name = ""
         try:
-            self.descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
@@ -357,6 +357,7 @@ class Partial:
         with _raising(self._folder):
             os.ftruncate(self._file.descriptor, layout.size)
             for offset, length in layout.extents:
+                # Which reads the file where the filesystem has no such call of its own.
                 os.posix_fallocate(self._file.descriptor, offset, length)
 
     def write(self, data: memoryview, offset: int) -> None:

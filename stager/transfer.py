@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: Chunks that a rank awaits at once where they come in order. More would scatter what arrives over
 #: more memory than the processor's caches hold, before it is hashed and written.
 _AWAITED = 4
+#: Bytes of buffers that a rank takes unasked; most chunks at once, whose messages differ in tags.
+_MOST_MEMORY, _MOST_DEPTH = 256 << 20, 1 << 14
 #: A reader calls for others when it has been waited for during this share of the time, after so
 #: many chunks.
 _SLOW_READER, _TRIAL = 0.5, 16
@@ -90,7 +92,8 @@ def broadcast(
 
 def ring_depth(settings: Settings, size: int) -> int:
     """Chunks for which a rank in a world of ``size`` has buffers."""
-    return settings.depth or best_depth(size)
+    best = max(2, min(best_depth(size), _MOST_MEMORY // settings.chunk))
+    return min(settings.depth or best, _MOST_DEPTH)
 
 
 class _Turns:
@@ -315,7 +318,8 @@ class _Pump:
         if not done:
             return False
         completed = [self._tickets[number] for number in done]
-        left = [number for number in range(len(self._requests)) if number not in set(done)]
+        over = set(done)
+        left = [number for number in range(len(self._requests)) if number not in over]
         self._requests = [self._requests[number] for number in left]
         self._tickets = [self._tickets[number] for number in left]
         for index, to_come in completed:

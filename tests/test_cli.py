@@ -190,7 +190,7 @@ Options:
   --source TEXT      A file on shared storage, which one node reads.
   --root TEXT        Cache root to write beneath.  [default: the first]
   --size MIB         Most MiB of one message, and of the file that is written.
-                     [default: 256; x>=1]
+                     [default: 256; 1<=x<=16777216]
   --local N          Simulate N nodes on this machine, each with a folder for
                      its disk.  [0<=x<=256]
   --local-root PATH  Where --local keeps the disks of the simulated nodes.
@@ -689,7 +689,7 @@ def test_verbose_tells_where_the_time_of_a_failure_went(job: Desk) -> None:
 
 def test_bench_measures_and_leaves_no_file(desk: Desk) -> None:
     ran = desk.local("bench", "--size", "1", "--source", str(desk.source), "--json")
-    rates: list[dict[str, Any]] = json.loads(ran.out)
+    rates: list[dict[str, Any]] = json.loads(ran.out)["rates"]
     assert (ran.code, ran.err) == (0, "")
     assert [(rate["what"], rate["size"], rate["algorithm"]) for rate in rates] == [
         ("write", 1 << 20, ""), ("read", 1 << 20, ""), ("source", 300_000, ""),
@@ -725,6 +725,11 @@ def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
 def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:
     message = "stage: node1: /nowhere/img: No such file or directory\n"
     assert desk.local("bench", "--size", "1", "--source", "/nowhere/img") == Ran(4, "", message)
+    ran = desk.local("bench", "--size", "1", "--source", "/nowhere/img", "--json")
+    told = json.loads(ran.out)
+    assert (ran.code, ran.err, told["code"], told["rates"]) == (4, "", 4, [])
+    failure = {"code": 4, "message": "/nowhere/img: No such file or directory", "node": "node1"}
+    assert told["failures"] == [failure]
 
 
 def test_bench_outside_of_a_job_says_how_to_come_into_one(desk: Desk) -> None:

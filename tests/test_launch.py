@@ -401,6 +401,16 @@ def _is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def test_a_rank_that_nobody_foresaw_to_fail_is_named_above_what_mpi_says_of_it(
+    launcher: Launcher,
+) -> None:
+    lines = [report.event("crashed", node=node, error="KeyError: 'size'") for node in ("n3", "n1")]
+    script = f"{say('STARTED', 'FIRST', 'SECOND')}; echo MPI_ABORT was invoked >&2; exit 1"
+    assert launcher.failure(script, FIRST=lines[0], SECOND=lines[1]) == (
+        f"{CUT_OFF}: n3: KeyError: 'size'; submit again\n  MPI_ABORT was invoked"
+    )
+
+
 def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     message, _, pid = launcher.failure("echo $$; exec sleep 60", 0.3).partition("\n  ")
     assert message == f"MPI did not start within 0.3 s; {REMEDY}"

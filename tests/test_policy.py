@@ -113,10 +113,10 @@ def test_without_a_site_everything_lies_beneath_the_simulated_disks() -> None:
 @pytest.mark.parametrize(
     ("chunk", "count"),
     [
-        ("4096", 4_096),
-        ('"4KiB"', 4_096),
-        ('"64 KiB"', 65_536),
-        ('"1MB"', 1_000_000),
+        ("131072", 131_072),
+        ('"128KiB"', 131_072),
+        ('"1 MiB"', 1_048_576),
+        ('"4.096MB"', 4_096_000),
         ('"1GiB"', 1_073_741_824),
     ],
 )
@@ -272,9 +272,10 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
         ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
         (
-            "[transfer]\nchunk = 4095",
-            "transfer.chunk: Input should be greater than or equal to 4096",
+            "[transfer]\nchunk = 131071",
+            "transfer.chunk: Input should be greater than or equal to 131072",
         ),
+        ('[transfer]\nchunk = "1MB"', "transfer.chunk: must be a multiple of 4096"),
         (
             '[transfer]\nchunk = "1025MiB"',
             "transfer.chunk: Input should be less than or equal to 1073741824",

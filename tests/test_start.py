@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from stager import report
 from stager.launch import LOCAL_ENVIRONMENT, RANK, mpiexec_argv
 from stager.start import fabrics_to_try
 
@@ -69,6 +71,14 @@ def test_an_exception_in_one_rank_ends_all_of_them() -> None:
     done = run_ranks('raise RuntimeError("out of luck")')
     assert done.returncode == 1
     assert "RuntimeError: out of luck" in done.stderr
+    told = report.event("crashed", node=socket.gethostname(), error="RuntimeError: out of luck")
+    assert told in done.stdout.splitlines()
+
+
+def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
+    done = run_ranks("from stager.ring import _start; _start(lambda: 1 / 0)")
+    assert done.returncode != 0
+    assert "ZeroDivisionError: division by zero" in done.stderr
 
 
 def test_an_exit_with_a_code_ends_all_of_them_with_it() -> None:

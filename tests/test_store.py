@@ -100,14 +100,14 @@ def as_ordinary_user(act: Callable[[], T]) -> T:
     return as_user(USER, act) if os.getuid() == 0 else act()
 
 
-def on_tmpfs(folder: Path, options: str, act: Callable[[], T]) -> T:
+def on_tmpfs(folder: Path, options: str, act: Callable[[], T], kind: str = "tmpfs") -> T:
     """What ``act`` does in a child that alone has a fresh tmpfs at ``folder``; needs root."""
 
     def mount() -> T:
         new_mounts = 0x00020000  # CLONE_NEWNS
         assert ctypes.CDLL(None).unshare(new_mounts) == 0
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+        subprocess.run(["mount", "-t", kind, "-o", options, "none", folder], check=True)
         return act()
 
     return forked(mount)
@@ -489,6 +489,20 @@ def test_a_folder_that_may_be_written_but_not_read_can_be_published_into(home: P
     as_ordinary_user(act)
     (home / "dropbox").chmod(0o700)
     assert (home / "dropbox/file").read_bytes() == NEW
+
+
+@pytest.mark.root
+def test_a_filesystem_that_cannot_allocate_is_written_all_the_same(disk: Path) -> None:
+    def act() -> tuple[bytes, int]:
+        cache = open_cache(str(disk), 0)
+        partial = allocated(cache, len(NEW))
+        partial.write(memoryview(NEW), 0)
+        partial.seal(0o600, 0, MTIME)
+        partial.publish(str(disk / "file"))
+        partial.close()
+        return (disk / "file").read_bytes(), (disk / "file").stat().st_size
+
+    assert on_tmpfs(disk, "mode=755", act, "ramfs") == (NEW, len(NEW))
 
 
 # Full disks

@@ -13,9 +13,10 @@ import pytest
 
 from stager.agree import Here, RefusedError, together
 from stager.directive import Validate, Verify
-from stager.errors import DestinationError
+from stager.errors import DestinationError, SourceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
+from stager.reader import FileReader
 from stager.request import Settings, StageItem, StageRequest
 from stager.route import Algorithm
 from stager.store import Partial, open_cache
@@ -241,11 +242,47 @@ def test_a_damaged_holder_is_found_and_another_sends(world: World) -> None:
         assert item.received == ["node0", f"node{last}"]
 
 
+def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: World) -> None:
+    size, last = world.comm.size, world.comm.size - 1
+    world.run()
+    facts = world.copy.stat()
+    if world.comm.rank == last:
+        world.copy.unlink()
+    elif world.comm.rank < last - 1:
+        with world.copy.open("r+b") as file:
+            file.write(b"damage")
+        os.utime(world.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    world.comm.Barrier()
+    (item,) = world.run().items
+    assert world.copy.read_bytes() == DATA
+    assert item.senders == ([f"node{last - 1}"] if size > 1 else [])
+
+
+def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    if world.comm.rank == world.comm.size - 1:
+        world.copy.unlink()
+
+    class OnFailingDisk(FileReader):
+        def __init__(self, path: str) -> None:
+            if path == str(world.copy):
+                raise SourceError(f"{path}: Input/output error")
+            super().__init__(path)
+
+    monkeypatch.setattr("stager.delivery.FileReader", OnFailingDisk)
+    world.comm.Barrier()
+    (item,) = world.run().items
+    assert world.copy.read_bytes() == DATA
+    assert (item.senders, len(item.received)) == ([], world.comm.size)
+
+
 def test_a_refusal_belongs_to_the_phase_that_refused(world: World) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
-    assert list(world.run().phases) == ["survey"]
+    assert list(world.run().phases) == ["survey", "end"]
 
 
 def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
@@ -254,7 +291,7 @@ def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
     assert outcome.seconds <= time.monotonic() - begun
     assert list(outcome.phases) == [
-        "survey", "wait", "open", "read", "write", "broadcast", "fsync", "publish"
+        "survey", "wait", "open", "read", "write", "broadcast", "fsync", "publish", "end"
     ]  # fmt: skip
     assert min(outcome.phases.values()) >= 0
 

@@ -254,6 +254,12 @@ def test_a_ring_is_as_deep_as_the_way_is_long(size: int, depth: int) -> None:
     assert ring_depth(Settings(depth=3), size) == 3
 
 
+def test_a_ring_takes_no_more_memory_than_is_decent_unless_told() -> None:
+    assert ring_depth(Settings(chunk=64 << 20), 4) == 4
+    assert ring_depth(Settings(chunk=1 << 30), 4) == 2
+    assert ring_depth(Settings(chunk=1 << 30, depth=8), 4) == 8
+
+
 def test_a_ring_never_has_more_buffers_than_its_depth() -> None:
     ring = Ring(Layout.dense(100, 10), 3)
     assert [ring.take(index) for index in range(3)] == [True] * 3
