@@ -3,6 +3,7 @@
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
 #   make bench     beside other tools, on the test cluster; takes a while
+#   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
 #   make lint      formatting, types, import rules, the C code
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
@@ -13,6 +14,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	&& echo $$python && break; done)
 NODES ?= 4
 KIND ?= folder
+MINUTES ?= 10
 PREFIX ?= /opt/slurm-stage
 ROOT := $(filter 0,$(shell id -u))
 
@@ -21,7 +23,7 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 	libopenmpi-dev iproute2 gcc libc6-dev squashfs-tools cppcheck clang-tidy python3-venv \
 	python3-dev procps util-linux e2fsprogs
 
-.PHONY: demo test lint bench cluster install packages clean
+.PHONY: demo test lint bench soak cluster install packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -41,6 +43,10 @@ bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.bench
 	.venv/bin/python -m tests.bench.partial
 	.venv/bin/python -m tests.bench.startup
+	.venv/bin/python -m tests.bench.cache
+
+soak: .venv/.done packages
+	.venv/bin/python -m tests.cluster.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 cluster: .venv/.done packages
 	.venv/bin/python -m tests.cluster.site --nodes $(NODES) --nvme $(KIND)

@@ -79,6 +79,14 @@ def _sleep_until_all_are_here(comm: MPI.Intracomm) -> None:
         pause = min(2 * pause, _LONGEST_NAP)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The locks of this node's caches, and whether another job had to be waited for."""
+
+    locks: dict[store.Cache, store.Locks]
+    waited: bool
+
+
 @contextmanager
 def locked(
     comm: MPI.Intracomm,
@@ -86,12 +94,12 @@ def locked(
     wanted: Sequence[tuple[store.Cache, str]],
     timeout: float,
     waiting: Callable[[str, str, float], None],
-) -> Iterator[bool]:
+) -> Iterator[Held]:
     """Hold the locks of the ``wanted`` destinations on all nodes: all, or none while waiting.
 
     Jobs that want the same destinations on overlapping nodes can so never wait in a circle.
     ``waiting`` is told which node waits for whom, and for how many seconds already. Raises
-    RefusedError after ``timeout`` seconds. Yields whether it had to wait. Collective.
+    RefusedError after ``timeout`` seconds. Collective.
     """
     with ExitStack() as stack:
         locks: dict[store.Cache, store.Locks] = {}
@@ -113,7 +121,7 @@ def locked(
             waiting(node, holder, waited)
             time.sleep(pause * dice)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        yield pause != _FIRST_PAUSE
+        yield Held(locks, pause != _FIRST_PAUSE)
 
 
 def _open_locks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -15,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
-from stager import directive, job, launch, policy, report, request
+from stager import console, directive, job, launch, policy, report, request, staged_cli
 from stager.errors import LaunchError, PolicyRefusal, SourceError, StageError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from stager.directive import Directive
     from stager.job import JobContext
-    from stager.policy import Policy, Transfer
+    from stager.policy import Cache, Policy, Transfer
     from stager.report import Outcome, Rate
-    from stager.request import Settings, StageItem, StageRequest
+    from stager.request import Settings, Space, StageItem, StageRequest
 
     _Hear = Callable[[dict[str, Any]], None]
 
@@ -33,15 +32,8 @@ if TYPE_CHECKING:
 _LOG_PERIOD = 5.0
 #: In which the plugin passes a job's list of directives to the gate.
 _DIRECTIVES = "STAGE_DIRECTIVES"
-#: Columns of a table that goes to a file or pipe: enough for long paths on one line.
-_WIDE = 400
 _DEMO_SIZE = 256 << 20
 
-_config = click.option(
-    "--config", type=click.Path(path_type=Path), default=policy.DEFAULT_PATH, show_default=True,
-    help="The site's stage.toml.",
-)  # fmt: skip
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _local = click.option(
     "--local", type=click.IntRange(0, 256), metavar="N", default=0,
     help="Simulate N nodes on this machine, each with a folder for its disk.",
@@ -64,7 +56,7 @@ def main() -> NoReturn:
         code = cli.main(prog_name="stagectl", standalone_mode=False)
         sys.stdout.flush()
     except StageError as error:
-        _complain(str(error))
+        console.complain(str(error))
         code = error.code
     except click.ClickException as error:
         error.show()
@@ -72,7 +64,7 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     except OSError as error:
-        _complain(f"the output cannot be written: {error.strerror}")
+        console.complain(f"the output cannot be written: {error.strerror}")
         code = LaunchError.code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has no place
     sys.exit(code or 0)
@@ -87,14 +79,6 @@ def _open_streams() -> None:
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
-def _say(text: str) -> None:
-    click.echo(f"stage: {text}")
-
-
-def _complain(text: str) -> None:
-    click.echo(f"stage: {text}", err=True)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="slurm-stage", message="%(version)s")
 def cli() -> None:
@@ -105,8 +89,8 @@ def cli() -> None:
 @_values
 @_local
 @_local_root
-@_config
-@_json
+@console.config_option
+@console.json_option
 @click.option("--verbose", "-v", is_flag=True, help="Tell also where the time went.")
 def stage(
     values: tuple[str, ...],
@@ -129,8 +113,8 @@ def stage(
 @_values
 @_local
 @_local_root
-@_config
-@_json
+@console.config_option
+@console.json_option
 def plan(
     values: tuple[str, ...], local: int, local_root: Path | None, config: Path, as_json: bool
 ) -> int:
@@ -149,7 +133,7 @@ def _stage(
     verbose: bool = False,
 ) -> int:
     wishes = _parse(values)
-    with _Progress(_ignore if as_json else _say) as progress:
+    with _Progress(_ignore if as_json else console.say) as progress:
         if local:
             rules = policy.load_if_present(config) or policy.LOCAL
             items = request.resolve(wishes, rules)
@@ -161,9 +145,9 @@ def _stage(
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     else:
-        _render(outcome, _say, _complain)
+        _render(outcome, console.say, console.complain)
         if verbose:
-            _say(report.phase_line(outcome))
+            console.say(report.phase_line(outcome))
     return outcome.code
 
 
@@ -176,8 +160,8 @@ def _stage(
 )  # fmt: skip
 @_local
 @_local_root
-@_config
-@_json
+@console.config_option
+@console.json_option
 def bench(
     source: str, root: str, size: int, local: int, local_root: Path | None, config: Path,
     as_json: bool,
@@ -205,7 +189,7 @@ def bench(
         told = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
         click.echo(json.dumps(told, indent=1))
     elif outcome.failures:
-        _render(outcome, _say, _complain)
+        _render(outcome, console.say, console.complain)
     else:
         for line in report.rate_lines(rates):
             click.echo(line)
@@ -241,8 +225,12 @@ def _request(items: tuple[StageItem, ...], rules: Policy, nodes: int, **too: Any
     """What the ranks are asked to do by the site's rules; ``too`` are further fields."""
     return request.StageRequest(
         items=items, nodes=nodes, lock_timeout=rules.lock_timeout,
-        transfer=_settings(rules.transfer), **too,
+        transfer=_settings(rules.transfer), space=_space(rules.cache), **too,
     )  # fmt: skip
+
+
+def _space(rules: Cache) -> Space:
+    return request.Space(rules.keep_free, rules.keep_free_percent, rules.user_limit)
 
 
 def _settings(rules: Transfer) -> Settings:
@@ -306,14 +294,14 @@ def _render(outcome: Outcome, say: Callable[[str], None], complain: Callable[[st
 
 
 @cli.command(hidden=True)
-@_config
+@console.config_option
 @click.option("--script", type=click.Path(), help="The batch script, or - for stdin.")
 @click.option("--word", default="", help="Name of the file for the job's waiting tasks.")
 @click.option("--step", default="", help="Number of the step that waits.")
 @click.option("--task-prolog", is_flag=True, help="Speak Slurm's TaskProlog language.")
 def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bool) -> int:
     """Stage what a job's option and script ask for; the job's tasks wait for the exit code."""
-    say, complain = (_print_line, _print_line) if task_prolog else (_say, _complain)
+    say, complain = (_print_line, _print_line) if task_prolog else (console.say, console.complain)
     try:
         outcome = _pass_gate(config, script, word, step, say)
     except StageError as error:
@@ -368,7 +356,7 @@ def _read_head(path: str) -> list[str]:
     multiple=True,
     help="A batch script, whose #STAGE and #SBATCH --stage lines are checked.",
 )
-@_config
+@console.config_option
 @click.option("--quiet", is_flag=True, help="Say nothing of what is right.")
 def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
     """Check directives and batch scripts before submitting.
@@ -385,11 +373,11 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     if quiet:
         return 0
     for item in items:
-        _say(f"ok: {item.source} to {item.destination} ({item.options})")
+        console.say(f"ok: {item.source} to {item.destination} ({item.options})")
     if not items:
-        _say("ok: nothing to stage")
+        console.say("ok: nothing to stage")
     if rules is None:
-        _say(f"checked by the grammar alone: there is no {config} here")
+        console.say(f"checked by the grammar alone: there is no {config} here")
     return 0
 
 
@@ -399,62 +387,8 @@ def _read_submitted(script: Path) -> list[Directive]:
     return [*directive.parse_script(lines), *_parse(directive.sbatch_values(lines))]
 
 
-# status
-
-
-@cli.command()
-@click.option(
-    "--local-root",
-    type=click.Path(path_type=Path),
-    help="Show instead what `stage --local` keeps here.",
-)
-@_config
-@_json
-def status(local_root: Path | None, config: Path, as_json: bool) -> int:
-    """Show what is staged on this node for you."""
-    if local_root:
-        rules = policy.load_if_present(config) or policy.LOCAL
-        disks = _simulated_disks(local_root)
-    else:
-        rules = policy.load(config)
-        disks = {os.environ.get("SLURMD_NODENAME") or socket.gethostname(): ""}
-    _show_status(disks, rules.roots, as_json=as_json)
-    return 0
-
-
-def _simulated_disks(root: Path) -> dict[str, str]:
-    disks = [path for path in root.absolute().glob("node*") if path.is_dir()]
-    return {path.name: str(path) for path in sorted(disks, key=lambda p: (len(p.name), p.name))}
-
-
-def _show_status(disks: Mapping[str, str], roots: Sequence[str], *, as_json: bool) -> None:
-    from stager import status as records  # with its tables, only where a table is wanted
-
-    entries = [
-        entry
-        for node, disk in disks.items()
-        for entry in records.gather(node, disk, roots, os.getuid())
-    ]
-    if as_json:
-        click.echo(json.dumps([entry.to_json() for entry in entries], indent=1))
-    elif entries:
-        _print_table(records.HEADERS, records.rows(entries, time.time()))
-    else:
-        where = " or ".join(root or "/" for root in roots)
-        _say(f"nothing is staged for you beneath {where} on {', '.join(disks) or 'any node'}")
-
-
-def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers:
-        table.add_column(header, overflow="fold", justify="right" if header == "SIZE" else "left")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(table)
+for _command in staged_cli.COMMANDS:
+    cli.add_command(_command)
 
 
 # demo
@@ -480,8 +414,7 @@ def demo(nodes: int) -> int:
             if code:
                 return code
         click.echo(f"\n# what the nodes hold\n$ stagectl status --local-root {root}")
-        disks = _simulated_disks(root)
-        _show_status(disks, policy.LOCAL.roots, as_json=False)
+        staged_cli.show_status(staged_cli.Scope(staged_cli.simulated_disks(root)), policy.LOCAL)
     return 0
 
 
@@ -503,7 +436,7 @@ class _Progress:
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take one event of the ranks."""
-        if event["event"] == "progress" and sys.stdout.isatty() and self._say is _say:
+        if event["event"] == "progress" and sys.stdout.isatty() and self._say is console.say:
             self._draw(event)
         elif event["event"] == "progress" and self._is_time():
             self._say(

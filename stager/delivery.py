@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stager import store
 from stager.agree import Here, RefusedError, together
-from stager.directive import Verify
+from stager.directive import Lifetime, Verify
 from stager.errors import Failure, IntegrityError, SourceError, StageError
 from stager.layout import Extent, Layout, rounded
 from stager.manifest import VERSION, CopyFacts, Record
@@ -110,8 +110,7 @@ class Delivery:
         there are to send: holes are not sent. Raises RefusedError, or StaleError where the source
         changed meanwhile or a sender's copy proved damaged.
         """
-        if comm.rank in self.plan.current:
-            self._note_use()
+        together(comm, self.here, lambda: self._note_use(comm.rank in self.plan.current))
         if not self.plan.receivers:
             return Delivered(self.plan.digest, self.plan.senders[:1])
         watch.enter(Phase.OPEN)
@@ -271,6 +270,7 @@ class Delivery:
 
     def _record(self, copy: CopyFacts, digest: str) -> Record:
         now = int(time.time())
+        before = self.cache.load(self.item.destination)
         return Record(
             version=VERSION,
             source=self.item.source,
@@ -281,11 +281,21 @@ class Delivery:
             staged_at=now,
             used_at=now,
             used_by_job=self.job,
+            lifetime=self.item.lifetime,
+            pinned=bool(before and before.pinned),
         )
 
-    def _note_use(self) -> None:
-        record = self.cache.load(self.item.destination)
-        if record:
-            used = replace(record, used_at=int(time.time()), used_by_job=self.job)
-            with suppress(StageError):  # an unnoted use costs nothing but its note
-                self.cache.save(used)
+    def _note_use(self, current: bool) -> None:
+        if self.job:
+            store.note_use(self.here.uid, self.job, self.item.destination)
+        record = self.cache.load(self.item.destination) if current else None
+        if record is None or (self.cache.shared and self.here.uid):
+            return
+        # Who wants it kept is not outdone by who does not.
+        keep = Lifetime.CACHE in (record.lifetime, self.item.lifetime)
+        used = replace(
+            record, used_at=int(time.time()), used_by_job=self.job,
+            lifetime=Lifetime.CACHE if keep else Lifetime.JOB,
+        )  # fmt: skip
+        with suppress(StageError):  # an unnoted time costs nothing but its note
+            self.cache.save(used)

@@ -53,6 +53,18 @@ class Verify(StrEnum):
     READBACK = "readback"
 
 
+class Lifetime(StrEnum):
+    """How long a copy stays on a node."""
+
+    #: Until its room is needed for something else.
+    CACHE = "cache"
+    #: Until the last job that uses it has ended.
+    JOB = "job"
+
+
+_Option = Validate | Verify | Lifetime
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
     """One wish: ``source`` is to lie at ``destination`` on every node."""
@@ -61,15 +73,21 @@ class Directive:
     destination: str
     validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
+    lifetime: Lifetime = Lifetime.CACHE
 
     def __str__(self) -> str:
         validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
         verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
-        return f"{_escape(self.source)}:{_escape(self.destination)}{validate}{verify}"
+        lifetime = "" if self.lifetime is Lifetime.CACHE else f",lifetime={self.lifetime}"
+        return f"{_escape(self.source)}:{_escape(self.destination)}{validate}{verify}{lifetime}"
 
 
 #: The keys that may stand behind a destination, and their values.
-_OPTIONS: dict[str, type[Validate | Verify]] = {"validate": Validate, "verify": Verify}
+_OPTIONS: dict[str, type[_Option]] = {
+    "validate": Validate,
+    "verify": Verify,
+    "lifetime": Lifetime,
+}
 
 
 class _Char(NamedTuple):
@@ -285,7 +303,7 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
 def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
     _check_path(text, source, "source")
     _check_path(text, destination, "destination")
-    chosen: dict[str, Validate | Verify] = {}
+    chosen: dict[str, _Option] = {}
     for option in options:
         key, equals, value = option.value.partition("=")
         _check_key(text, option, key, chosen)
@@ -317,7 +335,7 @@ def _check_key(text: str, option: _Field, key: str, seen: Container[str]) -> Non
         raise DirectiveError(f"unknown option '{key}'{hint}", text, option.at)
 
 
-def _choice(text: str, value: _Field, choices: type[Validate | Verify]) -> Validate | Verify:
+def _choice(text: str, value: _Field, choices: type[_Option]) -> _Option:
     try:
         return choices(value.value)
     except ValueError:

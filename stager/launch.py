@@ -74,7 +74,7 @@ def srun_argv(job: JobContext, policy: Policy) -> list[str]:
         policy.launch.srun, "--jobid", str(job.job), "--job-name=stage", "--quiet", "--overlap",
         f"--mpi={policy.launch.mpi}", "--export=ALL", "-N", count, "-n", count,
         "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
-        "--kill-on-bad-exit=1", "--wait=0", "--input=none", *RANK,
+        "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
     ]  # fmt: skip
 
 

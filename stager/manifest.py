@@ -10,15 +10,15 @@ more time than all their other work.
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Self
 
 #: Version of the record's shape; a record of another version is treated as absent.
-VERSION = 1
+VERSION = 2
 #: Name of the folder beneath each cache root that holds the records.
 RECORDS_FOLDER = ".slurm-stage"
-#: Nanoseconds since 1970, which a file may also have from before.
-_TIMES = ("mtime_ns", "ctime_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class CopyFacts:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One staged file. ``digest`` is xxh3-128 in hexadecimal; times are seconds since 1970."""
+    """One staged file. ``digest`` is xxh3-128 in hexadecimal; times are seconds since 1970.
+
+    ``lifetime`` is a `directive.Lifetime`; what is ``pinned`` stays until its user says otherwise.
+    """
 
     version: int
     source: str
@@ -54,6 +57,8 @@ class Record:
     staged_at: int
     used_at: int
     used_by_job: int
+    lifetime: str
+    pinned: bool
 
     def to_json(self) -> str:
         """The text of the record's file."""
@@ -74,16 +79,20 @@ class Record:
         return record
 
 
-def _possible(name: str, value: object) -> bool:
-    """Whether the system could have given this value."""
-    match value:
-        case int():
-            return -(1 << 63) <= value < 1 << 63 if name in _TIMES else 0 <= value < 1 << 64
-        case str() if name == "digest":
-            return len(value) == 32 and all(digit in "0123456789abcdef" for digit in value)
-        case str():
-            return _is_path(value)
-    return True
+def _is_time(value: int) -> bool:
+    return -(1 << 63) <= value < 1 << 63
+
+
+def _is_number(value: int) -> bool:
+    return 0 <= value < 1 << 64
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 32 and not text.strip("0123456789abcdef")
+
+
+def _is_lifetime(text: str) -> bool:
+    return text in ("cache", "job")
 
 
 def _is_path(text: str) -> bool:
@@ -93,25 +102,55 @@ def _is_path(text: str) -> bool:
         return False
 
 
+def _is_any(_: object) -> bool:
+    return True
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) != len(pairs):
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise ValueError("a key is given twice")
-    return dict(pairs)
+    return found
+
+
+@cache
+def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
+    """Each field's type, and whether the system could have given a value of that type."""
+    # Once a shape: to ask dataclasses for each of thousands of records takes most of the time.
+    found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
+    for field in fields(shape):
+        assert isinstance(field.type, type)
+        by_type = _BY_TYPE.get(field.type, _is_any)
+        found[field.name] = field.type, _BY_NAME.get(field.name, by_type)
+    return found
+
+
+_BY_TYPE: dict[type, Callable[[Any], bool]] = {int: _is_number, str: _is_path}
+_BY_NAME: dict[str, Callable[[Any], bool]] = {
+    # Nanoseconds since 1970, which a file may also have from before.
+    "mtime_ns": _is_time,
+    "ctime_ns": _is_time,
+    "digest": _is_digest,
+    "lifetime": _is_lifetime,
+}
 
 
 def _build(shape: type, data: Any) -> Any:
     """``data`` as a ``shape``, with exactly the keys and types that the dataclass declares."""
-    if type(data) is not dict or data.keys() != {field.name for field in fields(shape)}:
+    known = _fields(shape)
+    if type(data) is not dict or data.keys() != known.keys():
         raise ValueError(f"the fields of {shape.__name__} differ")
-    values: dict[str, Any] = {}
-    for field in fields(shape):
-        value = data[field.name]
-        assert isinstance(field.type, type)
-        if is_dataclass(field.type):
-            value = _build(field.type, value)
-        if type(value) is not field.type:
-            raise ValueError(f"{field.name} is not {field.type.__name__}")
-        if not _possible(field.name, value):
-            raise ValueError(f"{field.name} is none that the system gives")
-        values[field.name] = value
-    return shape(**values)
+    values: list[Any] = []
+    for name, (kind, possible) in known.items():
+        value = data[name]
+        if kind in _NESTED:
+            value = _build(kind, value)
+        if type(value) is not kind:
+            raise ValueError(f"{name} is not {kind.__name__}")
+        if not possible(value):
+            raise ValueError(f"{name} is none that the system gives")
+        values.append(value)
+    return shape(*values)
+
+
+_NESTED = (SourceFacts, CopyFacts)

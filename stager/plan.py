@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.errors import Failure, SpaceError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -55,37 +53,3 @@ def make_plan(size: int, surveys: Sequence[Survey], readers: int = 0) -> Transfe
     # One holder sends alone: others would have to receive what it reads, and pass it on.
     senders = current[:1] or receivers[:most]
     return TransferPlan(size, receivers, current, senders, not current, digest)
-
-
-def shortages(
-    plans: Sequence[TransferPlan],
-    surveys: Sequence[Sequence[Survey]],
-    roots: Sequence[str],
-    needs: Sequence[int],
-) -> list[Failure]:
-    """A failure for every node and root without room for all that it is to receive.
-
-    ``plans[i]`` and ``roots[i]`` are of item i, which takes ``needs[i]`` bytes on a disk;
-    ``surveys[rank][i]`` is that rank's.
-    """
-    failures: list[Failure] = []
-    for rank, answers in enumerate(surveys):
-        wanted: dict[str, int] = {}
-        free: dict[str, int] = {}
-        for plan, answer, root, need in zip(plans, answers, roots, needs, strict=True):
-            free[root] = answer.free
-            if rank in plan.receivers:
-                wanted[root] = wanted.get(root, 0) + need
-        failures += [
-            Failure(SpaceError.code, _shortage(root, need, free[root]), answers[0].node)
-            for root, need in wanted.items()
-            if need > free[root]
-        ]
-    return failures
-
-
-def _shortage(root: str, need: int, free: int) -> str:
-    return (
-        f"{root}: {need} bytes are needed and {free} free, {need - free} too few; "
-        "make room or ask for nodes with more"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    model_validator,
 )
 
 from stager.errors import PolicyRefusal
@@ -90,6 +91,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Cache(_Section):
+    """``[cache]``: what staged files may take of each node's disks."""
+
+    #: Bytes, and percent of a disk, that a stage leaves free.
+    keep_free: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    keep_free_percent: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0
+    #: Most bytes that one user's copies may take on a node; 0 for no limit.
+    user_limit: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    #: Bytes beyond ``keep_free`` that are made free after each job, by the eviction of what was
+    #: used least recently, whosesoever it is; 0: nobody's copies go for another user.
+    headroom: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+
+
 class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
@@ -129,19 +143,47 @@ class Transfer(_Section):
         return 0 if self.memory is None else max(2, self.memory // self.chunk)
 
 
+class Metrics(_Section):
+    """``[metrics]``: figures of each node for Prometheus."""
+
+    #: File in node_exporter's textfile folder, ending in ``.prom``; empty for none.
+    textfile: Root | Literal[""] = ""
+
+
 class Policy(_Section):
     """The whole of stage.toml."""
 
     #: Node-local folders beneath which users may stage, each on a disk of the node.
     roots: Annotated[tuple[Root, ...], AfterValidator(_not_empty)]
+    #: Folders beneath ``roots`` to which users may stage; all of them where none is named.
+    destinations: tuple[Root, ...] = ()
+    #: Folders of root's own on the nodes: what root stages there, all users may use.
+    shared_roots: tuple[Root, ...] = ()
     #: Seconds that a job waits for another one that stages the same destination.
     lock_timeout: Seconds = 1800
+    cache: Cache = Cache()
     launch: Launch = Launch()
     transfer: Transfer = Transfer()
+    metrics: Metrics = Metrics()
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The folders beneath which users may stage."""
+        return self.destinations or self.roots
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        for folder in self.destinations:
+            if not any(f"{folder}/".startswith(f"{root}/") for root in self.roots):
+                raise ValueError(f"destinations: {folder} is not beneath one of roots")
+        for folder in self.shared_roots:
+            if folder in self.roots:
+                raise ValueError(f"shared_roots: {folder} is one of roots, where users stage")
+        return self
 
 
 #: For `stagectl --local` on a machine without stage.toml: the simulated nodes' whole disks.
-LOCAL = Policy.model_construct(roots=("",), lock_timeout=1800, launch=Launch(), transfer=Transfer())
+LOCAL = Policy.model_construct(roots=("",))
 
 
 def load(path: Path) -> Policy:
@@ -171,14 +213,14 @@ def load_if_present(path: Path) -> Policy | None:
         return Policy.model_validate(document)
     except ValidationError as error:
         faults = "; ".join(
-            f"{_key(fault['loc'])}: {_explain(fault['type'], fault['msg'])}"
-            for fault in error.errors()
+            _tell(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors()
         )
         raise PolicyRefusal(f"{path}: {faults}") from None
 
 
-def _key(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location if part != "[key]")
+def _tell(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in location if part != "[key]")
+    return f"{key}: {_explain(kind, message)}" if key else _explain(kind, message)
 
 
 #: Pydantic's kinds of faults that are better told in TOML's words.

@@ -1,6 +1,7 @@
 """Root's part: stage.toml and a uid in, the user's folders on this node's disks out.
 
-``python -I -m stager.prepare --config stage.toml UID``, run by the plugin or by the site's prolog.
+``python -I -m stager.prepare --config stage.toml UID``, run by the plugin, or by the site's prolog,
+which has it mark the job too (``--job``): the plugin does that itself.
 It imports the standard library alone, so that it is fast and that nothing else runs as root; and
 it touches the site's own cache roots and nothing that a user named. Where all was made it says so
 in a note, by which the plugin knows (prepare.c) that it need not run this again.
@@ -11,22 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import re
 import stat
 import sys
 import syslog
 import tomllib
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 #: The folder beneath each cache root, and beneath /run for the word; see `stager.store`.
-_FOLDERS_OF_ROOT = ".slurm-stage"
+FOLDERS_OF_ROOT = ".slurm-stage"
 _RUN, _FOLDER_OF_RUN = "/run", "slurm-stage"
+RUN_FOLDER = f"{_RUN}/{_FOLDER_OF_RUN}"
+#: Root's marks of the jobs that stage on this node; see `stager.store`.
+JOBS = f"{RUN_FOLDER}/jobs"
 #: The note beside a user's folder beneath /run, behind the uid.
 _NOTE = ".prepared"
 
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -38,10 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make what can be made; 1 where something could not, which syslog then explains."""
     parser = argparse.ArgumentParser(prog="stager.prepare", description=__doc__)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--job", type=int, default=0)
     parser.add_argument("uid", type=int)
     options = parser.parse_args(arguments)
     syslog.openlog("slurm-stage", syslog.LOG_PID)
-    return prepare(options.config, options.uid, lambda text: syslog.syslog(syslog.LOG_ERR, text))
+
+    def complain(text: str) -> None:
+        syslog.syslog(syslog.LOG_ERR, text)
+
+    code = prepare(options.config, options.uid, complain)
+    if options.job:
+        try:
+            mark_job(options.job, options.uid)
+        except OSError as error:
+            complain(f"job {options.job} is not marked: {error}")
+            code = 1
+    return code
 
 
 def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
@@ -50,8 +69,8 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     whole = True
     try:
         version = _version_of(config)  # before it is read: what is written later is not noted
-        places = [(root, _FOLDERS_OF_ROOT) for root in read_roots(config)]
-        gid = _group_of(uid)
+        places = [(root, FOLDERS_OF_ROOT) for root in read_rules(config).roots]
+        gid = group_of(uid)
     except OSError as error:
         complain(f"uid {uid}, {config}: {error.strerror}")
         return 1
@@ -82,7 +101,7 @@ def _version_of(config: str) -> str:
 def _note(uid: int, lines: Sequence[str]) -> None:
     """Leave the lines for the plugin: the version of stage.toml, the folders that users pass."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _opened(_RUN, None) as run, _opened(_FOLDER_OF_RUN, run) as parent:
+    with opened(_RUN, None) as run, opened(_FOLDER_OF_RUN, run) as parent:
         descriptor = os.open(f"{uid}{_NOTE}", flags, 0o600, dir_fd=parent)
         try:
             # At once: a reader meets all of it, or an empty file that tells it nothing.
@@ -91,21 +110,86 @@ def _note(uid: int, lines: Sequence[str]) -> None:
             os.close(descriptor)
 
 
-def read_roots(config: str) -> list[str]:
-    """The ``roots`` of stage.toml. Raises OSError, or ValueError where they are wrong."""
+def mark_job(job: int, uid: int) -> None:
+    """Have what the job uses stay on this node, until `stager.epilog` unmarks it."""
+    with (
+        opened(_RUN, None) as run,
+        _made(run, _FOLDER_OF_RUN, 0o755) as parent,
+        _made(parent, os.path.basename(JOBS), 0o711) as jobs,
+    ):
+        os.fchmod(jobs, 0o711)  # which jobs there are is not for all to list
+        os.close(os.open(f"{job}.{uid}", _CREATE, 0o644, dir_fd=jobs))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of stage.toml concerns root: folders, bytes, and percent of a disk."""
+
+    roots: list[str]
+    shared_roots: list[str]
+    keep_free: int
+    keep_free_percent: float
+    headroom: int
+    #: Prometheus' file, empty for none.
+    textfile: str
+
+
+def read_rules(config: str) -> Rules:
+    """The rules in stage.toml. Raises OSError, or ValueError where they are wrong."""
     with open(config, "rb") as file:
         document = tomllib.load(file)
     if "roots" not in document:
         raise ValueError("roots is missing")
-    roots: Any = document["roots"]
-    if not isinstance(roots, list) or not all(
-        isinstance(root, str) and root.startswith("/") for root in roots
+    roots, shared = (_folders(document, key) for key in ("roots", "shared_roots"))
+    cache, metrics = (_section(document, name) for name in ("cache", "metrics"))
+    percent = cache.get("keep_free_percent", 0)
+    if not isinstance(percent, int | float) or not 0 <= percent < 100:
+        raise ValueError("cache.keep_free_percent is not from 0 to 100")
+    textfile = metrics.get("textfile", "")
+    if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
+        raise ValueError("metrics.textfile is not an absolute path")
+    keep_free, headroom = (_bytes(cache, key) for key in ("keep_free", "headroom"))
+    return Rules(roots, shared, keep_free, percent, headroom, textfile)
+
+
+def _folders(document: dict[str, Any], key: str) -> list[str]:
+    folders: Any = document.get(key, [])
+    if not isinstance(folders, list) or not all(
+        isinstance(folder, str) and folder.startswith("/") for folder in folders
     ):
-        raise ValueError("roots is not a list of absolute paths")
-    return roots
+        raise ValueError(f"{key} is not a list of absolute paths")
+    return folders
 
 
-def _group_of(uid: int) -> int:
+def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    section = document.get(name, {})
+    if not isinstance(section, dict):
+        raise ValueError(f"{name} is not a table")  # noqa: TRY004 - one kind for the caller
+    return section
+
+
+#: As pydantic's ByteSize, by which `stager.policy` reads the same file.
+_UNITS = {
+    "": 1, "b": 1,
+    **{name: 1000**power for power, name in enumerate("kmgtpe", 1)},
+    **{f"{name}b": 1000**power for power, name in enumerate("kmgtpe", 1)},
+    **{f"{name}ib": 1024**power for power, name in enumerate("kmgtpe", 1)},
+}  # fmt: skip
+_BYTES = re.compile(r"\s*(\d*\.?\d+)\s*(\w*)\s*")
+
+
+def _bytes(section: dict[str, Any], key: str) -> int:
+    value = section.get(key, 0)
+    if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
+        number, unit = found.groups()
+        if unit.lower() in _UNITS:
+            return int(float(number) * _UNITS[unit.lower()])
+    if type(value) is not int or value < 0:
+        raise ValueError(f"cache.{key} is not a number of bytes")
+    return value
+
+
+def group_of(uid: int) -> int:
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
@@ -118,7 +202,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
     Every step goes by descriptors and refuses links, so that nobody who may write in ``root`` can
     lead it elsewhere. Raises OSError, or UnsafeError for a folder that somebody else made.
     """
-    with _opened(root, None) as base, _made(base, folder, 0o755) as parent:
+    with opened(root, None) as base, _made(base, folder, 0o755) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
             raise UnsafeError(f"made by uid {facts.st_uid}, not by root alone; remove it")
@@ -135,7 +219,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
 
 
 @contextmanager
-def _opened(name: str, folder: int | None) -> Iterator[int]:
+def opened(name: str, folder: int | None) -> Iterator[int]:
     descriptor = os.open(name, _OPEN_FOLDER, dir_fd=folder)
     try:
         yield descriptor
@@ -147,7 +231,7 @@ def _opened(name: str, folder: int | None) -> Iterator[int]:
 def _made(folder: int, name: str, mode: int) -> Iterator[int]:
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
-    with _opened(name, folder) as descriptor:
+    with opened(name, folder) as descriptor:
         yield descriptor
 
 

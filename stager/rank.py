@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from stager import report, store
-from stager.agree import Here, RefusedError, locked, together
+from stager import evict, report, store
+from stager.agree import Held, Here, RefusedError, locked, together
 from stager.delivery import Delivered, Delivery, StaleError
 from stager.directive import Validate
 from stager.errors import MPI_REMEDY, Failure, LaunchError
+from stager.guard import Guard
 from stager.phases import Phase, Stopwatch, process_begun
-from stager.plan import TransferPlan, make_plan, shortages
-from stager.report import ItemReport, Outcome
+from stager.plan import TransferPlan, make_plan
+from stager.report import Evicted, ItemReport, Outcome
 from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
-from stager.survey import Source, Survey, look_at_source, survey
+from stager.survey import Source, Survey, for_all, look_at_source, survey, survey_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,17 +48,38 @@ def main() -> None:
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
     act = _measure if request.bench else run
-    outcome = act(comm, request, _here(request, comm.rank), watch)
+    here = _here(request, comm.rank)
+    with _guarded(comm, request, here):
+        outcome = act(comm, request, here, watch)
     if comm.rank == 0:
         _tell("result", outcome=outcome.to_json())
+
+
+@contextmanager
+def _guarded(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Iterator[None]:
+    """End this rank when another one dies: it would be waited for in vain. Collective."""
+
+    def lost(node: str) -> None:
+        _tell("crashed", node=node, error="the rank is gone, or its slurmstepd")
+        os._exit(1)
+
+    if request.local_root or comm.size == 1:  # mpiexec sees to it by itself
+        yield
+        return
+    guard = Guard(here.name, lost)
+    guard.watch(comm.allgather(guard.address), comm.rank)
+    yield
+    guard.leave()
 
 
 def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch) -> Outcome:
     """Stage all items, or tell why not; on every rank the same, but for times. Collective."""
 
+    evicted: list[Evicted] = []
+
     def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
         watch.enter(Phase.END)
-        return Outcome(items, failures, watch.total, request.dry_run, watch.seconds)
+        return Outcome(items, failures, watch.total, request.dry_run, watch.seconds, evicted)
 
     try:
         _check_world(comm, request, here)
@@ -65,15 +87,35 @@ def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
             items: list[ItemReport] = []
             failures: list[Failure] = []
             try:
-                items = _stage(comm, request, here, watch)
+                items = _stage(comm, request, here, watch, evicted)
             except RefusedError as refused:
                 failures = refused.failures
-            say(outcome(items, failures).code)
+            code = outcome(items, failures).code
+            _note_figures(here, request, items, evicted, code, watch.total)
+            say(code)
             # The job goes on when rank 0 has reported: by then every node must have its word.
             comm.Barrier()
             return outcome(items, failures)
     except RefusedError as refused:
         return outcome([], refused.failures)
+
+
+def _note_figures(
+    here: Here,
+    request: StageRequest,
+    items: Sequence[ItemReport],
+    evicted: Sequence[Evicted],
+    code: int,
+    seconds: float,
+) -> None:
+    """What this node's figures for the administrator gain by this stage."""
+    if request.job and not request.dry_run:
+        hits = sum(here.name in item.current for item in items)
+        misses = sum(here.name in item.received for item in items)
+        gone = sum(one.node == here.name for one in evicted)
+        store.note_figures(
+            here.uid, request.job, (hits, misses, gone, int(code != 0), seconds)
+        )  # fmt: skip
 
 
 def _measure(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch) -> Outcome:
@@ -135,12 +177,16 @@ def _word(
 
 
 def _stage(
-    comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
+    comm: MPI.Intracomm,
+    request: StageRequest,
+    here: Here,
+    watch: Stopwatch,
+    evicted: list[Evicted],
 ) -> list[ItemReport]:
     attempts = 0
     while True:
         try:
-            return _stage_once(comm, request, here, watch)
+            return _stage_once(comm, request, here, watch, evicted)
         except StaleError as stale:
             attempts += not stale.damaged
             if attempts == _ATTEMPTS:
@@ -148,32 +194,39 @@ def _stage(
 
 
 def _stage_once(
-    comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch
+    comm: MPI.Intracomm,
+    request: StageRequest,
+    here: Here,
+    watch: Stopwatch,
+    evicted: list[Evicted],
 ) -> list[ItemReport]:
     watch.enter(Phase.SURVEY)
     looks = together(comm, here, lambda: _look(comm.rank, request, here))
     sources = looks[0].sources
     items = _settle(request.items, [look.folders for look in looks])
     caches = looks[comm.rank].caches
-    wanted = list(zip(caches, (item.destination for item in items), strict=True))
-    if request.dry_run:
-        wanted = []  # a plan waits for nobody
+    wanted = [
+        (cache, item.destination)
+        for cache, item in zip(caches, items, strict=True)
+        # A plan waits for nobody, and who uses what is root's has nothing to lock there.
+        if not request.dry_run and not (item.shared and here.uid)
+    ]
 
     def waiting(node: str, holder: str, seconds: float) -> None:
         if comm.rank == 0:
             _tell("waiting", node=node, holder=holder, seconds=seconds)
 
     watch.enter(Phase.WAIT)
-    with locked(comm, here, wanted, request.lock_timeout, waiting) as waited:
+    with locked(comm, here, wanted, request.lock_timeout, waiting) as held:
         watch.enter(Phase.SURVEY)
         begun = time.monotonic()
-        if waited:  # what was seen of the sources then may have changed since
-            sources = together(comm, here, lambda: _look_at_sources(comm.rank, items))[0]
+        if held.waited:  # what was seen of the sources then may have changed since
+            sources = together(comm, here, lambda: _look_at_sources(comm.rank, items, here))[0]
         surveys = together(
             comm,
             here,
             lambda: [
-                survey(item, here.path(item.destination), source, cache, here.name)
+                _survey(item, source, cache, here)
                 for item, source, cache in zip(items, sources, caches, strict=True)
             ],
             patient=any(item.validate is Validate.CHECKSUM for item in items),
@@ -183,9 +236,13 @@ def _stage_once(
             make_plan(source.facts.size, answers, request.transfer.readers)
             for source, answers in zip(sources, by_item, strict=True)
         ]
-        roots = [item.root for item in items]
-        if short := shortages(plans, surveys, roots, [source.allocated for source in sources]):
-            raise RefusedError(short)
+        wishes = [
+            evict.Wish(item.root, cache, item.destination, source.allocated)
+            for item, cache, source, plan in zip(items, caches, sources, plans, strict=True)
+            if comm.rank in plan.receivers
+        ]
+        if any(plan.receivers for plan in plans):
+            evicted += _make_room(comm, request, here, items, wishes, held)
         reports: list[ItemReport] = []
         for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
             delivered = Delivered(plan.digest, plan.senders[:1])
@@ -197,6 +254,39 @@ def _stage_once(
             seconds, begun = time.monotonic() - begun, time.monotonic()
             reports.append(_report(item, plan, by_item[index], delivered, seconds))
         return reports
+
+
+def _survey(item: StageItem, source: Source, cache: store.Cache, here: Here) -> Survey:
+    look = survey_shared if item.shared and here.uid else survey
+    return look(item, here.path(item.destination), source, cache, here.name)
+
+
+def _make_room(
+    comm: MPI.Intracomm,
+    request: StageRequest,
+    here: Here,
+    items: Sequence[StageItem],
+    wishes: Sequence[evict.Wish],
+    held: Held,
+) -> list[Evicted]:
+    """Have room for the ``wishes`` on all nodes, or refuse and remove nothing. Collective."""
+    wanted = [item.destination for item in items]
+    rooms: list[evict.Room] = []
+
+    def plan() -> list[Evicted]:
+        rooms.extend(evict.rooms(wishes, wanted, request.space, here.disk))
+        return [
+            Evicted(here.name, one.record.destination, one.size)
+            for room in rooms
+            for _, one in room.plan()
+        ]
+
+    gone = together(comm, here, plan)
+    if any(gone) and not request.dry_run:
+        gone = together(
+            comm, here, lambda: [one for room in rooms for one in room.make(held.locks, here.name)]
+        )
+    return [one for every in gone for one in every]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +301,21 @@ class _Look:
 def _look(rank: int, request: StageRequest, here: Here) -> _Look:
     items = request.items
     open_cache = store.plan_cache if request.dry_run else store.open_cache
-    sources = _look_at_sources(rank, items)
-    caches = tuple(open_cache(here.path(item.root), here.uid) for item in items)
+    sources = _look_at_sources(rank, items, here)
+    caches = tuple(open_cache(here.path(item.root), here.uid, shared=item.shared) for item in items)
     folders = tuple(os.path.isdir(here.path(item.destination)) for item in items)
     return _Look(caches, folders, sources)
 
 
-def _look_at_sources(rank: int, items: Sequence[StageItem]) -> tuple[Source, ...]:
+def _look_at_sources(rank: int, items: Sequence[StageItem], here: Here) -> tuple[Source, ...]:
     # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
-    return tuple(look_at_source(item.source) for item in items) if rank == 0 else ()
+    return tuple(_look_at_source(item, here) for item in items) if rank == 0 else ()
+
+
+def _look_at_source(item: StageItem, here: Here) -> Source:
+    # What root staged is for those only who might have read the source themselves.
+    source = look_at_source(item.source, to_be_read=item.shared)
+    return for_all(item.source, source) if item.shared and here.uid == 0 else source
 
 
 def _settle(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Fold = Callable[[list[str]], str]
 
+#: Evicted files that are named one by one.
+_MOST_EVICTED = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -43,6 +45,15 @@ class ItemReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    """A copy that had to go on a node to make room, and the bytes that it took there."""
+
+    node: str
+    destination: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What all ranks agreed on: the files done, or the failures; never both in part."""
 
@@ -52,6 +63,8 @@ class Outcome:
     seconds: float
     dry_run: bool = False
     phases: dict[str, float] = field(default_factory=dict)
+    #: The copies that had to go to make room.
+    evicted: list[Evicted] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -71,6 +84,7 @@ class Outcome:
             data["seconds"],
             data["dry_run"],
             data["phases"],
+            [Evicted(**one) for one in data["evicted"]],
         )
 
 
@@ -103,7 +117,8 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     if outcome.failures:
         return failure_lines(outcome.failures, fold)
     tell = _planned_line if outcome.dry_run else _item_line
-    return [tell(item, fold) for item in outcome.items]
+    evicted = _evicted_lines(outcome, fold)
+    return [*evicted, *(tell(item, fold) for item in outcome.items)]
 
 
 def phase_line(outcome: Outcome) -> str:
@@ -154,6 +169,21 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
         f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
+    """What had to go, each file once with its nodes; a long list in one line."""
+    gone = "would be evicted" if outcome.dry_run else "evicted"
+    nodes: dict[str, list[str]] = {}
+    for one in outcome.evicted:
+        nodes.setdefault(one.destination, []).append(one.node)
+    if len(nodes) > _MOST_EVICTED:
+        total = bytes_text(sum(one.size for one in outcome.evicted))
+        everywhere = _nodes(sorted({one.node for one in outcome.evicted}), fold)
+        return [f"{len(nodes)} files {gone} on {everywhere} to make room: {total} in all"]
+    return [
+        f"{path}: {gone} on {_nodes(where, fold)} to make room" for path, where in nodes.items()
+    ]
 
 
 def _planned_line(item: ItemReport, fold: Fold) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from stager.directive import Directive, Validate, Verify, merge
+from stager.directive import Directive, Lifetime, Validate, Verify, merge
 from stager.errors import PolicyRefusal, UsageError
 from stager.manifest import RECORDS_FOLDER
 from stager.route import Algorithm
@@ -38,14 +38,30 @@ class StageItem:
     source: str
     destination: str
     root: str
-    validate: Validate
+    validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
+    lifetime: Lifetime = Lifetime.CACHE
+    #: Whether ``root`` is the site's own: root stages there, and all may use it.
+    shared: bool = False
 
     @property
     def options(self) -> str:
         """What the directive says behind the destination."""
         verify = "" if self.verify is Verify.STREAM else f", verify={self.verify}"
-        return f"validate={self.validate}{verify}"
+        lifetime = "" if self.lifetime is Lifetime.CACHE else f", lifetime={self.lifetime}"
+        return f"validate={self.validate}{verify}{lifetime}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back; there may be thousands, so it is short."""
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StageItem:
+        """The item that `to_json` wrote."""
+        kinds = {"validate": Validate, "verify": Verify, "lifetime": Lifetime}
+        chosen = {name: kind(data[name]) for name, kind in kinds.items() if name in data}
+        return cls(**{**data, **chosen})
 
     @property
     def name(self) -> str:
@@ -70,6 +86,17 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Space:
+    """What the site wants of each node's disks: bytes, and percent of a disk, that stay free; the
+    most bytes that a user's copies may take on a node, 0 for no limit.
+    """
+
+    keep_free: int = 0
+    keep_free_percent: float = 0.0
+    user_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageRequest:
     """All that the ranks need to know; sizes in bytes, times in seconds."""
 
@@ -77,6 +104,7 @@ class StageRequest:
     nodes: int
     lock_timeout: float
     transfer: Settings = Settings()
+    space: Space = Space()
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
     #: Names the job for the tasks that wait on each node, with the number of their step and their
@@ -93,7 +121,8 @@ class StageRequest:
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back. Raises UsageError if it is too long."""
-        text = json.dumps(asdict(self), ensure_ascii=False)
+        items = [item.to_json() for item in self.items]
+        text = json.dumps({**asdict(self), "items": items}, ensure_ascii=False)
         if len(os.fsencode(text)) > _LONGEST:
             raise UsageError("too many directives for one job: stage an archive instead")
         return text
@@ -101,20 +130,12 @@ class StageRequest:
     @classmethod
     def from_json(cls, text: str) -> StageRequest:
         """The request that `to_json` wrote."""
-        fields = json.loads(text)
-        items = tuple(
-            StageItem(
-                **{
-                    **item,
-                    "validate": Validate(item["validate"]),
-                    "verify": Verify(item["verify"]),
-                }
-            )
-            for item in fields.pop("items")
-        )
-        transfer = fields.pop("transfer")
+        data = json.loads(text)
+        items = tuple(StageItem.from_json(item) for item in data.pop("items"))
+        transfer = data.pop("transfer")
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
-        return cls(items=items, transfer=Settings(**transfer), **fields)
+        space = Space(**data.pop("space"))
+        return cls(items=items, transfer=Settings(**transfer), space=space, **data)
 
 
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
@@ -148,7 +169,8 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
     destination = "/" + "/".join(parts)
     # A root is a folder, written with a '/' at its end or not.
-    if directive.destination.endswith("/") or destination in ("/", *policy.roots):
+    known = (*policy.roots, *policy.shared_roots, *policy.allowed)
+    if directive.destination.endswith("/") or destination in ("/", *known):
         name = directive.source.rstrip("/").rpartition("/")[2]
         if name in ("", ".", ".."):
             raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
@@ -157,15 +179,20 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         raise UsageError(f"{destination} is source and destination at once")
     if RECORDS_FOLDER in parts:
         raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
-    root = _root_of(destination, policy.roots)
-    return StageItem(directive.source, destination, root, directive.validate, directive.verify)
-
-
-def _root_of(destination: str, roots: tuple[str, ...]) -> str:
-    above = [root for root in roots if destination.startswith(root + "/")]
-    if not above:
+    root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
+    shared = root in policy.shared_roots
+    if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
         raise PolicyRefusal(
             f"{destination} is not beneath a folder that this site stages to; "
-            f"choose a destination beneath {' or '.join(roots)}"
+            f"choose a destination beneath {' or '.join(policy.allowed)}"
         )
-    return max(above, key=len)
+    return StageItem(
+        directive.source, destination, root, directive.validate, directive.verify,
+        directive.lifetime, shared,
+    )  # fmt: skip
+
+
+def _folder_above(path: str, folders: Iterable[str]) -> str | None:
+    """The nearest of the ``folders`` that ``path`` lies beneath."""
+    above = [folder for folder in folders if path.startswith(f"{folder}/")]
+    return max(above, key=len, default=None)

@@ -1,71 +1,233 @@
-"""Records of a node in, rows of a table out: what lies where, how old, and if it still fits."""
+"""Records of nodes in, tables out: what lies where, how old, in what state, and what room is left.
+
+`look` is run on a node, by itself or when `gather` asks it; all else is pure, but for the names of
+users, which the caller gives.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stager.errors import StageError
-from stager.report import bytes_text, seconds_text
-from stager.store import look_for_cache
+from stager import store
+from stager.directive import Lifetime
+from stager.errors import StageError, printable
+from stager.manifest import RECORDS_FOLDER, Record
+from stager.report import bytes_text
 from stager.survey import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from stager.manifest import Record
+    from stager.manifest import SourceFacts
 
-HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "SOURCE", "LAST JOB")
+    Fold = Callable[[list[str]], str]
+    Row = tuple[str, ...]
+
+HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB")
+FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
+USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
+#: What stands to the right in its column.
+_TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
+
+#: A record is some 600 bytes and two paths; more than this is not ours (see `store`).
+_RECORD_LIMIT = 64 * 1024
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: The end of the name of a job's list of what it uses; see `store.note_use`.
+_USES = ".uses"
+
+
+class Entry(NamedTuple):
+    """One recorded file of one node; bytes, and seconds since 1970.
+
+    ``state`` is one of: ``current``; ``stale``: the source is another now; ``changed``: the copy
+    is; ``gone``: the copy is missing; ``source gone``: the copy is as it was, but its source is not
+    to be seen from here; ``whole``: the copy is as it was, and another user's source is not looked
+    at. ``jobs`` use it now; ``user`` is the uid of its owner.
+    """
+
+    destination: str
+    source: str
+    size: int
+    digest: str
+    staged_at: int
+    used_at: int
+    used_by_job: int
+    lifetime: str
+    pinned: bool
+    jobs: list[int]
+    state: str
+    user: int
+    shared: bool
+
+
+class Room(NamedTuple):
+    """A cache root of a node: bytes that are free for users, and bytes in all."""
+
+    root: str
+    free: int
+    size: int
+
+
+class Unread(NamedTuple):
+    """The file of a record that counts as absent, and why."""
+
+    path: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One recorded file of one node; ``state`` is ``current``, ``stale``, ``changed``, ``gone``.
+class NodeStatus:
+    """What one node holds for a user; entries are sorted by destination."""
 
-    ``stale``: the source is another now; ``changed``: the copy is; ``gone``: the copy is missing;
-    ``source gone``: the copy is as it was, but its source is not to be seen from here.
-    """
+    entries: list[Entry] = field(default_factory=list)
+    rooms: list[Room] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
 
-    node: str
-    record: Record
-    state: str
+    def to_wire(self) -> dict[str, Any]:
+        """A short JSON object, which `from_wire` reads back."""
+        return {"entries": self.entries, "rooms": self.rooms, "unread": self.unread}
+
+    @classmethod
+    def from_wire(cls, said: dict[str, Any]) -> NodeStatus:
+        """What `to_wire` made."""
+        return cls(
+            [Entry(*entry) for entry in said["entries"]],
+            [Room(*room) for room in said["rooms"]],
+            [Unread(*one) for one in said["unread"]],
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object: the record's fields with the node and the state."""
-        return {"node": self.node, "state": self.state, **asdict(self.record)}
+        """A JSON object for the user's programs."""
+        return {
+            "entries": [entry._asdict() for entry in self.entries],
+            "roots": [room._asdict() for room in self.rooms],
+            "unreadable": [one._asdict() for one in self.unread],
+        }
 
 
-def gather(node: str, disk: str, roots: Iterable[str], uid: int) -> list[Entry]:
-    """The user's entries beneath ``roots`` of the node whose disk is seen at ``disk``, sorted."""
-    entries: list[Entry] = []
-    for root in roots:
+# On the node.
+
+
+def look(
+    disk: str, roots: Iterable[str], shared_roots: Iterable[str], *, everyone: bool = False
+) -> NodeStatus:
+    """What the node whose disk is seen at ``disk`` holds for this user, and for all users.
+
+    ``everyone`` asks for what it holds for each user, which only root may see.
+    """
+    seen = NodeStatus()
+    places = [(root, False) for root in roots] + [(root, True) for root in shared_roots]
+    sources: dict[str, SourceFacts | None] = {}
+    for root, shared in places:
+        with suppress(OSError):
+            room = os.statvfs(f"{disk}{root}" or "/")
+            seen.rooms.append(
+                Room(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
+            )
+        for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
+            jobs = jobs_using(None if shared else cache.uid)
+            for record in _records(cache, seen.unread):
+                # Root may look at a user's copies, but not go wherever a user points it to.
+                ours = cache.shared or cache.uid == os.getuid()
+                state = _state(record, disk, sources if ours else None)
+                seen.entries.append(_entry(record, cache, state, jobs))
+    seen.entries.sort(key=lambda entry: (entry.destination, entry.user))
+    return seen
+
+
+def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[store.Cache]:
+    uids = [0 if shared else os.getuid()]
+    if everyone and os.getuid() == 0 and not shared:
+        with suppress(OSError):
+            uids = sorted(int(n) for n in os.listdir(f"{root}/{RECORDS_FOLDER}") if n.isdecimal())
+    for uid in uids:
+        with suppress(StageError):  # nothing was ever staged here for this user
+            yield store.look_for_cache(root, uid, shared=shared)
+
+
+def jobs_using(uid: int | None) -> dict[str, list[int]]:
+    """The running jobs of one user, by each destination that they use; None asks for all users.
+
+    Of the jobs of others nobody but root learns anything.
+    """
+    found: dict[str, list[int]] = {}
+    owners = [str(uid)] if uid is not None else _owners()
+    for owner in owners:
+        with suppress(OSError):
+            for name in sorted(os.listdir(f"{store.WORDS}/{owner}")):
+                job = name.removesuffix(_USES)
+                if job == name or not os.path.exists(f"{store.LIVE_JOBS}/{job}.{owner}"):
+                    continue
+                for destination in store.uses_of(owner, job) if job.isdecimal() else ():
+                    found.setdefault(destination, []).append(int(job))
+    return found
+
+
+def _owners() -> list[str]:
+    with suppress(OSError):
+        return [name for name in os.listdir(store.WORDS) if name.isdecimal()]
+    return []
+
+
+def _records(cache: store.Cache, unread: list[Unread]) -> Iterator[Record]:
+    """All records of ``cache``; those that cannot be trusted are told in ``unread``."""
+    folder = f"{cache.folder}/records"
+    names: list[str] = []
+    with suppress(OSError):
+        names = os.listdir(folder)
+    for name in names:
+        path = f"{folder}/{name}"
         try:
-            cache = look_for_cache(disk + root, uid)
-        except StageError:
-            continue  # nothing was ever staged here for this user
-        entries += [Entry(node, record, _state(record, disk)) for record in cache.records()]
-    return sorted(entries, key=lambda entry: entry.record.destination)
+            record = Record.from_json(_read(path, cache.uid))
+            if cache.record_path(record.destination) != path:
+                raise ValueError(f"it is of {record.destination}, which has another file")
+        except FileNotFoundError:
+            continue  # evicted at this moment
+        except OSError as error:
+            unread.append(Unread(path, error.strerror or str(error)))
+        except ValueError as error:
+            unread.append(Unread(path, str(error)))
+        else:
+            yield record
 
 
-def rows(entries: Sequence[Entry], now: float) -> list[tuple[str, ...]]:
-    """A table's rows, as HEADERS names them; ``now`` in seconds since 1970."""
-    return [
-        (
-            entry.node,
-            entry.record.destination,
-            bytes_text(entry.record.copy_facts.size),
-            f"{seconds_text(max(0.0, now - entry.record.staged_at))} ago",
-            entry.state,
-            entry.record.source,
-            str(entry.record.used_by_job) if entry.record.used_by_job else "-",
-        )
-        for entry in entries
-    ]
+def _read(path: str, owner: int) -> bytes:
+    """The record's text, if nobody but ``owner`` and root could have written it.
+
+    As `store` reads a user's own; root may look at those of others.
+    """
+    descriptor = os.open(path, _READ_ONLY)
+    try:
+        facts = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(facts.st_mode)
+            or facts.st_uid not in (0, owner)
+            or facts.st_mode & 0o022
+            or facts.st_nlink != 1
+        ):
+            raise ValueError("it is not a plain file that this user alone can write")
+        if facts.st_size > _RECORD_LIMIT:
+            raise ValueError("it is longer than a record can be")
+        return os.read(descriptor, _RECORD_LIMIT)
+    finally:
+        os.close(descriptor)
 
 
-def _state(record: Record, disk: str) -> str:
+def _entry(record: Record, cache: store.Cache, state: str, jobs: Mapping[str, list[int]]) -> Entry:
+    return Entry(
+        record.destination, record.source, record.copy_facts.size, record.digest,
+        record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
+        jobs.get(record.destination, []), state, cache.uid, cache.shared,
+    )  # fmt: skip
+
+
+def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | None) -> str:
+    """``sources`` are those that were looked at already; None where it is not ours to look."""
     try:
         there = os.lstat(disk + record.destination)
     except OSError:
@@ -74,10 +236,210 @@ def _state(record: Record, disk: str) -> str:
     same = (copy.size, copy.mtime_ns, copy.inode, copy.owner) == (
         there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid,
     )  # fmt: skip
-    if not same or not stat.S_ISREG(there.st_mode):
+    if not same or not stat.S_ISREG(there.st_mode) or there.st_nlink != 1:
         return "changed"
-    try:
-        source = os.stat(record.source)
-    except OSError:
+    if sources is None:
+        return "whole"
+    if record.source not in sources:
+        sources[record.source] = _look_at(record.source)
+    source = sources[record.source]
+    if source is None:
         return "source gone"
-    return "current" if facts_of(source) == record.source_facts else "stale"
+    return "current" if source == record.source_facts else "stale"
+
+
+def _look_at(source: str) -> SourceFacts | None:
+    try:
+        return facts_of(os.stat(source))
+    except OSError:
+        return None
+
+
+# Tables. Pure.
+
+
+def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
+    """The nodes that lack a file which another one has recorded, by destination."""
+    held = {
+        node: {entry.destination for entry in one.entries if not entry.shared}
+        for node, one in nodes.items()
+    }
+    everything = sorted(set().union(*held.values())) if held else []
+    lacking = {path: [node for node in nodes if path not in held[node]] for path in everything}
+    return {path: where for path, where in lacking.items() if where}
+
+
+def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool) -> list[Row]:
+    """A table's rows, as HEADERS names them; rows that are equal but for the node are one.
+
+    ``now`` in seconds since 1970. Of a ``whole_job`` it is told too which nodes lack what.
+    """
+    where: dict[Row, list[str]] = {}
+    staged: dict[Row, list[int]] = {}
+    for node, one in nodes.items():
+        for entry in one.entries:
+            job = str(entry.used_by_job) if entry.used_by_job else "-"
+            key: Row = (
+                entry.destination, bytes_text(entry.size), entry.state, _kept(entry), entry.source,
+                job,
+            )  # fmt: skip
+            where.setdefault(key, []).append(node)
+            staged.setdefault(key, []).append(entry.staged_at)
+    order = {node: place for place, node in enumerate(nodes)}
+    found: list[tuple[str, int, Row]] = []
+    for key, names in where.items():
+        path, size, *rest = key
+        row = (fold(names), path, size, _ages(staged[key], now), *rest)
+        found.append((path, order[names[0]], row))
+    if whole_job:
+        size_and_source = {key[0]: (key[1], key[4]) for key in where}
+        for path, names in missing(nodes).items():
+            size, source = size_and_source[path]
+            lacking = (fold(names), path, size, "-", "missing", "-", source, "-")
+            found.append((path, order[names[0]], lacking))
+    return [_printed(row) for _, _, row in sorted(found)]
+
+
+def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
+    """One row a file, as FILE_HEADERS names them: on how many nodes it is in which state."""
+    entries: dict[str, list[Entry]] = {}
+    for one in nodes.values():
+        for entry in one.entries:
+            entries.setdefault(entry.destination, []).append(entry)
+    lacking = missing(nodes) if whole_job else {}
+    found: list[Row] = []
+    for path, every in sorted(entries.items()):
+        states = Counter(entry.state for entry in every)
+        states.update({"missing": len(lacking.get(path, []))})
+        told = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
+        sizes = [entry.size for entry in every]
+        found.append(
+            (
+                path, _between(min(sizes), max(sizes)), str(len(every)), told,
+                _alternatives(map(_kept, every)),
+                _alternatives(entry.source for entry in every),
+            )
+        )  # fmt: skip
+    return [_printed(row) for row in found]
+
+
+def user_rows(
+    nodes: Mapping[str, NodeStatus], fold: Fold, name_of: Callable[[int], str]
+) -> list[Row]:
+    """One row a user, as USER_HEADERS names them."""
+    found: list[Row] = []
+    users = {entry.user for one in nodes.values() for entry in one.entries}
+    for user in sorted(users):
+        theirs = {
+            node: [entry for entry in one.entries if entry.user == user]
+            for node, one in nodes.items()
+        }
+        every = [entry for some in theirs.values() for entry in some]
+        found.append(
+            (
+                name_of(user),
+                str(len({entry.destination for entry in every})),
+                str(len(every)),
+                bytes_text(sum(entry.size for entry in every)),
+                fold([node for node, some in theirs.items() if some]),
+            )
+        )
+    return [_printed(row) for row in found]
+
+
+def total_line(nodes: Mapping[str, NodeStatus]) -> str:
+    """How much lies there in all."""
+    every = [entry for one in nodes.values() for entry in one.entries]
+    files = len({(entry.user, entry.destination) for entry in every})
+    size = bytes_text(sum(entry.size for entry in every))
+    copies = f", {len(every)} copies" if len(nodes) > 1 else ""
+    return f"{files} file{'' if files == 1 else 's'}{copies}, {size} in all"
+
+
+def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
+    """What is free beneath each root: the least and the most of the nodes."""
+    rooms: dict[str, dict[str, Room]] = {}
+    for node, one in nodes.items():
+        for room in one.rooms:
+            rooms.setdefault(room.root, {})[node] = room
+    return [
+        f"{printable(root)}: "
+        f"{_between(min(r.free for r in by_node.values()), max(r.free for r in by_node.values()))} "
+        f"free of "
+        f"{_between(min(r.size for r in by_node.values()), max(r.size for r in by_node.values()))}"
+        f" on {fold(list(by_node))}"
+        for root, by_node in rooms.items()
+    ]
+
+
+def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
+    """The records that cannot be read: how many on each node, and why the first cannot."""
+    lines: list[str] = []
+    for node, one in nodes.items():
+        count = len(one.unread)
+        if count:
+            first = min(one.unread)
+            what = (
+                "1 record cannot be read and counts"
+                if count == 1
+                else (f"{count} records cannot be read and count")
+            )
+            such = "" if count == 1 else "such as "
+            lines.append(printable(f"{node}: {what} as absent: {such}{first.path}: {first.why}"))
+    return lines
+
+
+def table(headers: Row, found: Sequence[Row]) -> Iterator[str]:
+    """The lines of a table in plain columns."""
+    # By hand: a library's table takes seconds for thousands of rows.
+    widths = [max(map(len, column)) for column in zip(headers, *found, strict=True)]
+    right = [header in _TO_THE_RIGHT for header in headers]
+    for row in (headers, *found):
+        cells = (
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def age_text(seconds: float) -> str:
+    """``5000`` → ``1 h``: whole units, so that nodes which staged together say the same."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{int(max(0.0, seconds))} s"
+
+
+def _ages(staged: Sequence[int], now: float) -> str:
+    newest, oldest = age_text(now - max(staged)), age_text(now - min(staged))
+    # One transfer ends on all nodes within a second or two; that is no span to speak of.
+    together = newest == oldest or max(staged) - min(staged) <= _TOGETHER
+    return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
+
+
+#: Seconds between copies of one transfer.
+_TOGETHER = 10
+
+
+def _kept(entry: Entry) -> str:
+    """Why an entry stays, or how long."""
+    reasons = ["pinned"] if entry.pinned else []
+    if entry.jobs:
+        plural = "s" if len(entry.jobs) > 1 else ""
+        reasons.append(f"job{plural} {','.join(map(str, entry.jobs))}")
+    elif entry.lifetime == Lifetime.JOB and not entry.pinned:
+        reasons.append("until its job ends")
+    return ", ".join(reasons) or "-"
+
+
+def _between(least: int, most: int) -> str:
+    low, high = bytes_text(least), bytes_text(most)
+    return low if low == high else f"{low} to {high}"
+
+
+def _alternatives(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _printed(row: Row) -> Row:
+    return tuple(map(printable, row))

@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,16 @@ from stager.layout import ALIGNMENT
 from stager.manifest import RECORDS_FOLDER, CopyFacts, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from stager.layout import Layout
 
 #: Where the ranks tell the other steps of a job how its stage ended: one folder a user beneath.
 WORDS = "/run/slurm-stage"
+
+#: Where root marks the jobs that stage on this node, each by a file ``JOB.UID``, until they have
+#: ended here. A reboot empties it: then no job runs.
+LIVE_JOBS = f"{WORDS}/jobs"
 
 #: Seconds for which words are kept: longer than jobs run. A job that is older looks once more.
 _WORDS_KEPT = 30 * 24 * 3600
@@ -41,15 +45,35 @@ _RECORD_LIMIT = 64 * 1024
 # Not to wait for the other end of a named pipe, should somebody have put one there.
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# To pass through a folder, one need not be allowed to read it.
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One user's folder beneath one cache root of this node."""
+    """One user's folder beneath one cache root of this node.
+
+    ``shared``: the folder is root's, and its records are for all to read.
+    """
 
     folder: str
+    shared: bool = False
+
+    @property
+    def root(self) -> str:
+        """The cache root that it lies beneath."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
+    @property
+    def uid(self) -> int:
+        """Whose it is."""
+        return int(os.path.basename(self.folder))
+
+    def in_use(self) -> frozenset[str]:
+        """The destinations that jobs which run on this node use."""
+        return uses(None if self.shared else self.uid)
 
     def record_path(self, destination: str) -> str:
         """The file of the record for ``destination``."""
@@ -67,13 +91,17 @@ class Cache:
         """Every record that can be trusted, in no order."""
         for name in os.listdir(f"{self.folder}/records"):
             with suppress(OSError, ValueError):
-                yield Record.from_json(_read_trusted(f"{self.folder}/records/{name}"))
+                record = Record.from_json(_read_trusted(f"{self.folder}/records/{name}"))
+                if name == os.path.basename(self.record_path(record.destination)):
+                    yield record
 
     def save(self, record: Record) -> None:
         """Replace the destination's record in one step. Raises SpaceError or DestinationError."""
         folder = f"{self.folder}/partial"
         with _raising(folder), closing(_Nameless(folder)) as fresh:
             _write_all(fresh.descriptor, record.to_json().encode(), 0)
+            if self.shared:
+                os.fchmod(fresh.descriptor, 0o644)
             fresh.rename(self.record_path(record.destination))
 
     def forget(self, destination: str) -> None:
@@ -93,18 +121,28 @@ class Cache:
                     os.unlink(f"{folder}/{name}")
 
 
-def look_for_cache(root: str, uid: int) -> Cache:
-    """The user's folder beneath ``root``, as it is.
+def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
+    """The user's folder beneath ``root``, as it is; root's, if it is ``shared``.
 
     Raises DestinationError where it is missing, or where somebody else could write in it.
     """
+    if shared:
+        uid = 0
+        _check_folder(root, (0,))
     _check_folder(_parent(root), (0, uid))
     _check_folder(_folder(root, uid), (uid,))
-    return Cache(_folder(root, uid))
+    return Cache(_folder(root, uid), shared)
 
 
-def open_cache(root: str, uid: int) -> Cache:
-    """`look_for_cache`, ready to be written: inner folders made, dead partial files swept."""
+def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
+    """`look_for_cache`, ready to be written: inner folders made, dead partial files swept.
+
+    For any user but root a ``shared`` cache is only looked for.
+    """
+    if shared and uid != 0:
+        empty = not os.path.lexists(_parent(root))
+        return Cache(_folder(root, 0), True) if empty else look_for_cache(root, 0, shared=True)
+    mode = 0o755 if shared else 0o700
     try:
         owner = os.stat(root or "/").st_uid
     except OSError as error:
@@ -114,24 +152,27 @@ def open_cache(root: str, uid: int) -> Cache:
         # through the first folder to theirs.
         _make_folder(_parent(root), 0o755)
         _check_folder(_parent(root), (0, uid))
-        _make_folder(_folder(root, uid), 0o700)
-    cache = look_for_cache(root, uid)
-    for name in ("records", "partial"):
-        _make_folder(f"{cache.folder}/{name}", 0o700)
+        _make_folder(_folder(root, uid), mode)
+    cache = look_for_cache(root, uid, shared=shared)
+    _make_folder(f"{cache.folder}/records", mode)
+    if shared:  # it may have been root's own alone before
+        for folder in (cache.folder, f"{cache.folder}/records"):
+            os.chmod(folder, mode)
+    _make_folder(f"{cache.folder}/partial", 0o700)
     with _raising(cache.folder):
         cache.sweep()
     return cache
 
 
-def plan_cache(root: str, uid: int) -> Cache:
+def plan_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     """The folder that `open_cache` would open or make; nothing is made. Raises DestinationError."""
     try:
-        return look_for_cache(root, uid)
+        return look_for_cache(root, uid, shared=shared)
     except DestinationError:
         above = existing_folder_above(_parent(root))
         if os.path.lexists(_parent(root)) or os.stat(above).st_uid != uid:
             raise
-        return Cache(_folder(root, uid))
+        return Cache(_folder(root, uid), shared)
 
 
 def existing_folder_above(path: str) -> str:
@@ -182,8 +223,8 @@ def _check_room(folder: str) -> None:
 
 
 @contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags, 0o600)
+def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         yield descriptor
     finally:
@@ -311,13 +352,13 @@ class _Nameless:
     def _fresh_name(self) -> str:
         return f"{self._folder}/{os.urandom(8).hex()}"
 
-    def rename(self, path: str) -> None:
-        """Put the file at ``path`` in one step, in place of what is there."""
+    def rename(self, path: str, folder: int | None = None) -> None:
+        """Put the file at ``path``, seen from ``folder``, in one step in place of what is there."""
         if not self._name:
             name = self._fresh_name()
             _give_name(self.descriptor, name)
             self._name = name
-        os.rename(self._name, path)
+        os.rename(self._name, path, dst_dir_fd=folder)
         self._name = ""
 
     def close(self) -> None:
@@ -343,6 +384,7 @@ class Partial:
     """
 
     def __init__(self, cache: Cache, *, direct: bool) -> None:
+        self._root = cache.root
         self._folder = f"{cache.folder}/partial"
         self._direct: int | None = None
         with _raising(self._folder):
@@ -427,9 +469,10 @@ class Partial:
 
     def publish(self, path: str) -> CopyFacts:
         """Put the sealed file at ``path`` in one step, in place of what is there."""
-        with _raising(path):
-            self._file.rename(path)
-            _sync_folder(os.path.dirname(path))
+        above, name = os.path.split(path)
+        with _raising(path), opened_way(self._root, above) as folder:
+            self._file.rename(name, folder)
+            _sync_folder(folder)
             facts = os.fstat(self._file.descriptor)
         return CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
@@ -440,10 +483,63 @@ class Partial:
         self._file.close()
 
 
-def _sync_folder(path: str) -> None:
+def _sync_folder(folder: int) -> None:
     # One may write in a folder and not read it; then its own time has to bring it to the disk.
-    with suppress(PermissionError), _opened(path, _FOLDER) as descriptor:
+    with suppress(PermissionError), _opened(".", _FOLDER, folder) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def opened_way(root: str, folder: str) -> Iterator[int]:
+    """A folder beneath ``root``, opened step by step, so that nobody can lead it elsewhere.
+
+    Each folder on the way is the user's own or root's, and no link. Raises DestinationError, or
+    FileNotFoundError.
+    """
+    with ExitStack() as stack:
+        way = root
+        at = stack.enter_context(_opened(root or "/", _STEP & ~os.O_NOFOLLOW))
+        for name in folder[len(root) :].split("/"):
+            if name:
+                way = f"{way}/{name}"
+                at = stack.enter_context(_step(way, name, at))
+        yield at
+
+
+@contextmanager
+def _step(way: str, name: str, at: int) -> Iterator[int]:
+    try:
+        descriptor = os.open(name, _STEP, dir_fd=at)
+    except NotADirectoryError:
+        kind = kind_of(os.lstat(name, dir_fd=at).st_mode)
+        raise DestinationError(f"{way} is {kind}, not a folder") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise as_stage_error(error, way) from None
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner not in (0, os.getuid()):
+            raise DestinationError(
+                f"{way} belongs to uid {owner}, who could replace what is staged there; "
+                "choose another destination"
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, in words."""
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+        stat.S_IFLNK: "a symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a plain file")
 
 
 def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationError:
@@ -477,6 +573,82 @@ def made_parents(path: str) -> Iterator[None]:
             with suppress(OSError):
                 os.rmdir(made)
         raise
+
+
+# What the jobs of this node use: what is in use never goes to make room.
+#
+# A job's own list lies beside its word, in a folder of its user's that a reboot empties, so that
+# it is written however full the disk is. It counts as long as root's mark of the job is there.
+
+#: The end of a list's name behind the job's id, and the most bytes of a list that are read.
+_USES, _USES_LIMIT = ".uses", 1 << 20
+
+
+def note_use(uid: int, job: int, destination: str) -> None:
+    """Have ``destination`` stay on this node as long as the user's job. Raises StageError.
+
+    Without root's part on the node, a prolog or the plugin, there is nothing to note it in.
+    """
+    path = f"{WORDS}/{uid}/{job}{_USES}"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with _opened(path, flags) as file:
+            os.write(file, os.fsencode(destination) + b"\0")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise as_stage_error(error, path) from None
+
+
+def jobs_are_known() -> bool:
+    """Whether root marks this node's jobs at all; otherwise any copy may be in use."""
+    return os.path.exists(LIVE_JOBS)
+
+
+def uses(uid: int | None) -> frozenset[str]:
+    """What the running jobs of one user say that they use; of all users, which root may ask."""
+    found: set[str] = set()
+    for job, owner in _live_jobs() if uid is None else _live_jobs_of(uid):
+        found |= uses_of(owner, job)
+    return frozenset(found)
+
+
+def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
+    """What one job has noted that it uses, whether it runs or not."""
+    with suppress(OSError), _opened(f"{WORDS}/{uid}/{job}{_USES}", _READ_ONLY) as file:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            text = os.read(file, _USES_LIMIT)
+            return frozenset(os.fsdecode(text).split("\0")[:-1])
+    return frozenset()
+
+
+def _live_jobs() -> Iterator[tuple[str, str]]:
+    with suppress(FileNotFoundError):
+        for mark in os.listdir(LIVE_JOBS):
+            job, _, uid = mark.partition(".")
+            yield job, uid
+
+
+def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
+    # Users may not list the marks: whose jobs run here is not for all to know.
+    with suppress(FileNotFoundError):
+        for name in os.listdir(f"{WORDS}/{uid}"):
+            job = name.removesuffix(_USES)
+            if job != name and os.path.exists(f"{LIVE_JOBS}/{job}.{uid}"):
+                yield job, str(uid)
+
+
+# Figures of a job's stages, for root to gather when it has ended.
+
+#: The end of the name of a job's figures.
+_FIGURES = ".figures"
+
+
+def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:
+    """Append one line of figures to the job's own; what cannot be noted is not counted."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError), _opened(f"{WORDS}/{uid}/{job}{_FIGURES}", flags) as file:
+        os.write(file, (" ".join(f"{figure:g}" for figure in figures) + "\n").encode())
 
 
 # The word to the job's other steps on this node.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -17,7 +19,7 @@ from stager.directive import Validate
 from stager.errors import DestinationError, SourceError
 from stager.manifest import SourceFacts
 from stager.reader import BLOCK
-from stager.store import existing_folder_above
+from stager.store import existing_folder_above, kind_of, opened_way
 
 if TYPE_CHECKING:
     from stager.manifest import Record
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 #: Bytes read at a time where a copy is read again.
 _READ_SIZE = 4 << 20
+_NOT_RECORDED = "not recorded"
+#: Seconds of patience between a copy's replacement and that of its record.
+_PUBLICATION = (0.1, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +50,12 @@ class Source:
 class Survey:
     """One node's answer for one item. ``reason`` says why the copy is not current, else is empty.
 
-    ``digest`` is the recorded one of a current copy; ``free`` counts bytes an ordinary user may
-    still write.
+    ``digest`` is the recorded one of a current copy.
     """
 
     node: str
     reason: str
     digest: str
-    free: int
 
     @property
     def current(self) -> bool:
@@ -60,16 +63,21 @@ class Survey:
         return not self.reason
 
 
-def look_at_source(path: str) -> Source:
-    """Stat the source, following links. Raises SourceError unless it is a plain file."""
+def look_at_source(path: str, *, to_be_read: bool = False) -> Source:
+    """Stat the source, following links; where it is ``to_be_read``, make sure that it may be.
+
+    Raises SourceError unless it is a plain file.
+    """
     try:
         facts = os.stat(path)
+        if to_be_read:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
         hint = "; is the path right, and on a filesystem that the nodes see?"
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if not stat.S_ISREG(facts.st_mode):
-        raise SourceError(f"{path} is {_kind(facts.st_mode)}; only a plain file can be staged")
+        raise SourceError(f"{path} is {kind_of(facts.st_mode)}; only a plain file can be staged")
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
     return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid, allocated)
 
@@ -89,14 +97,64 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     _check_folder(folder, cache)
     record = cache.load(item.destination)
     reason = judge(item.validate, source.facts, record, there)
+    if reason == _NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
+        reason = "its record cannot be read"
     if record and record.source != item.source:
         reason = reason or "staged from another source"
     if not reason and item.validate is Validate.CHECKSUM:
         assert record is not None
         reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
-    room = os.statvfs(folder)
-    digest = record.digest if record and not reason else ""
-    return Survey(node, reason, digest, room.f_bavail * room.f_frsize)
+    return Survey(node, reason, record.digest if record and not reason else "")
+
+
+def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
+    """What root staged at ``path`` for all, if that is what ``item`` asks for.
+
+    Raises DestinationError where it is not: nobody but root can bring it there.
+    """
+    for pause in (*_PUBLICATION, 0.0):
+        record = cache.load(item.destination)
+        reason = judge(item.validate, source.facts, record, _look_at_shared(path))
+        if record and record.source != item.source:
+            reason = reason or "staged from another source"
+        if not reason or reason == "absent":
+            break
+        time.sleep(pause)  # root may be about to replace both, one after the other
+    if reason or record is None:
+        raise DestinationError(
+            f"{path} is root's to stage, and not current there: {reason}; choose another "
+            "destination, or ask the administrator"
+        )
+    if not os.access(path, os.R_OK):
+        raise DestinationError(f"{path}: no permission to read it; choose another destination")
+    return Survey(node, "", record.digest)
+
+
+def _look_at_shared(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def for_all(path: str, source: Source) -> Source:
+    """``source`` with the permissions that its copy may have where all users pass.
+
+    The folders above a source may keep out those whom its own mode would let in, and an access
+    control list may say what no mode does: in both cases nobody but root may read the copy.
+    """
+    folder = os.path.realpath(path)
+    plain = not _has_acl(folder)
+    while plain and folder != "/":
+        folder = os.path.dirname(folder)
+        plain = bool(os.stat(folder).st_mode & stat.S_IXOTH) and not _has_acl(folder)
+    return source if plain else replace(source, mode=source.mode & stat.S_IRWXU)
+
+
+def _has_acl(path: str) -> bool:
+    with suppress(OSError):
+        return any("acl" in name.lower() for name in os.listxattr(path))
+    return False
 
 
 def judge(
@@ -114,7 +172,7 @@ def judge(
     if there is None:
         return "absent"
     if record is None:
-        return "not recorded"
+        return _NOT_RECORDED
     if validate is Validate.ALWAYS:
         return "validate=always"
     if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
@@ -150,17 +208,20 @@ def _look_at_destination(path: str) -> os.stat_result | None:
     if there.st_uid != os.getuid():
         raise DestinationError(f"{path} belongs to uid {there.st_uid}; choose another destination")
     if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
-        raise DestinationError(f"{path} is {_kind(there.st_mode)}; choose another destination")
+        raise DestinationError(f"{path} is {kind_of(there.st_mode)}; choose another destination")
     return there
 
 
 def _check_folder(folder: str, cache: Cache) -> None:
+    if f"{folder}/".startswith(f"{cache.root}/"):  # else the root itself is only planned for
+        with opened_way(cache.root, folder):
+            pass
     try:
         facts = os.stat(folder)
     except OSError as error:
         raise DestinationError(f"{folder}: {error.strerror}") from None
     if not stat.S_ISDIR(facts.st_mode):
-        raise DestinationError(f"{folder} is {_kind(facts.st_mode)}, not a folder")
+        raise DestinationError(f"{folder} is {kind_of(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DestinationError(f"{folder}: no permission to write there")
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
@@ -174,15 +235,3 @@ def _check_folder(folder: str, cache: Cache) -> None:
         raise DestinationError(
             f"{folder} is on another filesystem than its cache root; choose another destination"
         )
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a folder",
-        stat.S_IFIFO: "a named pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a character device",
-        stat.S_IFBLK: "a block device",
-        stat.S_IFLNK: "a symbolic link",
-    }
-    return kinds.get(stat.S_IFMT(mode), "a plain file")

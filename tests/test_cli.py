@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stager import cli
+from stager.gather import frames
 from tests.test_store import forked
 
 if TYPE_CHECKING:
@@ -143,6 +146,15 @@ def desk(tmp_path: Path) -> Desk:
 
 # Help
 
+#: The options that say which nodes are meant.
+WHERE = """\
+  -w, --nodes NODES  The nodes that are meant, such as n[1-4] or @group.
+  --job ID           The nodes of this job are meant.  [x>=1]
+  --local-root PATH  What `stage --local` keeps here is meant.
+  --config PATH      The site's stage.toml.  [default: /etc/slurm/stage.toml]
+  --json             Print JSON instead of text.
+  -h, --help         Show this message and exit.
+"""
 HELP = {
     "": """\
 Usage: stagectl [OPTIONS] COMMAND [ARGS]...
@@ -157,9 +169,13 @@ Commands:
   bench   Measure the network, the disks and the source of this job's nodes.
   check   Check directives and batch scripts before submitting.
   demo    Show a stage of 256 MiB to simulated nodes.
+  evict   Remove copies of yours.
+  pin     Have the copies at DST stay until you unpin them.
   plan    Tell what `stage` would do, and do nothing.
   stage   Stage files to every node of this job's allocation.
-  status  Show what is staged on this node for you.
+  status  Show what is staged for you, and what room is left.
+  unpin   Let the copies at DST go again when room is needed.
+  verify  Read your copies again, and compare them with their digests.
 """,
     "stage": """\
 Usage: stagectl stage [OPTIONS] SRC:DST[,key=value]...
@@ -213,18 +229,62 @@ Options:
   --quiet        Say nothing of what is right.
   -h, --help     Show this message and exit.
 """,
-    # Without --local-root it is this node that is shown, and not ./stage-nodes.
     "status": """\
 Usage: stagectl status [OPTIONS]
 
-  Show what is staged on this node for you.
+  Show what is staged for you, and what room is left.
+
+  On all nodes of the job that this runs in, else on this node, or on those
+  that you name.
 
 Options:
-  --local-root PATH  Show instead what `stage --local` keeps here.
-  --config PATH      The site's stage.toml.  [default: /etc/slurm/stage.toml]
-  --json             Print JSON instead of text.
-  -h, --help         Show this message and exit.
+  --by [node|file|user]  One row for each of these; for root, --by user shows
+                         the copies of all users.  [default: node]
+  -w, --nodes NODES      The nodes that are meant, such as n[1-4] or @group.
+  --job ID               The nodes of this job are meant.  [x>=1]
+  --local-root PATH      What `stage --local` keeps here is meant.
+  --config PATH          The site's stage.toml.  [default:
+                         /etc/slurm/stage.toml]
+  --json                 Print JSON instead of text.
+  -h, --help             Show this message and exit.
 """,
+    "verify": f"""\
+Usage: stagectl verify [OPTIONS] [DST]...
+
+  Read your copies again, and compare them with their digests.
+
+  All of them, or those at DST.
+
+Options:
+{WHERE}""",
+    "evict": f"""\
+Usage: stagectl evict [OPTIONS] [DST]...
+
+  Remove copies of yours.
+
+  Those at DST, or what --older or --to-free say. What a running job uses or
+  what is pinned stays.
+
+Options:
+  --older TIME       What was not used for 90m, 12h or 7d.
+  --to-free SIZE     The least recently used, until 200G or 1.5TiB are free on
+                     each disk.
+  --dry-run          Tell what would go, and do nothing.
+{WHERE}""",
+    "pin": f"""\
+Usage: stagectl pin [OPTIONS] DST...
+
+  Have the copies at DST stay until you unpin them.
+
+Options:
+{WHERE}""",
+    "unpin": f"""\
+Usage: stagectl unpin [OPTIONS] DST...
+
+  Let the copies at DST go again when room is needed.
+
+Options:
+{WHERE}""",
 }
 
 
@@ -582,6 +642,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
         ],
         "failures": [],
         "dry_run": False,
+        "evicted": [],
         "code": 0,
     }
 
@@ -749,70 +810,92 @@ def test_bench_beneath_what_is_no_root_ends_with_3(desk: Desk, site: bool, known
 # status
 
 
-def cells(table: str) -> list[list[str]]:
-    """A table's cells, which two blanks or more keep apart; T for each time."""
-    return [
-        [re.sub(r"\d+\.\d s\b", "T", cell) for cell in re.split(r"\s{2,}", line.strip())]
-        for line in table.splitlines()
-    ]
+def without_room(text: str) -> str:
+    """What a status says, but for the free space of this machine's disks; T for each age."""
+    lines = [line for line in text.splitlines() if " free of " not in line]
+    return "".join(f"{re.sub(r'[0-9]+ s ago', 'T ago', line)}\n" for line in lines)
 
 
-def test_status_shows_the_records_of_all_nodes(staged: tuple[Desk, Ran]) -> None:
+def test_status_folds_the_records_of_all_nodes(staged: tuple[Desk, Ran]) -> None:
     desk, _ = staged
     ran = desk.stagectl("status", "--local-root", desk.nodes)
     assert (ran.code, ran.err) == (0, "")
-    assert cells(ran.out) == [
-        ["NODE", "DST", "SIZE", "STAGED", "STATE", "SOURCE", "LAST JOB"],
-        *(
-            [
-                f"node{node}",
-                "/nvme/img.sqsh",
-                "293.0 KiB",
-                "T ago",
-                "current",
-                str(desk.source),
-                "-",
-            ]
-            for node in (1, 2, 3)
-        ),
-    ]
+    source = str(desk.source)
+    assert re.sub(" +", " ", without_room(ran.out)) == (
+        "NODE DST SIZE STAGED STATE KEPT SOURCE LAST JOB\n"
+        f"node[1-3] /nvme/img.sqsh 293.0 KiB T ago current - {source} -\n"
+        "1 file, 3 copies, 878.9 KiB in all\n"
+    )
+    assert re.search(r"^/nvme: [^\n]* free of [^\n]* on node\[1-3\]$", ran.out, re.MULTILINE)
 
 
-def test_status_as_json_is_a_list_of_records(staged: tuple[Desk, Ran]) -> None:
+def test_status_by_file_and_by_user(staged: tuple[Desk, Ran]) -> None:
+    desk, _ = staged
+    by_file = desk.stagectl("status", "--by", "file", "--local-root", desk.nodes)
+    assert re.sub(" +", " ", without_room(by_file.out)) == (
+        "DST SIZE NODES STATE KEPT SOURCE\n"
+        f"/nvme/img.sqsh 293.0 KiB 3 3 current - {desk.source}\n"
+        "1 file, 3 copies, 878.9 KiB in all\n"
+    )
+    by_user = desk.stagectl("status", "--by", "user", "--local-root", desk.nodes)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert re.sub(" +", " ", without_room(by_user.out)) == (
+        "USER FILES COPIES SIZE NODES\n"
+        f"{user} 1 3 878.9 KiB node[1-3]\n"
+        "1 file, 3 copies, 878.9 KiB in all\n"
+    )
+
+
+def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -> None:
     desk, _ = staged
     ran = desk.stagectl("status", "--json", "--local-root", desk.nodes)
-    entries: list[dict[str, Any]] = json.loads(ran.out)
+    told = json.loads(ran.out)
     assert (ran.code, ran.err) == (0, "")
-    assert [(entry["node"], entry["state"]) for entry in entries] == [
-        ("node1", "current"), ("node2", "current"), ("node3", "current"),
-    ]  # fmt: skip
-    assert list(entries[0]) == [
-        "node", "state", "version", "source", "destination", "source_facts", "copy_facts",
-        "digest", "staged_at", "used_at", "used_by_job",
-    ]  # fmt: skip
-    assert [entry["digest"] for entry in entries] == ["534c4aa790cd6677008b36bda244561b"] * 3
+    assert list(told) == ["nodes", "missing"]
+    for number, node in enumerate(told["nodes"], 1):
+        assert list(node) == ["node", "state", "problem", "entries", "roots", "unreadable"]
+        assert (node["node"], node["problem"], node["unreadable"]) == (f"node{number}", "", [])
+        [entry] = node["entries"]
+        assert (entry["state"], entry["size"]) == ("current", 300_000)
+        assert entry["digest"] == "534c4aa790cd6677008b36bda244561b"
+    assert len(told["nodes"]) == 3
 
 
 def test_status_passes_over_files_beside_the_simulated_nodes(desk: Desk) -> None:
     desk.config.unlink()
     (desk.nodes / "node1").mkdir(parents=True)
     (desk.nodes / "nodes.txt").write_text("node1\n")
-    text = "stage: nothing is staged for you beneath / on node1\n"
-    assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
+    ran = desk.stagectl("status", "--local-root", desk.nodes)
+    assert without_room(ran.out) == "stage: nothing is staged for you beneath / on node1\n"
 
 
-def test_status_names_the_nodes_in_the_order_of_their_numbers(desk: Desk) -> None:
+def test_status_folds_the_nodes_on_which_nothing_is_staged(desk: Desk) -> None:
     for number in (1, 2, 10):
         (desk.nodes / f"node{number}").mkdir(parents=True)
-    text = "stage: nothing is staged for you beneath /nvme on node1, node2, node10\n"
+    text = "stage: nothing is staged for you beneath /nvme on node[1-2,10]\n"
     assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
+
+
+def test_status_of_no_nodes_says_so(desk: Desk) -> None:
+    text = "stage: nothing is staged for you beneath /nvme on any node\n"
+    assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
+    told = '{\n "nodes": [],\n "missing": {}\n}\n'
+    assert desk.stagectl("status", "--json", "--local-root", desk.nodes) == Ran(0, told, "")
 
 
 @pytest.mark.parametrize(
     ("variables", "node"),
-    [({"SLURMD_NODENAME": "n7"}, "n7"), ({}, socket.gethostname())],
-    ids=["in a job", "outside"],
-)
+    [
+        ({"SLURMD_NODENAME": "n7"}, "n7"),
+        ({}, socket.gethostname()),
+        # A job of this node alone needs no step.
+        (
+            {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n7",
+             "SLURM_JOB_NUM_NODES": "1"}, "n7",
+        ),
+    ],
+    ids=["on a node", "outside", "in a job of one node"],
+)  # fmt: skip
 def test_status_of_a_node_without_records_says_so(
     desk: Desk, variables: dict[str, str], node: str
 ) -> None:
@@ -821,16 +904,209 @@ def test_status_of_a_node_without_records_says_so(
     ran = desk.stagectl("status", **variables)
     beneath = f"{desk.folder}/nvme or {desk.folder}/none"
     text = f"stage: nothing is staged for you beneath {beneath} on {node}\n"
-    assert ran == Ran(0, text, "")
+    assert (ran.code, without_room(ran.out), ran.err) == (0, text, "")
 
 
-def test_status_as_json_of_a_node_without_records_is_an_empty_list(desk: Desk) -> None:
-    assert desk.stagectl("status", "--json", "--local-root", desk.nodes) == Ran(0, "[]\n", "")
+def test_status_of_this_node_by_its_name_asks_nobody(desk: Desk) -> None:
+    ran = desk.stagectl("status", "-w", "n7", SLURMD_NODENAME="n7")
+    text = "stage: nothing is staged for you beneath /nvme on n7\n"
+    assert (ran.code, without_room(ran.out), ran.err) == (0, text, "")
+
+
+#: Plays srun and the plugin's helper on two nodes, whose disks are this one's; n3 is down.
+NODES_SRUN = """\
+#!/bin/bash
+while [ "${1#-}" != "$1" ] || [ "${1%python*}" = "$1" ]; do shift; done
+for node in n1 n2; do SLURMD_NODENAME=$node "$@"; done
+"""
+IN_JOB = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3",
+    "SLURMD_NODENAME": "n1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def cluster(desk: Desk) -> Desk:
+    """A desk in a job of three nodes, one of which is down."""
+    programs = {"srun": NODES_SRUN, "sinfo": "#!/bin/sh\necho 'n1|drained'\necho 'n3|down*'\n"}
+    for name, text in programs.items():
+        (desk.folder / name).write_text(text)
+        (desk.folder / name).chmod(0o755)
+    (desk.folder / "nvme").mkdir()
+    desk.config.write_text(
+        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n'
+    )
+    return desk
+
+
+def in_job(cluster: Desk, command: str, *arguments: str) -> Ran:
+    path = f"{cluster.folder}:{os.environ['PATH']}"
+    return cluster.stagectl(command, *arguments, **{**IN_JOB, "PATH": path})
+
+
+@pytest.mark.parametrize("option", [[], ["--job", "17"], ["-w", "n[1-3]"]], ids=str)
+def test_status_in_a_job_asks_its_nodes_and_says_which_do_not_answer(
+    cluster: Desk, option: list[str]
+) -> None:
+    ran = in_job(cluster, "status", *option)
+    assert (ran.code, ran.err) == (0, "")
+    assert without_room(ran.out) == (
+        f"stage: nothing is staged for you beneath {cluster.folder}/nvme on n[1-2]\n"
+        "n3: down\nn1: drained\n"
+    )
+
+
+def test_a_status_that_nobody_answers_ends_with_8(cluster: Desk) -> None:
+    (cluster.folder / "srun").write_text("#!/bin/sh\necho 'srun: no' >&2\nexit 1\n")
+    assert in_job(cluster, "status") == Ran(8, "n[1-2]: srun: no\nn3: down\n", "")
+
+
+def test_an_answer_of_another_version_is_told(cluster: Desk) -> None:
+    lines = "".join(f"echo '{line}'\n" for line in frames("n1", {"shape": "other"}))
+    (cluster.folder / "srun").write_text(f"#!/bin/sh\n{lines}")
+    ran = in_job(cluster, "status", "-w", "n[1,3]")
+    why = "its slurm-stage is of another version than this one"
+    assert ran == Ran(8, f"n1: {why}\nn3: down\n", "")
+
+
+def test_deeds_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
+    ran = in_job(cluster, "pin", "/nvme/a")
+    message = "stage: n[1-2]: /nvme/a is not staged here\nstage: n3: down\n"
+    assert ran == Ran(2, "", message)
+    assert in_job(cluster, "verify") == Ran(8, "", "stage: n3: down\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-w", "n1", "--job", "3"],
+         "--nodes, --job and --local-root exclude each other: choose one"),
+        (["-w", "n[1-"], 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        (["-w", ","], ", is no list of nodes: missing nodeset operand with ',' operator"),
+    ],
+    ids=["two at once", "a bad list", "a list of nothing"],
+)  # fmt: skip
+def test_nodes_that_make_no_sense_end_with_2(
+    desk: Desk, arguments: list[str], message: str
+) -> None:
+    assert desk.stagectl("status", *arguments) == Ran(2, "", f"stage: {message}\n")
+
+
+@pytest.mark.parametrize("order", ["", "x", "e30=", "\udce9"])
+def test_a_node_refuses_what_is_no_order(desk: Desk, order: str) -> None:
+    ran = run([*STAGECTL, "node", order])
+    assert ran == Ran(2, "", "stage: this is for stagectl on another node to call\n")
 
 
 def test_status_needs_the_sites_stage_toml(desk: Desk) -> None:
     desk.config.unlink()
     assert desk.stagectl("status") == Ran(3, "", f"stage: {desk.config} {NO_CONFIG}\n")
+
+
+# verify, evict, pin, unpin
+
+
+@pytest.fixture
+def copies(desk: Desk) -> Desk:
+    """A desk with one file staged to three nodes, for one test alone."""
+    assert desk.local("stage", f"{desk.source}:/nvme/img.sqsh").code == 0
+    return desk
+
+
+def deed(desk: Desk, command: str, *arguments: str) -> Ran:
+    return desk.stagectl(command, "--local-root", desk.nodes, *arguments)
+
+
+def test_copies_are_pinned_and_unpinned_on_all_nodes(copies: Desk) -> None:
+    path, where = "/nvme/img.sqsh", "on node[1-3] (3 nodes)"
+    assert deed(copies, "pin", path) == Ran(0, f"stage: {path}: pinned {where}\n", "")
+    assert " pinned " in deed(copies, "status").out
+    message = f"stage: node[1-3]: {path} is pinned; stagectl unpin it first\n"
+    assert deed(copies, "evict", path) == Ran(3, "", message)
+    assert deed(copies, "unpin", path) == Ran(0, f"stage: {path}: unpinned {where}\n", "")
+    assert " pinned " not in deed(copies, "status").out
+
+
+def test_what_lacks_on_some_nodes_may_be_evicted_and_not_pinned(copies: Desk) -> None:
+    path = "/nvme/img.sqsh"
+    shutil.rmtree(copies.nodes / "node2/nvme/.slurm-stage")
+    assert deed(copies, "pin", path) == Ran(
+        2, f"stage: {path}: pinned on node[1,3] (2 nodes)\n",
+        f"stage: node2: {path} is not staged here\n",
+    )  # fmt: skip
+    assert deed(copies, "unpin", path).code == 0
+    assert deed(copies, "evict", path) == Ran(
+        0, f"stage: {path}: evicted on node[1,3] (2 nodes)\n", ""
+    )
+    assert deed(copies, "evict", path) == Ran(
+        2, "", f"stage: node[1-3]: {path} is not staged here\n"
+    )
+
+
+def test_evict_tells_what_would_go_and_then_what_went(copies: Desk) -> None:
+    where = "on node[1-3] (3 nodes)"
+    would = f"stage: /nvme/img.sqsh: would be evicted {where}\n"
+    assert deed(copies, "evict", "--dry-run", "/nvme//./img.sqsh") == Ran(0, would, "")
+    nothing = "stage: nothing is there to be evicted\n"
+    assert deed(copies, "evict", "--older", "7d", "--dry-run") == Ran(0, nothing, "")
+    time.sleep(1.1)
+    # A second is the unit of what records remember of their use.
+    went = f"stage: /nvme/img.sqsh: evicted {where}\n"
+    assert deed(copies, "evict", "--older", "1s") == Ran(0, went, "")
+    assert not list(copies.nodes.rglob("img.sqsh"))
+    assert deed(copies, "evict", "--to-free", "1KiB") == Ran(0, nothing, "")
+
+
+def test_what_is_pinned_stays_and_is_counted(copies: Desk) -> None:
+    deed(copies, "pin", "/nvme/img.sqsh")
+    time.sleep(1.1)
+    assert deed(copies, "evict", "--older", "1s") == Ran(
+        0, "stage: 1 copy stays on node[1-3] (3 nodes): pinned or in use\n"
+        "stage: nothing is there to be evicted\n", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what is to go: either DST, or --older TIME, or --to-free SIZE"),
+        (["/nvme/a", "--older", "7d"],
+         "say what is to go: either DST, or --older TIME, or --to-free SIZE"),
+        *((["--older", text], f"--older {text}: say a time such as 90m, 12h or 7d")
+          for text in ("7", "d", "0d", "-1d", "1.5h", "7 d", "1w", "9999999999d", "\u0667d")),
+        *((["--to-free", text], f"--to-free {text}: say a size such as 200G or 1.5GiB")
+          for text in ("G", "0", "-1G", "1X", "nan", "inf", "1e999G", "9" * 40)),
+    ],
+)  # fmt: skip
+def test_what_evict_does_not_understand_ends_with_2(
+    desk: Desk, arguments: list[str], message: str
+) -> None:
+    assert desk.stagectl("evict", *arguments) == Ran(2, "", f"stage: {message}\n")
+
+
+def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
+    well = "stage: /nvme/img.sqsh: verified on node[1-3] (3 nodes)\n"
+    assert deed(copies, "verify") == Ran(0, well, "")
+    copy = copies.copy(2)
+    facts = copy.stat()
+    with copy.open("r+b") as file:
+        file.write(b"x")
+    os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    fault = "it is damaged: its bytes differ from its digest; evict it and stage it again"
+    assert deed(copies, "verify") == Ran(
+        7, "stage: /nvme/img.sqsh: verified on node[1,3] (2 nodes)\n",
+        f"stage: node2: /nvme/img.sqsh: {fault}\n",
+    )  # fmt: skip
+    ran = deed(copies, "verify", "--json", "/nvme/img.sqsh")
+    told = json.loads(ran.out)
+    assert (ran.code, ran.err, told["code"], told["dry_run"]) == (7, "", 7, False)
+    done = {"done": [{"destination": "/nvme/img.sqsh", "size": 300_000}], "refused": [], "stay": 0}
+    refused = [{"code": 7, "message": f"/nvme/img.sqsh: {fault}", "absent": ""}]
+    assert told["nodes"] == [
+        {"node": "node1", "problem": "", **done},
+        {"node": "node2", "problem": "", "done": [], "refused": refused, "stay": 0},
+        {"node": "node3", "problem": "", **done},
+    ]
 
 
 # In a job
@@ -938,6 +1214,7 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
         "items": [],
         "failures": [{"code": 4, "message": f"/nowhere/img: {MISSING}", "node": node}],
         "dry_run": False,
+        "evicted": [],
         "code": 4,
     }
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stager.directive import (
     MAX_LIST,
     Directive,
+    Lifetime,
     Validate,
     Verify,
     head,
@@ -49,6 +50,7 @@ DIRECTIVES = st.builds(
     PATHS.filter(lambda path: ".." not in path.split("/")),
     st.sampled_from(Validate),
     st.sampled_from(Verify),
+    st.sampled_from(Lifetime),
 )
 
 #: Pieces from which random text comes near to what the grammars take.
@@ -131,6 +133,7 @@ def message(problem: str, shown: str, column: int) -> str:
         ("/a:/b,validate=checksum", [Directive("/a", "/b", Validate.CHECKSUM)]),
         ("/a:/b,validate=always", [Directive("/a", "/b", Validate.ALWAYS)]),
         ("/a:/b,verify=stream", [Directive("/a", "/b")]),
+        ("/a:/b,lifetime=job", [Directive("/a", "/b", lifetime=Lifetime.JOB)]),
         ("/a:/b,verify=readback", [Directive("/a", "/b", verify=Verify.READBACK)]),
         (
             "/a:/b,verify=readback,validate=size",
@@ -286,8 +289,8 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
         ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
-        ("/a:/b,mode=0644", "unknown option 'mode'; known: validate, verify", 6),
-        ("/a:/b,mode", "unknown option 'mode'; known: validate, verify", 6),
+        ("/a:/b,mode=0644", "unknown option 'mode'; known: validate, verify, lifetime", 6),
+        ("/a:/b,mode", "unknown option 'mode'; known: validate, verify, lifetime", 6),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
         ("/a:/b,validate=size,validate=size", "'validate' is given twice", 20),
         ("/a:/b,validate=size,validate", "'validate' is given twice", 20),
@@ -306,7 +309,7 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("/a:/b,\x9b31mred=1", "unknown option '?31mred'; known: validate, verify"),
+        ("/a:/b,\x9b31mred=1", "unknown option '?31mred'; known: validate, verify, lifetime"),
         ("/a:/b,validate=\udc80", "'?' is none of stat, size, checksum, always"),
     ],
 )
@@ -559,8 +562,8 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
         ("#STAGE s3://b/k /b", "the source is a URL; only files can be staged", 7),
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
-        ("#STAGE /a /b mode=1", "unknown option 'mode'; known: validate, verify", 13),
-        ("#STAGE /a /b /c", "unknown option '/c'; known: validate, verify", 13),
+        ("#STAGE /a /b mode=1", "unknown option 'mode'; known: validate, verify, lifetime", 13),
+        ("#STAGE /a /b /c", "unknown option '/c'; known: validate, verify, lifetime", 13),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
         ("#STAGE /a /b validate", "'validate' needs a value: validate=…", 13),
         ("#STAGE /a /b validate=x", "'x' is none of stat, size, checksum, always", 22),
@@ -614,6 +617,7 @@ def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
 @given(DIRECTIVES)
 def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
     options = [f"validate={directive.validate}", f"verify={directive.verify}"]
+    options.append(f"lifetime={directive.lifetime}")
     words = [directive.source, directive.destination, *options]
     assert parse_script([BASH, f"#STAGE {shlex.join(words)}\n"]) == (directive,)
 

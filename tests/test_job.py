@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import types
 from typing import TYPE_CHECKING
@@ -10,7 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.errors import LaunchError, UsageError
-from stager.job import JobContext, end_step, find, fold
+from stager.job import (
+    JobContext,
+    end_step,
+    find,
+    fold,
+    is_away,
+    is_drained,
+    look_up,
+    node_states,
+    own_name,
+    unfold,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +207,86 @@ def test_scontrol_is_asked_where_pyslurm_fails(
     assert find({"SLURM_JOB_ID": "17"}) == JOB
 
 
+# Another job
+
+
+def test_another_job_is_not_that_of_the_environment(asked: Asked) -> None:
+    other = JobContext(18, "n7", 1)
+    assert look_up(18, ENVIRONMENT, [asked.probe("first", other)]) == other
+    assert look_up(17, ENVIRONMENT, [asked.probe("first", other)]) == JOB
+    assert asked.by_name == [("first", 18)]
+
+
+def test_another_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
+    with pytest.raises(LaunchError) as caught:
+        look_up(18, ENVIRONMENT, [asked.probe("first", None)])
+    assert str(caught.value) == UNKNOWN.replace("17", "18")
+
+
+# States of nodes
+
+STATES = {"n1": "idle", "n2": "down*"}
+
+
+def test_states_are_asked_for_until_somebody_knows() -> None:
+    asked: list[str] = []
+
+    def nobody(nodes: str) -> dict[str, str]:
+        asked.append(nodes)
+        return {}
+
+    assert node_states("n[1-2]", [nobody, lambda _: STATES, nobody]) == STATES
+    assert asked == ["n[1-2]"]
+    assert node_states("n1", [nobody]) == {}
+
+
+def test_sinfo_tells_states_once_a_partition(programs: Path) -> None:
+    program(programs, "sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n1|idle'; echo oops")
+    assert node_states("n[1-2]") == STATES
+    assert asked_of(programs, "sinfo") == ["--noheader --Node --format=%N|%T --nodes=n[1-2]"]
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exec sleep 10", "exit 0"])
+def test_without_an_answer_in_time_no_state_is_known(programs: Path, script: str) -> None:
+    program(programs, "sinfo", script)
+    assert node_states("n1") == {}
+
+
+def test_pyslurm_tells_states_before_sinfo(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {
+        name: types.SimpleNamespace(state=state)
+        for name, state in {"n1": "IDLE", "n2": "IDLE+DRAIN", "n3": "DOWN"}.items()
+    }
+    module = pyslurm(lambda job: job)
+    module.__dict__["Nodes"] = types.SimpleNamespace(load=lambda: nodes)
+    monkeypatch.setitem(sys.modules, "pyslurm", module)
+    assert node_states("n[1-2],n9") == {"n1": "idle", "n2": "idle+drain"}
+    assert not (programs / "sinfo.asked").exists()
+
+
+def test_sinfo_tells_states_where_pyslurm_knows_no_such_call(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(programs, "sinfo", "echo 'n1|idle'")
+    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(lambda job: job))
+    assert node_states("n1") == {"n1": "idle"}
+
+
+@pytest.mark.parametrize(
+    ("state", "away", "drained"),
+    [
+        ("idle", False, False), ("mixed", False, False), ("idle*", False, False),
+        ("", False, False),
+        ("down", True, False), ("down*", True, False), ("idle~", True, False),
+        ("powering_up", True, False), ("drained", False, True), ("draining", False, True),
+        ("idle+drain", False, True), ("down+drain", True, True),
+        ("IDLE+CLOUD+POWERED_DOWN", True, False),
+    ],
+)  # fmt: skip
+def test_which_nodes_can_answer(state: str, away: bool, drained: bool) -> None:
+    assert (is_away(state), is_drained(state)) == (away, drained)
+
+
 # Steps and names
 
 
@@ -227,3 +319,40 @@ def test_a_step_that_cannot_be_ended_is_let_be(
 )
 def test_node_names_are_folded_as_slurm_writes_them(names: list[str], text: str) -> None:
     assert fold(names) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("n[08-10],login", ["login", "n08", "n09", "n10"]),
+        ("n2,n1,n2", ["n1", "n2"]),
+        ("n[1-4]!n3", ["n1", "n2", "n4"]),
+    ],
+)
+def test_lists_of_nodes_are_unfolded(text: str, names: list[str]) -> None:
+    assert unfold(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n[1-", 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        ("n[1-x]", None),
+        ("@nowhere\n", None),
+        ("n1!n1", None),
+        ("", "the list of nodes names none"),
+    ],
+)
+def test_what_is_no_list_of_nodes_is_told_on_one_line(text: str, why: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        unfold(text)
+    assert why in (None, str(caught.value))
+    assert str(caught.value).isprintable()
+
+
+def test_a_node_has_the_name_that_slurm_gives_it() -> None:
+    assert own_name({"SLURMD_NODENAME": "n7"}) == "n7"
+    assert own_name({}) == socket.gethostname()

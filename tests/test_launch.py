@@ -34,9 +34,11 @@ REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
 #: REQUEST as the ranks find it.
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
-    '"root": "/nvme", "validate": "stat", "verify": "stream"}], "nodes": 4, '
+    '"root": "/nvme"}], "nodes": 4, '
     '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
-    '"writers": 0, "algorithm": "auto", "direct": true}, "job": 17, "word": "", "step": "", '
+    '"writers": 0, "algorithm": "auto", "direct": true}, '
+    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0}, '
+    '"job": 17, "word": "", "step": "", '
     '"said": "", "dry_run": false, "bench": 0, "local_root": ""}'
 )
 
@@ -51,7 +53,7 @@ def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
     assert srun_argv(JOB, POLICY) == [
         "srun", "--jobid", "17", "--job-name=stage", "--quiet", "--overlap", "--mpi=pmix",
         "--export=ALL", "-N", "4", "-n", "4", "--ntasks-per-node=1", "--mem=0", "--gres=none",
-        "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=0", "--input=none", *RANK,
+        "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
     ]  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def test_the_site_chooses_its_srun_and_its_mpi() -> None:
     assert srun_argv(JobContext(4711, "login", 1), policy) == [
         "/opt/slurm/bin/srun", "--jobid", "4711", "--job-name=stage", "--quiet", "--overlap",
         "--mpi=pmi2", "--export=ALL", "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0",
-        "--gres=none", "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=0",
+        "--gres=none", "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30",
         "--input=none", *RANK,
     ]  # fmt: skip
 

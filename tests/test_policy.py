@@ -16,7 +16,15 @@ NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
 
 FULL = """
 roots = ["/nvme", "/scratch/local"]
+destinations = ["/nvme/jobs"]
+shared_roots = ["/nvme/all"]
 lock_timeout = 2.5
+
+[cache]
+keep_free = "10GB"
+keep_free_percent = 2.5
+user_limit = "1TiB"
+headroom = 5
 
 [launch]
 srun = "/opt/slurm/bin/srun"
@@ -31,6 +39,9 @@ algorithm = "tree"
 readers = 4
 writers = 2
 direct = false
+
+[metrics]
+textfile = "/var/lib/node_exporter/stage.prom"
 """
 
 
@@ -52,7 +63,10 @@ def test_the_shipped_file_shows_the_defaults() -> None:
 def test_the_defaults_are_these() -> None:
     assert Policy(roots=("/nvme",)).model_dump() == {
         "roots": ("/nvme",),
+        "destinations": (),
+        "shared_roots": (),
         "lock_timeout": 1800,
+        "cache": {"keep_free": 0, "keep_free_percent": 0, "user_limit": 0, "headroom": 0},
         "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
         "transfer": {
             "chunk": 2_097_152,
@@ -62,6 +76,7 @@ def test_the_defaults_are_these() -> None:
             "writers": 0,
             "direct": True,
         },
+        "metrics": {"textfile": ""},
     }
 
 
@@ -69,7 +84,15 @@ def test_every_key_can_be_set(path: Path) -> None:
     path.write_text(FULL)
     assert load(path).model_dump() == {
         "roots": ("/nvme", "/scratch/local"),
+        "destinations": ("/nvme/jobs",),
+        "shared_roots": ("/nvme/all",),
         "lock_timeout": 2.5,
+        "cache": {
+            "keep_free": 10_000_000_000,
+            "keep_free_percent": 2.5,
+            "user_limit": 1 << 40,
+            "headroom": 5,
+        },
         "launch": {
             "srun": "/opt/slurm/bin/srun",
             "mpi": "pmi2",
@@ -84,6 +107,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "writers": 2,
             "direct": False,
         },
+        "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }
 
 
@@ -291,6 +315,19 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
     ],
 )
 def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('destinations = ["/home"]', "destinations: /home is not beneath one of roots"),
+        ('destinations = ["/nvme2"]', "destinations: /nvme2 is not beneath one of roots"),
+        ('shared_roots = ["/nvme"]', "shared_roots: /nvme is one of roots, where users stage"),
+    ],
+)
+def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, fault: str) -> None:
     path.write_text(f"{ROOTS}{text}\n")
     assert refusal(path) == f"{path}: {fault}"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.prepare import UnsafeError, main, make_folder, prepare, read_roots
+from stager.prepare import UnsafeError, main, make_folder, prepare, read_rules
 from stager.store import open_cache
 from tests.test_store import USER, as_user, forked, on_tmpfs, ordinary_home
 
@@ -198,7 +198,7 @@ def test_a_cache_root_that_is_a_symlink_is_refused(root: Path) -> None:
 )
 def test_the_roots_are_read_from_stage_toml(tmp_path: Path, text: str, roots: list[str]) -> None:
     (tmp_path / "stage.toml").write_text(text)
-    assert read_roots(f"{tmp_path}/stage.toml") == roots
+    assert read_rules(f"{tmp_path}/stage.toml").roots == roots
 
 
 NOT_ROOTS = "roots is not a list of absolute paths"
@@ -346,7 +346,9 @@ def test_the_program_ends_with_2_where_it_is_called_wrongly(
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: stager.prepare [-h] --config CONFIG uid\n")
+    assert capsys.readouterr().err.startswith(
+        "usage: stager.prepare [-h] --config CONFIG [--job JOB] uid\n"
+    )
 
 
 #: Runs the module as ``python -m`` does, and prints the modules that this took.

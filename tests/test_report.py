@@ -9,6 +9,7 @@ import pytest
 from stager.errors import Failure
 from stager.job import fold
 from stager.report import (
+    Evicted,
     ItemReport,
     Outcome,
     Rate,
@@ -228,6 +229,7 @@ def test_the_json_of_an_outcome() -> None:
         "seconds": 2.5,
         "dry_run": False,
         "phases": {"survey": 0.5, "broadcast": 2.0},
+        "evicted": [],
         "code": 0,
     }
 
@@ -239,8 +241,30 @@ def test_the_json_of_a_failed_outcome() -> None:
         "seconds": 2.5,
         "dry_run": True,
         "phases": {},
+        "evicted": [],
         "code": 5,
     }
+
+
+@pytest.mark.parametrize(
+    ("count", "dry_run", "lines"),
+    [
+        (1, False, ["/nvme/0: evicted on n[1-2] (2 nodes) to make room"]),
+        (
+            2,
+            True,
+            [f"/nvme/{i}: would be evicted on n[1-2] (2 nodes) to make room" for i in (0, 1)],
+        ),
+        (9, False, ["9 files evicted on n[1-2] (2 nodes) to make room: 18.0 KiB in all"]),
+    ],
+)
+def test_what_had_to_go_is_told_first(count: int, dry_run: bool, lines: list[str]) -> None:
+    evicted = [
+        Evicted(node, f"/nvme/{number}", 1024) for node in ("n1", "n2") for number in range(count)
+    ]
+    outcome = Outcome([item(["n1"], [])], [], 1.0, dry_run=dry_run, evicted=evicted)
+    assert summary(outcome, fold)[:-1] == lines
+    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 
 def test_an_event_is_one_line_that_begins_with_its_kind() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.directive import MAX_LIST, Directive, Validate, Verify, parse_value
+from stager.directive import MAX_LIST, Directive, Lifetime, Validate, Verify, parse_value
 from stager.errors import PolicyRefusal, StageError, UsageError
 from stager.policy import LOCAL, Policy
 from stager.request import REQUEST_VARIABLE, Settings, StageItem, StageRequest, resolve
@@ -30,7 +30,14 @@ TEXTS = st.text(CHARS, max_size=12) | st.binary(max_size=12).map(
 )
 PATHS = TEXTS.map("/{}".format)
 ITEMS = st.builds(
-    StageItem, PATHS, PATHS, PATHS, st.sampled_from(Validate), st.sampled_from(Verify)
+    StageItem,
+    PATHS,
+    PATHS,
+    PATHS,
+    st.sampled_from(Validate),
+    st.sampled_from(Verify),
+    st.sampled_from(Lifetime),
+    st.booleans(),
 )
 SETTINGS = st.builds(
     Settings,
@@ -91,10 +98,11 @@ def test_a_request_is_read_back_from_the_environment_as_it_was(request: StageReq
 def test_the_json_of_a_request() -> None:
     request = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=7)
     assert request.to_json() == (
-        '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme", '
-        '"validate": "stat", "verify": "stream"}], "nodes": 4, "lock_timeout": 1800.0, '
+        '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme"'
+        '}], "nodes": 4, "lock_timeout": 1800.0, '
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
         '"algorithm": "auto", "direct": true}, '
+        '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0}, '
         '"job": 7, "word": "", "step": "", "said": "", "dry_run": false, "bench": 0, '
         '"local_root": ""}'
     )
@@ -281,6 +289,40 @@ def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: 
     assert str(caught.value) == (
         f"{named} is not beneath a folder that this site stages to; "
         "choose a destination beneath /nvme or /nvme/fast or /scratch/local"
+    )
+
+
+SHARING = Policy(
+    roots=("/nvme",), destinations=("/nvme/jobs",), shared_roots=("/nvme/all", "/ssd/all")
+)
+
+
+@pytest.mark.parametrize(
+    ("destination", "root", "shared"),
+    [
+        ("/nvme/jobs/img", "/nvme", False),
+        ("/nvme/all/img", "/nvme/all", True),
+        ("/ssd/all/", "/ssd/all", True),
+        ("/ssd/all", "/ssd/all", True),
+    ],
+)
+def test_a_destination_is_for_the_job_or_shared_by_all(
+    destination: str, root: str, shared: bool
+) -> None:
+    (item,) = resolve([Directive("/data/img", destination)], SHARING)
+    assert (item.root, item.shared, item.name) == (root, shared, "img")
+    assert item.destination.endswith("/img")
+
+
+@pytest.mark.parametrize(
+    "destination", ["/nvme/img", "/nvme/jobs2/img", "/nvme/img/all", "/ssd/img"]
+)
+def test_a_destination_beside_the_allowed_ones_is_refused(destination: str) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", destination)], SHARING)
+    assert str(caught.value) == (
+        f"{destination} is not beneath a folder that this site stages to; choose a destination "
+        "beneath /nvme/jobs"
     )
 
 

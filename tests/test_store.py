@@ -49,6 +49,8 @@ RECORD = Record(
     staged_at=70,
     used_at=80,
     used_by_job=90,
+    lifetime="cache",
+    pinned=False,
 )
 
 
@@ -1159,3 +1161,94 @@ def test_a_word_that_cannot_be_held_is_a_launch_error(
     assert str(caught.value) == (
         f"{path}: {problem}: the plugin prepares its folder; tell the administrator"
     )
+
+
+# What jobs use
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of /run/slurm-stage, where root marks jobs."""
+    monkeypatch.setattr(store, "WORDS", str(tmp_path))
+    monkeypatch.setattr(store, "LIVE_JOBS", str(tmp_path / "jobs"))
+    for name in ("jobs", "5001", "5002"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+AWKWARD_NAMES = ["/nvme/a", "/nvme/new\nline", "/nvme/\udcff", "/nvme/é"]
+
+
+def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> None:
+    for name in AWKWARD_NAMES:
+        store.note_use(5001, 17, name)
+    store.note_use(5001, 18, "/nvme/ended")
+    store.note_use(5002, 19, "/nvme/others")
+    for mark in ("17.5001", "19.5002"):
+        (run / "jobs" / mark).touch()
+    assert store.uses(5001) == frozenset(AWKWARD_NAMES)
+    assert store.uses(5002) == {"/nvme/others"}
+    assert store.uses(None) == {*AWKWARD_NAMES, "/nvme/others"}
+    assert store.uses_of(5001, 18) == {"/nvme/ended"}
+    assert store.uses(5003) == frozenset()
+
+
+def test_a_mark_of_another_users_job_keeps_nothing_of_ones_own(run: Path) -> None:
+    store.note_use(5001, 19, "/nvme/a")
+    (run / "jobs/19.5002").touch()
+    assert store.uses(5001) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.write_bytes(b"cut short"),
+    ],
+    ids=["a pipe", "a folder", "a symlink", "no end"],
+)
+def test_what_is_no_list_of_uses_names_none(run: Path, make: Callable[[Path], object]) -> None:
+    (run / "jobs/17.5001").touch()
+    make(run / "5001/17.uses")
+    assert store.uses(5001) == store.uses(None) == frozenset()
+
+
+def test_an_endless_list_is_read_so_far_and_no_further(run: Path) -> None:
+    (run / "jobs/17.5001").touch()
+    (run / "5001/17.uses").write_bytes(b"/nvme/a\0" * 300_000)
+    assert store.uses(5001) == {"/nvme/a"}
+
+
+def test_without_roots_part_there_is_nothing_to_note_it_in(run: Path) -> None:
+    store.note_use(5003, 17, "/nvme/a")
+    assert sorted(path.name for path in run.iterdir()) == ["5001", "5002", "jobs"]
+    assert store.jobs_are_known()
+    (run / "jobs").rmdir()
+    assert not store.jobs_are_known()
+    assert store.uses(5001) == store.uses(None) == frozenset()
+
+
+# Root's for all
+
+
+@pytest.mark.root
+def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
+    cache = open_cache(str(disk), 0, shared=True)
+    cache.save(RECORD)
+    assert cache.root == str(disk)
+    assert stat.filemode(os.stat(cache.folder).st_mode) == "drwxr-xr-x"
+    assert stat.filemode(os.stat(cache.record_path(RECORD.destination)).st_mode) == "-rw-r--r--"
+    disk.chmod(0o777)
+    with pytest.raises(DestinationError) as caught:
+        open_cache(str(disk), USER, shared=True)
+    message = f"{disk} is not a folder of uid 0 alone; tell the administrator"
+    assert str(caught.value) == message
+
+
+@pytest.mark.root
+def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
+    cache = open_cache(str(disk), USER, shared=True)
+    assert cache.load("/nvme/img") is None
+    assert list(disk.iterdir()) == []

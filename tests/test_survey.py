@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,17 @@ from stager.errors import DestinationError, SourceError
 from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
 from stager.request import StageItem
 from stager.store import Cache, Partial, open_cache
-from stager.survey import Source, Survey, digest_of, facts_of, judge, look_at_source, survey
+from stager.survey import (
+    Source,
+    Survey,
+    digest_of,
+    facts_of,
+    for_all,
+    judge,
+    look_at_source,
+    survey,
+    survey_shared,
+)
 from tests.test_store import USER, as_ordinary_user, on_tmpfs, ordinary_home
 
 if TYPE_CHECKING:
@@ -38,6 +50,8 @@ RECORD = Record(
     staged_at=70,
     used_at=80,
     used_by_job=0,
+    lifetime="cache",
+    pinned=False,
 )
 
 
@@ -234,11 +248,11 @@ class Node:
         )  # fmt: skip
 
     def survey(self, validate: Validate = Validate.STAT, path: Path | None = None) -> Survey:
-        """The node's answer, without the room on its disk, which other processes change."""
+        """The node's answer."""
         path = path or self.copy
         item = StageItem(str(self.source), str(path), str(self.disk), validate)
         source = look_at_source(str(self.source))
-        return replace(survey(item, str(path), source, self.cache, "n1"), free=0)
+        return survey(item, str(path), source, self.cache, "n1")
 
 
 @pytest.fixture
@@ -246,11 +260,11 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-CURRENT = Survey(node="n1", reason="", digest=DIGEST, free=0)
+CURRENT = Survey(node="n1", reason="", digest=DIGEST)
 
 
 def needed(reason: str) -> Survey:
-    return Survey(node="n1", reason=reason, digest="", free=0)
+    return Survey(node="n1", reason=reason, digest="")
 
 
 @pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
@@ -370,24 +384,6 @@ def test_the_digest_of_a_file_is_its_xxh3_128(tmp_path: Path, data: bytes, diges
     assert digest_of(f"{tmp_path}/file") == digest
 
 
-@pytest.mark.root
-def test_the_free_bytes_are_those_that_can_still_be_written(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def act() -> tuple[int, int]:
-        node = Node(tmp_path)
-        item = StageItem(str(node.source), str(node.copy), str(disk), Validate.STAT)
-        answer = survey(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
-        with node.copy.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, answer.free)
-        return answer.free, os.statvfs(disk).f_bavail
-
-    free, left = on_tmpfs(disk, "size=1m", act)
-    assert 900_000 < free <= 1 << 20
-    assert left == 0
-
-
 # Where nothing can be put
 
 
@@ -419,9 +415,10 @@ def test_a_file_where_a_folder_is_wanted_is_named(node: Node, below: str) -> Non
     assert refusal(node, node.disk / "file" / below) == message
 
 
-def test_a_dangling_symlink_where_a_folder_is_wanted_is_named(node: Node) -> None:
-    (node.disk / "link").symlink_to("nowhere")
-    message = f"{node.disk}/link: No such file or directory"
+@pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
+def test_a_symlink_where_a_folder_is_wanted_is_named(node: Node, target: str) -> None:
+    (node.disk / "link").symlink_to(target)
+    message = f"{node.disk}/link is a symbolic link, not a folder"
     assert refusal(node, node.disk / "link/copy.sqsh") == message
 
 
@@ -430,14 +427,13 @@ def test_a_name_that_the_filesystem_cannot_hold_is_named(node: Node) -> None:
     assert refusal(node, path) == f"{path}: File name too long"
 
 
+@pytest.mark.root
 def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
-        node = Node(tmp_path)
-        (node.disk / "link").symlink_to(other)
-        assert refusal(node, node.disk / "link/copy.sqsh") == (
-            f"{node.disk}/link is on another filesystem than its cache root; "
-            "choose another destination"
-        )
+    node = Node(tmp_path)
+    other = node.disk / "other"
+    other.mkdir()
+    message = f"{other} is on another filesystem than its cache root; choose another destination"
+    assert on_tmpfs(other, "size=1m", lambda: refusal(node, other / "copy.sqsh")) == message
 
 
 @pytest.mark.root
@@ -464,3 +460,96 @@ def test_a_folder_without_permission_is_named(home: Path, mode: int, message: st
         return refusal(node, node.disk / "closed/copy.sqsh")
 
     assert as_ordinary_user(act) == message.format(disk=home / "disk")
+
+
+# What root staged for all
+
+
+def share(node: Node, reason: str = "") -> Survey | str:
+    """What a user is told who wants what lies there as root's."""
+    item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
+    source = look_at_source(item.source)
+    try:
+        return survey_shared(item, str(node.copy), source, node.cache, "n1")
+    except DestinationError as error:
+        return str(error)
+
+
+def not_current(node: Node, why: str) -> str:
+    return (
+        f"{node.copy} is root's to stage, and not current there: {why}; choose another "
+        "destination, or ask the administrator"
+    )
+
+
+def test_what_root_staged_is_used_as_long_as_it_is_current(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.survey._PUBLICATION", ())
+    assert share(node) == not_current(node, "absent")
+    node.stage()
+    assert share(node) == CURRENT
+    node.source.write_bytes(BYTES)
+    assert share(node) == not_current(node, "the source changed")
+    other = StageItem("/elsewhere", str(node.copy), str(node.disk), shared=True)
+    node.stage()
+    facts = look_at_source(str(node.source))
+    with pytest.raises(DestinationError, match="not current there: staged from another source"):
+        survey_shared(other, str(node.copy), facts, node.cache, "n1")
+
+
+def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> None:
+    node.stage()
+    whole = node.cache.load(str(node.copy))
+    assert whole
+    node.cache.forget(str(node.copy))
+    timer = threading.Timer(0.3, lambda: node.cache.save(whole))
+    timer.start()
+    assert share(node) == CURRENT
+    timer.join()
+
+
+@pytest.mark.root
+def test_who_may_not_read_the_source_may_not_use_the_copy(home: Path) -> None:
+    (home / "secret").write_bytes(BYTES)
+    (home / "secret").chmod(0o600)
+    os.chown(home / "secret", 0, 0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(home / "secret"), to_be_read=True)
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/secret: Permission denied"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "above", "copied"),
+    [(0o644, 0o755, 0o644), (0o640, 0o711, 0o640), (0o644, 0o750, 0o600), (0o755, 0o700, 0o700)],
+)
+def test_a_copy_for_all_is_closed_where_a_folder_above_the_source_is(
+    home: Path, mode: int, above: int, copied: int
+) -> None:
+    home.chmod(0o755)
+    folder = home / "data"
+    folder.mkdir()
+    (folder / "img").write_bytes(BYTES)
+    (folder / "img").chmod(mode)
+    (home / "link").symlink_to(folder / "img")
+    folder.chmod(above)
+    for path in (folder / "img", home / "link"):
+        assert for_all(str(path), look_at_source(str(path))).mode == copied
+
+
+@pytest.mark.root
+def test_a_copy_for_all_is_closed_where_a_list_says_more_than_the_mode(home: Path) -> None:
+    home.chmod(0o755)
+    source = home / "img"
+    source.write_bytes(BYTES)
+    source.chmod(0o644)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    entries = [(1, 6, 0xFFFFFFFF), (2, 4, 4711), (4, 0, 0xFFFFFFFF), (16, 4, 0xFFFFFFFF)]
+    text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
+    os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600

@@ -11,6 +11,10 @@
 
 #include "stage.h"
 
+/* What root's own programs are given. */
+char *const stage_clean_environment[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
+					  NULL };
+
 enum { NOT_STARTED = 127, SIGNALLED = 128, FIRST_FREE_FD = 3, FALLBACK_FDS = 1024 };
 
 static void close_descriptors(void)
@@ -37,7 +41,7 @@ static void reset_signals(void)
 		(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static void child(pid_t parent, char *const argv[], char *const envp[])
+static void child(pid_t parent, char *const argv[], char *const envp[], unsigned int limit)
 {
 	const int null = open("/dev/null", O_RDONLY);
 
@@ -48,11 +52,12 @@ static void child(pid_t parent, char *const argv[], char *const envp[])
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent)
 		_exit(NOT_STARTED);
 	close_descriptors();
+	(void)alarm(limit);
 	(void)execve(argv[0], argv, envp);
 	_exit(NOT_STARTED);
 }
 
-int stage_child_run(char *const argv[], char *const envp[])
+int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
 {
 	const pid_t parent = getpid();
 	const pid_t pid = fork();
@@ -61,7 +66,7 @@ int stage_child_run(char *const argv[], char *const envp[])
 	if (pid < 0)
 		return NOT_STARTED;
 	if (pid == 0)
-		child(parent, argv, envp);
+		child(parent, argv, envp, limit);
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
 			return NOT_STARTED;

@@ -84,7 +84,7 @@ static char *find_list(spank_t spank)
 		text ? spank_getenv(spank, STAGE_LIST_ENV, text, STAGE_LIST_MAX) : ESPANK_ERROR;
 
 	if (got == ESPANK_NOSPACE) {
-		tell("stage: the list of directives is too long\n");
+		tell("stage: the list of directives is too long; stage an archive instead\n");
 		_exit(STAGE_USAGE);
 	}
 	if (got == ESPANK_SUCCESS || !text)
@@ -174,7 +174,7 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 		gate->script ? "--script" : NULL, gate->script, NULL,
 	};
 	if (environment)
-		code = stage_child_run((char *const *)argv, environment);
+		code = stage_child_run((char *const *)argv, environment, 0);
 	free(environment);
 	if (code == 127)
 		tell("stage: %s cannot be run on this node; tell the administrator\n",

@@ -15,9 +15,6 @@
 
 #include "stage.h"
 
-static char *const clean_environment[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
-					   NULL };
-
 /* Where stager/prepare.py leaves its note: in root's own folder, so that it can be believed. */
 #define NOTE "/run/slurm-stage/%u.prepared"
 
@@ -80,6 +77,7 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 
 	if (!stage_options_helper())
 		return;
+	stage_mark(spank);
 	if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid) < 0) {
 		slurm_error("stage: the job's user is not known");
@@ -90,7 +88,7 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	const char *const argv[] = {
 		config->python, "-I", "-m", "stager.prepare", "--config", config->config, uid_text, NULL,
 	};
-	code = stage_child_run((char *const *)argv, clean_environment);
+	code = stage_child_run((char *const *)argv, stage_clean_environment, 0);
 	if (code != 0)
 		slurm_error("stage: the folders of uid %s were not made (exit code %d)", uid_text,
 			    code);

@@ -4,10 +4,11 @@
  *   context              init       init_post_opt   task_init_privileged   task_init
  *   srun, sbatch, salloc options    submit          -                      -
  *   slurmstepd           options    -               prepare                gate
- *   slurmd, prolog       -          -               -                      -
+ *   slurmd               expect_marks
+ *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
- * On the nodes, init and init_post_opt never fail, and user_init, task_post_fork, job_prolog and
- * job_epilog are left alone: a failure there drains the node, in these two the job alone fails.
+ * On the nodes, init, init_post_opt and job_epilog never fail, and user_init, task_post_fork and
+ * job_prolog are left alone: a failure there drains the node, in the two tasks' the job alone fails.
  */
 #include <stdlib.h>
 
@@ -35,6 +36,8 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 			return -1;
 		return stage_options_register(spank);
 	}
+	if (spank_context() == S_CTX_SLURMD)
+		stage_expect_marks();
 	if (spank_context() == S_CTX_REMOTE && stage_options_register(spank) != 0)
 		slurm_error("stage: the options cannot be registered");
 	return 0;
@@ -52,6 +55,14 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 	const struct stage_config config = stage_config_parse(argc, argv);
 
 	stage_prepare(spank, &config);
+	return 0;
+}
+
+int slurm_spank_job_epilog(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	stage_clean_up(spank, &config);
 	return 0;
 }
 

@@ -6,7 +6,9 @@
  *   sbatch, salloc, srun     options.c   collects the values of --stage
  *                            submit.c    has them checked, hands the list to the job
  *   on each node, as root    prepare.c   has the user's folders made, in the helper's step only
+ *                            mark.c      marks the job as one that stages here
  *   on each node, as user    gate.c      holds the tasks until every node has its files
+ *   at the job's end there   mark.c      has unmarked and cleaned up after it, as root
  *
  * The helper that all of them execute is `python -I -m stager`; child.c starts it. Its contract:
  * text for the user on stdout and stderr, exit code 0 to go on, any other to fail the job with it.
@@ -65,7 +67,16 @@ void stage_prepare(spank_t spank, const struct stage_config *config);
 /* gate.c */
 int stage_gate(spank_t spank, const struct stage_config *config);
 
-/* child.c: run a program and return its exit code; 128 + N after signal N, 127 if not started */
-int stage_child_run(char *const argv[], char *const envp[]);
+/* mark.c */
+void stage_expect_marks(void);
+void stage_mark(spank_t spank);
+void stage_clean_up(spank_t spank, const struct stage_config *config);
+
+/*
+ * child.c: run a program and return its exit code; 128 + N after signal N, 127 if not started.
+ * After `limit` seconds it gets SIGALRM, 0 for never.
+ */
+extern char *const stage_clean_environment[];
+int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
 
 #endif

@@ -31,7 +31,7 @@ static void check_or_exit(const struct stage_config *config)
 		argv[FIXED_ARGUMENTS - 1] = "--";
 		for (size_t i = 0; i < values; i++)
 			argv[FIXED_ARGUMENTS + i] = stage_options_value(i);
-		code = stage_child_run((char *const *)argv, environ);
+		code = stage_child_run((char *const *)argv, environ, 0);
 		free(argv);
 	}
 	if (code == 0)
@@ -121,7 +121,8 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		return 0;
 	list = with_new_values(inherited);
 	if (!list || strlen(list) >= STAGE_LIST_MAX) {
-		(void)fprintf(stderr, "stage: the list of directives is too long\n");
+		(void)fprintf(stderr, "stage: the list of directives is too long; "
+				      "stage an archive instead\n");
 		exit(STAGE_USAGE);
 	}
 	check_or_exit(config);

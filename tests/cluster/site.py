@@ -25,7 +25,9 @@ REPOSITORY = Path(__file__).parents[2]
 #: Where the machines of the cluster see a copy of the repository, wherever that lies.
 SOURCE = "/cluster/source"
 #: What is no part of the repository.
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "*cache*", "*.egg-info", ".hypothesis")
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "build", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis"
+)
 PREFIX = "/opt/slurm-stage"
 PYTHON = f"{PREFIX}/bin/python3"
 STAGECTL = f"{PREFIX}/bin/stagectl"
@@ -47,6 +49,8 @@ class Site(Cluster):
         self.run(line, user="root", env=environment, host_net=True, timeout=600)
         self.write_policy(POLICY)
         self.write_plugstack(PLUGSTACK)
+        self.restart_all_slurmd()  # only then slurmd runs the plugin's epilog
+        self._await(self._all_idle, "all nodes idle", timeout)
 
     def make_image(self) -> None:
         """A squashfs image of Python environments, of some 300 MB: this one and the installed."""
@@ -90,13 +94,15 @@ class Site(Cluster):
                     entry.unlink()
 
     def leftovers(self) -> list[str]:
-        """Partial files and ranks that outlived their jobs, on all nodes."""
+        """Partial files, ranks and marks that outlived their jobs, on all nodes."""
         found: list[str] = []
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
             found += [f"{node}: {path.name}" for path in partial]
             ranks = self.run(["pgrep", "-af", "stager.start"], user="root", on=node, check=False)
             found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
+            marks = self.path(node, "/run/slurm-stage").glob("jobs/*")
+            found += [f"{node}: job {mark.name}" for mark in marks]
         return found
 
     def records(self, node: str) -> list[Path]:

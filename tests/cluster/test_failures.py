@@ -477,7 +477,7 @@ def test_a_folder_in_which_strangers_could_replace_the_copy_is_refused(site: Sit
     for node in site.nodes:
         site.run("mkdir /nvme/bobs; chmod 777 /nvme/bobs", user="bob", on=node)
     message = (
-        "n[1-4]: /nvme/bobs belongs to uid 5002, and others could replace what is staged there; "
-        "choose another destination"
+        "n[1-4]: /nvme/bobs belongs to uid 5002, who could replace what is staged there; choose "
+        "another destination"
     )
     fails(site, 6, message, f"--stage={DATA}:/nvme/bobs/data")

@@ -215,8 +215,12 @@ def test_by_hand_inside_a_job(site: Site) -> None:
     job = site.sbatch(script, "-N4")
     assert job.wait().exit_code == "0:0"
     would = r"stage: /nvme/a: 2\.9 MiB would move from /shared/a to n\[1-4\] \(4 nodes\) \(absent\)"
-    row = rf"n1 +/nvme/a +2\.9 MiB +\d+\.\d s ago +current +/shared/a +{job.id} *"
-    check_lines(job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row)
+    row = rf"n\[1-4\] +/nvme/a +2\.9 MiB +\d s ago +current +job {job.id} +/shared/a +{job.id}"
+    room = r"/nvme: \S+ .iB free of .*"
+    check_lines(
+        job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row,
+        r"1 file, 4 copies, 11\.4 MiB in all", room,
+    )  # fmt: skip
 
 
 def test_sruns_at_once_in_one_allocation_do_not_block_each_other(site: Site) -> None:
@@ -249,7 +253,7 @@ def _task_prolog(site: Site) -> Iterator[None]:
     site.write_plugstack("")
     site.reconfigure(
         f"TaskProlog={PREFIX}/libexec/task_prolog\nProlog={PREFIX}/libexec/job_prolog\n"
-        "PrologFlags=Alloc,DeferBatch"
+        f"Epilog={PREFIX}/libexec/job_epilog\nPrologFlags=Alloc,DeferBatch"
     )
     yield
     site.write_plugstack(PLUGSTACK)

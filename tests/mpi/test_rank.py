@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.agree import Here, RefusedError, together
-from stager.directive import Validate, Verify
+from stager.directive import Lifetime, Validate, Verify
 from stager.errors import DestinationError, SourceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
 from stager.reader import FileReader
-from stager.request import Settings, StageItem, StageRequest
+from stager.request import Settings, Space, StageItem, StageRequest
 from stager.route import Algorithm
 from stager.store import Partial, open_cache
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from stager.manifest import Record
     from stager.report import Outcome
 
 DATA = bytes(range(256)) * 100
@@ -353,3 +354,71 @@ def hold_lock(folder: str) -> subprocess.Popen[bytes]:
     assert process.stdout
     process.stdout.readline()
     return process
+
+
+def record_of(world: World) -> Record:
+    record = open_cache(world.here.path("/nvme"), os.getuid()).load("/nvme/data")
+    assert record
+    return record
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "kept"),
+    [("job", "job"), ("job job", "job"), ("job cache", "cache"), ("cache job", "cache")],
+)
+def test_who_wants_a_copy_kept_is_not_outdone(world: World, lifetimes: str, kept: str) -> None:
+    for lifetime in lifetimes.split():
+        world.run(items=world.wish(lifetime=Lifetime(lifetime)))
+    assert record_of(world).lifetime == kept
+
+
+def test_what_is_pinned_is_pinned_in_its_next_version_too(world: World) -> None:
+    world.run()
+    cache = open_cache(world.here.path("/nvme"), os.getuid())
+    cache.save(replace(record_of(world), pinned=True))
+    world.comm.Barrier()
+    world.write_source(DATA * 2)
+    world.run()
+    assert world.copy.read_bytes() == DATA * 2
+    assert record_of(world).pinned
+
+
+def stage_other(world: World, name: str, **changes: object) -> Outcome:
+    (item,) = world.wish(destination=f"/nvme/{name}")
+    return world.run(items=(item,), **changes)
+
+
+def limited(world: World) -> Space:
+    """A limit that lets a user have two files of this size."""
+    taken = world.copy.stat().st_blocks * 512 if world.copy.exists() else len(DATA)
+    return Space(user_limit=2 * max(world.comm.allgather(taken)) + 8192)
+
+
+def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(world: World) -> None:
+    world.run()
+    time.sleep(1.1)  # times of use are in seconds
+    stage_other(world, "second")
+    space = limited(world)
+    planned = stage_other(world, "third", space=space, dry_run=True)
+    assert [one.destination for one in planned.evicted] == ["/nvme/data"] * world.comm.size
+    assert world.copy.exists()
+    outcome = stage_other(world, "third", space=space)
+    assert [(one.node, one.destination) for one in outcome.evicted] == [
+        (node, "/nvme/data") for node in world.nodes
+    ]
+    assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["second", "third"]
+
+
+def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: World) -> None:
+    world.run()
+    stage_other(world, "second")
+    if world.comm.rank == world.comm.size - 1:
+        cache = open_cache(world.here.path("/nvme"), os.getuid())
+        for record in list(cache.records()):
+            cache.save(replace(record, pinned=True))
+    world.comm.Barrier()
+    outcome = stage_other(world, "third", space=limited(world))
+    (failure,) = outcome.failures
+    assert (failure.code, failure.node) == (5, world.nodes[-1])
+    assert "of yours are in use or pinned; ask for less, or unpin some" in failure.message
+    assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["data", "second"]

@@ -1,0 +1,90 @@
+/*
+ * Root's mark of a job that stages on this node, from its helper's step to the job's end: as long
+ * as it is there, what the job uses is not evicted (stager/store.py).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "stage.h"
+
+/*
+ * Only root can write in either; users may look for a mark that they know, and not list them. The
+ * second is made by slurmd: one that was not restarted since the plugin was installed would not
+ * run its epilog, and marks would stay for ever. Where it is missing, nothing is evicted.
+ */
+#define RUN "/run/slurm-stage"
+#define JOBS RUN "/jobs"
+
+/* Seconds after which the clean-up is ended: Slurm has the node wait for it. */
+enum { CLEAN_UP_LIMIT = 60 };
+
+struct job {
+	uint32_t id;
+	uid_t uid;
+	char mark[64];
+};
+
+static bool find_job(spank_t spank, struct job *job)
+{
+	if (spank_get_item(spank, S_JOB_ID, &job->id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_UID, &job->uid) != ESPANK_SUCCESS)
+		return false;
+	return snprintf(job->mark, sizeof(job->mark), JOBS "/%u.%u", job->id,
+			(unsigned int)job->uid) > 0;
+}
+
+static bool make_folder(const char *path, mode_t mode)
+{
+	if (mkdir(path, mode) == 0)
+		return chmod(path, mode) == 0; /* whatever slurmstepd's mask */
+	return errno == EEXIST;
+}
+
+void stage_expect_marks(void)
+{
+	if (!make_folder(RUN, 0755) || !make_folder(JOBS, 0711))
+		slurm_error("stage: %s: %s", JOBS, strerror(errno));
+}
+
+void stage_mark(spank_t spank)
+{
+	struct job job = { 0 };
+	int fd = -1;
+
+	if (!find_job(spank, &job))
+		return;
+	fd = open(job.mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd >= 0)
+		(void)close(fd); /* nothing was written */
+	else if (errno != ENOENT)
+		slurm_error("stage: %s: %s", job.mark, strerror(errno));
+}
+
+void stage_clean_up(spank_t spank, const struct stage_config *config)
+{
+	struct job job = { 0 };
+	struct stat facts;
+	char id[16];
+	char uid[16];
+	int code = 0;
+
+	/* Most jobs stage nothing and end here. */
+	if (!find_job(spank, &job) || lstat(job.mark, &facts) != 0)
+		return;
+	(void)snprintf(id, sizeof(id), "%u", job.id);
+	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job.uid);
+	const char *const argv[] = {
+		config->python, "-I", "-m", "stager.epilog", "--config", config->config, id, uid, NULL,
+	};
+	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
+	if (code != 0)
+		slurm_error("stage: the clean-up after job %s failed (exit code %d)", id, code);
+	if (unlink(job.mark) != 0 && errno != ENOENT)
+		slurm_error("stage: %s: %s", job.mark, strerror(errno));
+}

@@ -1,0 +1,224 @@
+"""A user's copies on a node in, room for what is wanted out: the least recently used go first.
+
+What a running job uses, or its user has pinned, never goes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stager import store
+from stager.directive import Lifetime
+from stager.errors import SpaceError
+from stager.reader import BLOCK
+from stager.report import Evicted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from stager.manifest import Record
+    from stager.request import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A recorded copy: the bytes that its removal would free, and whether it may be removed."""
+
+    record: Record
+    size: int
+    may_go: bool
+
+
+def look(cache: store.Cache, disk: str) -> list[Kept]:
+    """All recorded copies of ``cache``, on the node whose disk is seen at ``disk``."""
+    in_use = cache.in_use()
+    # Simulated nodes have no jobs.
+    known = bool(disk) or store.jobs_are_known()
+    return [
+        Kept(
+            record,
+            _size(f"{disk}{record.destination}", record),
+            known and not record.pinned and record.destination not in in_use,
+        )
+        for record in cache.records()
+    ]
+
+
+def _size(path: str, record: Record) -> int:
+    """Bytes on the disk of the copy, 0 where it is not there or not as it was recorded."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return 0
+    return there.st_blocks * BLOCK if is_ours(there, record) and there.st_nlink == 1 else 0
+
+
+def is_ours(there: os.stat_result, record: Record) -> bool:
+    """Whether what is there is the file that was published, whatever was written to it since."""
+    copy = record.copy_facts
+    return (there.st_ino, there.st_uid) == (copy.inode, copy.owner) and stat.S_ISREG(there.st_mode)
+
+
+def choose(kept: Iterable[Kept], goal: int) -> list[Kept]:
+    """Those to remove for ``goal`` bytes, least recently used first; all, where that is too few.
+
+    Pure. None of them could be left out.
+    """
+    chosen: list[Kept] = []
+    freed = 0
+    for one in oldest(kept):
+        if freed >= goal:
+            break
+        chosen.append(one)
+        freed += one.size
+    needed: list[Kept] = []
+    for one in reversed(chosen):
+        if freed - one.size >= goal:
+            freed -= one.size
+        else:
+            needed.append(one)
+    return needed[::-1]
+
+
+def oldest(kept: Iterable[Kept]) -> list[Kept]:
+    """Those that may go, in the order in which they would. Pure."""
+    return sorted((one for one in kept if one.may_go and one.size), key=_order)
+
+
+def _order(one: Kept) -> tuple[bool, int, str]:
+    # What nobody asked to be kept goes first.
+    return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.record.destination
+
+
+def plan_room(root: str, need: int, free: int, limit: int, kept: Sequence[Kept]) -> list[Kept]:
+    """What to remove before ``need`` bytes come beneath ``root``, which has ``free``. Pure.
+
+    ``limit`` is on all bytes of the user there, 0 for none. Raises SpaceError where it cannot be
+    done.
+    """
+    used = sum(one.size for one in kept)
+    over = used + need - limit if limit else 0
+    chosen = choose(kept, max(need - free, over))
+    freed = sum(one.size for one in chosen)
+    held = sum(one.size for one in kept if not one.may_go)
+    holds = f"; {held} of yours are in use or pinned" if held else ""
+    if over > freed:
+        raise SpaceError(
+            f"{root}: {need} bytes are needed, where you have {used} of the {limit} that the site "
+            f"lets a user have{holds}; ask for less, or unpin some"
+        )
+    if need > free + freed:
+        more = f", {freed} more by eviction" if freed else ""
+        raise SpaceError(
+            f"{root}: {need} bytes are needed and {free} free{more}, {need - free - freed} too "
+            f"few{holds}; make room or ask for nodes with more"
+        )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """``need`` bytes on the disk for ``destination``, which lies beneath ``root``."""
+
+    root: str
+    cache: store.Cache
+    destination: str
+    need: int
+
+
+class Room:
+    """Room on one disk of a node for the ``wishes`` that are to be written there.
+
+    Two steps, so that nothing goes on any node where one of them has too little: `plan`, then
+    `make`. The ``wanted`` destinations stay; ``disk`` is where the node's files are seen.
+    """
+
+    def __init__(
+        self, wishes: Sequence[Wish], wanted: Collection[str], space: Space, disk: str
+    ) -> None:
+        self._root = wishes[0].root
+        self._need = sum(wish.need for wish in wishes)
+        self._limit = space.user_limit
+        self._free = free_bytes(_existing(wishes[0].cache), space)
+        self._disk = disk
+        # Records are read only where it matters: there may be thousands.
+        asked = self._limit or self._need > self._free
+        caches = {wish.cache for wish in wishes} if asked else set()
+        replaced = {wish.destination for wish in wishes}
+        self._kept = {
+            cache: {
+                one.record.destination: replace(
+                    one, may_go=one.may_go and one.record.destination not in wanted
+                )
+                for one in look(cache, disk)
+                if one.record.destination not in replaced
+            }
+            for cache in caches
+        }
+
+    def plan(self) -> list[tuple[store.Cache, Kept]]:
+        """What has to go. Raises SpaceError."""
+        owners = {id(one): cache for cache, of in self._kept.items() for one in of.values()}
+        kept = [one for of in self._kept.values() for one in of.values()]
+        chosen = plan_room(self._root, self._need, self._free, self._limit, kept)
+        return [(owners[id(one)], one) for one in chosen]
+
+    def make(self, locks: Mapping[store.Cache, store.Locks], node: str) -> list[Evicted]:
+        """Remove what has to go; what is in use by now is passed over. Raises SpaceError."""
+        gone: list[Evicted] = []
+        while chosen := self.plan():
+            for cache, one in chosen:
+                destination = one.record.destination
+                if remove(cache, locks[cache], self._disk, destination):
+                    del self._kept[cache][destination]
+                    self._free += one.size
+                    gone.append(Evicted(node, destination, one.size))
+                else:
+                    self._kept[cache][destination] = replace(one, may_go=False)
+        return gone
+
+
+def rooms(wishes: Sequence[Wish], wanted: Collection[str], space: Space, disk: str) -> list[Room]:
+    """One Room for each disk that the ``wishes`` are on."""
+    by_disk: dict[int, list[Wish]] = {}
+    for wish in wishes:
+        by_disk.setdefault(os.stat(_existing(wish.cache)).st_dev, []).append(wish)
+    return [Room(together, wanted, space, disk) for together in by_disk.values()]
+
+
+def _existing(cache: store.Cache) -> str:
+    # A cache that is only planned for has no folder yet.
+    return store.existing_folder_above(f"{cache.folder}/")
+
+
+def free_bytes(path: str, space: Space) -> int:
+    """Bytes that may be written on the disk of ``path``, which lets the site's share stay free."""
+    room = os.statvfs(path)
+    share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
+    return max(0, room.f_bavail * room.f_frsize - share)
+
+
+def remove(cache: store.Cache, locks: store.Locks, disk: str, destination: str) -> Record | None:
+    """Remove a copy and its record; None where it is in use or wanted again by now.
+
+    A file that its user put in the copy's place stays. Raises OSError, DestinationError.
+    """
+    if not locks.take(destination):
+        return None
+    try:
+        record = cache.load(destination)
+        if record is None or record.pinned or destination in cache.in_use():
+            return None
+        # First the copy: a record without one is no harm, a file without a record is never found.
+        above, name = os.path.split(f"{disk}{destination}")
+        with suppress(FileNotFoundError), store.opened_way(cache.root, above) as folder:
+            if is_ours(os.lstat(name, dir_fd=folder), record):
+                os.unlink(name, dir_fd=folder)
+        cache.forget(destination)
+        return record
+    finally:
+        locks.release(destination)

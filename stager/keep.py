@@ -1,0 +1,372 @@
+"""What a user does to the copies of one node: an Order in, what was done to each copy out.
+
+`stagectl` carries it out on its own node, or `gather` brings it to others.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import stat
+import time
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from stager import evict, store
+from stager.errors import (
+    BusyError,
+    IntegrityError,
+    PolicyRefusal,
+    SpaceError,
+    StageError,
+    UsageError,
+)
+from stager.reader import BLOCK
+from stager.report import bytes_text
+from stager.status import jobs_using
+from stager.survey import digest_of
+
+if TYPE_CHECKING:
+    from stager.evict import Kept
+    from stager.manifest import Record
+
+
+class Deed(StrEnum):
+    """What is asked for."""
+
+    STATUS = "status"
+    VERIFY = "verify"
+    EVICT = "evict"
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A deed, and the folders of the site that it is about.
+
+    ``destinations`` are those meant; none for all, or for those that ``older`` or ``to_free`` mean:
+    not used for so many seconds; so that so many bytes are free beneath each root. ``everyone``
+    asks a status for the copies of all users.
+    """
+
+    deed: Deed
+    roots: tuple[str, ...]
+    shared_roots: tuple[str, ...] = ()
+    destinations: tuple[str, ...] = ()
+    older: int = 0
+    to_free: int = 0
+    dry_run: bool = False
+    everyone: bool = False
+
+    def to_text(self) -> str:
+        """The order as one word, which no shell on its way takes for anything else."""
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Order:
+        """The order that `to_text` wrote. Raises UsageError."""
+        try:
+            fields = json.loads(base64.urlsafe_b64decode(text))
+            lists = ("roots", "shared_roots", "destinations")
+            fields |= {name: tuple(fields[name]) for name in lists}
+            return cls(**{**fields, "deed": Deed(fields["deed"])})
+        except (binascii.Error, ValueError, TypeError, KeyError):
+            raise UsageError("this is for stagectl on another node to call") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A copy with which the deed was done, and its bytes."""
+
+    destination: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What could not be done, and the exit code that this has."""
+
+    code: int
+    message: str
+    #: The destination that is not staged here, where that is all there is to say.
+    absent: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """What one node did; ``stay`` counts the copies that are old enough to go and may not."""
+
+    done: list[Done] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    stay: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """A JSON object, which `from_wire` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, said: dict[str, Any]) -> Result:
+        """What `to_wire` made."""
+        return cls(
+            [Done(**one) for one in said["done"]],
+            [Refused(**one) for one in said["refused"]],
+            said["stay"],
+        )
+
+
+def carry_out(order: Order, disk: str) -> Result:
+    """Do what is asked on the node whose disk is seen at ``disk``; nothing is raised."""
+    with ExitStack() as stack:
+        keeper = _Keeper(order, disk, stack)
+        try:
+            if order.deed is Deed.VERIFY and not order.destinations:
+                keeper.verify_all()
+            elif order.destinations:
+                keeper.each()
+            elif order.older:
+                keeper.evict_older()
+            else:
+                keeper.evict_to_free()
+        except StageError as error:
+            keeper.refuse(error)
+        except OSError as error:
+            keeper.refuse(store.as_stage_error(error))
+    return keeper.result
+
+
+class _Keeper:
+    """One order on one node: its caches, their locks, and what came of it so far."""
+
+    def __init__(self, order: Order, disk: str, stack: ExitStack) -> None:
+        self._order = order
+        self._disk = disk
+        self._stack = stack
+        self._locks: dict[store.Cache, store.Locks] = {}
+        self._ours, self._of_root = _caches(order, disk)
+        self.result = Result()
+
+    def refuse(self, error: StageError) -> None:
+        """Note what could not be done."""
+        self.result.refused.append(Refused(error.code, error.message))
+
+    def each(self) -> None:
+        """Do the deed with each destination; one that cannot be is no hindrance to the others."""
+        deeds = {
+            Deed.VERIFY: self._verify,
+            Deed.EVICT: self._evict,
+            Deed.PIN: self._pin,
+            Deed.UNPIN: self._pin,
+        }
+        for destination in self._order.destinations:
+            try:
+                cache, record = self._find(destination)
+                deeds[self._order.deed](cache, record)
+            except _AbsentError as error:
+                self.result.refused.append(Refused(error.code, error.message, destination))
+            except StageError as error:
+                self.refuse(error)
+            except OSError as error:
+                self.refuse(store.as_stage_error(error, destination))
+
+    def _find(self, destination: str) -> tuple[store.Cache, Record]:
+        for cache in (*self._ours, *self._of_root):
+            record = cache.load(destination)
+            if record:
+                if cache in self._of_root and self._order.deed is not Deed.VERIFY:
+                    deed = self._order.deed
+                    raise PolicyRefusal(
+                        f"{destination} is root's, for all: only root may {deed} it"
+                    )
+                return cache, record
+        raise _AbsentError(f"{destination} is not staged here")
+
+    def _locks_of(self, cache: store.Cache) -> store.Locks:
+        if cache not in self._locks:
+            self._locks[cache] = self._stack.enter_context(closing(store.Locks(cache)))
+        return self._locks[cache]
+
+    def _is_held(self, cache: store.Cache, destination: str) -> BusyError:
+        holder = self._locks_of(cache).holder(destination)
+        return BusyError(f"{destination} is being staged by {holder}; try again when that is over")
+
+    # verify
+
+    def verify_all(self) -> None:
+        """Verify every copy of this user's."""
+        for cache in self._ours:
+            for record in sorted(cache.records(), key=lambda record: record.destination):
+                try:
+                    self._verify(cache, record)
+                except StageError as error:
+                    self.refuse(error)
+
+    def _verify(self, cache: store.Cache, record: Record) -> None:
+        fault = _fault_of(record, self._disk)
+        if fault and cache in self._ours:
+            # A job may have replaced it meanwhile: under its lock nobody does.
+            if not self._locks_of(cache).take(record.destination):
+                raise self._is_held(cache, record.destination)
+            try:
+                now = cache.load(record.destination)
+                if now is None:
+                    return  # evicted
+                record = now
+                fault = _fault_of(record, self._disk)
+            finally:
+                self._locks_of(cache).release(record.destination)
+        if fault:
+            raise IntegrityError(f"{record.destination}: {fault}")
+        self.result.done.append(Done(record.destination, record.copy_facts.size))
+
+    # evict
+
+    def _evict(self, cache: store.Cache, record: Record) -> None:
+        destination = record.destination
+        if record.pinned:
+            raise PolicyRefusal(f"{destination} is pinned; stagectl unpin it first")
+        jobs = jobs_using(None if cache.shared else cache.uid).get(destination, [])
+        if jobs:
+            plural = "s" if len(jobs) > 1 else ""
+            raise BusyError(
+                f"{destination} is used by job{plural} {','.join(map(str, jobs))}; "
+                "it may go when that has ended"
+            )
+        size = _bytes_on_disk(f"{self._disk}{destination}", record)
+        if not self._remove(cache, destination):
+            raise self._is_held(cache, destination)
+        self.result.done.append(Done(destination, size))
+
+    def evict_older(self) -> None:
+        """Evict what was not used for so long."""
+        limit = time.time() - self._order.older
+        kept = [
+            (cache, one)
+            for cache in self._ours
+            for one in evict.look(cache, self._disk)
+            if one.record.used_at < limit
+        ]
+        self._let_go(kept)
+
+    def evict_to_free(self) -> None:
+        """Evict the least recently used until so much is free on each disk."""
+        by_disk: dict[int, list[store.Cache]] = {}
+        for cache in self._ours:
+            by_disk.setdefault(os.stat(cache.folder).st_dev, []).append(cache)
+        for caches in by_disk.values():
+            try:
+                self._free_disk(caches)
+            except StageError as error:
+                self.refuse(error)
+
+    def _free_disk(self, caches: list[store.Cache]) -> None:
+        room = os.statvfs(caches[0].folder)
+        free = room.f_bavail * room.f_frsize
+        if free >= self._order.to_free:
+            return
+        kept = [(cache, one) for cache in caches for one in evict.look(cache, self._disk)]
+        chosen = evict.choose([one for _, one in kept], self._order.to_free - free)
+        freed = sum(one.size for one in chosen)
+        if free + freed < self._order.to_free:
+            root = os.path.dirname(os.path.dirname(caches[0].folder)).removeprefix(self._disk)
+            held = sum(1 for _, one in kept if not one.may_go)
+            verb = "is" if held == 1 else "are"
+            hold = f"; {held} {verb} pinned or in use" if held else ""
+            raise SpaceError(
+                f"{root or '/'}: {bytes_text(self._order.to_free)} cannot be free: "
+                f"{bytes_text(free)} are, and {bytes_text(freed)} more if all your copies go "
+                f"that may{hold}"
+            )
+        to_go = {one.record.destination for one in chosen}
+        self._let_go([pair for pair in kept if pair[1].record.destination in to_go])
+
+    def _let_go(self, kept: list[tuple[store.Cache, Kept]]) -> None:
+        for cache, one in sorted(kept, key=lambda pair: pair[1].record.destination):
+            if one.may_go and self._remove(cache, one.record.destination):
+                self.result.done.append(Done(one.record.destination, one.size))
+            else:
+                self.result.stay += 1
+
+    def _remove(self, cache: store.Cache, destination: str) -> bool:
+        if self._order.dry_run:
+            return True
+        return evict.remove(cache, self._locks_of(cache), self._disk, destination) is not None
+
+    # pin
+
+    def _pin(self, cache: store.Cache, record: Record) -> None:
+        destination = record.destination
+        if not self._locks_of(cache).take(destination):
+            raise self._is_held(cache, destination)
+        try:
+            now = cache.load(destination)
+            if now is None:
+                raise _AbsentError(f"{destination} is not staged here")
+            cache.save(replace(now, pinned=self._order.deed is Deed.PIN))
+        finally:
+            self._locks_of(cache).release(destination)
+        self.result.done.append(Done(destination, record.copy_facts.size))
+
+
+class _AbsentError(UsageError):
+    """A destination that has no record on this node."""
+
+
+def _caches(order: Order, disk: str) -> tuple[list[store.Cache], list[store.Cache]]:
+    """Those of this user, and those of root's that all may use but only root may change."""
+    uid = os.getuid()
+    ours: list[store.Cache] = []
+    of_root: list[store.Cache] = []
+    for root in order.roots:
+        with suppress(StageError):  # nothing was ever staged here for this user
+            ours.append(store.look_for_cache(f"{disk}{root}", uid))
+    for root in order.shared_roots:
+        with suppress(StageError):
+            shared = store.look_for_cache(f"{disk}{root}", uid, shared=True)
+            (of_root if uid else ours).append(shared)
+    return ours, of_root
+
+
+def _bytes_on_disk(path: str, record: Record) -> int:
+    with suppress(OSError):
+        there = os.lstat(path)
+        if evict.is_ours(there, record) and there.st_nlink == 1:
+            return there.st_blocks * BLOCK
+    return 0
+
+
+#: What to do about a copy that is not what it was.
+_REMEDY = "evict it and stage it again"
+
+
+def _fault_of(record: Record, disk: str) -> str:
+    """What is wrong with the copy's bytes, and what to do; nothing if they are as recorded."""
+    path = f"{disk}{record.destination}"
+    try:
+        there = os.lstat(path)
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
+            return f"something else was put in its place; {_REMEDY}"
+        _forget_pages(path)
+        if digest_of(path) == record.digest:
+            return ""
+    except FileNotFoundError:
+        return "its copy is gone; stage it again"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}; {_REMEDY}, or use another node"
+    copy = record.copy_facts
+    if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
+        return f"it was written to since it was staged; {_REMEDY}"
+    return f"it is damaged: its bytes differ from its digest; {_REMEDY}"
+
+
+def _forget_pages(path: str) -> None:
+    """Have what is read next come from the disk: that is what may have failed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)

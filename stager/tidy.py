@@ -1,0 +1,89 @@
+"""A user's part at a job's end, on one node: a job in, what it leaves behind removed.
+
+``python -I -m stager.tidy --config stage.toml``, started by `stager.epilog` as the user whose
+copies it is about: root itself touches no path that a user named. It prints one line of JSON with
+nothing but numbers in it, beneath the site's own roots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from stager import evict, store
+from stager.directive import Lifetime
+from stager.errors import StageError
+from stager.prepare import read_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stager.prepare import Rules
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Remove and tell what the arguments ask for; 0, whatever could not be removed."""
+    parser = argparse.ArgumentParser(prog="stager.tidy", description=__doc__)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--job", type=int, default=0, help="a job that has ended on this node")
+    parser.add_argument("--usage", action="store_true", help="tell bytes and copies by root")
+    parser.add_argument("--root", default="", help="tell what may go there: time of use, bytes")
+    parser.add_argument("--oldest", type=int, default=0, help="remove so many of these")
+    options = parser.parse_args(arguments)
+    caches = dict(_caches(read_rules(options.config)))
+    told: dict[str, object] = {
+        "removed": sum(_end(cache, options.job) for cache in caches.values())
+    }
+    if options.usage:
+        told["usage"] = {root: _usage(cache) for root, cache in caches.items()}
+    if options.root in caches:
+        cache = caches[options.root]
+        may_go = evict.oldest(evict.look(cache, ""))
+        told["evicted"] = _remove(
+            cache, [one.record.destination for one in may_go[: options.oldest]]
+        )
+        told["may_go"] = [[one.record.used_at, one.size] for one in may_go[options.oldest :]]
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0
+
+
+def _caches(rules: Rules) -> Iterator[tuple[str, store.Cache]]:
+    uid = os.getuid()
+    for root in rules.roots:
+        with suppress(StageError):  # nothing was ever staged there by this user
+            yield root, store.look_for_cache(root, uid)
+    for root in rules.shared_roots if uid == 0 else ():
+        with suppress(StageError):
+            yield root, store.look_for_cache(root, uid, shared=True)
+
+
+def _end(cache: store.Cache, job: int) -> int:
+    """Remove what is left of the job: partial files, and copies that were to stay no longer."""
+    with suppress(OSError):
+        cache.sweep()
+    records = [cache.load(destination) for destination in store.uses_of(os.getuid(), job)]
+    ended = [one.destination for one in records if one and one.lifetime == Lifetime.JOB]
+    return _remove(cache, ended)
+
+
+def _remove(cache: store.Cache, destinations: Sequence[str]) -> int:
+    removed = 0
+    if destinations:
+        with closing(store.Locks(cache)) as locks:
+            for destination in destinations:
+                with suppress(OSError, StageError):
+                    removed += evict.remove(cache, locks, "", destination) is not None
+    return removed
+
+
+def _usage(cache: store.Cache) -> tuple[int, int]:
+    kept = evict.look(cache, "")
+    return sum(one.size for one in kept), len(kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""What one user can try against another, or against root, on nodes that both use.
+
+Each is tried for real, as the second user; alice's stage must be right or be refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import USERS
+from tests.cluster.site import PLUGSTACK, PREFIX, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.site import Site
+
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+WISH = "--stage=/shared/data:/nvme/data"
+ALICE, BOB = USERS["alice"], USERS["bob"]
+
+
+@pytest.fixture(autouse=True)
+def _source(site: Site) -> None:
+    site.run("rm -f /shared/data; head -c 30000000 /dev/urandom >/shared/data")
+
+
+def attack(site: Site, command: str, node: str = "n2") -> str:
+    """What bob is told who tries this on a node."""
+    done = site.run(command, user="bob", on=node, check=False)
+    assert done.returncode != 0, "bob got what he wanted"
+    return done.stderr
+
+
+def stage(site: Site, *options: str) -> str:
+    """The output of alice's job on all nodes."""
+    job = site.sbatch("true", "-N4", *(options or [WISH]))
+    job.wait()
+    return job.output()
+
+
+def check_copies(site: Site, path: str = "/nvme/data") -> None:
+    for node in site.nodes:
+        copy = site.copy(node, path)
+        assert digest(copy) == digest(site.shared("data"))
+        assert (copy.stat().st_uid, copy.stat().st_nlink) == (ALICE, 1)
+
+
+# Records and locks
+
+
+def test_nobody_reads_or_forges_anothers_records_and_locks(site: Site) -> None:
+    stage(site)
+    home = f"/nvme/.slurm-stage/{ALICE}"
+    for command in (
+        f"ls {home}",
+        f"cat {home}/lock",
+        f"cat {home}/records/*",
+        f"touch {home}/records/forged.json",
+        f"touch {home}/partial/guessed",
+        f"mv {home} /nvme/.slurm-stage/{BOB}",
+        f"mkdir /nvme/.slurm-stage/{USERS['carol']}",
+        "mv /nvme/.slurm-stage /nvme/taken",
+        f"touch /run/slurm-stage/jobs/17.{BOB}",
+        "ls /run/slurm-stage/jobs",
+        f"ls /run/slurm-stage/{ALICE}",
+    ):
+        assert "denied" in attack(site, command) or "not permitted" in attack(site, command)
+    assert "current on n[1-4]" in stage(site)
+
+
+def test_a_record_of_ones_own_makes_no_file_of_another_current(site: Site) -> None:
+    """Bob puts his own file where alice will want hers, with a record that says it is current."""
+    site.sbatch("true", "-N4", WISH, user="bob").wait()
+    for node in site.nodes:
+        site.run("chmod 666 /nvme/data; echo poison >/nvme/data", user="bob", on=node)
+    assert stage(site) == (
+        f"stage: n[1-4]: /nvme/data belongs to uid {BOB}; choose another destination\n"
+        + NOT_STARTED.format(6)
+    )
+
+
+def test_a_damaged_record_is_absent_to_its_owner_too(site: Site) -> None:
+    stage(site)
+    (record,) = site.records("n1")
+    whole = record.read_text()
+    newer = json.dumps({**json.loads(whole), "version": 99})
+    for text in ("", "{", "[" * 100_000, "\0" * 4096, whole[:100], newer, whole * 2):
+        record.write_text(text)
+        assert "from the copy on n2 to n1 in" in stage(site)
+        assert record.read_text() != text
+    check_copies(site)
+
+
+# The way to the destination
+
+
+@pytest.mark.parametrize("trap", ["mkdir -m 777 /nvme/new", "mkdir -m 1777 /nvme/new"])
+def test_a_folder_that_a_stranger_makes_on_the_way_is_refused(site: Site, trap: str) -> None:
+    site.run(trap, user="bob", on="n3")
+    assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
+        f"stage: n3: /nvme/new belongs to uid {BOB}, who could replace what is staged there; "
+        f"choose another destination\n{NOT_STARTED.format(6)}"
+    )
+    assert not site.copy("n1", "/nvme/new").exists()
+
+
+def test_a_link_on_the_way_is_refused_wherever_it_leads(site: Site) -> None:
+    site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
+    site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")
+    assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
+        f"stage: n3: /nvme/new is a symbolic link, not a folder\n{NOT_STARTED.format(6)}"
+    )
+    assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
+
+
+def test_a_parent_that_is_swapped_in_mid_stage_leads_nowhere(site: Site) -> None:
+    """Bob waits for the transfer to begin, and makes the folder that was not there a link."""
+    site.run("fallocate -l 3G /shared/large", user="alice")
+    site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
+    swap = site.popen(
+        "while :; do rmdir /nvme/new 2>/dev/null; ln -sn /nvme/mine /nvme/new 2>/dev/null && "
+        "echo swapped; mv -T /nvme/new /nvme/old 2>/dev/null; rm -f /nvme/old; done",
+        user="bob", on="n3",
+    )  # fmt: skip
+    try:
+        for _ in range(3):
+            job = site.sbatch("true", "-wn3,n4", "--stage=/shared/large:/nvme/new/data")
+            state = job.wait(120)
+            assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
+            new = site.copy("n3", "/nvme/new/data")
+            if state.exit_code == "0:0":
+                assert new.stat().st_size == 3 << 30
+            else:
+                assert state.exit_code == "6:0", job.output()
+    finally:
+        swap.kill()
+        swap.wait()
+        site.run("rm -f /shared/large")
+
+
+def test_a_destination_that_is_a_link_is_replaced_and_not_followed(site: Site) -> None:
+    site.run("echo precious >/nvme/mine; ln -s /nvme/mine /nvme/data", on="n2")
+    assert "/nvme/data: 28.6 MiB from /shared/data to n[1-4]" in stage(site)
+    assert site.copy("n2", "/nvme/mine").read_text() == "precious\n"
+    check_copies(site)
+
+
+def test_a_hard_link_is_neither_current_nor_a_way_to_a_victims_file(site: Site) -> None:
+    stage(site)
+    # Bob may not link what he cannot write; alice may, and her copy is no longer hers alone.
+    assert "not permitted" in attack(site, "ln /nvme/data /nvme/bobs")
+    site.run("ln /nvme/data /nvme/second", on="n2")
+    assert "from the copy on n1 to n2 in" in stage(site)
+    check_copies(site)
+    # As a destination of bob's it is another's file.
+    job = site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/second", user="bob")
+    job.wait()
+    assert job.output() == (
+        f"stage: n2: /nvme/second belongs to uid {ALICE}; choose another destination\n"
+        + NOT_STARTED.format(6)
+    )
+
+
+# Root's part
+
+
+def evil_words(site: Site, node: str, job: str) -> None:
+    """Bob's folder of words, which root's clean-up works in, full of traps."""
+    site.run(
+        f"cd /run/slurm-stage/{BOB} && rm -f {job}.* && ln -s /etc/shadow {job}.figures && "
+        f"mkfifo {job}.uses && ln -s /etc {job}.0 && mkdir -p {job}.1/deep && "
+        f"ln -s / {job}.2 && touch $'{job}.new\\nline'; "
+        f"cd /nvme/.slurm-stage/{BOB} && rm -rf records && ln -s /etc records",
+        user="bob", on=node,
+    )  # fmt: skip
+
+
+def test_roots_clean_up_follows_nothing_and_waits_for_nothing(site: Site) -> None:
+    with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
+        job = site.sbatch("echo started; sleep 60", "-N4", WISH, user="bob")
+        job.wait_for(lambda _: "started" in job.output())
+        evil_words(site, "n2", job.id)
+        before = {name: os.lstat(site.path("n2", name)) for name in ("/etc", "/etc/shadow")}
+        job.cancel()
+        job.wait()
+        site.assert_healthy(30)
+    after = {name: os.lstat(site.path("n2", name)) for name in ("/etc", "/etc/shadow")}
+    assert before == after
+    left = os.listdir(site.path("n2", f"/run/slurm-stage/{BOB}"))
+    assert left == [f"{job.id}.1"]  # a folder is bob's own to remove
+    assert "root" not in site.path("n2", "/run/stage.prom").read_text().replace("root=", "")
+    assert site.leftovers() == []
+    site.run(f"rm -r /run/slurm-stage/{BOB}/{job.id}.1", user="bob", on="n2")
+
+
+@pytest.fixture
+def _scripts(site: Site) -> Iterator[None]:
+    """The site's own Prolog and Epilog beside the plugin."""
+    scripts = f"Prolog={PREFIX}/libexec/job_prolog\nEpilog={PREFIX}/libexec/job_epilog\n"
+    site.reconfigure(f"{scripts}PrologFlags=Alloc\n")
+    yield
+    site.write_plugstack(PLUGSTACK)
+    site.reconfigure()
+
+
+@pytest.fixture
+def spy(site: Site, tmp_path: Path) -> str:
+    """A library and Python start-up files that write down as whom they were run."""
+    source = tmp_path / "spy.c"
+    source.write_text(
+        '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void f(void)'
+        '{ FILE *f = fopen("/shared/spy/seen", "a"); if (f) { fprintf(f, "%d\\n", (int)geteuid()); '
+        "fclose(f); } }\n"
+    )  # fmt: skip
+    site.run("mkdir -m 777 /shared/spy; touch /shared/spy/seen; chmod 666 /shared/spy/seen")
+    folder = site.shared("spy")
+    line = ["cc", "-shared", "-fPIC", "-o", str(folder / "spy.so"), str(source)]
+    subprocess.run(line, check=True)
+    python = "import os; print(os.geteuid(), file=open('/shared/spy/seen', 'a'))\n"
+    for name in ("sitecustomize.py", "usercustomize.py", "json.py", "start.py"):
+        (folder / name).write_text(python)
+    return "/shared/spy"
+
+
+@pytest.mark.usefixtures("_scripts")
+def test_no_environment_of_a_users_reaches_what_runs_as_root(site: Site, spy: str) -> None:
+    environment = {
+        "LD_PRELOAD": f"{spy}/spy.so", "LD_AUDIT": f"{spy}/spy.so", "LD_LIBRARY_PATH": spy,
+        "PYTHONPATH": spy, "PYTHONSTARTUP": f"{spy}/start.py", "PYTHONHOME": spy,
+        "PYTHONUSERBASE": spy, "BASH_ENV": f"{spy}/start.py", "ENV": f"{spy}/start.py",
+    }  # fmt: skip
+    export = ",".join(["ALL", *(f"{name}={value}" for name, value in environment.items())])
+    job = site.sbatch("true", "-N4", f"--export={export}", WISH, user="bob")
+    state = job.wait()
+    site.assert_healthy()
+    seen = set(site.shared("spy/seen").read_text().split())
+    site.run("rm -rf /shared/spy")
+    assert seen == {str(BOB)}, "the spy worked, and never as root"
+    assert state.exit_code == "0:0", job.output()
+
+
+HOSTILE = (
+    "a\nb",
+    "'; touch /run/pwned; '",
+    '"$(touch /run/pwned)"',
+    "`touch /run/pwned`",
+    "x" * 100_000,
+)
+
+
+@pytest.mark.usefixtures("_scripts")
+def test_no_text_of_a_users_is_run_by_prolog_or_epilog(site: Site) -> None:
+    site.write_plugstack("")  # nothing that would refuse it at once
+    names = ("SPANK_STAGE", "SLURM_SPANK_STAGE", "SLURM_JOB_UID", "SLURM_JOB_ID")
+    jobs = [
+        site.sbatch("true", "-wn1", env={name: text}, user="bob")
+        for name in names
+        for text in HOSTILE
+    ]
+    assert {job.wait().state for job in jobs} == {"COMPLETED"}
+    site.assert_healthy()
+    assert not site.path("n1", "/run/pwned").exists()
+    assert site.leftovers() == []
+
+
+def test_a_list_beyond_all_bounds_is_refused_at_once(site: Site) -> None:
+    value = "/shared/data:/nvme/" + "x" * 30_000
+    many = ["--stage=" + value.replace("x", str(number), 1) for number in range(6)]
+    done = site.run(["sbatch", *many, "--wrap", "true"], check=False, user="bob")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("stage: the list of directives is too long; stage an archive instead\n")

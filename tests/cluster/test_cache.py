@@ -1,0 +1,292 @@
+"""What stays on the nodes between jobs: for how long, in how much room, and for whom."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import USERS
+from tests.cluster.site import PREFIX, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.cluster import Job
+    from tests.cluster.site import Site
+
+MIB = 1 << 20
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+
+
+@pytest.fixture(autouse=True)
+def _sources(site: Site) -> None:
+    """Four files of 60 MiB, f1 to f4, alice's."""
+    site.run("cd /shared; for i in 1 2 3 4; do rm -f f$i; head -c 62914560 /dev/urandom >f$i; done")
+
+
+def stage(
+    site: Site, *names: str, nodes: str = "n1,n2", user: str = "alice", more: str = ""
+) -> Job:
+    """A job that stages these files and has ended."""
+    wishes = [f"--stage=/shared/{name}:/nvme/{name}{more}" for name in names]
+    job = site.sbatch("true", f"-w{nodes}", *wishes, user=user)
+    job.wait()
+    return job
+
+
+def held(site: Site, node: str) -> list[str]:
+    """The names of the copies on a node."""
+    return sorted(path.name for path in site.copy(node, "/nvme").glob("f?"))
+
+
+@contextmanager
+def using(site: Site, name: str, node: str = "n1") -> Iterator[Job]:
+    """A job that has staged the file and runs on."""
+    job = site.sbatch("echo started; sleep 60", f"-w{node}", f"--stage=/shared/{name}:/nvme/{name}")
+    job.wait_for(lambda _: "started" in job.output())
+    try:
+        yield job
+    finally:
+        job.cancel()
+        job.wait()
+
+
+@contextmanager
+def small_disk(site: Site, node: str = "n1", size: str = "200M") -> Iterator[None]:
+    site.remount_nvme(node, "loop", size)
+    site.restart_slurmd(node)
+    try:
+        yield
+    finally:
+        site.restore_nvme(node)
+        site.restart_slurmd(node)
+
+
+# Lifetime
+
+
+def test_what_was_wanted_for_the_job_goes_with_it_and_the_rest_stays(site: Site) -> None:
+    stage(site, "f1")
+    assert stage(site, "f2", more=",lifetime=job").wait().exit_code == "0:0"
+    site.assert_healthy()
+    for node in ("n1", "n2"):
+        assert held(site, node) == ["f1"]
+        assert len(site.records(node)) == 1
+
+
+def test_two_jobs_share_what_lives_as_long_as_they_do(site: Site) -> None:
+    with using(site, "f1") as first:
+        second = stage(site, "f1", nodes="n1", more=",lifetime=job")
+        assert "current on n1, nothing moved" in second.output()
+        site.run(["scancel", first.id], user="root")
+        first.wait()
+    # The first wanted it to stay.
+    assert held(site, "n1") == ["f1"]
+    third = site.sbatch("sleep 60", "-wn1", "--stage=/shared/f2:/nvme/f2,lifetime=job")
+    third.wait_for(lambda _: "f2" in third.output())
+    stage(site, "f2", nodes="n1", more=",lifetime=job")
+    assert held(site, "n1") == ["f1", "f2"]
+    third.cancel()
+    third.wait()
+    site.assert_healthy()
+    assert held(site, "n1") == ["f1"]
+
+
+def test_a_requeued_and_a_cancelled_job_leave_no_mark(site: Site) -> None:
+    job = site.sbatch("echo started; sleep 60", "-N4", "--stage=/shared/f1:/nvme/f1,lifetime=job")
+    job.wait_for(lambda _: "started" in job.output())
+    assert [path.name for path in site.path("n3", "/run/slurm-stage/jobs").iterdir()] == [
+        f"{job.id}.{USERS['alice']}"
+    ]
+    job.requeue()
+    job.wait_for(lambda record: record["JobState"] == "RUNNING")
+    job.cancel()
+    job.wait()
+    site.assert_healthy()
+    assert site.leftovers() == []
+    assert [held(site, node) for node in site.nodes] == [[]] * 4
+    for node in site.nodes:
+        assert list(site.path(node, "/run/slurm-stage/5001").iterdir()) == []
+
+
+# Room
+
+
+def test_the_least_recently_used_goes_and_what_a_job_uses_stays(site: Site) -> None:
+    with small_disk(site):
+        stage(site, "f1")
+        stage(site, "f2")
+        with using(site, "f1"):
+            stage(site, "f3")
+            assert held(site, "n1") == ["f1", "f2", "f3"]
+            # Of these, f1 was used first and is in use.
+            job = stage(site, "f4")
+            first, second = job.output().splitlines()
+            assert first == "stage: /nvme/f2: evicted on n1 to make room"
+            assert second.startswith(
+                "stage: /nvme/f4: 60.0 MiB from /shared/f4 to n[1-2] (2 nodes)"
+            )
+            assert held(site, "n1") == ["f1", "f3", "f4"]
+            assert held(site, "n2") == ["f1", "f2", "f3", "f4"]
+            assert digest(site.copy("n1", "/nvme/f1")) == digest(site.shared("f1"))
+
+
+def test_a_job_that_finds_no_room_takes_none_from_anybody(site: Site) -> None:
+    with small_disk(site):
+        stage(site, "f1", user="bob")
+        stage(site, "f2")
+        stage(site, "f3")
+        inodes = {name: site.copy("n1", f"/nvme/{name}").stat().st_ino for name in held(site, "n1")}
+        with using(site, "f3"):
+            job = stage(site, "f4", "f1", "f2", nodes="n1,n2,n3")
+            assert job.wait().exit_code == "6:0"  # f1 is bob's there
+            job = stage(site, "f4", "f2", nodes="n1,n2,n3")
+            assert job.wait().exit_code == "5:0"
+        assert re.fullmatch(
+            r"stage: n1: /nvme: 62914560 bytes are needed and (\d+) free, (\d+) too few; "
+            r"12583\d+ of yours are in use or pinned; make room or ask for nodes with more\n"
+            + re.escape(NOT_STARTED.format(5)),
+            job.output(),
+        )
+        assert held(site, "n1") == ["f1", "f2", "f3"]
+        assert inodes == {
+            name: site.copy("n1", f"/nvme/{name}").stat().st_ino for name in held(site, "n1")
+        }
+
+
+def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
+    with site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'):
+        for name in ("f1", "f2", "f3"):
+            assert stage(site, name).wait().exit_code == "0:0"
+        assert held(site, "n1") == ["f2", "f3"]
+        job = stage(site, "f1", "f2", "f3")
+        assert job.wait().exit_code == "5:0"
+        assert job.output() == (
+            "stage: n[1-2]: /nvme: 62914560 bytes are needed, where you have 125829120 of the "
+            "136314880 that the site lets a user have; 125829120 of yours are in use or pinned; "
+            f"ask for less, or unpin some\n{NOT_STARTED.format(5)}"
+        )
+
+
+def test_headroom_is_made_from_anybodys_copies_where_the_site_says_so(site: Site) -> None:
+    with small_disk(site):
+        stage(site, "f1", user="bob")
+        stage(site, "f2")
+        with site.policy('roots = ["/nvme"]\n[cache]\nheadroom = "100MB"\n'):
+            stage(site, "f3", nodes="n1")
+            site.assert_healthy()
+        assert held(site, "n1") == ["f3"]
+        assert held(site, "n2") == ["f1", "f2"]
+
+
+# Sharing
+
+
+@pytest.fixture
+def shared_root(site: Site) -> Iterator[str]:
+    """A folder of root's on the nodes, and the site's rule for it."""
+    for node in site.nodes:
+        site.path(node, "/nvme/shared").mkdir(mode=0o755)
+    with site.policy('roots = ["/nvme"]\nshared_roots = ["/nvme/shared"]\n'):
+        yield "/nvme/shared"
+
+
+def share(site: Site, source: str, user: str) -> Job:
+    job = site.sbatch(
+        "srun -N4 sha256sum /nvme/shared/*", "-N4", f"--stage={source}:/nvme/shared/", user=user
+    )
+    job.wait()
+    return job
+
+
+def test_what_root_staged_serves_all_who_may_read_the_source(site: Site, shared_root: str) -> None:
+    assert share(site, "/shared/f1", "root").wait().exit_code == "0:0"
+    inode = site.copy("n1", f"{shared_root}/f1").stat().st_ino
+    job = share(site, "/shared/f1", "bob")
+    summary, *digests = job.output().splitlines()
+    assert summary.startswith(
+        f"stage: {shared_root}/f1: current on n[1-4] (4 nodes), nothing moved"
+    )
+    assert digests == [f"{digest(site.shared('f1'))}  {shared_root}/f1"] * 4
+    assert site.copy("n1", f"{shared_root}/f1").stat().st_ino == inode
+
+
+def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str) -> None:
+    site.run("chmod 640 /shared/f1; mkdir -p -m 700 /shared/private; cp /shared/f2 /shared/private")
+    for source in ("/shared/f1", "/shared/private/f2"):
+        assert share(site, source, "root").wait().exit_code == "0:0"
+        job = share(site, source, "bob")
+        assert job.output() == f"stage: n1: {source}: Permission denied\n{NOT_STARTED.format(4)}"
+    for name, mode in (("f1", 0o100640), ("f2", 0o100600)):
+        copy = site.copy("n1", f"{shared_root}/{name}")
+        assert (copy.stat().st_mode, copy.stat().st_uid) == (mode, 0)
+        read = site.run(["cat", f"{shared_root}/{name}"], user="bob", on="n1", check=False)
+        assert read.stderr == f"cat: {shared_root}/{name}: Permission denied\n"
+    # With rights on the source, but not by its mode: alice owns it, and root's copy is root's.
+    job = share(site, "/shared/private/f2", "alice")
+    assert job.output() == (
+        f"stage: n[1-4]: {shared_root}/f2: no permission to read it; choose another destination\n"
+        + NOT_STARTED.format(6)
+    )
+    site.run("rm -r /shared/private")
+
+
+def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
+    job = share(site, "/shared/f1", "alice")
+    assert job.output() == (
+        f"stage: n[1-4]: {shared_root}/f1 is root's to stage, and not current there: absent; "
+        f"choose another destination, or ask the administrator\n{NOT_STARTED.format(6)}"
+    )
+
+
+# Root's part, by the plugin or by the site's own scripts
+
+
+def test_figures_are_kept_for_prometheus(site: Site) -> None:
+    site.path("n1", "/run/slurm-stage/figures.json").unlink(missing_ok=True)
+    with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
+        stage(site, "f1", "f2")
+        stage(site, "f1", "f3")
+        stage(site, "nothing")
+        site.assert_healthy()
+    text = site.path("n1", "/run/stage.prom").read_text()
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert 0 < float(figures.pop("slurm_stage_seconds_total")) < 60
+    assert figures == {
+        'slurm_stage_bytes{root="/nvme"}': str(3 * 62914560),
+        'slurm_stage_entries{root="/nvme"}': "3",
+        "slurm_stage_hits_total": "1",
+        "slurm_stage_misses_total": "3",
+        "slurm_stage_evictions_total": "0",
+        "slurm_stage_failures_total": "1",
+    }
+    assert not list(site.path("n1", "/run").glob("stage.prom.*"))
+    assert not site.path("n3", "/run/stage.prom").exists()
+
+
+def test_prolog_and_epilog_do_it_where_a_site_has_them(site: Site) -> None:
+    scripts = f"Prolog={PREFIX}/libexec/job_prolog\nEpilog={PREFIX}/libexec/job_epilog\n"
+    site.reconfigure(f"{scripts}PrologFlags=Alloc\n")
+    try:
+        job = site.sbatch(
+            "echo started; sleep 2", "-N4", "--stage=/shared/f1:/nvme/f1,lifetime=job"
+        )
+        job.wait_for(lambda _: "started" in job.output())
+        assert os.listdir(site.path("n2", "/run/slurm-stage/jobs")) == [f"{job.id}.5001"]
+        job.wait()
+        site.assert_healthy()
+        assert site.leftovers() == []
+        assert held(site, "n2") == []
+    finally:
+        site.reconfigure()
+
+
+def test_a_job_whose_node_restarts_its_slurmd_is_unmarked_at_its_end(site: Site) -> None:
+    with using(site, "f1", "n2"):
+        site.restart_slurmd("n2")
+    site.assert_healthy()
+    assert site.leftovers() == []

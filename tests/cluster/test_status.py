@@ -1,0 +1,278 @@
+"""`stagectl` about what is staged: over the nodes of a job, and of those that do not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.site import STAGECTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.site import Site
+
+WISH = "--stage=/shared/a:/nvme/a"
+GIB = r"\d+\.\d [GT]iB"
+
+#: Enters a node, which has no sshd here, as the user alice, and runs the last argument there.
+SSH = """\
+#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+pid=$(pgrep -o -f "^bash /cluster/namespaces.sh node $1 ")
+[ -n "$pid" ] || { echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }
+exec nsenter --target=$pid --mount --net --uts --ipc --pid -- \
+    setpriv --reuid=alice --regid=alice --init-groups -- env --chdir=/ -- bash -c "$2"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _source(site: Site) -> None:
+    site.run("head -c 3000000 /dev/urandom > /shared/a")
+
+
+def plain(line: str) -> str:
+    """A table's line with one blank between cells, and T for its age."""
+    return re.sub(r"\d+ s ago", "T", re.sub(" +", " ", line))
+
+
+def rooms(nodes: str) -> str:
+    return rf"/nvme: {GIB}( to {GIB})? free of {GIB} on {re.escape(nodes)}"
+
+
+def run_in_job(site: Site, script: str, *options: str) -> list[str]:
+    """What the job's script prints, behind the summary of its stage."""
+    job = site.sbatch(script, "-N4", *options)
+    job.wait()
+    return job.output().splitlines()[1:]
+
+
+def test_status_folds_the_nodes_of_a_job(site: Site) -> None:
+    header, row, total, room = run_in_job(site, f"{STAGECTL} status", WISH)
+    job = plain(row).split()[-1]
+    assert plain(header) == "NODE DST SIZE STAGED STATE KEPT SOURCE LAST JOB"
+    assert plain(row) == f"n[1-4] /nvme/a 2.9 MiB T current job {job} /shared/a {job}"
+    assert total == "1 file, 4 copies, 11.4 MiB in all"
+    assert re.fullmatch(rooms("n[1-4]"), room)
+
+
+def test_status_tells_what_a_jobs_nodes_lack(site: Site) -> None:
+    site.sbatch("true", "-N2", "-w", "n[2-3]", WISH).wait()
+    site.copy("n3", "/nvme/a").unlink()
+    job = site.sbatch(f"{STAGECTL} status; {STAGECTL} status --by file", "-N4")
+    assert job.wait().exit_code == "0:0"
+    _, *lines = map(plain, job.output().splitlines())
+    table, by_file = lines[:3], lines[6]
+    used = table[1].split()[-1]
+    assert table == [
+        "n[1,4] /nvme/a 2.9 MiB - missing - /shared/a -",
+        f"n2 /nvme/a 2.9 MiB T current - /shared/a {used}",
+        f"n3 /nvme/a 2.9 MiB T gone - /shared/a {used}",
+    ]
+    assert by_file == "/nvme/a 2.9 MiB 2 2 missing, 1 current, 1 gone - /shared/a"
+
+
+def test_status_as_json_and_by_user(site: Site) -> None:
+    lines = run_in_job(site, f"{STAGECTL} status --json; {STAGECTL} status --by user", WISH)
+    end = lines.index("}") + 1
+    told = json.loads("\n".join(lines[:end]))
+    assert [node["node"] for node in told["nodes"]] == ["n1", "n2", "n3", "n4"]
+    assert {node["state"] for node in told["nodes"]} <= {"mixed", "allocated"}
+    assert {node["entries"][0]["state"] for node in told["nodes"]} == {"current"}
+    assert told["missing"] == {}
+    assert plain(lines[end + 1]) == "alice 1 4 11.4 MiB n[1-4]"
+
+
+def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
+    site.sbatch("true", "-N4", WISH).wait()
+    [record] = site.records("n2")
+    record.write_text(record.read_text().replace('"version": 2', '"version": 3'))
+    job = site.sbatch(f"{STAGECTL} status", "-N4")
+    assert job.wait().exit_code == "0:0"
+    path = f"/nvme/.slurm-stage/5001/records/{record.name}"
+    assert job.output().splitlines()[-1] == (
+        f"n2: 1 record cannot be read and counts as absent: {path}: version 3, where 2 is known"
+    )
+
+
+# Nodes that do not answer
+
+
+class Waiting:
+    """A job that has staged and runs a command when it is told to."""
+
+    def __init__(self, site: Site, command: str, *options: str) -> None:
+        self._site = site
+        site.shared("go").unlink(missing_ok=True)
+        wait = "while [ ! -e /shared/go ]; do sleep 0.1; done"
+        script = f"{wait}; date +%s.%N; {command}; echo code $?; date +%s.%N; echo end"
+        self.job = site.sbatch(script, *(options or ("-N4",)), WISH)
+        self._await("stage: ")
+
+    def _await(self, text: str) -> None:
+        deadline = time.monotonic() + 30
+        while text not in self.job.output():
+            assert time.monotonic() < deadline, self.job.output()
+            time.sleep(0.1)
+
+    def go(self) -> list[str]:
+        """What the command prints, which may take 5 s."""
+        self._site.run("touch /shared/go")
+        # Not until the job's end: for that Slurm needs its nodes back.
+        self._await("end\n")
+        output = self.job.output().splitlines()
+        # Slurm too has its say in the output when a node fails.
+        first, last = (n for n, line in enumerate(output) if re.fullmatch(r"\d+\.\d+", line))
+        begun, *lines, ended = output[first : last + 1]
+        assert float(ended) - float(begun) < 5, lines
+        return lines
+
+
+def test_status_with_a_slurmd_gone_answers_for_the_others_within_5_s(site: Site) -> None:
+    waiting = Waiting(site, f"{STAGECTL} status")
+    site._stop_daemon("slurmd-n3")
+    try:
+        lines = waiting.go()
+    finally:
+        site._start_slurmd("n3")
+    waiting.job.wait()
+    job = waiting.job.id
+    assert plain(lines[1]) == f"n[1-2,4] /nvme/a 2.9 MiB T current job {job} /shared/a {job}"
+    assert lines[2] == "1 file, 3 copies, 8.6 MiB in all"
+    assert re.fullmatch(rooms("n[1-2,4]"), lines[3])
+    assert lines[4:] == ["n3: no answer within 4 s", "code 0"]
+    site.assert_healthy(60)
+
+
+def test_status_with_a_node_down_answers_for_the_others_at_once(site: Site) -> None:
+    waiting = Waiting(site, f"{STAGECTL} status -w n[1-4]", "-N3", "-w", "n[1-2,4]")
+    site.run(["scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test"], user="root")
+    try:
+        lines = waiting.go()
+    finally:
+        site.resume()
+    waiting.job.wait()
+    assert plain(lines[1]).startswith("n[1-2,4] /nvme/a 2.9 MiB T current job ")
+    assert lines[-2:] == ["n3: down", "code 0"]
+
+
+def test_a_drained_node_is_asked_and_marked(site: Site) -> None:
+    waiting = Waiting(site, f"{STAGECTL} status")
+    site.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test"], user="root")
+    try:
+        lines = waiting.go()
+    finally:
+        site.resume()
+    waiting.job.wait()
+    assert plain(lines[1]).startswith("n[1-4] /nvme/a 2.9 MiB T current job ")
+    assert lines[-2:] == ["n2: draining", "code 0"]
+
+
+# verify, evict, pin, unpin
+
+
+def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Site) -> None:
+    site.sbatch("true", "-N4", WISH).wait()
+    commands = [
+        "pin /nvme/a", "evict /nvme/a", "unpin -w n[1-2] /nvme/a", "evict -w n[1-2] /nvme/a",
+        "evict --older 1s", "unpin /nvme/a", "evict --dry-run /nvme/a", "evict /nvme/a",
+        "pin /nvme/a",
+    ]  # fmt: skip
+    script = "\n".join(f"{STAGECTL} {command} 2>&1; echo $?" for command in commands)
+    time.sleep(1.1)  # the unit of a record's time is a second
+    job = site.sbatch(script, "-N4")
+    job.wait()
+    assert job.output().splitlines() == [
+        "stage: /nvme/a: pinned on n[1-4] (4 nodes)", "0",
+        "stage: n[1-4]: /nvme/a is pinned; stagectl unpin it first", "3",
+        "stage: /nvme/a: unpinned on n[1-2] (2 nodes)", "0",
+        "stage: /nvme/a: evicted on n[1-2] (2 nodes)", "0",
+        "stage: 1 copy stays on n[3-4] (2 nodes): pinned or in use",
+        "stage: nothing is there to be evicted", "0",
+        "stage: /nvme/a: unpinned on n[3-4] (2 nodes)", "0",
+        "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",
+        "stage: /nvme/a: evicted on n[3-4] (2 nodes)", "0",
+        "stage: n[1-4]: /nvme/a is not staged here", "2",
+    ]  # fmt: skip
+    assert [site.records(node) for node in site.nodes] == [[]] * 4
+    assert not any(site.copy(node, "/nvme/a").exists() for node in site.nodes)
+
+
+def test_what_a_running_job_uses_is_not_evicted(site: Site) -> None:
+    job = site.sbatch(f"{STAGECTL} evict /nvme/a 2>&1; echo $?", "-N4", WISH)
+    job.wait()
+    assert job.output().splitlines()[1:] == [
+        f"stage: n[1-4]: /nvme/a is used by job {job.id}; it may go when that has ended", "9",
+    ]  # fmt: skip
+    assert all(site.copy(node, "/nvme/a").exists() for node in site.nodes)
+
+
+def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
+    site.sbatch("true", "-N4", WISH).wait()
+    damaged = site.copy("n2", "/nvme/a")
+    facts = damaged.stat()
+    with damaged.open("r+b") as file:
+        file.write(b"damage")
+    os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    job = site.sbatch(f"{STAGECTL} verify", "-N4")
+    assert job.wait().exit_code == "7:0"
+    remedy = "its bytes differ from its digest; evict it and stage it again"
+    assert sorted(job.output().splitlines()) == [
+        "stage: /nvme/a: verified on n[1,3-4] (3 nodes)",
+        f"stage: n2: /nvme/a: it is damaged: {remedy}",
+    ]
+
+
+# Outside of a job
+
+
+@pytest.fixture
+def ssh(site: Site) -> Iterator[dict[str, str]]:
+    """What root needs on the login node for ClusterShell to use the stand-in for ssh."""
+    folder = site.base / "home/root/clustershell"
+    folder.mkdir()
+    _write(folder / "ssh", SSH)
+    _write(folder / "clush.conf", "[Main]\nssh_path: /home/root/clustershell/ssh\n")
+    yield {"CLUSTERSHELL_CFGDIR": "/home/root/clustershell"}
+    for path in (folder / "ssh", folder / "clush.conf"):
+        path.unlink()
+    folder.rmdir()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[str, str]) -> None:
+    job = site.sbatch("true", "-N4", WISH)
+    job.wait()
+
+    def stagectl(*arguments: str) -> tuple[int, list[str]]:
+        ran = site.run([STAGECTL, *arguments], user="root", env=ssh, check=False)
+        return ran.returncode, [plain(line) for line in (ran.stdout + ran.stderr).splitlines()]
+
+    code, lines = stagectl("status", "-w", "n[1-5]")
+    assert (code, lines[1]) == (0, f"n[1-4] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
+    assert lines[-1] == "n5: ssh: connect to host n5 port 22: No route to host"
+    assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
+        0, ["stage: /nvme/a: evicted on n[1-2] (2 nodes)"]
+    )  # fmt: skip
+    running = site.sbatch("sleep 60", "-N2", "-w", "n[2-3]")
+    running.wait_for(lambda record: record["JobState"] == "RUNNING")
+    code, lines = stagectl("status", "--job", running.id)
+    running.cancel()
+    running.wait()
+    assert (code, lines[1:3]) == (
+        0,
+        [
+            "n2 /nvme/a 2.9 MiB - missing - /shared/a -",
+            f"n3 /nvme/a 2.9 MiB T current - /shared/a {job.id}",
+        ],
+    )
