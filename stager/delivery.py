@@ -110,7 +110,8 @@ class Delivery:
         there are to send: holes are not sent. Raises RefusedError, or StaleError where the source
         changed meanwhile or a sender's copy proved damaged.
         """
-        together(comm, self.here, lambda: self._note_use(comm.rank in self.plan.current))
+        if comm.rank in self.plan.current:
+            self._note_use()
         if not self.plan.receivers:
             return Delivered(self.plan.digest, self.plan.senders[:1])
         watch.enter(Phase.OPEN)
@@ -285,10 +286,8 @@ class Delivery:
             pinned=bool(before and before.pinned),
         )
 
-    def _note_use(self, current: bool) -> None:
-        if self.job:
-            store.note_use(self.here.uid, self.job, self.item.destination)
-        record = self.cache.load(self.item.destination) if current else None
+    def _note_use(self) -> None:
+        record = self.cache.load(self.item.destination)
         if record is None or (self.cache.shared and self.here.uid):
             return
         # Who wants it kept is not outdone by who does not.

@@ -13,6 +13,7 @@ import fcntl
 import json
 import math
 import os
+import pwd
 import select
 import signal
 import stat
@@ -29,7 +30,6 @@ from stager.prepare import (
     JOBS,
     RUN_FOLDER,
     Rules,
-    group_of,
     opened,
     read_rules,
 )
@@ -46,7 +46,11 @@ _MOST_NAMES = 100_000
 #: What a line of a job's figures counts, in the order of `store.note_figures`.
 FIGURES = ("hits", "misses", "evictions", "failures", "seconds")
 #: No node counts further; what says so is no figure.
-_MOST = 1e15
+_MOST, _MOST_OF_JOB = 1e15, 1e9
+#: The group of nobody, in which a user may be who has left.
+_NOGROUP = 65534
+#: Seconds in which users' parts are asked what may go; what is not known then stays.
+_ASKING = 25.0
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
@@ -60,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("uid", type=int)
     options = parser.parse_args(arguments)
     syslog.openlog("slurm-stage", syslog.LOG_PID)
+    signal.signal(signal.SIGALRM, _be_late)
     signal.alarm(_LIMIT)
     try:
         Epilog(options.config, options.job, options.uid).run()
@@ -69,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         signal.alarm(0)
     return 0
+
+
+def _be_late(*_: object) -> None:
+    raise TimeoutError(f"not done after {_LIMIT} s")
 
 
 class Epilog:
@@ -86,7 +95,8 @@ class Epilog:
         rules = read_rules(self._config)
         gains = dict.fromkeys(FIGURES, 0.0)
         usage: dict[str, Any] = {}
-        with suppress(FileNotFoundError), self._words() as words:
+        # A folder of the user's own, whatever he may have done to it.
+        with suppress(OSError), self._words() as words:
             names = self._names_of_job(words)
             if f"{self._job}.uses" in names:
                 usage = self._ask(self._uid, ["--job", str(self._job)], rules)
@@ -95,9 +105,12 @@ class Epilog:
             for name in names:
                 with suppress(OSError):  # a folder that the user made there is his own
                     os.unlink(name, dir_fd=words)
-        gains["evictions"] += make_headroom(rules, self._ask)
         if rules.textfile:
             keep_figures(rules, gains, self._uid, usage)
+        gone = make_headroom(rules, self._ask)
+        if rules.textfile and gone:
+            evictions = {**dict.fromkeys(FIGURES, 0.0), "evictions": float(gone)}
+            keep_figures(rules, evictions, self._uid, {})
 
     @contextmanager
     def _words(self) -> Iterator[int]:
@@ -116,14 +129,25 @@ class Epilog:
         if rules.textfile:
             command.append("--usage")
         try:
-            said = json.loads(run_as(uid, group_of(uid), command))
+            said = json.loads(run_as(uid, *groups_of(uid), command))
+        except TimeoutError:
+            raise
         except (OSError, ValueError, RecursionError) as error:
             syslog.syslog(syslog.LOG_WARNING, f"uid {uid}: {error}")
             return {}
         return said if isinstance(said, dict) else {}
 
 
-def run_as(uid: int, gid: int, command: Sequence[str]) -> bytes:
+def groups_of(uid: int) -> tuple[int, list[int]]:
+    """The user's group, and all that he is in; nobody's for one who has left."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return _NOGROUP, []
+    return user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
+
+
+def run_as(uid: int, gid: int, groups: Sequence[int], command: Sequence[str]) -> bytes:
     """The output of ``command`` run as that user; what is late or too long is cut off.
 
     Raises OSError.
@@ -131,7 +155,7 @@ def run_as(uid: int, gid: int, command: Sequence[str]) -> bytes:
     deadline = time.monotonic() + _USER_LIMIT
     said = b""
     with subprocess.Popen(
-        command, user=uid, group=gid, extra_groups=[], env=_ENVIRONMENT, cwd="/", umask=0o077,
+        command, user=uid, group=gid, extra_groups=groups, env=_ENVIRONMENT, cwd="/", umask=0o077,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as process:  # fmt: skip
@@ -165,12 +189,17 @@ def read_figures(folder: int, name: str) -> dict[str, float]:
     for line in text.splitlines():
         with suppress(ValueError):
             gains = dict(zip(FIGURES, map(_number, line.split()), strict=True))
-            sums = {figure: sums[figure] + gain for figure, gain in gains.items()}
+            sums = {
+                figure: min(sums[figure] + gain, _MOST_OF_JOB) for figure, gain in gains.items()
+            }
     return sums
 
 
 def _number(text: object) -> float:
-    value = float(text) if isinstance(text, bytes | int | float) else math.nan
+    try:
+        value = float(text) if isinstance(text, bytes | int | float) else math.nan
+    except OverflowError:
+        value = math.inf
     if not 0 <= value <= _MOST:
         raise ValueError("no figure")
     return value
@@ -181,19 +210,32 @@ def make_headroom(rules: Rules, ask: Callable[[int, Sequence[str], Rules], dict[
 
     Returns how many went. Users' parts tell of times and sizes only, and remove by their number.
     """
+    if not rules.headroom:
+        return 0
     gone = 0
-    for root in rules.roots if rules.headroom else ():
-        goal = shortfall(root, rules)
-        if goal <= 0:
-            continue
-        may_go = {
-            uid: _pairs(ask(uid, ["--root", root], rules).get("may_go")) for uid in users_of(root)
-        }
-        for uid, count in shares(may_go, goal).items():
-            said = ask(uid, ["--root", root, "--oldest", str(count)], rules)
-            gone += int(_or_zero(said.get("evicted")))
+    # One at a time: two that do not know of each other would remove twice as much.
+    with _locked(f"{RUN_FOLDER}/headroom.lock"):
+        for root in rules.roots:
+            gone += _make_headroom(root, rules, ask)
     if gone:
         syslog.syslog(syslog.LOG_INFO, f"{gone} copies evicted to make headroom")
+    return gone
+
+
+def _make_headroom(
+    root: str, rules: Rules, ask: Callable[[int, Sequence[str], Rules], dict[str, Any]]
+) -> int:
+    if (goal := shortfall(root, rules)) <= 0:
+        return 0
+    deadline = time.monotonic() + _ASKING
+    may_go: dict[int, list[tuple[float, float]]] = {}
+    for uid in users_of(root):
+        if time.monotonic() < deadline:
+            may_go[uid] = _pairs(ask(uid, ["--root", root], rules).get("may_go"))
+    gone = 0
+    for uid, count in shares(may_go, goal).items():
+        said = ask(uid, ["--root", root, "--oldest", str(count)], rules)
+        gone += int(_or_zero(said.get("evicted")))
     return gone
 
 
@@ -258,7 +300,7 @@ def keep_figures(rules: Rules, gains: dict[str, float], uid: int, said: dict[str
         path = f"{RUN_FOLDER}/figures.json"
         figures = _load(path)
         totals = {name: _or_zero(figures.get("totals", {}).get(name)) for name in FIGURES}
-        totals = {name: totals[name] + gains[name] for name in FIGURES}
+        totals = {name: min(totals[name] + gains[name], _MOST) for name in FIGURES}
         usage = dict(figures.get("usage", {}))
         if isinstance(said.get("usage"), dict):
             usage[str(uid)] = {
@@ -322,11 +364,9 @@ def _write(path: str, text: str, mode: int) -> None:
     descriptor = os.open(
         fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode
     )
-    try:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(descriptor, mode)
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+        file.write(text)
     os.rename(fresh, path)
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from stager import store
 from stager.directive import Lifetime
-from stager.errors import SpaceError
+from stager.errors import SpaceError, StageError
+from stager.manifest import CopyFacts
 from stager.reader import BLOCK
 from stager.report import Evicted
 
@@ -58,9 +59,13 @@ def _size(path: str, record: Record) -> int:
 
 
 def is_ours(there: os.stat_result, record: Record) -> bool:
-    """Whether what is there is the file that was published, whatever was written to it since."""
+    """Whether what is there is the file that was published, as it was: else it is its user's own.
+
+    An inode's number says little by itself: a filesystem may give it away again at once.
+    """
     copy = record.copy_facts
-    return (there.st_ino, there.st_uid) == (copy.inode, copy.owner) and stat.S_ISREG(there.st_mode)
+    facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+    return facts == copy and stat.S_ISREG(there.st_mode)
 
 
 def choose(kept: Iterable[Kept], goal: int) -> list[Kept]:
@@ -173,13 +178,19 @@ class Room:
         while chosen := self.plan():
             for cache, one in chosen:
                 destination = one.record.destination
-                if remove(cache, locks[cache], self._disk, destination):
+                if self._remove(cache, locks[cache], destination):
                     del self._kept[cache][destination]
                     self._free += one.size
                     gone.append(Evicted(node, destination, one.size))
                 else:
                     self._kept[cache][destination] = replace(one, may_go=False)
         return gone
+
+    def _remove(self, cache: store.Cache, locks: store.Locks, destination: str) -> bool:
+        # What its user made impossible to remove is no reason to give up: others may do.
+        with suppress(OSError, StageError):
+            return remove(cache, locks, self._disk, destination) is not None
+        return False
 
 
 def rooms(wishes: Sequence[Wish], wanted: Collection[str], space: Space, disk: str) -> list[Room]:

@@ -23,6 +23,7 @@ from pydantic import (
 
 from stager.errors import PolicyRefusal
 from stager.layout import ALIGNMENT
+from stager.prepare import byte_size, percentage
 from stager.route import Algorithm
 
 #: Where the plugin and stagectl look when nobody says otherwise.
@@ -83,6 +84,8 @@ def _whole_pages(size: ByteSize) -> ByteSize:
 
 
 Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
+#: As root reads the same keys.
+Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: A number, or 0 for ``auto``.
 Count = Annotated[int, BeforeValidator(_count)]
 
@@ -95,13 +98,13 @@ class Cache(_Section):
     """``[cache]``: what staged files may take of each node's disks."""
 
     #: Bytes, and percent of a disk, that a stage leaves free.
-    keep_free: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    keep_free_percent: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0
-    #: Most bytes that one user's copies may take on a node; 0 for no limit.
-    user_limit: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    keep_free: Bytes = 0
+    keep_free_percent: Annotated[float, BeforeValidator(percentage)] = 0
+    #: Most bytes that one user's copies may take on each disk of a node; 0 for no limit.
+    user_limit: Bytes = 0
     #: Bytes beyond ``keep_free`` that are made free after each job, by the eviction of what was
     #: used least recently, whosesoever it is; 0: nobody's copies go for another user.
-    headroom: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    headroom: Bytes = 0
 
 
 class Launch(_Section):

@@ -19,7 +19,7 @@ import syslog
 import tomllib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +32,8 @@ RUN_FOLDER = f"{_RUN}/{_FOLDER_OF_RUN}"
 JOBS = f"{RUN_FOLDER}/jobs"
 #: The note beside a user's folder beneath /run, behind the uid.
 _NOTE = ".prepared"
+
+T = TypeVar("T")
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -142,13 +144,11 @@ def read_rules(config: str) -> Rules:
         raise ValueError("roots is missing")
     roots, shared = (_folders(document, key) for key in ("roots", "shared_roots"))
     cache, metrics = (_section(document, name) for name in ("cache", "metrics"))
-    percent = cache.get("keep_free_percent", 0)
-    if not isinstance(percent, int | float) or not 0 <= percent < 100:
-        raise ValueError("cache.keep_free_percent is not from 0 to 100")
     textfile = metrics.get("textfile", "")
     if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
         raise ValueError("metrics.textfile is not an absolute path")
-    keep_free, headroom = (_bytes(cache, key) for key in ("keep_free", "headroom"))
+    keep_free, headroom = (_read(cache, key, byte_size) for key in ("keep_free", "headroom"))
+    percent = _read(cache, "keep_free_percent", percentage)
     return Rules(roots, shared, keep_free, percent, headroom, textfile)
 
 
@@ -168,7 +168,6 @@ def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-#: As pydantic's ByteSize, by which `stager.policy` reads the same file.
 _UNITS = {
     "": 1, "b": 1,
     **{name: 1000**power for power, name in enumerate("kmgtpe", 1)},
@@ -178,15 +177,29 @@ _UNITS = {
 _BYTES = re.compile(r"\s*(\d*\.?\d+)\s*(\w*)\s*")
 
 
-def _bytes(section: dict[str, Any], key: str) -> int:
-    value = section.get(key, 0)
+def byte_size(value: object) -> int:
+    """Bytes of a number, or of a text with a unit. Raises ValueError."""
     if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
         number, unit = found.groups()
         if unit.lower() in _UNITS:
             return int(float(number) * _UNITS[unit.lower()])
     if type(value) is not int or value < 0:
-        raise ValueError(f"cache.{key} is not a number of bytes")
+        raise ValueError('must be a number of bytes, or a text such as "10GiB"')
     return value
+
+
+def percentage(value: object) -> float:
+    """A share of a disk. Raises ValueError."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 100:
+        raise ValueError("must be a number from 0 to less than 100")
+    return value
+
+
+def _read(section: dict[str, Any], key: str, read: Callable[[object], T]) -> T:
+    try:
+        return read(section.get(key, 0))
+    except ValueError as error:
+        raise ValueError(f"cache.{key} {error}") from None
 
 
 def group_of(uid: int) -> int:

@@ -225,10 +225,7 @@ def _stage_once(
         surveys = together(
             comm,
             here,
-            lambda: [
-                _survey(item, source, cache, here)
-                for item, source, cache in zip(items, sources, caches, strict=True)
-            ],
+            lambda: _survey(request, items, sources, caches, here),
             patient=any(item.validate is Validate.CHECKSUM for item in items),
         )
         by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
@@ -256,9 +253,21 @@ def _stage_once(
         return reports
 
 
-def _survey(item: StageItem, source: Source, cache: store.Cache, here: Here) -> Survey:
-    look = survey_shared if item.shared and here.uid else survey
-    return look(item, here.path(item.destination), source, cache, here.name)
+def _survey(
+    request: StageRequest,
+    items: Sequence[StageItem],
+    sources: Sequence[Source],
+    caches: Sequence[store.Cache],
+    here: Here,
+) -> list[Survey]:
+    if request.job and not request.dry_run:
+        # Before anything is found current, so that it cannot go any more.
+        store.note_uses(here.uid, request.job, [item.destination for item in items])
+    answers: list[Survey] = []
+    for item, source, cache in zip(items, sources, caches, strict=True):
+        look = survey_shared if item.shared and here.uid else survey
+        answers.append(look(item, here.path(item.destination), source, cache, here.name))
+    return answers
 
 
 def _make_room(

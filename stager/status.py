@@ -37,7 +37,7 @@ _TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
 #: A record is some 600 bytes and two paths; more than this is not ours (see `store`).
 _RECORD_LIMIT = 64 * 1024
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: The end of the name of a job's list of what it uses; see `store.note_use`.
+#: The end of the name of a job's list of what it uses; see `store.note_uses`.
 _USES = ".uses"
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.errors import DestinationError, LaunchError, SpaceError
+from stager.errors import DestinationError, LaunchError, SpaceError, UsageError
 from stager.layout import ALIGNMENT
 from stager.manifest import RECORDS_FOLDER, CopyFacts, Record
 
@@ -89,7 +89,10 @@ class Cache:
 
     def records(self) -> Iterator[Record]:
         """Every record that can be trusted, in no order."""
-        for name in os.listdir(f"{self.folder}/records"):
+        names: list[str] = []
+        with suppress(FileNotFoundError):  # nothing was ever staged here
+            names = os.listdir(f"{self.folder}/records")
+        for name in names:
             with suppress(OSError, ValueError):
                 record = Record.from_json(_read_trusted(f"{self.folder}/records/{name}"))
                 if name == os.path.basename(self.record_path(record.destination)):
@@ -581,19 +584,23 @@ def made_parents(path: str) -> Iterator[None]:
 # it is written however full the disk is. It counts as long as root's mark of the job is there.
 
 #: The end of a list's name behind the job's id, and the most bytes of a list that are read.
-_USES, _USES_LIMIT = ".uses", 1 << 20
+_USES, _USES_LIMIT = ".uses", 16 << 20
 
 
-def note_use(uid: int, job: int, destination: str) -> None:
-    """Have ``destination`` stay on this node as long as the user's job. Raises StageError.
+def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
+    """Have the ``destinations`` stay on this node as long as the user's job. Raises StageError.
 
     Without root's part on the node, a prolog or the plugin, there is nothing to note it in.
     """
     path = f"{WORDS}/{uid}/{job}{_USES}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    known = uses_of(uid, job)
+    text = b"".join(os.fsencode(one) + b"\0" for one in destinations if one not in known)
     try:
         with _opened(path, flags) as file:
-            os.write(file, os.fsencode(destination) + b"\0")
+            if os.fstat(file).st_size + len(text) > _USES_LIMIT:
+                raise UsageError(f"job {job} uses too many files; stage an archive instead")
+            _write_all(file, text, 0)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -702,6 +709,6 @@ class Words:
     def _sweep(self) -> None:
         """Remove what no running job can still ask for."""
         for entry in os.scandir(self._folder):
-            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _WORDS_KEPT:
-                with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # root's clean-up after another job may be at work
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _WORDS_KEPT:
                     os.unlink(entry.path)

@@ -6,10 +6,10 @@ stat; the currency of a copy is judged from the disk of its own node.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,8 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
         reason = "its record cannot be read"
     if record and record.source != item.source:
         reason = reason or "staged from another source"
+    if item.shared and there and stat.S_IMODE(there.st_mode) & 0o077 & ~source.mode:
+        reason = reason or "its permissions are too wide"
     if not reason and item.validate is Validate.CHECKSUM:
         assert record is not None
         reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
@@ -117,7 +119,9 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
         reason = judge(item.validate, source.facts, record, _look_at_shared(path))
         if record and record.source != item.source:
             reason = reason or "staged from another source"
-        if not reason or reason == "absent":
+        if not reason and item.validate is Validate.CHECKSUM and record:
+            reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
+        if not reason or reason in ("absent", "validate=always"):
             break
         time.sleep(pause)  # root may be about to replace both, one after the other
     if reason or record is None:
@@ -144,7 +148,7 @@ def for_all(path: str, source: Source) -> Source:
     control list may say what no mode does: in both cases nobody but root may read the copy.
     """
     folder = os.path.realpath(path)
-    plain = not _has_acl(folder)
+    plain = facts_of(os.stat(folder)) == source.facts and not _has_acl(folder)
     while plain and folder != "/":
         folder = os.path.dirname(folder)
         plain = bool(os.stat(folder).st_mode & stat.S_IXOTH) and not _has_acl(folder)
@@ -152,9 +156,10 @@ def for_all(path: str, source: Source) -> Source:
 
 
 def _has_acl(path: str) -> bool:
-    with suppress(OSError):
+    try:
         return any("acl" in name.lower() for name in os.listxattr(path))
-    return False
+    except OSError as error:
+        return error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def judge(

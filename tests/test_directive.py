@@ -134,6 +134,7 @@ def message(problem: str, shown: str, column: int) -> str:
         ("/a:/b,validate=always", [Directive("/a", "/b", Validate.ALWAYS)]),
         ("/a:/b,verify=stream", [Directive("/a", "/b")]),
         ("/a:/b,lifetime=job", [Directive("/a", "/b", lifetime=Lifetime.JOB)]),
+        ("/a:/b,lifetime=cache", [Directive("/a", "/b")]),
         ("/a:/b,verify=readback", [Directive("/a", "/b", verify=Verify.READBACK)]),
         (
             "/a:/b,verify=readback,validate=size",
@@ -285,6 +286,10 @@ def test_a_control_character_is_refused(char: str) -> None:
     [
         ("/a:/b,verify=x", "'x' is none of stream, readback", 13),
         ("/a:/b,verify=readback,verify=stream", "'verify' is given twice", 22),
+        ("/a:/b,lifetime=forever", "'forever' is none of cache, job", 15),
+        ("/a:/b,lifetime", "'lifetime' needs a value: lifetime=…", 6),
+        ("/a:/b,lifetime=job,lifetime=job", "'lifetime' is given twice", 19),
+        ("/a:/b,lifetim=job", "unknown option 'lifetim'; did you mean 'lifetime'?", 6),
         ("/a:/b,verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 6),
         ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
         ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stager import epilog
 from stager.epilog import FIGURES, main, make_headroom, read_figures, run_as, shares, textfile
+from stager.errors import PolicyRefusal
 from stager.policy import load
 from stager.prepare import Rules, read_rules
 from stager.store import note_figures
@@ -53,6 +54,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "not a number": lambda path: path.write_bytes(b"nan 0 0 0 0\n"),
     "endless": lambda path: path.write_bytes(b"inf 0 0 0 0\n"),
     "huge": lambda path: path.write_bytes(b"1e300 0 0 0 0\n"),
+    "of too many digits": lambda path: path.write_bytes(b"1" * 5000 + b" 0 0 0 0\n"),
     "bytes": lambda path: path.write_bytes(b"\xff\0\x80" * 1000),
     "a symlink": lambda path: path.symlink_to("/etc/passwd"),
     "a pipe": os.mkfifo,
@@ -101,6 +103,11 @@ slurm_stage_seconds_total 5.5
     )
 
 
+def test_a_job_cannot_spoil_the_figures_of_the_node(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "17.figures").write_bytes(b"1e14 0 0 0 0\n" * 100)
+    assert read_figures(folder, "17.figures") == {**NONE, "hits": 1e9}
+
+
 # Whose copies go
 
 
@@ -124,14 +131,17 @@ def test_the_oldest_of_all_go_and_no_more_than_it_takes(
     assert not gone or freed - max(size for at, size in gone if at == last) < goal
 
 
-def test_users_parts_are_asked_only_where_headroom_lacks(tmp_path: Path) -> None:
+def test_users_parts_are_asked_only_where_headroom_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epilog, "RUN_FOLDER", str(tmp_path))
     asked: list[tuple[int, list[str]]] = []
     (tmp_path / ".slurm-stage/5001").mkdir(parents=True)
     (tmp_path / ".slurm-stage/notes").mkdir()
 
     def ask(uid: int, options: Any, rules: Rules) -> dict[str, Any]:
         asked.append((uid, list(options)))
-        return {"may_go": [[1, 1 << 40], ["x"], [2, -1]], "evicted": 1}
+        return {"may_go": [[1, 1 << 40], ["x"], [2, -1], [1, 10**400]], "evicted": 1}
 
     root = str(tmp_path)
     assert make_headroom(Rules([root], [], 0, 0, 1, ""), ask) == 0
@@ -151,7 +161,7 @@ def python(text: str) -> list[str]:
 @pytest.mark.root
 def test_a_users_part_runs_as_the_user_with_nothing_of_roots() -> None:
     said = run_as(
-        65534, 65534, python("import os; print(os.getresuid(), os.getresgid(), os.getgroups(), "
+        65534, 65534, [], python("import os; print(os.getresuid(), os.getresgid(), os.getgroups(), "
         "sorted(os.environ), os.getcwd(), sorted(map(int, os.listdir('/proc/self/fd')))[:3])"),
     )  # fmt: skip
     ids = "(65534, 65534, 65534)"
@@ -163,10 +173,11 @@ def test_a_users_part_that_hangs_or_floods_is_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(epilog, "_USER_LIMIT", 0.5)
     begun = time.monotonic()
     assert (
-        run_as(65534, 65534, python("import time; print(1, flush=True); time.sleep(60)")) == b"1\n"
+        run_as(65534, 65534, [], python("import time; print(1, flush=True); time.sleep(60)"))
+        == b"1\n"
     )
     flood = python("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert len(run_as(65534, 65534, flood)) < (2 << 20)
+    assert len(run_as(65534, 65534, [], flood)) < (2 << 20)
     assert time.monotonic() - begun < 20
 
 
@@ -187,13 +198,33 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", ["1e9", "true", '"10_000"', '"8Gbit"', '"1.5"', "-1", '""', "[]"])
+@pytest.mark.parametrize("key", ["keep_free", "headroom", "keep_free_percent"])
+def test_root_takes_what_users_take_and_nothing_else(tmp_path: Path, key: str, size: str) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(f'roots = ["/nvme"]\n[cache]\n{key} = {size}\n')
+    answers = []
+    for read in (lambda: load(path), lambda: read_rules(str(path))):
+        try:
+            answers.append(bool(read()))
+        except (PolicyRefusal, ValueError):
+            answers.append(False)
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         ("cache = 1", "cache is not a table"),
-        ("[cache]\nheadroom = -1", "cache.headroom is not a number of bytes"),
-        ('[cache]\nheadroom = "much"', "cache.headroom is not a number of bytes"),
-        ("[cache]\nkeep_free_percent = 100", "cache.keep_free_percent is not from 0 to 100"),
+        ("[cache]\nheadroom = -1", "cache.headroom must be a number of bytes, or a text such as"),
+        (
+            '[cache]\nheadroom = "much"',
+            "cache.headroom must be a number of bytes, or a text such as",
+        ),
+        (
+            "[cache]\nkeep_free_percent = 100",
+            "cache.keep_free_percent must be a number from 0 to less than 100",
+        ),
         ('[metrics]\ntextfile = "here"', "metrics.textfile is not an absolute path"),
         ("shared_roots = 1", "shared_roots is not a list of absolute paths"),
     ],

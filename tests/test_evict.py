@@ -15,8 +15,20 @@ from hypothesis import strategies as st
 
 from stager import store
 from stager.errors import DestinationError, SpaceError
-from stager.evict import Kept, Wish, choose, look, oldest, plan_room, remove, rooms
+from stager.evict import (
+    Kept,
+    Room,
+    Wish,
+    choose,
+    free_bytes,
+    look,
+    oldest,
+    plan_room,
+    remove,
+    rooms,
+)
 from stager.manifest import CopyFacts, Record
+from stager.report import Evicted
 from stager.request import Space
 from tests.test_store import RECORD, on_tmpfs
 
@@ -170,12 +182,20 @@ def _replace(path: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
+def _edit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"mine")
+    os.utime(path, ns=(1, 1))
+
+
 def _link(path: Path) -> None:
     path.unlink()
     path.symlink_to("/etc/hostname")
 
 
-@pytest.mark.parametrize("change", [_replace, _link, lambda path: (path.unlink(), path.mkdir())])
+@pytest.mark.parametrize(
+    "change", [_replace, _edit, _link, lambda path: (path.unlink(), path.mkdir())]
+)
 def test_what_a_user_put_in_the_copys_place_stays(
     node: Node, change: Callable[[Path], object]
 ) -> None:
@@ -185,6 +205,21 @@ def test_what_a_user_put_in_the_copys_place_stays(
     assert node.remove("a") is not None
     assert (node.disk / "a").lstat() == there
     assert list(node.cache.records()) == []
+
+
+def test_a_file_that_got_the_copys_inode_number_stays(node: Node) -> None:
+    """As a filesystem gives it away again at once."""
+    record = node.put("a", 10)
+    (node.disk / "a").write_bytes(b"quite mine")
+    os.utime(node.disk / "a", ns=(5, 5))
+    assert (node.disk / "a").stat().st_ino == record.copy_facts.inode
+    assert node.remove("a") is not None
+    assert (node.disk / "a").read_bytes() == b"quite mine"
+
+
+def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
+    os.rmdir(f"{node.cache.folder}/records")
+    assert look(node.cache, "") == []
 
 
 def test_a_record_whose_copy_is_gone_goes_alone(node: Node) -> None:
@@ -204,7 +239,7 @@ def test_what_a_job_uses_stays_as_long_as_it_runs(node: Node) -> None:
     node.put("a", 10)
     mark = f"{store.LIVE_JOBS}/17.{os.getuid()}"
     os.close(os.open(mark, os.O_CREAT, 0o644))
-    store.note_use(os.getuid(), 17, str(node.disk / "a"))
+    store.note_uses(os.getuid(), 17, [str(node.disk / "a")])
     assert [one.may_go for one in look(node.cache, "")] == [False]
     assert node.remove("a") is None
     os.unlink(mark)
@@ -247,6 +282,77 @@ def test_a_copy_with_a_second_name_gives_no_room(node: Node) -> None:
     node.put("a", 100_000)
     (node.disk / "b").hardlink_to(node.disk / "a")
     assert [one.size for one in look(node.cache, "")] == [0]
+
+
+def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> Room:
+    """Room for one more file on the disk, where its user may have no more than ``limit``."""
+    wish = Wish("/nvme", node.cache, str(node.disk / name), need)
+    (room,) = rooms([wish], [wish.destination], Space(user_limit=limit), "")
+    return room
+
+
+def make(node: Node, room: Room) -> list[Evicted]:
+    with closing(store.Locks(node.cache)) as locks:
+        return room.make({node.cache: locks}, "n1")
+
+
+def bytes_taken(node: Node) -> int:
+    return sum(one.size for one in look(node.cache, ""))
+
+
+def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node) -> None:
+    for number, name in enumerate("abc"):
+        node.put(name, MIB, used_at=number)
+    room = room_on(node, 1, bytes_taken(node))
+    assert [one.record.destination for _, one in room.plan()] == [f"{node.disk}/a"]
+    os.close(os.open(f"{store.LIVE_JOBS}/17.{os.getuid()}", os.O_CREAT, 0o644))
+    store.note_uses(os.getuid(), 17, [str(node.disk / "a")])
+    size = (node.disk / "b").stat().st_blocks * 512
+    assert make(node, room) == [Evicted("n1", f"{node.disk}/b", size)]
+    assert node.names() == ["a", "c"]
+
+
+def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> None:
+    node.put("a", MIB)
+    size = bytes_taken(node)
+    room = room_on(node, 1, size)
+    node.put("a", MIB, pinned=True)
+    with pytest.raises(SpaceError) as caught:
+        make(node, room)
+    assert str(caught.value) == (
+        f"/nvme: 1 bytes are needed, where you have {size} of the {size} that the site lets a "
+        f"user have; {size} of yours are in use or pinned; ask for less, or unpin some"
+    )
+    assert node.names() == ["a"]
+
+
+def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
+    node.put("a", MIB)
+    assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []
+
+
+def test_what_is_not_ones_own_copy_any_more_gives_no_room(node: Node) -> None:
+    node.put("a", MIB)
+    _replace(node.disk / "a")
+    node.put("b", MIB)
+    (node.disk / "b").unlink()
+    assert bytes_taken(node) == 0
+
+
+@pytest.mark.root
+def test_the_sites_share_stays_free_by_bytes_and_by_percent(tmp_path: Path) -> None:
+    def act() -> list[int]:
+        spaces = [
+            Space(),
+            Space(keep_free=3 * MIB),
+            Space(keep_free_percent=25),
+            Space(keep_free=3 * MIB, keep_free_percent=25),
+            Space(keep_free=MIB, keep_free_percent=25),
+            Space(keep_free=9 * MIB),
+        ]
+        return [free_bytes(str(tmp_path), space) for space in spaces]
+
+    assert [free // MIB for free in on_tmpfs(tmp_path, "size=8m", act)] == [8, 5, 6, 5, 6, 0]
 
 
 @pytest.mark.root
@@ -299,3 +405,16 @@ def test_wishes_for_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -
         return [len(rooms(wishes, [], Space(), "")), len(kept_free)]
 
     assert on_tmpfs(disk, "size=4m", act) == [1, 0]
+
+
+def test_a_copy_that_cannot_be_removed_is_passed_over_for_the_next(
+    node: Node, tmp_path: Path
+) -> None:
+    (node.disk / "sub").mkdir()
+    node.put("sub/a", MIB, used_at=1)
+    node.put("b", MIB, used_at=2)
+    (node.disk / "sub").rename(tmp_path / "elsewhere")
+    (node.disk / "sub").symlink_to(tmp_path / "elsewhere")
+    gone = make(node, room_on(node, MIB, limit=2 * MIB))
+    assert [one.destination for one in gone] == [f"{node.disk}/b"]
+    assert (tmp_path / "elsewhere/a").exists()

@@ -86,7 +86,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str]
 
     def use(job: int, name: str) -> None:
         (tmp_path / f"run/jobs/{job}.{os.getuid()}").touch()
-        store.note_use(os.getuid(), job, f"/nvme/{name}")
+        store.note_uses(os.getuid(), job, [f"/nvme/{name}"])
 
     return use
 

@@ -174,6 +174,11 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("copy_facts",), None, "the fields of CopyFacts differ"),
         (("copy_facts",), asdict(RECORD.source_facts), "the fields of CopyFacts differ"),
         (("note",), "", "the fields of Record differ"),
+        (("pinned",), 1, "pinned is not bool"),
+        (("pinned",), "false", "pinned is not bool"),
+        (("lifetime",), None, "lifetime is not str"),
+        (("lifetime",), "", "lifetime is none that the system gives"),
+        (("lifetime",), "Job", "lifetime is none that the system gives"),
     ],
 )
 def test_a_field_of_another_type_is_named(

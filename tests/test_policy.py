@@ -276,6 +276,10 @@ def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
             "transfer.algorithm: Input should be 'auto', 'bcast', 'ibcast', 'chain' or 'tree'",
         ),
         (
+            '[cache]\nuser_limit = "all"',
+            'cache.user_limit: must be a number of bytes, or a text such as "10GiB"',
+        ),
+        (
             '[transfer]\nchunk = "much"',
             "transfer.chunk: could not parse value and unit from byte string",
         ),
@@ -311,6 +315,21 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         (
             '[transfer]\nmemory = "65GiB"',
             "transfer.memory: Input should be less than or equal to 68719476736",
+        ),
+        *(
+            (
+                f"[cache]\n{key} = -1",
+                f'cache.{key}: must be a number of bytes, or a text such as "10GiB"',
+            )
+            for key in ("keep_free", "user_limit", "headroom")
+        ),
+        (
+            "[cache]\nkeep_free_percent = 100",
+            "cache.keep_free_percent: must be a number from 0 to less than 100",
+        ),
+        (
+            "[cache]\nkeep_free_percent = nan",
+            "cache.keep_free_percent: must be a number from 0 to less than 100",
         ),
     ],
 )

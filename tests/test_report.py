@@ -255,6 +255,7 @@ def test_the_json_of_a_failed_outcome() -> None:
             True,
             [f"/nvme/{i}: would be evicted on n[1-2] (2 nodes) to make room" for i in (0, 1)],
         ),
+        (8, False, [f"/nvme/{i}: evicted on n[1-2] (2 nodes) to make room" for i in range(8)]),
         (9, False, ["9 files evicted on n[1-2] (2 nodes) to make room: 18.0 KiB in all"]),
     ],
 )
@@ -388,3 +389,16 @@ def test_rates_are_a_table_and_a_verdict() -> None:
     ]
     assert rate_lines(rates[:-1])[-1] == "a stage is bounded by the disk: 1.34 GB/s a node"
     assert rate_lines(rates[:4])[-1] == "a stage is bounded by the wire: 2.68 GB/s a node"
+
+
+def test_nodes_that_had_to_evict_different_files_are_told_apart() -> None:
+    evicted = [
+        Evicted("n1", "/nvme/a", 1),
+        Evicted("n2", "/nvme/b", 1),
+        Evicted("n3", "/nvme/a", 1),
+    ]
+    outcome = Outcome([item(["n1"], [])], [], 1.0, evicted=evicted)
+    assert summary(outcome, fold)[:-1] == [
+        "/nvme/a: evicted on n[1,3] (2 nodes) to make room",
+        "/nvme/b: evicted on n2 to make room",
+    ]

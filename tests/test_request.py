@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stager.directive import MAX_LIST, Directive, Lifetime, Validate, Verify, parse_value
 from stager.errors import PolicyRefusal, StageError, UsageError
 from stager.policy import LOCAL, Policy
-from stager.request import REQUEST_VARIABLE, Settings, StageItem, StageRequest, resolve
+from stager.request import REQUEST_VARIABLE, Settings, Space, StageItem, StageRequest, resolve
 from stager.route import Algorithm
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
@@ -48,11 +48,18 @@ SETTINGS = st.builds(
     algorithm=st.sampled_from(Algorithm),
     direct=st.booleans(),
 )
+SPACES = st.builds(
+    Space,
+    keep_free=st.integers(0, 1 << 60),
+    keep_free_percent=st.floats(0, 100, exclude_max=True),
+    user_limit=st.integers(0, 1 << 60),
+)
 REQUESTS = st.builds(
     StageRequest,
     items=st.lists(ITEMS, max_size=3).map(tuple),
     nodes=st.integers(1, 100_000),
     transfer=SETTINGS,
+    space=SPACES,
     bench=st.integers(0, 1 << 40),
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
@@ -323,6 +330,32 @@ def test_a_destination_beside_the_allowed_ones_is_refused(destination: str) -> N
     assert str(caught.value) == (
         f"{destination} is not beneath a folder that this site stages to; choose a destination "
         "beneath /nvme/jobs"
+    )
+
+
+def test_all_folders_that_users_may_stage_to_are_named() -> None:
+    policy = Policy(roots=("/nvme",), destinations=("/nvme/a", "/nvme/b"))
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", "/nvme/img")], policy)
+    assert str(caught.value) == (
+        "/nvme/img is not beneath a folder that this site stages to; choose a destination "
+        "beneath /nvme/a or /nvme/b"
+    )
+
+
+@pytest.mark.parametrize("destination", ["/nvme/jobs", "/nvme/jobs/", "/nvme/jobs/img"])
+def test_an_allowed_folder_takes_the_sources_name(destination: str) -> None:
+    (item,) = resolve([Directive("/data/img", destination)], SHARING)
+    assert (item.destination, item.root) == ("/nvme/jobs/img", "/nvme")
+
+
+def test_one_destination_for_two_lifetimes_is_refused() -> None:
+    wishes = [Directive("/a", "/nvme/b"), Directive("/a", "/nvme/b", lifetime=Lifetime.JOB)]
+    with pytest.raises(UsageError) as caught:
+        resolve(wishes, SITE)
+    assert str(caught.value) == (
+        "/nvme/b is asked for twice: from /a (validate=stat) and from /a (validate=stat, "
+        "lifetime=job)"
     )
 
 

@@ -26,7 +26,16 @@ from stager import store
 from stager.errors import DestinationError, LaunchError, SpaceError
 from stager.layout import Extent, Layout
 from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
-from stager.store import Cache, Locks, Partial, Words, made_parents, open_cache
+from stager.store import (
+    Cache,
+    Locks,
+    Partial,
+    Words,
+    look_for_cache,
+    made_parents,
+    open_cache,
+    opened_way,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -683,6 +692,13 @@ def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
     assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
 
 
+def test_a_record_under_another_destinations_name_is_passed_over(cache: Cache) -> None:
+    cache.save(RECORD)
+    os.rename(cache.record_path(RECORD.destination), cache.record_path("/nvme/other"))
+    assert list(cache.records()) == []
+    assert cache.load("/nvme/other") is None
+
+
 def test_records_are_saved_while_other_jobs_of_the_user_sweep() -> None:
     # On /dev/shm, where nothing waits for a disk, so that many meet in a short time.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
@@ -1181,9 +1197,9 @@ AWKWARD_NAMES = ["/nvme/a", "/nvme/new\nline", "/nvme/\udcff", "/nvme/é"]
 
 def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> None:
     for name in AWKWARD_NAMES:
-        store.note_use(5001, 17, name)
-    store.note_use(5001, 18, "/nvme/ended")
-    store.note_use(5002, 19, "/nvme/others")
+        store.note_uses(5001, 17, [name])
+    store.note_uses(5001, 18, ["/nvme/ended"])
+    store.note_uses(5002, 19, ["/nvme/others"])
     for mark in ("17.5001", "19.5002"):
         (run / "jobs" / mark).touch()
     assert store.uses(5001) == frozenset(AWKWARD_NAMES)
@@ -1194,7 +1210,7 @@ def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> 
 
 
 def test_a_mark_of_another_users_job_keeps_nothing_of_ones_own(run: Path) -> None:
-    store.note_use(5001, 19, "/nvme/a")
+    store.note_uses(5001, 19, ["/nvme/a"])
     (run / "jobs/19.5002").touch()
     assert store.uses(5001) == frozenset()
 
@@ -1222,7 +1238,7 @@ def test_an_endless_list_is_read_so_far_and_no_further(run: Path) -> None:
 
 
 def test_without_roots_part_there_is_nothing_to_note_it_in(run: Path) -> None:
-    store.note_use(5003, 17, "/nvme/a")
+    store.note_uses(5003, 17, ["/nvme/a"])
     assert sorted(path.name for path in run.iterdir()) == ["5001", "5002", "jobs"]
     assert store.jobs_are_known()
     (run / "jobs").rmdir()
@@ -1252,3 +1268,114 @@ def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
     cache = open_cache(str(disk), USER, shared=True)
     assert cache.load("/nvme/img") is None
     assert list(disk.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("owner", "mode"), [(USER, 0o755), (0, 0o775), (0, 0o757)])
+def test_a_root_for_all_that_others_could_write_in_is_refused(
+    disk: Path, owner: int, mode: int
+) -> None:
+    open_cache(str(disk), 0, shared=True)
+    os.chown(disk, owner, owner)
+    disk.chmod(mode)
+    for uid in (0, USER):
+        with pytest.raises(DestinationError) as caught:
+            look_for_cache(str(disk), uid, shared=True)
+        assert str(caught.value) == (
+            f"{disk} is not a folder of uid 0 alone; tell the administrator"
+        )
+
+
+@pytest.mark.root
+def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
+    private = open_cache(str(disk), 0)
+    assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
+    private.save(RECORD)
+    other = replace(RECORD, destination="/nvme/for all")
+    open_cache(str(disk), 0, shared=True).save(other)
+    shared = look_for_cache(str(disk), USER, shared=True)
+    folders = ("", "/records", "/partial")
+    modes = [stat.S_IMODE(os.stat(f"{shared.folder}{folder}").st_mode) for folder in folders]
+    assert modes == [0o755, 0o755, 0o700]
+    # What was not meant for all stays root's.
+    assert stat.S_IMODE(os.stat(shared.record_path(RECORD.destination)).st_mode) == 0o600
+
+
+@pytest.mark.root
+def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
+    os.chown(home, 0, 0)
+    home.chmod(0o755)
+    open_cache(str(home), 0, shared=True).save(RECORD)
+    assert as_user(
+        USER, lambda: open_cache(str(home), USER, shared=True).load("/nvme/img.sqsh")
+    ) == (RECORD)
+
+
+# The way to a folder
+
+
+def test_each_folder_on_the_way_is_opened(disk: Path) -> None:
+    (disk / "a/b").mkdir(parents=True)
+    with opened_way(str(disk), f"{disk}/a//b") as folder:
+        assert os.fstat(folder).st_ino == (disk / "a/b").stat().st_ino
+    with opened_way(str(disk), str(disk)) as folder:
+        assert os.fstat(folder).st_ino == disk.stat().st_ino
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda path: path.symlink_to(path.parent), "a symbolic link"),
+        (lambda path: path.write_text("in the way"), "a plain file"),
+        (os.mkfifo, "a named pipe"),
+    ],
+    ids=["a link", "a file", "a pipe"],
+)
+def test_what_is_no_folder_ends_the_way(
+    disk: Path, make: Callable[[Path], object], kind: str
+) -> None:
+    (disk / "a").mkdir()
+    make(disk / "a/b")
+    with pytest.raises(DestinationError) as caught, opened_way(str(disk), f"{disk}/a/b/c"):
+        pass
+    assert str(caught.value) == f"{disk}/a/b is {kind}, not a folder"
+
+
+def test_a_way_that_is_not_there_is_told_as_such(disk: Path) -> None:
+    with pytest.raises(FileNotFoundError), opened_way(str(disk), f"{disk}/a/b"):
+        pass
+
+
+@pytest.mark.root
+def test_no_way_leads_through_a_strangers_folder(disk: Path) -> None:
+    (disk / "a/b").mkdir(parents=True)
+    os.chown(disk / "a", USER, USER)
+    with pytest.raises(DestinationError) as caught, opened_way(str(disk), f"{disk}/a/b"):
+        pass
+    assert str(caught.value) == (
+        f"{disk}/a belongs to uid {USER}, who could replace what is staged there; "
+        "choose another destination"
+    )
+
+
+def test_a_parent_that_became_a_link_leads_no_copy_elsewhere(
+    cache: Cache, disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (disk / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DestinationError) as caught:
+        publish(cache, NEW, disk / "sub/file")
+    assert str(caught.value) == f"{disk}/sub is a symbolic link, not a folder"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert partial_names(cache) == []
+
+
+@pytest.mark.root
+def test_no_use_is_written_by_way_of_a_link(run: Path) -> None:
+    victim = run / "victim"
+    victim.write_text("mine")
+    (run / "5001/17.uses").symlink_to(victim)
+    with pytest.raises(DestinationError) as caught:
+        store.note_uses(5001, 17, ["/nvme/a"])
+    assert str(caught.value) == f"{run}/5001/17.uses: Too many levels of symbolic links"
+    assert victim.read_text() == "mine"

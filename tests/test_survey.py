@@ -465,10 +465,10 @@ def test_a_folder_without_permission_is_named(home: Path, mode: int, message: st
 # What root staged for all
 
 
-def share(node: Node, reason: str = "") -> Survey | str:
-    """What a user is told who wants what lies there as root's."""
-    item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
-    source = look_at_source(item.source)
+def share(node: Node, named: str = "") -> Survey | str:
+    """What a user is told who wants what lies there as root's, by another ``named`` source."""
+    item = StageItem(named or str(node.source), str(node.copy), str(node.disk), shared=True)
+    source = look_at_source(str(node.source))
     try:
         return survey_shared(item, str(node.copy), source, node.cache, "n1")
     except DestinationError as error:
@@ -491,11 +491,43 @@ def test_what_root_staged_is_used_as_long_as_it_is_current(
     assert share(node) == CURRENT
     node.source.write_bytes(BYTES)
     assert share(node) == not_current(node, "the source changed")
-    other = StageItem("/elsewhere", str(node.copy), str(node.disk), shared=True)
     node.stage()
-    facts = look_at_source(str(node.source))
-    with pytest.raises(DestinationError, match="not current there: staged from another source"):
-        survey_shared(other, str(node.copy), facts, node.cache, "n1")
+    assert share(node, "/elsewhere") == not_current(node, "staged from another source")
+    node.cache.forget(str(node.copy))
+    assert share(node) == not_current(node, "not recorded")
+
+
+def test_what_is_absent_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stager.survey._PUBLICATION", (60.0,))
+    assert share(node) == not_current(node, "absent")
+
+
+@pytest.mark.root
+def test_what_root_staged_for_a_few_is_refused_to_others(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.survey._PUBLICATION", ())
+    home.chmod(0o755)
+    node = Node(home)
+    node.source.chmod(0o600)
+    os.chown(node.disk, 0, 0)
+    node.cache = open_cache(str(node.disk), 0, shared=True)
+    node.stage()
+    node.source.chmod(0o644)  # the copy is as closed as its source was, whatever that is now
+    record = node.cache.load(str(node.copy))
+    assert record
+    facts = look_at_source(str(node.source)).facts
+    node.cache.save(replace(record, source_facts=facts))
+    message = f"{node.copy}: no permission to read it; choose another destination"
+    assert as_ordinary_user(lambda: share(node)) == message
+    node.copy.chmod(0o644)
+    assert as_ordinary_user(lambda: share(node)) == CURRENT
+
+
+def test_a_damaged_record_is_told(node: Node) -> None:
+    node.stage()
+    Path(node.cache.record_path(str(node.copy))).write_text("{}")
+    assert node.survey() == needed("its record cannot be read")
 
 
 def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> None:
@@ -553,3 +585,32 @@ def test_a_copy_for_all_is_closed_where_a_list_says_more_than_the_mode(home: Pat
     text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
     os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
     assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+    os.removexattr(source, "system.posix_acl_access")
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    os.setxattr(home, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    home.chmod(0o755)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+
+
+@pytest.mark.root
+def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: Node) -> None:
+    node.stage()
+    item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
+    source = replace(look_at_source(item.source), mode=0o600)
+    node.copy.chmod(0o644)
+    answer = survey(item, str(node.copy), source, node.cache, "n1")
+    assert answer == needed("its permissions are too wide")
+
+
+def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.survey._PUBLICATION", ())
+    node.stage()
+    with node.copy.open("r+b") as file:
+        file.write(b"damage")
+    item = StageItem(
+        str(node.source), str(node.copy), str(node.disk), Validate.CHECKSUM, shared=True
+    )
+    with pytest.raises(DestinationError, match="its bytes differ from its digest"):
+        survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")

@@ -392,24 +392,27 @@ class Kills:
 
     def _kill(self, kind: str, job: Job) -> bool:
         """Whether one was found and killed while the job was not over."""
-        node = "n1" if kind in ("gate", "helper") else self._dice.choice(["n1", "n2", "n3"])
-        ready = "stager[.]start"
+        anywhere = kind in ("rank", "slurmstepd")
+        node = self._dice.choice(["n1", "n2", "n3"]) if anywhere else "n1"
         deadline = time.monotonic() + 30
-        while not self._pids(node, ready):
+        while not self._pids(node, VICTIMS["rank"]):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         time.sleep(self._dice.uniform(0, 1.2))
-        pids = self._pids(node, VICTIMS[kind])
+        pids = self._pids(node, VICTIMS[kind].format(job=job.id))
         in_time = "stage: /nvme/large: " not in job.output()
-        if kind == "slurmstepd":
-            pids = pids[:1] if self._dice.random() < 0.5 else pids
-        for pid in pids:
+        # A batch step has two processes of that name: slurmstepd, and the task that is to start.
+        victims = {"gate": pids[1:], "batch slurmstepd": pids[:1]}.get(kind, pids)
+        for pid in victims:
             self._site.run(["kill", "-9", pid], user="root", on=node, check=False)
-        return bool(pids) and in_time
+        if kind == "batch slurmstepd":
+            time.sleep(5)
+            self._site.run(["scancel", job.id], user="root", check=False)
+        return bool(victims) and in_time
 
     def _pids(self, node: str, pattern: str) -> list[str]:
-        by = ["pgrep", pattern.lstrip("^")] if pattern.startswith("^") else ["pgrep", "-f", pattern]
+        by = ["pgrep", "-f", pattern]
         return self._site.run(by, user="root", on=node, check=False).stdout.split()
 
     def _check_copies(self, when: str, possible: list[str], *, needed: bool) -> None:

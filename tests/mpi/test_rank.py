@@ -17,6 +17,7 @@ from stager.errors import DestinationError, SourceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
 from stager.reader import FileReader
+from stager.report import Evicted
 from stager.request import Settings, Space, StageItem, StageRequest
 from stager.route import Algorithm
 from stager.store import Partial, open_cache
@@ -422,3 +423,40 @@ def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: World) ->
     assert (failure.code, failure.node) == (5, world.nodes[-1])
     assert "of yours are in use or pinned; ask for less, or unpin some" in failure.message
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["data", "second"]
+
+
+def test_room_is_made_on_the_one_disk_that_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage_other(world, "first")
+    time.sleep(1.1)  # times of use are in seconds
+    stage_other(world, "second")
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+        monkeypatch.setattr("stager.evict.free_bytes", lambda *_: 0)
+    outcome = world.run()
+    size = (world.copy.parent / "second").stat().st_blocks * 512
+    size = world.comm.bcast(size, root=last)
+    assert (outcome.code, outcome.evicted) == (0, [Evicted(f"node{last}", "/nvme/first", size)])
+    left = sorted(path.name for path in world.copy.parent.glob("[a-z]*"))
+    assert left == ["data", "second"] if world.comm.rank == last else ["data", "first", "second"]
+    assert world.copy.read_bytes() == DATA
+
+
+def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    world.write_source(DATA * 2)
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+        monkeypatch.setattr("stager.evict.free_bytes", lambda *_: 100)
+    outcome = world.run()
+    need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
+    assert world.complaints(outcome) == [
+        (
+            f"5 node{last}: /nvme: {need} bytes are needed and 100 free, {need - 100} too few; "
+            "make room or ask for nodes with more"
+        )
+    ]
+    assert world.copy.read_bytes() == DATA
