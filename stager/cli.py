@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stager.directive import Directive
     from stager.job import JobContext
-    from stager.policy import Cache, Policy, Transfer
+    from stager.policy import Policy, Transfer
     from stager.report import Outcome, Rate
     from stager.request import Settings, Space, StageItem, StageRequest
 
@@ -225,12 +225,13 @@ def _request(items: tuple[StageItem, ...], rules: Policy, nodes: int, **too: Any
     """What the ranks are asked to do by the site's rules; ``too`` are further fields."""
     return request.StageRequest(
         items=items, nodes=nodes, lock_timeout=rules.lock_timeout,
-        transfer=_settings(rules.transfer), space=_space(rules.cache), **too,
+        transfer=_settings(rules.transfer), space=_space(rules), **too,
     )  # fmt: skip
 
 
-def _space(rules: Cache) -> Space:
-    return request.Space(rules.keep_free, rules.keep_free_percent, rules.user_limit)
+def _space(rules: Policy) -> Space:
+    limits = rules.cache
+    return request.Space(limits.keep_free, limits.keep_free_percent, limits.user_limit, rules.roots)
 
 
 def _settings(rules: Transfer) -> Settings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -139,11 +139,17 @@ class Room:
     """Room on one disk of a node for the ``wishes`` that are to be written there.
 
     Two steps, so that nothing goes on any node where one of them has too little: `plan`, then
-    `make`. The ``wanted`` destinations stay; ``disk`` is where the node's files are seen.
+    `make`. The ``wanted`` destinations stay; ``disk`` is where the node's files are seen, and
+    ``others`` are further caches of the user's on this one.
     """
 
     def __init__(
-        self, wishes: Sequence[Wish], wanted: Collection[str], space: Space, disk: str
+        self,
+        wishes: Sequence[Wish],
+        wanted: Collection[str],
+        space: Space,
+        disk: str,
+        others: Collection[store.Cache] = (),
     ) -> None:
         self._root = wishes[0].root
         self._need = sum(wish.need for wish in wishes)
@@ -152,7 +158,7 @@ class Room:
         self._disk = disk
         # Records are read only where it matters: there may be thousands.
         asked = self._limit or self._need > self._free
-        caches = {wish.cache for wish in wishes} if asked else set()
+        caches = {*(wish.cache for wish in wishes), *others} if asked else set()
         replaced = {wish.destination for wish in wishes}
         self._kept = {
             cache: {
@@ -178,7 +184,7 @@ class Room:
         while chosen := self.plan():
             for cache, one in chosen:
                 destination = one.record.destination
-                if self._remove(cache, locks[cache], destination):
+                if self._remove(cache, locks.get(cache), destination):
                     del self._kept[cache][destination]
                     self._free += one.size
                     gone.append(Evicted(node, destination, one.size))
@@ -186,19 +192,38 @@ class Room:
                     self._kept[cache][destination] = replace(one, may_go=False)
         return gone
 
-    def _remove(self, cache: store.Cache, locks: store.Locks, destination: str) -> bool:
-        # What its user made impossible to remove is no reason to give up: others may do.
-        with suppress(OSError, StageError):
-            return remove(cache, locks, self._disk, destination) is not None
-        return False
+    def _remove(self, cache: store.Cache, locks: store.Locks | None, destination: str) -> bool:
+        try:
+            with ExitStack() as stack:
+                locks = locks or stack.enter_context(closing(store.Locks(cache)))
+                return remove(cache, locks, self._disk, destination) is not None
+        except (OSError, StageError):
+            # What its user made impossible to remove is no reason to give up: others may do.
+            return False
 
 
-def rooms(wishes: Sequence[Wish], wanted: Collection[str], space: Space, disk: str) -> list[Room]:
-    """One Room for each disk that the ``wishes`` are on."""
+def rooms(
+    wishes: Sequence[Wish],
+    wanted: Collection[str],
+    space: Space,
+    disk: str,
+    others: Iterable[store.Cache] = (),
+) -> list[Room]:
+    """One Room for each disk that the ``wishes`` are on; ``others`` are all caches of the user."""
     by_disk: dict[int, list[Wish]] = {}
     for wish in wishes:
-        by_disk.setdefault(os.stat(_existing(wish.cache)).st_dev, []).append(wish)
-    return [Room(together, wanted, space, disk) for together in by_disk.values()]
+        by_disk.setdefault(_disk_of(wish.cache), []).append(wish)
+    caches: dict[int, set[store.Cache]] = {}
+    for cache in others:
+        caches.setdefault(_disk_of(cache), set()).add(cache)
+    return [
+        Room(together, wanted, space, disk, caches.get(number, ()))
+        for number, together in by_disk.items()
+    ]
+
+
+def _disk_of(cache: store.Cache) -> int:
+    return os.stat(_existing(cache)).st_dev
 
 
 def _existing(cache: store.Cache) -> str:

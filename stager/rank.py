@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,21 @@ from stager import evict, report, store
 from stager.agree import Held, Here, RefusedError, locked, together
 from stager.delivery import Delivered, Delivery, StaleError
 from stager.directive import Validate
-from stager.errors import MPI_REMEDY, Failure, LaunchError
+from stager.errors import MPI_REMEDY, Failure, LaunchError, StageError
 from stager.guard import Guard
 from stager.phases import Phase, Stopwatch, process_begun
 from stager.plan import TransferPlan, make_plan
 from stager.report import Evicted, ItemReport, Outcome
 from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
-from stager.survey import Source, Survey, for_all, look_at_source, survey, survey_shared
+from stager.survey import (
+    Source,
+    Survey,
+    data_size,
+    for_all,
+    look_at_source,
+    survey,
+    survey_shared,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -233,12 +241,13 @@ def _stage_once(
             make_plan(source.facts.size, answers, request.transfer.readers)
             for source, answers in zip(sources, by_item, strict=True)
         ]
-        wishes = [
-            evict.Wish(item.root, cache, item.destination, source.allocated)
-            for item, cache, source, plan in zip(items, caches, sources, plans, strict=True)
-            if comm.rank in plan.receivers
-        ]
         if any(plan.receivers for plan in plans):
+            needs = together(comm, here, lambda: _needs(comm.rank, items, sources, plans))[0]
+            wishes = [
+                evict.Wish(item.root, cache, item.destination, need)
+                for item, cache, need, plan in zip(items, caches, needs, plans, strict=True)
+                if comm.rank in plan.receivers
+            ]
             evicted += _make_room(comm, request, here, items, wishes, held)
         reports: list[ItemReport] = []
         for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
@@ -270,6 +279,17 @@ def _survey(
     return answers
 
 
+def _needs(
+    rank: int, items: Sequence[StageItem], sources: Sequence[Source], plans: Sequence[TransferPlan]
+) -> list[int]:
+    """Bytes that each item will take on a disk; the first rank looks, at sources to be read."""
+    return [
+        data_size(item.source, source) if plan.receivers and plan.from_source else source.allocated
+        for item, source, plan in zip(items, sources, plans, strict=True)
+        if rank == 0
+    ]
+
+
 def _make_room(
     comm: MPI.Intracomm,
     request: StageRequest,
@@ -283,7 +303,8 @@ def _make_room(
     rooms: list[evict.Room] = []
 
     def plan() -> list[Evicted]:
-        rooms.extend(evict.rooms(wishes, wanted, request.space, here.disk))
+        others = [cache for root in request.space.roots for cache in _look_for(root, here)]
+        rooms.extend(evict.rooms(wishes, wanted, request.space, here.disk, others))
         return [
             Evicted(here.name, one.record.destination, one.size)
             for room in rooms
@@ -296,6 +317,12 @@ def _make_room(
             comm, here, lambda: [one for room in rooms for one in room.make(held.locks, here.name)]
         )
     return [one for every in gone for one in every]
+
+
+def _look_for(root: str, here: Here) -> Iterator[store.Cache]:
+    """The user's cache beneath ``root``, if there is one."""
+    with suppress(StageError):
+        yield store.look_for_cache(here.path(root), here.uid)
 
 
 @dataclass(frozen=True, slots=True)

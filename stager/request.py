@@ -88,12 +88,14 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Space:
     """What the site wants of each node's disks: bytes, and percent of a disk, that stay free; the
-    most bytes that a user's copies may take on a node, 0 for no limit.
+    most bytes that a user's copies may take on a disk, 0 for no limit; all roots, which may share
+    a disk.
     """
 
     keep_free: int = 0
     keep_free_percent: float = 0.0
     user_limit: int = 0
+    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class StageRequest:
         items = tuple(StageItem.from_json(item) for item in data.pop("items"))
         transfer = data.pop("transfer")
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
-        space = Space(**data.pop("space"))
+        space = data.pop("space")
+        space = Space(**{**space, "roots": tuple(space["roots"])})
         return cls(items=items, transfer=Settings(**transfer), space=space, **data)
 
 

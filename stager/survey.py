@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,9 @@ import xxhash
 
 from stager.directive import Validate
 from stager.errors import DestinationError, SourceError
+from stager.layout import rounded
 from stager.manifest import SourceFacts
-from stager.reader import BLOCK
+from stager.reader import BLOCK, FileReader
 from stager.store import existing_folder_above, kind_of, opened_way
 
 if TYPE_CHECKING:
@@ -85,6 +87,19 @@ def look_at_source(path: str, *, to_be_read: bool = False) -> Source:
 def facts_of(facts: os.stat_result) -> SourceFacts:
     """The part of a source's stat that tells one version of it from another."""
     return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def data_size(path: str, source: Source) -> int:
+    """Bytes that a copy of the source takes: those of its data, holes left out.
+
+    What the source itself takes may be less, where it is compressed, or archived elsewhere. Raises
+    SourceError.
+    """
+    size = source.facts.size
+    if source.allocated >= size:
+        return size
+    with closing(FileReader(path)) as reader:
+        return sum(extent.length for extent in rounded(reader.extents(size), size))
 
 
 def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:

@@ -399,6 +399,14 @@ def test_wishes_for_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -
             wishes.append(Wish(name, node.cache, str(disk / name / "new"), 3 * MIB))
         with pytest.raises(SpaceError):
             [room.plan() for room in rooms(wishes, [], Space(), "")]
+        full = [Node(disk / name) for name in ("a", "b")]
+        full[1].put("old", MIB)
+        caches = [one.cache for one in full]
+        limit = Space(user_limit=3 * MIB)
+        (room,) = rooms(wishes[:1], [], limit, "", caches)
+        with closing(store.Locks(caches[0])) as locks:
+            gone = room.make({caches[0]: locks}, "n1")
+        assert [one.destination for one in gone] == [f"{disk}/b/old"]
         kept_free = rooms(wishes[:1], [], Space(keep_free_percent=20), "")[0].plan()
         with pytest.raises(SpaceError):
             rooms(wishes[:1], [], Space(keep_free=2 * MIB), "")[0].plan()

@@ -22,6 +22,7 @@ from stager.store import Cache, Partial, open_cache
 from stager.survey import (
     Source,
     Survey,
+    data_size,
     digest_of,
     facts_of,
     for_all,
@@ -614,3 +615,16 @@ def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
     )
     with pytest.raises(DestinationError, match="its bytes differ from its digest"):
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) + 5])
+def test_a_copy_takes_what_the_source_has_data_for(tmp_path: Path, size: int) -> None:
+    source = tmp_path / "img"
+    source.write_bytes(b"x" * size)
+    facts = look_at_source(str(source))
+    assert data_size(str(source), facts) == size
+    # As a filesystem says that compresses it, or has it on tape.
+    assert data_size(str(source), replace(facts, allocated=0)) == size
+    os.truncate(source, size + (1 << 30))
+    facts = look_at_source(str(source))
+    assert size <= data_size(str(source), facts) <= size + 4096
