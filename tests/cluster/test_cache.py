@@ -248,12 +248,12 @@ def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
 
 def test_figures_are_kept_for_prometheus(site: Site) -> None:
     site.path("n1", "/run/slurm-stage/figures.json").unlink(missing_ok=True)
-    with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
+    with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/figures.prom"\n'):
         stage(site, "f1", "f2")
         stage(site, "f1", "f3")
         stage(site, "nothing")
         site.assert_healthy()
-    text = site.path("n1", "/run/stage.prom").read_text()
+    text = site.path("n1", "/run/figures.prom").read_text()
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     assert 0 < float(figures.pop("slurm_stage_seconds_total")) < 60
     assert figures == {
@@ -264,8 +264,8 @@ def test_figures_are_kept_for_prometheus(site: Site) -> None:
         "slurm_stage_evictions_total": "0",
         "slurm_stage_failures_total": "1",
     }
-    assert not list(site.path("n1", "/run").glob("stage.prom.*"))
-    assert not site.path("n3", "/run/stage.prom").exists()
+    assert not list(site.path("n1", "/run").glob("figures.prom.*"))
+    assert not site.path("n3", "/run/figures.prom").exists()
 
 
 def test_prolog_and_epilog_do_it_where_a_site_has_them(site: Site) -> None:

@@ -246,6 +246,20 @@ def test_scancel_of_an_srun_that_holds_many_tasks(site: Site) -> None:
     assert not site.shared("started").exists()
 
 
+def test_a_killed_slurmstepd_fails_the_job_where_slurm_would_wait_for_ever(site: Site) -> None:
+    site.run(f"fallocate -l 6G {DATA}")
+    job = site.sbatch("touch /shared/started", "-N4", "--no-requeue", WISH)
+    wait_for_ranks(site)
+    site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    lost = "n3: the rank is gone, or its slurmstepd; submit again\n"
+    assert job.output().startswith(f"stage: the ranks ended before the stage was done: {lost}")
+    assert not site.shared("started").exists()
+    site.run(f"truncate -s 1M {DATA}")
+    works(site)
+
+
 def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
@@ -253,7 +267,10 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(["pkill", "-9", "-f", "stager.start"], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    assert "stage: the ranks ended before the stage was done: srun ended with code" in job.output()
+    # Whoever is first to notice: the neighbours of the rank, or Slurm.
+    why = r"(n3: the rank is gone, or its slurmstepd|srun ended with code \d+); submit again\n"
+    before = "stage: the ranks ended before the stage was done: "
+    assert re.match(before + why, job.output())
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
     works(site)
