@@ -6,7 +6,7 @@ import random
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager import store
 from stager.errors import BusyError, Failure, StageError
@@ -79,6 +79,14 @@ def _sleep_until_all_are_here(comm: MPI.Intracomm) -> None:
         pause = min(2 * pause, _LONGEST_NAP)
 
 
+class Busy(NamedTuple):
+    """A destination that another process has locked on a node; ``holder`` is in words."""
+
+    node: str
+    destination: str
+    holder: str
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """The locks of this node's caches, and whether another job had to be waited for."""
@@ -93,12 +101,12 @@ def locked(
     here: Here,
     wanted: Sequence[tuple[store.Cache, str]],
     timeout: float,
-    waiting: Callable[[str, str, float], None],
+    waiting: Callable[[Busy, float], None],
 ) -> Iterator[Held]:
     """Hold the locks of the ``wanted`` destinations on all nodes: all, or none while waiting.
 
     Jobs that want the same destinations on overlapping nodes can so never wait in a circle.
-    ``waiting`` is told which node waits for whom, and for how many seconds already. Raises
+    ``waiting`` is told where whom is waited for, and for how many seconds already. Raises
     RefusedError after ``timeout`` seconds. Collective.
     """
     with ExitStack() as stack:
@@ -114,11 +122,11 @@ def locked(
             _release(wanted, locks)
             # Rank 0's clock and dice decide for all.
             waited, dice = comm.bcast((time.monotonic() - begun, random.uniform(0.5, 1)))  # noqa: S311
-            node, holder = busy
             if waited > timeout:
-                text = f"{holder} and has not let go for {seconds_text(waited)}; submit again"
-                raise RefusedError([Failure(BusyError.code, text, node)])
-            waiting(node, holder, waited)
+                held = f"{busy.destination} is held by {busy.holder} and has not let go"
+                text = f"{held} for {seconds_text(waited)}; submit again"
+                raise RefusedError([Failure(BusyError.code, text, busy.node)])
+            waiting(busy, waited)
             time.sleep(pause * dice)
             pause = min(2 * pause, _LONGEST_PAUSE)
         yield Held(locks, pause != _FIRST_PAUSE)
@@ -137,11 +145,11 @@ def _open_locks(
 
 def _try_locks(
     here: Here, wanted: Sequence[tuple[store.Cache, str]], locks: dict[store.Cache, store.Locks]
-) -> tuple[str, str] | None:
+) -> Busy | None:
     """Take this node's locks, or say where and who has the first that is not to be had."""
     for cache, destination in wanted:
         if not locks[cache].take(destination):
-            return here.name, f"{destination} is held by {locks[cache].holder(destination)}"
+            return Busy(here.name, destination, locks[cache].holder(destination))
     return None
 
 

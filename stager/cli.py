@@ -448,7 +448,8 @@ class _Progress:
         elif event["event"] == "waiting" and (not self._waiting or self._is_time()):
             self._waiting = True
             seconds = report.seconds_text(event["seconds"])
-            self._say(f"waiting: {event['node']}: {event['holder']} ({seconds} so far)")
+            where = f"{event['holder']} on {event['node']}, {seconds}"
+            self._say(f"{event['destination']}: waiting for {where}")
 
     def _is_time(self) -> bool:
         now = time.monotonic()

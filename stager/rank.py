@@ -39,6 +39,8 @@ from stager.survey import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from stager.agree import Busy
+
 #: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
 #: Seconds between two progress events.
@@ -220,9 +222,9 @@ def _stage_once(
         if not request.dry_run and not (item.shared and here.uid)
     ]
 
-    def waiting(node: str, holder: str, seconds: float) -> None:
+    def waiting(busy: Busy, seconds: float) -> None:
         if comm.rank == 0:
-            _tell("waiting", node=node, holder=holder, seconds=seconds)
+            _tell("waiting", **busy._asdict(), seconds=seconds)
 
     watch.enter(Phase.WAIT)
     with locked(comm, here, wanted, request.lock_timeout, waiting) as held:
