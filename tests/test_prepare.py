@@ -371,3 +371,29 @@ def test_as_root_runs_nothing_but_the_standard_library_and_this_project(tmp_path
         env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert json.loads(done.stdout) == [1, ["stager"]]
+
+
+@pytest.mark.root
+def test_a_job_is_marked_where_users_may_look_for_its_mark_and_list_none(root: Path) -> None:
+    config = root / "stage.toml"
+    config.write_text(f'roots = ["{root}"]')
+
+    def act() -> tuple[list[int], dict[str, tuple[int, int, str]], list[bool]]:
+        codes = [
+            main(["--config", str(config), f"--job={job}", str(KNOWN)]) for job in (17, 17, 18)
+        ]
+        made = owners(Path("/run/slurm-stage/jobs").parent)
+        os.setresuid(KNOWN, KNOWN, KNOWN)
+        seen = [os.path.exists(f"/run/slurm-stage/jobs/{job}.{KNOWN}") for job in (17, 19)]
+        with pytest.raises(PermissionError):
+            os.listdir("/run/slurm-stage/jobs")
+        return codes, made, seen
+
+    codes, made, seen = on_tmpfs(Path("/run"), "mode=755", act)
+    assert codes == [0, 0, 0]
+    assert {name: facts for name, facts in made.items() if name.startswith("jobs")} == {
+        "jobs": (0, 0, "drwx--x--x"),
+        f"jobs/17.{KNOWN}": (0, 0, "-rw-r--r--"),
+        f"jobs/18.{KNOWN}": (0, 0, "-rw-r--r--"),
+    }
+    assert seen == [True, False]
