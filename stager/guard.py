@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Seconds within which a neighbour's line must be there; without one there is no watch over it.
-_PATIENCE = 30.0
+#: Seconds within which a neighbour's line must be there; without one there is no watch over it, as
+#: where a firewall lets MPI through and nothing else.
+_PATIENCE = 2.0
 #: Bytes that prove a neighbour to be one, and the one by which a rank takes its leave.
 _TOKEN_SIZE, _GOODBYE = 16, b"."
 #: Seconds of silence after which the kernel asks if the other side is there, between two such
@@ -50,12 +51,14 @@ class Guard:
         self.address = Address(node, socket.gethostname(), port, os.urandom(_TOKEN_SIZE))
         self._lines: dict[socket.socket, str] = {}
         self._left = False
+        self._set_up = threading.Event()
         self._lock = threading.Lock()
 
     def watch(self, ring: Sequence[Address], rank: int) -> None:
-        """Begin to watch the neighbours of ``rank``, in a thread; what cannot be is left out."""
+        """Watch the neighbours of ``rank``, in a thread, from the return on; or do without."""
         before, behind = ring[rank - 1], ring[(rank + 1) % len(ring)]
         threading.Thread(target=lambda: self._run(before, behind), daemon=True).start()
+        self._set_up.wait()
 
     def leave(self) -> None:
         """Take leave of the neighbours: from now on nobody is missed."""
@@ -73,6 +76,7 @@ class Guard:
         with suppress(OSError):
             self._add(self._accept(), before.node)
         self._listener.close()
+        self._set_up.set()
         while self._lines:
             ready, _, _ = select.select(list(self._lines), [], [])
             for line in ready:

@@ -53,8 +53,6 @@ def main() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for the user's program, which is not here yet
     comm = MPI.COMM_WORLD
-    if comm.rank == 0:
-        _tell("started", nodes=comm.size)
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
     act = _measure if request.bench else run
@@ -73,13 +71,17 @@ def _guarded(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Iterator
         _tell("crashed", node=node, error="the rank is gone, or its slurmstepd")
         os._exit(1)
 
-    if request.local_root or comm.size == 1:  # mpiexec sees to it by itself
-        yield
-        return
-    guard = Guard(here.name, lost)
-    guard.watch(comm.allgather(guard.address), comm.rank)
+    guard = None
+    if comm.size > 1 and not request.local_root:  # where mpiexec sees to it by itself
+        guard = Guard(here.name, lost)
+        guard.watch(comm.allgather(guard.address), comm.rank)
+        comm.Barrier()
+    # Until now the launcher's patience is limited, from now on nobody can be missed in vain.
+    if comm.rank == 0:
+        _tell("started", nodes=comm.size)
     yield
-    guard.leave()
+    if guard:
+        guard.leave()
 
 
 def run(comm: MPI.Intracomm, request: StageRequest, here: Here, watch: Stopwatch) -> Outcome:

@@ -366,7 +366,7 @@ class Kills:
         killed = self._kill(kind, job)
         self._tally.counts[f"kills of a {kind}" if killed else "kills that came too late"] += 1
         try:
-            state = job.wait(120)
+            state = job.wait(180)  # what dies in MPI's start is waited for by start_timeout
         except AssertionError as error:
             self._tally.note(f"after the kill of a {kind}: {error}")
             job.cancel()
