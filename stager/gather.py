@@ -45,6 +45,8 @@ _LEAVE = 0.25
 
 #: How a line that is meant for `Mailbox` begins; the number is that of this protocol.
 _MARK = "@stage1"
+#: The number of a line of an answer, and the most bytes of an answer; other nodes are not believed.
+_PIECE_NUMBER, _MOST_SAID = re.compile(r"[0-9]{1,6}"), 256 << 20
 #: Characters of an answer in one line. Slurm hands lines of more than 1024 bytes on in parts, which
 #: those of other nodes may come between (MAX_MSG_LEN in slurmstepd's io.c).
 _PIECE = 800
@@ -75,6 +77,10 @@ def frames(node: str, said: dict[str, Any]) -> Iterator[str]:
         yield f"{_MARK} {node} {number} {len(pieces)} {piece}"
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
 class Mailbox:
     """Puts the lines that come from ``nodes`` together to answers."""
 
@@ -93,7 +99,7 @@ class Mailbox:
             return False
         node = words[1]
         self.begun.add(node)
-        if len(words) == 5 and words[2].isdecimal() and words[3].isdecimal():
+        if len(words) == 5 and all(_PIECE_NUMBER.fullmatch(word) for word in words[2:4]):
             pieces = self._pieces.setdefault(node, {})
             pieces[int(words[2])] = words[4]
             if len(pieces) == int(words[3]):
@@ -102,12 +108,17 @@ class Mailbox:
 
     def _open(self, node: str, text: str) -> None:
         try:
-            said = json.loads(zlib.decompress(base64.b64decode(text)))
-        except (ValueError, zlib.error, binascii.Error):
+            packed = zlib.decompressobj()
+            said = json.loads(
+                packed.decompress(base64.b64decode(text), _MOST_SAID), parse_constant=_no_number
+            )
+        except (ValueError, zlib.error, binascii.Error, RecursionError):
+            said = None
+        if not isinstance(said, dict):
             self.give_up(node, "its answer cannot be read")
-        else:
-            self.answers[node] = Answer(node, said)
-            del self.waiting[node]
+            return
+        self.answers[node] = Answer(node, said)
+        del self.waiting[node]
 
     def give_up(self, node: str, problem: str) -> None:
         """Wait for this node no longer."""

@@ -7,7 +7,6 @@ for it for ever. The kernel tells, by the end of a connection. A rank says goodb
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
 
 #: Seconds within which a neighbour's line must be there; without one there is no watch over it, as
 #: where a firewall lets MPI through and nothing else.
-_PATIENCE = 2.0
-#: Bytes that prove a neighbour to be one, and the one by which a rank takes its leave.
-_TOKEN_SIZE, _GOODBYE = 16, b"."
+_PATIENCE = 5.0
+#: Bytes by which a neighbour proves to be one, bytes by which it is told that it is believed, and
+#: the one by which a rank takes its leave.
+_TOKEN_SIZE, _PROOF_SIZE, _GOODBYE = 16, 16, b"."
 #: Seconds of silence after which the kernel asks if the other side is there, between two such
 #: questions, and how many of them: a node that lost its power says nothing.
 _KEEPALIVE = (30, 10, 6)
@@ -30,16 +30,20 @@ _KEEPALIVE = (30, 10, 6)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens, and what it wants to be told; ``node`` is for messages."""
+    """Where a rank listens, what it wants to be told and what it answers; ``node`` is its name."""
 
     node: str
     host: str
     port: int
     token: bytes
+    proof: bytes
 
 
 class Guard:
-    """One rank's end of two lines; ``lost`` is told the node of a neighbour that is gone."""
+    """One rank's end of two lines; ``lost`` is told the node of a neighbour that is gone.
+
+    Raises OSError where it cannot listen.
+    """
 
     def __init__(self, node: str, lost: Callable[[str], None]) -> None:
         self._lost = lost
@@ -48,17 +52,23 @@ class Guard:
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
         self._listener.settimeout(_PATIENCE)
         port = self._listener.getsockname()[1]
-        self.address = Address(node, socket.gethostname(), port, os.urandom(_TOKEN_SIZE))
-        self._lines: dict[socket.socket, str] = {}
+        token, proof = os.urandom(_TOKEN_SIZE), os.urandom(_PROOF_SIZE)
+        self.address = Address(node, socket.gethostname(), port, token, proof)
+        self._lines: list[socket.socket] = []
         self._left = False
-        self._set_up = threading.Event()
         self._lock = threading.Lock()
+        self._set_up = threading.Semaphore(0)
 
     def watch(self, ring: Sequence[Address], rank: int) -> None:
-        """Watch the neighbours of ``rank``, in a thread, from the return on; or do without."""
+        """Watch the neighbours of ``rank``, by two threads, from the return on; or do without."""
         before, behind = ring[rank - 1], ring[(rank + 1) % len(ring)]
-        threading.Thread(target=lambda: self._run(before, behind), daemon=True).start()
-        self._set_up.wait()
+        lines = ((before, self._await), (behind, lambda: self._reach(behind)))
+        for neighbour, line in lines:
+            hold = threading.Thread(target=self._hold, args=(neighbour.node, line), daemon=True)
+            hold.start()
+        for _ in lines:
+            self._set_up.acquire()
+        self._listener.close()
 
     def leave(self) -> None:
         """Take leave of the neighbours: from now on nobody is missed."""
@@ -68,49 +78,48 @@ class Guard:
                 with suppress(OSError):
                     line.send(_GOODBYE)
 
-    def _run(self, before: Address, behind: Address) -> None:
-        with suppress(OSError):  # a network that does not let ranks meet so
-            line = socket.create_connection((behind.host, behind.port), _PATIENCE)
-            line.sendall(behind.token)
-            self._add(line, behind.node)
+    def _hold(self, node: str, reach: Callable[[], socket.socket]) -> None:
+        """Have a line to the neighbour, and hear of its end."""
+        try:
+            line = self._keep(reach())
+        except OSError:  # a network that does not let ranks meet so
+            return
+        finally:
+            self._set_up.release()
+        said = b""
         with suppress(OSError):
-            self._add(self._accept(), before.node)
-        self._listener.close()
-        self._set_up.set()
-        while self._lines:
-            ready, _, _ = select.select(list(self._lines), [], [])
-            for line in ready:
-                self._hear(line)
+            said = line.recv(1)
+        if said != _GOODBYE and not self._left:
+            self._lost(node)
 
-    def _accept(self) -> socket.socket:
+    def _reach(self, behind: Address) -> socket.socket:
+        """A line to the rank behind, which has answered that it holds the other end."""
+        line = socket.create_connection((behind.host, behind.port), _PATIENCE)
+        line.sendall(behind.token)
+        if line.recv(_PROOF_SIZE, socket.MSG_WAITALL) != behind.proof:
+            line.close()
+            raise ConnectionError
+        return line
+
+    def _await(self) -> socket.socket:
         """The line of the rank before; others may knock, and are sent away."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             line, _ = self._listener.accept()
-            line.settimeout(1.0)
+            line.settimeout(_PATIENCE / 2)
             with suppress(OSError):
                 if line.recv(_TOKEN_SIZE, socket.MSG_WAITALL) == self.address.token:
+                    line.sendall(self.address.proof)
                     return line
             line.close()
         raise TimeoutError
 
-    def _add(self, line: socket.socket, node: str) -> None:
+    def _keep(self, line: socket.socket) -> socket.socket:
         line.settimeout(None)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         for option, value in zip(options, _KEEPALIVE, strict=True):
             line.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._lock:
-            self._lines[line] = node
-            if self._left:
-                line.send(_GOODBYE)
-
-    def _hear(self, line: socket.socket) -> None:
-        try:
-            said = line.recv(1)
-        except OSError:
-            said = b""
-        with self._lock:
-            node = self._lines.pop(line)
-        if said != _GOODBYE and not self._left:
-            self._lost(node)
+            self._lines.append(line)
+        return line

@@ -54,7 +54,8 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
             "not inside a Slurm job: use sbatch, salloc or srun first, "
             "or --local N to simulate N nodes on this machine"
         )
-    if int(environment.get("SLURM_HET_SIZE", "0") or 0) > 1:
+    het_size = environment.get("SLURM_HET_SIZE", "")
+    if het_size.isdecimal() and int(het_size) > 1:
         raise UsageError("a heterogeneous job cannot be staged to: submit its parts as jobs")
     return look_up(int(text), environment, probes)
 
@@ -163,10 +164,15 @@ def _from_scontrol(job: int) -> JobContext | None:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    fields = dict(word.partition("=")[::2] for word in answer.stdout.split())
-    nodes, count = fields.get("NodeList", ""), fields.get("NumNodes", "")
+    nodes, count = (_only(answer.stdout, key) for key in ("NodeList", "NumNodes"))
     nodes = "" if nodes == "(null)" else nodes  # a job that has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
+
+
+def _only(record: str, key: str) -> str:
+    """The value of ``key``; nothing where it is there twice: names and folders are users' text."""
+    values = [word.partition("=")[2] for word in record.split() if word.startswith(f"{key}=")]
+    return values[0] if len(values) == 1 else ""
 
 
 def _states_from_pyslurm(nodes: str) -> dict[str, str]:

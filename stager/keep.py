@@ -112,11 +112,21 @@ class Result:
     @classmethod
     def from_wire(cls, said: dict[str, Any]) -> Result:
         """What `to_wire` made."""
-        return cls(
+        result = cls(
             [Done(**one) for one in said["done"]],
             [Refused(**one) for one in said["refused"]],
             said["stay"],
         )
+        if not (
+            all(type(one.destination) is str and type(one.size) is int for one in result.done)
+            and all(one.code in range(1, 10) for one in result.refused)
+            and all(
+                type(text) is str for one in result.refused for text in (one.message, one.absent)
+            )
+            and type(result.stay) is int
+        ):
+            raise ValueError("fields of other kinds")
+        return result
 
 
 def carry_out(order: Order, disk: str) -> Result:
@@ -236,9 +246,15 @@ class _Keeper:
                 f"{destination} is used by job{plural} {','.join(map(str, jobs))}; "
                 "it may go when that has ended"
             )
-        size = _bytes_on_disk(f"{self._disk}{destination}", record)
+        path = f"{self._disk}{destination}"
+        size = _bytes_on_disk(path, record)
         if not self._remove(cache, destination):
             raise self._is_held(cache, destination)
+        if not self._order.dry_run and os.path.lexists(path):
+            raise IntegrityError(
+                f"{destination} is not what was staged and stays, its record is gone: remove it "
+                "yourself"
+            )
         self.result.done.append(Done(destination, size))
 
     def evict_older(self) -> None:

@@ -73,8 +73,12 @@ def _guarded(comm: MPI.Intracomm, request: StageRequest, here: Here) -> Iterator
 
     guard = None
     if comm.size > 1 and not request.local_root:  # where mpiexec sees to it by itself
-        guard = Guard(here.name, lost)
-        guard.watch(comm.allgather(guard.address), comm.rank)
+        with suppress(OSError):
+            guard = Guard(here.name, lost)
+        ring = comm.allgather(guard.address if guard else None)
+        addresses = [address for address in ring if address]
+        if guard and len(addresses) == comm.size:
+            guard.watch(addresses, comm.rank)
         comm.Barrier()
     # Until now the launcher's patience is limited, from now on nobody can be missed in vain.
     if comm.rank == 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from stager import gather, job, keep, policy, report, status
@@ -36,8 +37,17 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: Copies that are named one by one.
 _MOST_NAMED = 20
 
+
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    # As by an unset variable: all nodes of the job are not what was meant then.
+    given = parameter.name and context.get_parameter_source(parameter.name)
+    if given is ParameterSource.COMMANDLINE and not value.strip():
+        raise UsageError("--nodes is empty: name the nodes that are meant")
+    return value
+
+
 _nodes_option = click.option(
-    "-w", "--nodes", metavar="NODES", default="",
+    "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
     help="The nodes that are meant, such as n[1-4] or @group.",
 )  # fmt: skip
 _job_option = click.option(

@@ -6,11 +6,14 @@ users, which the caller gives.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import stat
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stager import store
@@ -37,6 +40,8 @@ _TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
 #: A record is some 600 bytes and two paths; more than this is not ours (see `store`).
 _RECORD_LIMIT = 64 * 1024
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: Seconds for a look at one user's copies; and the group in which that is done.
+_OWNER_LIMIT, _NOBODY = 3, 65534
 #: The end of the name of a job's list of what it uses; see `store.note_uses`.
 _USES = ".uses"
 
@@ -63,6 +68,19 @@ class Entry(NamedTuple):
     state: str
     user: int
     shared: bool
+
+
+#: The kinds of an Entry's fields.
+_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool)
+
+
+def _checked(values: Sequence[Any], kinds: Sequence[type]) -> Sequence[Any]:
+    """``values`` if they are of these kinds: they come from another node. Raises ValueError."""
+    if [type(value) for value in values] != list(kinds):
+        raise ValueError("fields of other kinds")
+    if any(type(job) is not int for value in values if type(value) is list for job in value):
+        raise ValueError("a job that is no number")
+    return values
 
 
 class Room(NamedTuple):
@@ -94,11 +112,11 @@ class NodeStatus:
 
     @classmethod
     def from_wire(cls, said: dict[str, Any]) -> NodeStatus:
-        """What `to_wire` made."""
+        """What `to_wire` made. Raises ValueError, TypeError or KeyError for what it did not."""
         return cls(
-            [Entry(*entry) for entry in said["entries"]],
-            [Room(*room) for room in said["rooms"]],
-            [Unread(*one) for one in said["unread"]],
+            [Entry(*_checked(entry, _ENTRY)) for entry in said["entries"]],
+            [Room(*_checked(room, (str, int, int))) for room in said["rooms"]],
+            [Unread(*_checked(one, (str, str))) for one in said["unread"]],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -131,13 +149,47 @@ def look(
             )
         for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
             jobs = jobs_using(None if shared else cache.uid)
-            for record in _records(cache, seen.unread):
-                # Root may look at a user's copies, but not go wherever a user points it to.
-                ours = cache.shared or cache.uid == os.getuid()
-                state = _state(record, disk, sources if ours else None)
-                seen.entries.append(_entry(record, cache, state, jobs))
+            if cache.shared or cache.uid == os.getuid():
+                found = _look_into(cache, disk, jobs, sources)
+            else:  # root goes nowhere that a user points it to
+                found = _as_owner(cache.uid, partial(_look_into, cache, disk, jobs, None))
+            seen.entries.extend(found.entries)
+            seen.unread.extend(found.unread)
     seen.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return seen
+
+
+def _look_into(
+    cache: store.Cache,
+    disk: str,
+    jobs: Mapping[str, list[int]],
+    sources: dict[str, SourceFacts | None] | None,
+) -> NodeStatus:
+    found = NodeStatus()
+    for record in _records(cache, found.unread):
+        found.entries.append(_entry(record, cache, _state(record, disk, sources), jobs))
+    return found
+
+
+def _as_owner(uid: int, look_into: Callable[[], NodeStatus]) -> NodeStatus:
+    """What a child sees that has become that user; nothing where that takes it too long."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(_OWNER_LIMIT)
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(uid, uid, uid)
+            with os.fdopen(writing, "w", encoding="utf-8", errors="surrogateescape") as file:
+                json.dump(look_into().to_wire(), file)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8", errors="surrogateescape") as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return NodeStatus.from_wire(json.loads(said)) if said.endswith("}") else NodeStatus()
 
 
 def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[store.Cache]:

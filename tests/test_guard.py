@@ -24,12 +24,13 @@ def lost(node):
     os._exit(1)
 
 guard = Guard(sys.argv[1], lost)
-print(json.dumps([guard.address.node, "localhost", guard.address.port, guard.address.token.hex()]))
+told = guard.address
+secrets = [told.token.hex(), told.proof.hex()]
+print(json.dumps([told.node, "localhost", told.port, *secrets]))
 sys.stdout.flush()
-ring = [Address(*one[:3], bytes.fromhex(one[3])) for one in json.loads(sys.stdin.readline())]
+ring = [Address(*one[:3], *map(bytes.fromhex, one[3:])) for one in json.loads(sys.stdin.readline())]
 guard.watch(ring, int(sys.argv[1]))
-while len(guard._lines) < 2:
-    pass
+assert len(guard._lines) == int(sys.argv[2])
 print("watching", flush=True)
 sys.stdin.readline()
 guard.leave()
@@ -39,13 +40,13 @@ guard.leave()
 class Ring:
     """Processes that watch each other, named by their numbers."""
 
-    def __init__(self, stack: ExitStack, size: int) -> None:
-        self.ranks = [stack.enter_context(self._start(rank)) for rank in range(size)]
+    def __init__(self, stack: ExitStack, size: int, lines: int = 2) -> None:
+        self.ranks = [stack.enter_context(self._start(rank, lines)) for rank in range(size)]
         self.addresses = [json.loads(self._read(rank)) for rank in self.ranks]
 
     @staticmethod
-    def _start(rank: int) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", RANK, str(rank)]
+    def _start(rank: int, lines: int) -> subprocess.Popen[str]:
+        line = [sys.executable, "-c", RANK, str(rank), str(lines)]
         return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     @staticmethod
@@ -106,3 +107,19 @@ def test_a_stranger_who_knocks_is_sent_away(stack: ExitStack) -> None:
         assert stranger.recv(1) == b""
     ring.tell("leave")
     assert ring.ends() == [(0, "")] * 3
+
+
+def test_who_answers_without_the_proof_is_not_watched(stack: ExitStack) -> None:
+    """Something else that listens there, and hangs up, is no reason to end a stage."""
+    ring = Ring(stack, 2, lines=0)
+    with socket.create_server(("localhost", 0)) as other:
+        for address in ring.addresses:
+            address[2] = other.getsockname()[1]
+        ring.tell(json.dumps(ring.addresses))
+        for _ in ring.ranks:
+            line, _ = other.accept()
+            line.sendall(b"?" * 16)
+            line.close()
+        assert [ring._read(rank) for rank in ring.ranks] == ["watching\n"] * 2
+    ring.tell("leave")
+    assert ring.ends() == [(0, "")] * 2

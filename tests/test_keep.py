@@ -255,7 +255,8 @@ def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
     copy = node.stage("a")
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
-    assert node.do(Deed.EVICT, "a") == Result([Done("/nvme/a", 0)])
+    message = "/nvme/a is not what was staged and stays, its record is gone: remove it yourself"
+    assert node.do(Deed.EVICT, "a") == Result(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
 
 
