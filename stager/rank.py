@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
+#: Seconds for the end of MPI, once all is told.
+_LAST_PATIENCE = 30
 #: Seconds between two progress events.
 _PROGRESS_PERIOD = 1.0
 
@@ -61,6 +63,10 @@ def main() -> None:
         outcome = act(comm, request, here, watch)
     if comm.rank == 0:
         _tell("result", outcome=outcome.to_json())
+    # Python is gone when MPI_Finalize, at the very end, waits for all slurmstepds, without end for
+    # one that is killed: only the kernel can end this process then. All is done and told by now.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LAST_PATIENCE)
 
 
 @contextmanager

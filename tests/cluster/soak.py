@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import random
 import re
+import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ClusterShell.NodeSet import NodeSet
 
+from stager.report import bytes_text
 from tests.cluster.cluster import USERS
 from tests.cluster.site import Site, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tests.cluster.cluster import Job
 
@@ -36,12 +40,17 @@ JOBS, FILES = 20, 3
 PATIENCE = 150
 MIB = 1 << 20
 FOLDER = "/shared/soak"
-#: Bytes of the file during whose transfer processes are killed; it takes a second or so.
-LARGE = 1024 * MIB
-MOVED = re.compile(r"^stage: (\S+): .* from .* to (\S+)(?: \(\d+ nodes\))? in ", re.MULTILINE)
-CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  (\S+)$", re.MULTILINE)
+#: The file during whose transfer processes are killed, and its bytes: it takes a second or so.
+LARGE, COPY = "/shared/soak-large", "/nvme/soak-large"
+LARGE_SIZE = 400 * MIB
+MOVED = re.compile(
+    r"^stage: (/nvme/\S+): (\S+ \S+) from .* to (\S+)(?: \(\d+ nodes\))? in ", re.MULTILINE
+)
+CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  /nvme/(\S+)$", re.MULTILINE)
+TOOK = re.compile(rf"^stage: {COPY}: .* in ([\d.]+) s \(", re.MULTILINE)
 #: What a job may end with when the slurmd of one of its nodes was not there in that moment.
 LAUNCH_FAILED = "8:0"
+STEP = re.compile(r"slurmstepd: \[\d+\.\d+\]")
 
 
 def file_of(user: str, number: int) -> str:
@@ -49,7 +58,12 @@ def file_of(user: str, number: int) -> str:
     return f"{user}-{number}"
 
 
-# The plan: every choice is made here.
+def goes_with_jobs(name: str) -> bool:
+    """Whether jobs ask for the file for their own time alone: the last one of each user."""
+    return name.endswith(f"-{FILES - 1}")
+
+
+# The plan: every choice is made here. A victim is chosen among those of its moment, by a share.
 
 
 @dataclass(frozen=True)
@@ -66,31 +80,75 @@ class Wish:
         """The names of its files."""
         return [file_of(self.user, number) for number in self.files]
 
-    def directive(self, number: int) -> str:
-        """How the job asks for one of its files; the last one of each user goes with its jobs."""
-        name = file_of(self.user, number)
-        lifetime = ",lifetime=job" if number == FILES - 1 else ""
-        return f"{FOLDER}/{name}:/nvme/{name}{lifetime}"
+    @property
+    def options(self) -> list[str]:
+        """What sbatch is told. Without the last, a requeue would take what was said before it."""
+        stages = [
+            f"--stage={FOLDER}/{name}:/nvme/{name}{',lifetime=job' * goes_with_jobs(name)}"
+            for name in self.names
+        ]
+        where = [f"-w{','.join(self.nodes)}", f"-N{len(self.nodes)}", "--ntasks-per-node=1", "-c1"]
+        return [*where, *stages, "--open-mode=append"]
 
     @property
     def script(self) -> str:
         """Tells the digests of all copies on all nodes."""
         paths = " ".join(f"/nvme/{name}" for name in self.names)
-        check = f"sha256sum {paths} | sed s/^/CHECK\\ $SLURMD_NODENAME\\ /"
-        return f"srun --overlap bash -c '{check}'\nsleep {self.seconds:.1f}"
+        check = f"set -o pipefail; sha256sum {paths} | sed s/^/CHECK\\ $SLURMD_NODENAME\\ /"
+        return f"set -e\nsrun --overlap bash -c '{check}'\nsleep {self.seconds:.1f}"
 
 
-def make_wish(dice: random.Random, nodes: list[str]) -> Wish:
+@dataclass(frozen=True)
+class Replace:
+    """A new version of a source, of so many tenths of a MiB: no other version of it has them."""
+
+    name: str
+    tenths: int
+
+
+@dataclass(frozen=True)
+class Disturb:
+    """A command for one of the jobs that are there."""
+
+    command: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A node's slurmd."""
+
+    node: str
+
+
+Action = Wish | Replace | Disturb | Restart
+
+
+def plan(seed: int, nodes: Sequence[str]) -> Iterator[Action]:
+    """First a version of every source; then whatever comes, without end. Pure."""
+    dice = random.Random(f"jobs of {seed}")
+    names = [file_of(user, number) for user in sorted(USERS) for number in range(FILES)]
+    sizes = {name: itertools.cycle(dice.sample(range(10, 641), 631)) for name in names}
+    yield from (Replace(name, next(sizes[name])) for name in names)
+    kinds = {"wish": 70, "replace": 12, "scancel": 8, "scontrol requeue": 6, "restart": 3}
+    while True:
+        kind = dice.choices(list(kinds), list(kinds.values()))[0]
+        if kind == "wish":
+            yield make_wish(dice, nodes)
+        elif kind == "replace":
+            name = dice.choice(names)
+            yield Replace(name, next(sizes[name]))
+        elif kind == "restart":
+            yield Restart(dice.choice(nodes))
+        else:
+            yield Disturb(kind, dice.random())
+
+
+def make_wish(dice: random.Random, nodes: Sequence[str]) -> Wish:
     """A random job."""
     chosen = tuple(sorted(dice.sample(nodes, dice.randint(1, len(nodes)))))
     files = tuple(dice.sample(range(FILES), dice.randint(1, FILES)))
     return Wish(dice.choice(sorted(USERS)), chosen, files, dice.choice([0, 0, 1, 3]))
-
-
-def choose_action(dice: random.Random) -> str:
-    """What happens next to a full cluster."""
-    kinds = {"nothing": 2, "cancel": 2, "requeue": 2, "replace": 3, "restart": 1}
-    return dice.choices(list(kinds), list(kinds.values()))[0]
 
 
 # What is known of what was done
@@ -101,6 +159,8 @@ class Version:
     """A source's content, and when another took its place, in seconds since 1970."""
 
     digest: str
+    #: As a summary line tells it.
+    size: str
     replaced: float = float("inf")
 
 
@@ -133,313 +193,436 @@ class Tally:
         yield from self.faults
 
 
+def moves(output: str) -> Iterator[tuple[str, str, str]]:
+    """What a job's summary lines say that came to its nodes: node, name, size."""
+    for path, size, nodes in MOVED.findall(output):
+        for node in NodeSet(nodes):
+            yield node, path.removeprefix("/nvme/"), size
+
+
+def moved_again(outputs: Iterable[str]) -> list[tuple[str, str, str]]:
+    """What came to a node more than once: node, name, size, which is that of one version alone.
+
+    Nobody is excused: once a summary line was written, the copies are recorded on all nodes, and
+    what is done to a job afterwards takes none of them away.
+    """
+    counts = Counter(move for output in outputs for move in moves(output))
+    return sorted(
+        move for move, count in counts.items() if count > 1 and not goes_with_jobs(move[1])
+    )
+
+
 class Soak:
     """Jobs at random for a while."""
 
-    def __init__(self, site: Site, dice: random.Random, tally: Tally) -> None:
+    def __init__(self, site: Site, tally: Tally) -> None:
         self._site = site
-        self._dice = dice
         self._tally = tally
         self._versions: dict[str, list[Version]] = {}
         self._traces: list[Trace] = []
         self._restarts: list[tuple[float, str]] = []
 
-    def run(self, seconds: float) -> None:
+    def run(self, actions: Iterator[Action], seconds: float) -> None:
         """Disturb and be disturbed; then all must come to rest."""
-        for user in sorted(USERS):
-            for number in range(FILES):
-                self._replace(file_of(user, number))
-        end = time.time() + seconds
-        while time.time() < end:
-            live = [trace for trace in self._traces if not self._has_ended(trace)]
-            for _ in range(min(3, JOBS - len(live))):
-                self._submit()
-            self._act(choose_action(self._dice), live)
-            time.sleep(0.2)
+        self._site.shared("soak").mkdir(exist_ok=True)
+        end = time.monotonic() + seconds
+        for action in actions:
+            self._await_room(end)
+            if time.monotonic() > end:
+                break
+            self._do(action)
         self._settle()
         for trace in self._traces:
             self._check_job(trace)
-        self._check_moves()
+        for move in moved_again(trace.job.output() for trace in self._traces):
+            self._tally.note(f"came more than once: {move}{self._story(move)}")
+        self._check_copies()
         check_rest(self._site, self._tally)
 
     # Doing
 
-    def _submit(self) -> None:
-        wish = make_wish(self._dice, self._site.nodes)
-        stages = [f"--stage={wish.directive(number)}" for number in wish.files]
-        options = [f"-w{','.join(wish.nodes)}", f"-N{len(wish.nodes)}", "--ntasks-per-node=1"]
-        job = self._site.sbatch(wish.script, *options, *stages, user=wish.user)
+    def _await_room(self, end: float) -> None:
+        """Return when there are fewer jobs than there may be, or it is over."""
+        while len(self._live()) >= JOBS and time.monotonic() < end:
+            time.sleep(0.3)
+
+    def _live(self) -> list[Trace]:
+        listed = set(self._squeue("%A"))
+        return [trace for trace in self._traces if trace.job.id in listed]
+
+    def _squeue(self, columns: str) -> list[str]:
+        return self._site.run(["squeue", "-h", "-o", columns], user="root").stdout.splitlines()
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Wish):
+            self._submit(action)
+        elif isinstance(action, Replace):
+            self._replace(action)
+        elif isinstance(action, Disturb):
+            self._disturb(action)
+        else:
+            self._restart(action.node)
+
+    def _submit(self, wish: Wish) -> None:
+        job = self._site.sbatch(wish.script, *wish.options, user=wish.user)
         self._traces.append(Trace(wish, job, time.time()))
         self._tally.counts["jobs"] += 1
 
-    def _act(self, action: str, live: list[Trace]) -> None:
-        if action == "cancel" and live:
-            self._disturb("scancel", self._dice.choice(live))
-        elif action == "requeue" and live:
-            self._disturb("scontrol requeue", self._dice.choice(live))
-        elif action == "replace":
-            user = self._dice.choice(sorted(USERS))
-            self._replace(file_of(user, self._dice.randrange(FILES)))
-        elif action == "restart" and time.time() - self._last_restart() > 8:
-            node = self._dice.choice(self._site.nodes)
-            self._restarts.append((time.time(), node))
-            self._site.restart_slurmd(node)
-            self._tally.counts["restarts"] += 1
+    def _disturb(self, action: Disturb) -> None:
+        if live := self._live():
+            trace = live[int(action.share * len(live))]
+            command = f"{action.command} {trace.job.id}"
+            if self._site.run(command, user="root", check=False).returncode == 0:
+                trace.disturbed = True
+                self._tally.counts[action.command] += 1
 
-    def _last_restart(self) -> float:
-        return self._restarts[-1][0] if self._restarts else 0.0
+    def _restart(self, node: str) -> None:
+        self._restarts.append((time.time(), node))
+        self._site.restart_slurmd(node)
+        self._tally.counts["restarts"] += 1
 
-    def _disturb(self, command: str, trace: Trace) -> None:
-        done = self._site.run(f"{command} {trace.job.id}", user="root", check=False)
-        if done.returncode == 0:
-            trace.disturbed = True
-            self._tally.counts[command] += 1
-
-    def _replace(self, name: str) -> None:
+    def _replace(self, action: Replace) -> None:
         """A new version of a source takes the place of the old one at once."""
-        fresh = self._dice.randbytes(self._dice.randint(1, 24) * MIB + self._dice.randint(0, 5000))
-        versions = self._versions.setdefault(name, [])
-        versions.append(Version(hashlib.sha256(fresh).hexdigest()))
-        folder = self._site.shared("soak")
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.new"
+        fresh = os.urandom(action.tenths * MIB // 10)
+        versions = self._versions.setdefault(action.name, [])
+        versions.append(Version(hashlib.sha256(fresh).hexdigest(), bytes_text(len(fresh))))
+        path = self._site.shared(f"soak/{action.name}.new")
         path.write_bytes(fresh)
         path.chmod(0o644)
-        path.rename(folder / name)
+        path.rename(path.with_suffix(""))
         if len(versions) > 1:
             versions[-2].replaced = time.time()
             self._tally.counts["new versions"] += 1
 
-    def _has_ended(self, trace: Trace) -> bool:
-        self._look()
-        return trace.job.id not in self._queue
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if now - getattr(self, "_looked", 0.0) > 0.5:
-            self._looked = now
-            listed = self._site.run(["squeue", "-h", "-o", "%A"], user="root").stdout
-            self._queue = set(listed.split())
-
     def _settle(self) -> None:
-        """Requeued jobs are let start at once, and all must end."""
+        """Requeued jobs are let start soon, and all must end."""
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            listed = self._site.run(["squeue", "-h", "-o", "%A %t"], user="root").stdout
-            if not listed:
-                return
-            for line in listed.splitlines():
-                number, state = line.split()
-                if state == "PD":
-                    update = ["scontrol", "update", f"JobId={number}", "StartTime=now"]
-                    self._site.run(update, user="root", check=False)
-            time.sleep(1)
-        self._tally.note(f"not ended after {PATIENCE} s: {listed}")
-        self._site.run(["scancel", "--user=alice,bob,carol"], user="root", check=False)
-        time.sleep(10)
+        hurried: set[str] = set()
+        while (listed := self._squeue("%A %t")) and time.monotonic() < deadline:
+            pending = {line.split()[0] for line in listed if line.endswith(" PD")} - hurried
+            for number in pending:
+                # A job that starts within the second of its requeue has its credential revoked.
+                update = ["scontrol", "update", f"JobId={number}", "StartTime=now+3"]
+                self._site.run(update, user="root", check=False)
+            hurried |= pending
+            time.sleep(0.5)
+        if listed:
+            self._tally.note(f"not ended after {PATIENCE} s: {listed}")
+            self._site.run(["scancel", f"--user={','.join(USERS)}"], user="root", check=False)
+            time.sleep(10)
 
     # Checking
 
     def _check_job(self, trace: Trace) -> None:
         record = trace.job.info()
         state, code, output = record["JobState"], record["ExitCode"], trace.job.output()
+        self._tally.counts["moves"] += sum(1 for _ in moves(output))
         if state == "COMPLETED" or (state == "CANCELLED" and trace.disturbed):
             self._tally.counts[state.lower()] += 1
-        elif code == LAUNCH_FAILED and self._was_near_restart(trace):
+        elif code == LAUNCH_FAILED and self._was_near_restart(trace, record["StartTime"]):
             self._tally.counts["lost to a restart"] += 1
         else:
             self._tally.note(f"job {trace.job.id} {trace.wish}: {state} {code}\n{output}")
-        if state == "COMPLETED":
-            wanted = {(node, name) for node in trace.wish.nodes for name in trace.wish.names}
-            seen = {(node, path[len("/nvme/") :]) for node, _, path in CHECKED.findall(output)}
-            if not seen >= wanted:
-                self._tally.note(f"job {trace.job.id} lacks {wanted - seen}\n{output}")
-        for node, found, path in CHECKED.findall(output):
-            possible = {
-                version.digest
-                for version in self._versions[path[len("/nvme/") :]]
-                if version.replaced >= trace.submitted
-            }
-            if found not in possible:
-                self._tally.note(f"job {trace.job.id}: wrong bytes of {path} on {node}: {found}")
+        wanted = {(node, name) for node in trace.wish.nodes for name in trace.wish.names}
+        seen = {(node, name) for node, _, name in CHECKED.findall(output)}
+        if state == "COMPLETED" and seen != wanted:
+            self._tally.note(f"job {trace.job.id} lacks {wanted - seen}\n{output}")
+        for node, found, name in CHECKED.findall(output):
+            if found not in self._digests(name, trace.submitted):
+                self._tally.note(f"job {trace.job.id}: wrong bytes of {name} on {node}: {found}")
 
-    def _was_near_restart(self, trace: Trace) -> bool:
-        begun = self._epoch(trace.job.info().get("StartTime", ""))
+    def _digests(self, name: str, since: float = 0.0) -> set[str]:
+        """Those that the source has had since then."""
+        versions = self._versions[name]
+        return {version.digest for version in versions if version.replaced >= since}
+
+    def _was_near_restart(self, trace: Trace, start: str) -> bool:
+        begun = time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S"))
         return any(
             node in trace.wish.nodes and begun - 10 <= at <= begun + 60
             for at, node in self._restarts
         )
 
-    @staticmethod
-    def _epoch(text: str) -> float:
-        try:
-            return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-        except ValueError:
-            return 0.0
+    def _story(self, move: tuple[str, str, str]) -> str:
+        """What all jobs that wanted the file there had to say of it, in the order of their ids."""
+        node, name, _ = move
+        return "".join(
+            f"\n  job {trace.job.id} on {','.join(trace.wish.nodes)}: {line}"
+            for trace in self._traces
+            if node in trace.wish.nodes and name in trace.wish.names
+            for line in trace.job.output().splitlines()
+            if f"/nvme/{name}:" in line or f"/nvme/{name} is" in line
+        )
 
-    def _check_moves(self) -> None:
-        """Each version came to each node once, unless something took it away or broke it off."""
-        moves: Counter[tuple[str, str, str]] = Counter()
-        excused: set[tuple[str, str]] = set()
-        for trace in self._traces:
-            output = trace.job.output()
-            where = {
-                (node, f"/nvme/{name}") for node in trace.wish.nodes for name in trace.wish.names
-            }
-            if trace.disturbed or trace.job.info()["JobState"] != "COMPLETED":
-                excused |= where
-                continue
-            found = {(node, path): seen for node, seen, path in CHECKED.findall(output)}
-            for path, nodes in MOVED.findall(output):
-                for node in NodeSet(nodes):
-                    moves[node, path, found.get((node, path), "?")] += 1
-                    self._tally.counts["moves"] += 1
-        for (node, path, seen), count in moves.items():
-            goes_with_jobs = path.endswith(f"-{FILES - 1}")
-            if count > 1 and not goes_with_jobs and (node, path) not in excused:
-                self._tally.note(f"{path}, {seen} came to {node} {count} times")
+    def _check_copies(self) -> None:
+        """Whatever was done to the jobs: a copy that is there is one version in full."""
+        for node in self._site.nodes:
+            for name in self._versions:
+                copy = self._site.copy(node, f"/nvme/{name}")
+                if copy.exists() and digest(copy) not in self._digests(name):
+                    self._tally.note(f"{name} on {node} is no version of its source")
 
 
 def check_rest(site: Site, tally: Tally) -> None:
     """Nothing of any job is left on a cluster at rest, and no node is drained."""
-    states = site.node_states()
     deadline = time.monotonic() + 30
-    while set(states.values()) != {"idle"} and time.monotonic() < deadline:
-        time.sleep(0.5)
-        states = site.node_states()
-    if set(states.values()) != {"idle"}:
-        reasons = site.run(["sinfo", "--list-reasons"], user="root").stdout
-        tally.counts["nodes that Slurm took away"] += 1
-        tally.note(f"nodes: {states}\n{reasons}")
-        site.resume()
-    for left in site.leftovers():
+    while set((states := site.node_states()).values()) != {"idle"}:
+        if time.monotonic() > deadline:
+            reasons = site.run(["sinfo", "--list-reasons"], user="root").stdout
+            tally.counts["nodes that Slurm took away"] += 1
+            tally.note(f"nodes: {states}\n{reasons}")
+            site.resume()
+            break
+        time.sleep(0.3)
+    for left in [*site.leftovers(), *remains(site)]:
         tally.note(f"left: {left}")
     for held in locks_held(site):
         tally.note(f"locked: {held}")
 
 
+def remains(site: Site) -> list[str]:
+    """Helpers and gates that outlived their jobs."""
+    return [
+        f"{process.node}: {process.name} {' '.join(process.words)}"
+        for process in processes(site)
+        if is_gate(process) or is_helper(process)
+    ]
+
+
 def locks_held(site: Site) -> list[str]:
     """The locks of destinations that some process holds still."""
     with open("/proc/locks", encoding="ascii") as lines:
-        inodes = {line.split()[5].rpartition(":")[2] for line in lines if len(line.split()) > 5}
-    paths = [
-        path for node in site.nodes for path in site.path(node, "/nvme").glob(".slurm-stage/*/lock")
+        held = set(re.findall(r" ([0-9a-f]+:[0-9a-f]+:\d+) ", lines.read()))
+    return [
+        str(path)
+        for node in site.nodes
+        for path in site.path(node, "/nvme").glob(".slurm-stage/*/lock")
+        if lock_name(path.stat()) in held
     ]
-    return [str(path) for path in paths if str(path.stat().st_ino) in inodes]
+
+
+def lock_name(facts: os.stat_result) -> str:
+    """A file as /proc/locks names it. By its inode alone it could be one of another disk."""
+    return f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+
+
+# Processes of the nodes, which this machine runs and can see
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a node, by this machine's number for it."""
+
+    pid: int
+    node: str
+    name: str
+    words: tuple[str, ...]
+
+    def has_open(self, path: str) -> bool:
+        """Whether it has the file open, by the node's path for it."""
+        with suppress(OSError):
+            return any(
+                os.readlink(entry) == path for entry in Path(f"/proc/{self.pid}/fd").iterdir()
+            )
+        return False
+
+    def kill(self) -> bool:
+        """Kill it; whether it was still there."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+            return True
+        return False
+
+
+def processes(site: Site) -> list[Process]:
+    """All that run on the nodes."""
+    own = {os.readlink(site.path(node, "/").parent / "ns/pid"): node for node in site.nodes}
+    found: list[Process] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            node = own.get(os.readlink(folder / "ns/pid"))
+            if node:
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                name = (folder / "comm").read_text().strip()
+                found.append(Process(int(folder.name), node, name, tuple(words[:-1])))
+    return sorted(found, key=lambda process: (process.node, process.pid))
+
+
+def is_rank(process: Process) -> bool:
+    """One of the ranks that move the bytes."""
+    return "stager.start" in process.words
+
+
+def is_gate(process: Process) -> bool:
+    """The task that holds the job until its stage is over."""
+    return process.name == "stage-gate"
+
+
+def is_helper(process: Process) -> bool:
+    """The program that the gate waits for."""
+    return process.words[2:5] == ("-m", "stager", "gate")
+
+
+def is_step(process: Process) -> bool:
+    """Slurm's own of a step that srun began, as the helper does."""
+    return process.name == "slurmstepd" and bool(STEP.match(process.words[0]))
+
+
+def is_batch(process: Process) -> bool:
+    """Slurm's own of the batch step. The gate, its child, has its command line, and another name.
+
+    Neither is that of an epilog, without which Slurm drains the node.
+    """
+    return process.name == "slurmstepd" and process.words[0].endswith(".batch]")
 
 
 # Kills
 
-#: Who is killed, by the pattern of its command line; the job's number is put in. Of a batch step
-#: whose slurmstepd is gone Slurm learns by itself only after minutes: such a job is cancelled.
-VICTIMS = {
-    "rank": "[s]tager.start",
-    "gate": "[s]lurmstepd: .{job}.batch",
-    "helper": "[s]tager gate",
-    "slurmstepd": "[s]lurmstepd: .{job}.0.",
-    "batch slurmstepd": "[s]lurmstepd: .{job}.batch",
+#: Who is killed. That the slurmstepd of a batch step is gone, Slurm itself learns only when slurmd
+#: registers the next time, after minutes: such a job is cancelled, as its user would.
+VICTIMS: dict[str, Callable[[Process], bool]] = {
+    "rank": is_rank,
+    "gate": is_gate,
+    "helper": is_helper,
+    "slurmstepd": is_step,
+    "batch slurmstepd": is_batch,
 }
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Which kind dies, the how maniest, and when in the transfer: both by a share.
+
+    ``fresh``: the nodes have no old copy.
+    """
+
+    victim: str
+    share: float
+    moment: float
+    nodes: tuple[str, ...]
+    fresh: bool
+
+
+def plan_kills(seed: int, nodes: Sequence[str], count: int) -> list[Kill]:
+    """Each kind as often as the others, in any order. Pure."""
+    dice = random.Random(f"kills of {seed}")
+    kinds = list(itertools.islice(itertools.cycle(VICTIMS), count))
+    dice.shuffle(kinds)
+    return [
+        Kill(
+            kind, dice.random(), dice.random(),
+            tuple(sorted(dice.sample(nodes, dice.randint(2, len(nodes))))), dice.random() < 0.3,
+        )
+        for kind in kinds
+    ]  # fmt: skip
 
 
 class Kills:
     """Processes of a stage killed in mid-transfer, one a round."""
 
-    def __init__(self, site: Site, dice: random.Random, tally: Tally) -> None:
+    def __init__(self, site: Site, tally: Tally) -> None:
         self._site = site
-        self._dice = dice
         self._tally = tally
-        self._source = site.shared("soak-large")
+        #: Versions are this from different places on: they differ in every block, and from zeros.
+        self._pool = memoryview(os.urandom(LARGE_SIZE + MIB))
         self._digests: list[str] = []
+        #: What the last transfer took.
+        self._seconds = 0.3
 
-    def run(self, rounds: int) -> None:
-        """Kill as often, each kind in turn."""
-        for number in range(rounds):
-            self._round(list(VICTIMS)[number % len(VICTIMS)])
-        self._source.unlink()
+    def run(self, kills: Iterable[Kill]) -> None:
+        """Each in turn, with a job after it that must be well."""
+        for kill in kills:
+            before = len(self._tally.faults)
+            killed = self._round(kill)
+            if len(self._tally.faults) > before:
+                self._tally.note(f"…so after {kill}: {killed}")
+        self._site.shared("soak-large").unlink()
 
-    def _round(self, kind: str) -> None:
-        site = self._site
+    def _round(self, kill: Kill) -> Process | None:
         self._renew()
-        job = site.sbatch(
-            "true", "-wn1,n2,n3", "-N3", "--no-requeue", "--stage=/shared/soak-large:/nvme/large"
-        )
-        killed = self._kill(kind, job)
-        self._tally.counts[f"kills of a {kind}" if killed else "kills that came too late"] += 1
-        try:
-            state = job.wait(180)  # what dies in MPI's start is waited for by start_timeout
-        except AssertionError as error:
-            self._tally.note(f"after the kill of a {kind}: {error}")
+        if kill.fresh:
+            for node in kill.nodes:
+                self._site.copy(node, COPY).unlink(missing_ok=True)
+        job = self._stage(kill, "--no-requeue")
+        killed = self._kill(kill)
+        kind = f"kills of a {kill.victim}" if killed else "kills that came too late"
+        self._tally.counts[kind] += 1
+        if killed and is_batch(killed):
+            time.sleep(5)
             job.cancel()
-            return
-        if killed and state.state == "COMPLETED":
+        if not self._ends(job):
+            return killed
+        if killed and job.info()["JobState"] == "COMPLETED":
             self._tally.counts["kills that the stage survived"] += 1
-        self._check_copies(f"after the kill of a {kind}", self._digests, needed=False)
-        self._await_rest(kind)
-        again = site.sbatch("true", "-wn1,n2,n3", "-N3", "--stage=/shared/soak-large:/nvme/large")
-        if again.wait(120).exit_code != "0:0":
-            self._tally.note(f"the job after the kill of a {kind}: {again.output()}")
-        self._check_copies(f"the job after the kill of a {kind}", self._digests[-1:], needed=True)
+        check_rest(self._site, self._tally)
+        self._check_copies(kill.nodes, self._digests, needed=False)
+        again = self._stage(kill)
+        if self._ends(again) and again.info()["ExitCode"] != "0:0":
+            self._tally.note(f"the job after it: {again.output()}")
+        self._check_copies(kill.nodes, self._digests[-1:], needed=True)
+        if took := TOOK.search(again.output()):
+            self._seconds = float(took[1])
+        return killed
+
+    def _stage(self, kill: Kill, *options: str) -> Job:
+        where = [f"-w{','.join(kill.nodes)}", f"-N{len(kill.nodes)}"]
+        return self._site.sbatch("true", *where, f"--stage={LARGE}:{COPY}", *options)
+
+    def _ends(self, job: Job) -> bool:
+        try:
+            job.wait(90)
+        except AssertionError as error:
+            self._tally.note(f"no end: {error}")
+            job.cancel()
+            with suppress(AssertionError):
+                job.wait()
+            return False
+        return True
 
     def _renew(self) -> None:
-        """Another version: its head differs; the rest is there, so that it has to travel."""
-        fresh = self._source.with_suffix(".new")
-        with fresh.open("wb") as file:
-            file.write(os.urandom(MIB))
-            os.posix_fallocate(file.fileno(), 0, LARGE)
+        """Another version takes the place of the last one."""
+        start = len(self._digests) * 4096 % MIB
+        data = self._pool[start : start + LARGE_SIZE]
+        fresh = self._site.shared("soak-large.new")
+        fresh.write_bytes(data)
         fresh.chmod(0o644)
-        self._digests = [*self._digests[-1:], digest(fresh)]
-        fresh.rename(self._source)
+        self._digests.append(hashlib.sha256(data).hexdigest())
+        fresh.rename(fresh.with_suffix(""))
 
-    def _kill(self, kind: str, job: Job) -> bool:
-        """Whether one was found and killed while the job was not over."""
-        anywhere = kind in ("rank", "slurmstepd")
-        node = self._dice.choice(["n1", "n2", "n3"]) if anywhere else "n1"
+    def _kill(self, kill: Kill) -> Process | None:
+        """Whom it met, if there still were ranks."""
+        if not self._await_transfer():
+            return None
+        time.sleep(kill.moment * self._seconds)
+        there = processes(self._site)
+        found = [process for process in there if VICTIMS[kill.victim](process)]
+        if not found or not any(map(is_rank, there)):
+            return None
+        victim = found[int(kill.share * len(found))]
+        return victim if victim.kill() else None
+
+    def _await_transfer(self) -> bool:
         deadline = time.monotonic() + 30
-        while not self._pids(node, VICTIMS["rank"]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        time.sleep(self._dice.uniform(0, 1.2))
-        pids = self._pids(node, VICTIMS[kind].format(job=job.id))
-        in_time = "stage: /nvme/large: " not in job.output()
-        # A batch step has two processes of that name: slurmstepd, and the task that is to start.
-        victims = {"gate": pids[1:], "batch slurmstepd": pids[:1]}.get(kind, pids)
-        for pid in victims:
-            self._site.run(["kill", "-9", pid], user="root", on=node, check=False)
-        if kind == "batch slurmstepd":
-            time.sleep(5)
-            self._site.run(["scancel", job.id], user="root", check=False)
-        return bool(victims) and in_time
+        while time.monotonic() < deadline:
+            if any(is_rank(one) and one.has_open(LARGE) for one in processes(self._site)):
+                return True
+            time.sleep(0.01)
+        return False
 
-    def _pids(self, node: str, pattern: str) -> list[str]:
-        by = ["pgrep", "-f", pattern]
-        return self._site.run(by, user="root", on=node, check=False).stdout.split()
-
-    def _check_copies(self, when: str, possible: list[str], *, needed: bool) -> None:
-        for node in ("n1", "n2", "n3"):
-            copy: Path = self._site.copy(node, "/nvme/large")
+    def _check_copies(self, nodes: Sequence[str], possible: Sequence[str], *, needed: bool) -> None:
+        for node in nodes:
+            copy = self._site.copy(node, COPY)
             if copy.exists() and digest(copy) not in possible:
-                self._tally.note(f"{when}: a part or a mixture on {node}")
+                self._tally.note(f"a part or a mixture on {node}")
             elif not copy.exists() and needed:
-                self._tally.note(f"{when}: nothing on {node}")
-
-    def _await_rest(self, kind: str) -> None:
-        before = len(self._tally.faults)
-        check_rest(self._site, self._tally)
-        if len(self._tally.faults) > before:
-            self._tally.note(f"…after the kill of a {kind}")
+                self._tally.note(f"nothing on {node}")
 
 
 def soak(site: Site, seed: int, seconds: float, kills: int) -> Tally:
     """Both parts; what came of it."""
     tally = Tally()
-    dice = random.Random(seed)
-    parts: list[Callable[[], None]] = [
-        lambda: Soak(site, dice, tally).run(seconds),
-        lambda: Kills(site, dice, tally).run(kills),
-    ]
-    for part in parts:
-        part()
+    Soak(site, tally).run(plan(seed, site.nodes), seconds)
+    Kills(site, tally).run(plan_kills(seed, site.nodes, kills))
     return tally
 
 
