@@ -219,9 +219,11 @@ def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
 
 
 def test_what_was_not_used_for_long_goes(node: Node) -> None:
-    for name, age in {"a": 7300, "b": 7100, "c": 100_000}.items():
+    for name, age in {"a": 90_000, "b": 100, "c": 100_000}.items():
         node.stage(name, age)
-    assert node.do(Deed.EVICT, older=7200) == Result([Done("/nvme/a", 4096), Done("/nvme/c", 4096)])
+    assert node.do(Deed.EVICT, older=86_400) == Result(
+        [Done("/nvme/a", 4096), Done("/nvme/c", 4096)]
+    )
     assert node.left() == ["b"]
 
 
