@@ -282,7 +282,7 @@ class Delivery:
             staged_at=now,
             used_at=now,
             used_by_job=self.job,
-            lifetime=self.item.lifetime,
+            lifetime=self._lifetime(before),
             pinned=bool(before and before.pinned),
         )
 
@@ -290,11 +290,14 @@ class Delivery:
         record = self.cache.load(self.item.destination)
         if record is None or (self.cache.shared and self.here.uid):
             return
-        # Who wants it kept is not outdone by who does not.
-        keep = Lifetime.CACHE in (record.lifetime, self.item.lifetime)
+        now = int(time.time())
         used = replace(
-            record, used_at=int(time.time()), used_by_job=self.job,
-            lifetime=Lifetime.CACHE if keep else Lifetime.JOB,
+            record, used_at=now, used_by_job=self.job, lifetime=self._lifetime(record)
         )  # fmt: skip
         with suppress(StageError):  # an unnoted time costs nothing but its note
             self.cache.save(used)
+
+    def _lifetime(self, before: Record | None) -> Lifetime:
+        # Who wants it kept is not outdone by who does not.
+        kept = before is not None and before.lifetime == Lifetime.CACHE
+        return Lifetime.CACHE if kept else self.item.lifetime

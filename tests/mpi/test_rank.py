@@ -373,6 +373,14 @@ def test_who_wants_a_copy_kept_is_not_outdone(world: World, lifetimes: str, kept
     assert record_of(world).lifetime == kept
 
 
+@pytest.mark.parametrize(("first", "kept"), [("cache", "cache"), ("job", "job")])
+def test_the_next_version_stays_as_long_as_the_last(world: World, first: str, kept: str) -> None:
+    world.run(items=world.wish(lifetime=Lifetime(first)))
+    world.write_source(DATA * 2)
+    world.run(items=world.wish(lifetime=Lifetime.JOB))
+    assert record_of(world).lifetime == kept
+
+
 def test_what_is_pinned_is_pinned_in_its_next_version_too(world: World) -> None:
     world.run()
     cache = open_cache(world.here.path("/nvme"), os.getuid())
