@@ -243,7 +243,7 @@ def _start(run: Callable[[], None]) -> threading.Thread:
         except BaseException:
             # A surprise. All ranks would wait for this thread for ever; the launcher ends them
             # with this process.
-            traceback.print_exc()
+            os.write(2, traceback.format_exc().encode(errors="replace"))
             os._exit(1)
 
     # A rank that dies of an error does not wait for its threads.
