@@ -290,10 +290,8 @@ class Delivery:
         record = self.cache.load(self.item.destination)
         if record is None or (self.cache.shared and self.here.uid):
             return
-        now = int(time.time())
-        used = replace(
-            record, used_at=now, used_by_job=self.job, lifetime=self._lifetime(record)
-        )  # fmt: skip
+        lifetime, now = self._lifetime(record), int(time.time())
+        used = replace(record, used_at=now, used_by_job=self.job, lifetime=lifetime)
         with suppress(StageError):  # an unnoted time costs nothing but its note
             self.cache.save(used)
 

@@ -42,15 +42,15 @@ def look(cache: store.Cache, disk: str) -> list[Kept]:
     return [
         Kept(
             record,
-            _size(f"{disk}{record.destination}", record),
+            size_on_disk(f"{disk}{record.destination}", record),
             known and not record.pinned and record.destination not in in_use,
         )
         for record in cache.records()
     ]
 
 
-def _size(path: str, record: Record) -> int:
-    """Bytes on the disk of the copy, 0 where it is not there or not as it was recorded."""
+def size_on_disk(path: str, record: Record) -> int:
+    """Bytes that removing the copy frees; 0 where it is not there or not as recorded."""
     try:
         there = os.lstat(path)
     except OSError:

@@ -25,9 +25,7 @@ from stager.errors import (
     StageError,
     UsageError,
 )
-from stager.reader import BLOCK
 from stager.report import bytes_text
-from stager.status import jobs_using
 from stager.survey import digest_of
 
 if TYPE_CHECKING:
@@ -239,7 +237,7 @@ class _Keeper:
         destination = record.destination
         if record.pinned:
             raise PolicyRefusal(f"{destination} is pinned; stagectl unpin it first")
-        jobs = jobs_using(None if cache.shared else cache.uid).get(destination, [])
+        jobs = store.jobs_using(None if cache.shared else cache.uid).get(destination, [])
         if jobs:
             plural = "s" if len(jobs) > 1 else ""
             raise BusyError(
@@ -247,7 +245,7 @@ class _Keeper:
                 "it may go when that has ended"
             )
         path = f"{self._disk}{destination}"
-        size = _bytes_on_disk(path, record)
+        size = evict.size_on_disk(path, record)
         if not self._remove(cache, destination):
             raise self._is_held(cache, destination)
         if not self._order.dry_run and os.path.lexists(path):
@@ -288,7 +286,7 @@ class _Keeper:
         chosen = evict.choose([one for _, one in kept], self._order.to_free - free)
         freed = sum(one.size for one in chosen)
         if free + freed < self._order.to_free:
-            root = os.path.dirname(os.path.dirname(caches[0].folder)).removeprefix(self._disk)
+            root = caches[0].root.removeprefix(self._disk)
             held = sum(1 for _, one in kept if not one.may_go)
             verb = "is" if held == 1 else "are"
             hold = f"; {held} {verb} pinned or in use" if held else ""
@@ -345,14 +343,6 @@ def _caches(order: Order, disk: str) -> tuple[list[store.Cache], list[store.Cach
             shared = store.look_for_cache(f"{disk}{root}", uid, shared=True)
             (of_root if uid else ours).append(shared)
     return ours, of_root
-
-
-def _bytes_on_disk(path: str, record: Record) -> int:
-    with suppress(OSError):
-        there = os.lstat(path)
-        if evict.is_ours(there, record) and there.st_nlink == 1:
-            return there.st_blocks * BLOCK
-    return 0
 
 
 #: What to do about a copy that is not what it was.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,14 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stager import store
 from stager.directive import Lifetime
 from stager.errors import StageError, printable
-from stager.manifest import RECORDS_FOLDER, Record
+from stager.evict import is_ours
+from stager.manifest import RECORDS_FOLDER
 from stager.report import bytes_text
 from stager.survey import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from stager.manifest import SourceFacts
+    from stager.manifest import Record, SourceFacts
 
     Fold = Callable[[list[str]], str]
     Row = tuple[str, ...]
@@ -37,13 +37,8 @@ USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
 #: What stands to the right in its column.
 _TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
 
-#: A record is some 600 bytes and two paths; more than this is not ours (see `store`).
-_RECORD_LIMIT = 64 * 1024
-_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Seconds for a look at one user's copies; and the group in which that is done.
 _OWNER_LIMIT, _NOBODY = 3, 65534
-#: The end of the name of a job's list of what it uses; see `store.note_uses`.
-_USES = ".uses"
 
 
 class Entry(NamedTuple):
@@ -148,7 +143,7 @@ def look(
                 Room(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
         for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
-            jobs = jobs_using(None if shared else cache.uid)
+            jobs = _jobs_using(None if shared else cache.uid)
             if cache.shared or cache.uid == os.getuid():
                 found = _look_into(cache, disk, jobs, sources)
             else:  # root goes nowhere that a user points it to
@@ -202,42 +197,20 @@ def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[store.Cache]
             yield store.look_for_cache(root, uid, shared=shared)
 
 
-def jobs_using(uid: int | None) -> dict[str, list[int]]:
-    """The running jobs of one user, by each destination that they use; None asks for all users.
-
-    Of the jobs of others nobody but root learns anything.
-    """
-    found: dict[str, list[int]] = {}
-    owners = [str(uid)] if uid is not None else _owners()
-    for owner in owners:
-        with suppress(OSError):
-            for name in sorted(os.listdir(f"{store.WORDS}/{owner}")):
-                job = name.removesuffix(_USES)
-                if job == name or not os.path.exists(f"{store.LIVE_JOBS}/{job}.{owner}"):
-                    continue
-                for destination in store.uses_of(owner, job) if job.isdecimal() else ():
-                    found.setdefault(destination, []).append(int(job))
-    return found
-
-
-def _owners() -> list[str]:
-    with suppress(OSError):
-        return [name for name in os.listdir(store.WORDS) if name.isdecimal()]
-    return []
+def _jobs_using(uid: int | None) -> dict[str, list[int]]:
+    with suppress(OSError):  # a folder that its user has closed
+        return store.jobs_using(uid)
+    return {}
 
 
 def _records(cache: store.Cache, unread: list[Unread]) -> Iterator[Record]:
     """All records of ``cache``; those that cannot be trusted are told in ``unread``."""
-    folder = f"{cache.folder}/records"
-    names: list[str] = []
+    paths: list[str] = []
     with suppress(OSError):
-        names = os.listdir(folder)
-    for name in names:
-        path = f"{folder}/{name}"
+        paths = cache.record_paths()
+    for path in paths:
         try:
-            record = Record.from_json(_read(path, cache.uid))
-            if cache.record_path(record.destination) != path:
-                raise ValueError(f"it is of {record.destination}, which has another file")
+            record = cache.read(path)
         except FileNotFoundError:
             continue  # evicted at this moment
         except OSError as error:
@@ -246,28 +219,6 @@ def _records(cache: store.Cache, unread: list[Unread]) -> Iterator[Record]:
             unread.append(Unread(path, str(error)))
         else:
             yield record
-
-
-def _read(path: str, owner: int) -> bytes:
-    """The record's text, if nobody but ``owner`` and root could have written it.
-
-    As `store` reads a user's own; root may look at those of others.
-    """
-    descriptor = os.open(path, _READ_ONLY)
-    try:
-        facts = os.fstat(descriptor)
-        if (
-            not stat.S_ISREG(facts.st_mode)
-            or facts.st_uid not in (0, owner)
-            or facts.st_mode & 0o022
-            or facts.st_nlink != 1
-        ):
-            raise ValueError("it is not a plain file that this user alone can write")
-        if facts.st_size > _RECORD_LIMIT:
-            raise ValueError("it is longer than a record can be")
-        return os.read(descriptor, _RECORD_LIMIT)
-    finally:
-        os.close(descriptor)
 
 
 def _entry(record: Record, cache: store.Cache, state: str, jobs: Mapping[str, list[int]]) -> Entry:
@@ -284,11 +235,7 @@ def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | N
         there = os.lstat(disk + record.destination)
     except OSError:
         return "gone"
-    copy = record.copy_facts
-    same = (copy.size, copy.mtime_ns, copy.inode, copy.owner) == (
-        there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid,
-    )  # fmt: skip
-    if not same or not stat.S_ISREG(there.st_mode) or there.st_nlink != 1:
+    if not is_ours(there, record) or there.st_nlink != 1:
         return "changed"
     if sources is None:
         return "whole"

@@ -48,6 +48,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # To pass through a folder, one need not be allowed to read it.
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -82,21 +83,32 @@ class Cache:
     def load(self, destination: str) -> Record | None:
         """The record for ``destination``; None where there is none that can be trusted."""
         with suppress(OSError, ValueError):
-            record = Record.from_json(_read_trusted(self.record_path(destination)))
-            if record.destination == destination:
-                return record
+            return self.read(self.record_path(destination))
         return None
+
+    def read(self, path: str) -> Record:
+        """The record in the file ``path`` of this cache.
+
+        Raises OSError, or ValueError that says why it cannot be trusted.
+        """
+        record = Record.from_json(_read_trusted(path))
+        if self.record_path(record.destination) != path:
+            raise ValueError(f"it is of {record.destination}, which has another file")
+        return record
+
+    def record_paths(self) -> list[str]:
+        """The files in which there may be records. Raises OSError."""
+        folder = f"{self.folder}/records"
+        try:
+            return [f"{folder}/{name}" for name in os.listdir(folder)]
+        except FileNotFoundError:  # nothing was ever staged here
+            return []
 
     def records(self) -> Iterator[Record]:
         """Every record that can be trusted, in no order."""
-        names: list[str] = []
-        with suppress(FileNotFoundError):  # nothing was ever staged here
-            names = os.listdir(f"{self.folder}/records")
-        for name in names:
+        for path in self.record_paths():
             with suppress(OSError, ValueError):
-                record = Record.from_json(_read_trusted(f"{self.folder}/records/{name}"))
-                if name == os.path.basename(self.record_path(record.destination)):
-                    yield record
+                yield self.read(path)
 
     def save(self, record: Record) -> None:
         """Replace the destination's record in one step. Raises SpaceError or DestinationError."""
@@ -252,9 +264,9 @@ def _read_trusted(path: str) -> bytes:
         facts = os.fstat(descriptor)
         ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
         if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):
-            raise ValueError(f"{path} is not a plain file of this user")
+            raise ValueError("it is not a plain file that this user alone can write")
         if facts.st_size > _RECORD_LIMIT:
-            raise ValueError(f"{path} is longer than a record can be")
+            raise ValueError("it is longer than a record can be")
         return os.read(descriptor, _RECORD_LIMIT)
 
 
@@ -593,11 +605,10 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
     Without root's part on the node, a prolog or the plugin, there is nothing to note it in.
     """
     path = f"{WORDS}/{uid}/{job}{_USES}"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     known = uses_of(uid, job)
     text = b"".join(os.fsencode(one) + b"\0" for one in destinations if one not in known)
     try:
-        with _opened(path, flags) as file:
+        with _opened(path, _APPEND) as file:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
                 raise UsageError(f"job {job} uses too many files; stage an archive instead")
             _write_all(file, text, 0)
@@ -614,10 +625,19 @@ def jobs_are_known() -> bool:
 
 def uses(uid: int | None) -> frozenset[str]:
     """What the running jobs of one user say that they use; of all users, which root may ask."""
-    found: set[str] = set()
-    for job, owner in _live_jobs() if uid is None else _live_jobs_of(uid):
-        found |= uses_of(owner, job)
-    return frozenset(found)
+    return frozenset(jobs_using(uid))
+
+
+def jobs_using(uid: int | None) -> dict[str, list[int]]:
+    """The jobs behind `uses`, by each destination that they use.
+
+    Of the jobs of others nobody but root learns anything.
+    """
+    found: dict[str, list[int]] = {}
+    for job, owner in sorted(_live_jobs() if uid is None else _live_jobs_of(uid)):
+        for destination in uses_of(owner, job):
+            found.setdefault(destination, []).append(int(job))
+    return found
 
 
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
@@ -653,8 +673,7 @@ _FIGURES = ".figures"
 
 def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:
     """Append one line of figures to the job's own; what cannot be noted is not counted."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError), _opened(f"{WORDS}/{uid}/{job}{_FIGURES}", flags) as file:
+    with suppress(OSError), _opened(f"{WORDS}/{uid}/{job}{_FIGURES}", _APPEND) as file:
         os.write(file, (" ".join(f"{figure:g}" for figure in figures) + "\n").encode())
 
 
@@ -696,8 +715,7 @@ class Words:
         """Write the code that waiting tasks act on, and what is done if all was well."""
         assert self._descriptor is not None
         if code == 0:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            with _opened(f"{self._folder}/{self._job}", flags) as done:
+            with _opened(f"{self._folder}/{self._job}", _APPEND) as done:
                 os.write(done, os.fsencode(f"{directives}\n"))
         _write_all(self._descriptor, f"{code}\n".encode(), 0)
 

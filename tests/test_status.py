@@ -23,7 +23,6 @@ from stager.status import (
     Unread,
     age_text,
     file_rows,
-    jobs_using,
     look,
     missing,
     room_lines,
@@ -411,10 +410,10 @@ def test_jobs_that_run_are_told_by_what_they_use(
     (tmp_path / "1000/19.uses").write_bytes(b"/nvme/b\0")  # has ended
     (tmp_path / "1000/17.1").write_bytes(b"0\n")
     (tmp_path / "1001/20.uses").write_bytes(b"/nvme/b\0")
-    assert jobs_using(1000) == {"/nvme/a": [17], "/nvme/b": [17, 18]}
-    assert jobs_using(1001) == {"/nvme/b": [20]}
-    assert jobs_using(1002) == {}
-    assert {path: sorted(jobs) for path, jobs in jobs_using(None).items()} == {
+    assert store.jobs_using(1000) == {"/nvme/a": [17], "/nvme/b": [17, 18]}
+    assert store.jobs_using(1001) == {"/nvme/b": [20]}
+    assert store.jobs_using(1002) == {}
+    assert {path: sorted(jobs) for path, jobs in store.jobs_using(None).items()} == {
         "/nvme/a": [17], "/nvme/b": [17, 18, 20],
     }  # fmt: skip
 
