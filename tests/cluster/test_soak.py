@@ -16,9 +16,10 @@ NODES = ["n1", "n2", "n3", "n4"]
 
 def test_a_minute_of_random_jobs_and_kills_leaves_nothing_wrong(site: Site) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    tally = soak(site, seed, seconds=15, kills=4)
+    tally = soak(site, seed, seconds=40, kills=4)
     assert tally.faults == [], f"seed {seed}"
-    assert tally.counts["jobs"] >= 20
+    # How many there are is up to the machine.
+    assert tally.counts["completed"] > 0
     assert tally.counts["moves"] > 0
 
 
