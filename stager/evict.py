@@ -55,15 +55,23 @@ def size_on_disk(path: str, record: Record) -> int:
         there = os.lstat(path)
     except OSError:
         return 0
-    return there.st_blocks * BLOCK if is_ours(there, record) and there.st_nlink == 1 else 0
+    if not is_ours(there, record):
+        return 0
+    if record.tree:
+        return record.tree.allocated
+    return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
 
 
 def is_ours(there: os.stat_result, record: Record) -> bool:
     """Whether what is there is the file that was published, as it was: else it is its user's own.
 
-    An inode's number says little by itself: a filesystem may give it away again at once.
+    An inode's number says little by itself: a filesystem may give it away again at once. So the
+    folder of a tree is only thought to be ours, until what is in it was looked at.
     """
     copy = record.copy_facts
+    if record.tree:
+        same = (there.st_ino, there.st_uid) == (copy.inode, copy.owner)
+        return same and stat.S_ISDIR(there.st_mode)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     return facts == copy and stat.S_ISREG(there.st_mode)
 
@@ -238,6 +246,16 @@ def free_bytes(path: str, space: Space) -> int:
     return max(0, room.f_bavail * room.f_frsize - share)
 
 
+def _is_our_tree(cache: store.Cache, record: Record, path: str) -> bool:
+    """Whether the folder has any file of the tree in it, as it was published."""
+    from stager.table import Table  # what a file need not import
+
+    text = cache.load_table(record)
+    if text is None:
+        return os.stat(path).st_mtime_ns == record.copy_facts.mtime_ns
+    return Table.from_bytes(text).is_at(path)
+
+
 def remove(cache: store.Cache, locks: store.Locks, disk: str, destination: str) -> Record | None:
     """Remove a copy and its record; None where it is in use or wanted again by now.
 
@@ -253,7 +271,10 @@ def remove(cache: store.Cache, locks: store.Locks, disk: str, destination: str) 
         above, name = os.path.split(f"{disk}{destination}")
         with suppress(FileNotFoundError), store.opened_way(cache.root, above) as folder:
             if is_ours(os.lstat(name, dir_fd=folder), record):
-                os.unlink(name, dir_fd=folder)
+                if not record.tree:
+                    os.unlink(name, dir_fd=folder)
+                elif _is_our_tree(cache, record, f"{above}/{name}"):
+                    cache.discard(name, folder)
         cache.forget(destination)
         return record
     finally:

@@ -27,6 +27,7 @@ from stager.errors import (
 )
 from stager.report import bytes_text
 from stager.survey import digest_of
+from stager.survey_tree import copy_digest, damaged
 
 if TYPE_CHECKING:
     from stager.evict import Kept
@@ -214,7 +215,7 @@ class _Keeper:
                     self.refuse(error)
 
     def _verify(self, cache: store.Cache, record: Record) -> None:
-        fault = _fault_of(record, self._disk)
+        fault = _fault_of(cache, record, self._disk)
         if fault and cache in self._ours:
             # A job may have replaced it meanwhile: under its lock nobody does.
             if not self._locks_of(cache).take(record.destination):
@@ -224,7 +225,7 @@ class _Keeper:
                 if now is None:
                     return  # evicted
                 record = now
-                fault = _fault_of(record, self._disk)
+                fault = _fault_of(cache, record, self._disk)
             finally:
                 self._locks_of(cache).release(record.destination)
         if fault:
@@ -347,13 +348,18 @@ def _caches(order: Order, disk: str) -> tuple[list[store.Cache], list[store.Cach
 
 #: What to do about a copy that is not what it was.
 _REMEDY = "evict it and stage it again"
+#: Damaged files of a tree that are named.
+_MOST_NAMED = 5
 
 
-def _fault_of(record: Record, disk: str) -> str:
+def _fault_of(cache: store.Cache, record: Record, disk: str) -> str:
     """What is wrong with the copy's bytes, and what to do; nothing if they are as recorded."""
     path = f"{disk}{record.destination}"
     try:
         there = os.lstat(path)
+        if record.tree:
+            fault = _fault_of_tree(path, cache, record)
+            return f"{fault}; {_REMEDY}" if fault else ""
         if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
             return f"something else was put in its place; {_REMEDY}"
         _forget_pages(path)
@@ -367,6 +373,19 @@ def _fault_of(record: Record, disk: str) -> str:
     if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
         return f"it was written to since it was staged; {_REMEDY}"
     return f"it is damaged: its bytes differ from its digest; {_REMEDY}"
+
+
+def _fault_of_tree(path: str, cache: store.Cache, record: Record) -> str:
+    wrong = damaged(path, cache, record)
+    if wrong is None:
+        return "the table of its files is gone"
+    if wrong:
+        some = ", ".join(wrong[:_MOST_NAMED]) + (", …" if len(wrong) > _MOST_NAMED else "")
+        are = "file is" if len(wrong) == 1 else "files are"
+        return f"{len(wrong)} {are} not what was staged: {some}"
+    if record.tree and copy_digest(path) != record.tree.copy_digest:
+        return "names in it were added, removed or changed since it was staged"
+    return ""
 
 
 def _forget_pages(path: str) -> None:

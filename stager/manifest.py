@@ -1,4 +1,4 @@
-"""A node's record of one staged file: what was copied from where, and how the copy looked then.
+"""A node's record of what was staged: what was copied from where, and how the copy looked then.
 
 The manifest of a node is one record a destination. A record is written last, after the copy is in
 place, so that a record never promises what is not there. It is read back strictly: a record that
@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Self
 
 #: Version of the record's shape; a record of another version is treated as absent.
-VERSION = 2
+VERSION = 3
 #: Name of the folder beneath each cache root that holds the records.
 RECORDS_FOLDER = ".slurm-stage"
 
@@ -42,8 +42,24 @@ class CopyFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeFacts:
+    """A staged folder as one: its files by number, and the bytes that they take on the disk.
+
+    The digests are those of the source's listing, of the copy's by `table.as_copy`, and of the
+    `table` of its files.
+    """
+
+    files: int
+    allocated: int
+    source_digest: str
+    copy_digest: str
+    table_digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One staged file. ``digest`` is xxh3-128 in hexadecimal; times are seconds since 1970.
+    """One staged file or ``tree``. ``digest`` is xxh3-128 in hexadecimal, of a file's bytes or of
+    all files' digests; times are seconds since 1970. A tree's sizes are those of all its files.
 
     ``lifetime`` is a `directive.Lifetime`; what is ``pinned`` stays until its user says otherwise.
     """
@@ -59,6 +75,7 @@ class Record:
     used_by_job: int
     lifetime: str
     pinned: bool
+    tree: TreeFacts | None = None
 
     def to_json(self) -> str:
         """The text of the record's file."""
@@ -119,9 +136,10 @@ def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
     # Once a shape: to ask dataclasses for each of thousands of records takes most of the time.
     found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
     for field in fields(shape):
-        assert isinstance(field.type, type)
-        by_type = _BY_TYPE.get(field.type, _is_any)
-        found[field.name] = field.type, _BY_NAME.get(field.name, by_type)
+        kind = TreeFacts if field.type == TreeFacts | None else field.type
+        assert isinstance(kind, type)
+        by_type = _BY_TYPE.get(kind, _is_any)
+        found[field.name] = kind, _BY_NAME.get(field.name, by_type)
     return found
 
 
@@ -131,6 +149,9 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "mtime_ns": _is_time,
     "ctime_ns": _is_time,
     "digest": _is_digest,
+    "source_digest": _is_digest,
+    "copy_digest": _is_digest,
+    "table_digest": _is_digest,
     "lifetime": _is_lifetime,
 }
 
@@ -143,6 +164,9 @@ def _build(shape: type, data: Any) -> Any:
     values: list[Any] = []
     for name, (kind, possible) in known.items():
         value = data[name]
+        if kind is TreeFacts and value is None:  # a file
+            values.append(None)
+            continue
         if kind in _NESTED:
             value = _build(kind, value)
         if type(value) is not kind:
@@ -153,4 +177,4 @@ def _build(shape: type, data: Any) -> Any:
     return shape(*values)
 
 
-_NESTED = (SourceFacts, CopyFacts)
+_NESTED = (SourceFacts, CopyFacts, TreeFacts)

@@ -12,24 +12,26 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from stager import evict, report, store
 from stager.agree import Held, Here, RefusedError, locked, together
-from stager.delivery import Delivered, Delivery, StaleError
+from stager.cargo import Task
+from stager.delivery import Delivered, StaleError, deliver
 from stager.directive import Validate
-from stager.errors import MPI_REMEDY, Failure, LaunchError, StageError
+from stager.errors import MPI_REMEDY, Failure, LaunchError, PolicyRefusal, StageError
+from stager.file_cargo import FileCargo
 from stager.guard import Guard
 from stager.phases import Phase, Stopwatch, process_begun
-from stager.plan import TransferPlan, make_plan
-from stager.report import Evicted, ItemReport, Outcome
+from stager.plan import make_plan
+from stager.report import Counts, Evicted, ItemReport, Outcome
 from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
 from stager.survey import (
     Source,
     Survey,
-    data_size,
     for_all,
     look_at_source,
     survey,
@@ -37,9 +39,11 @@ from stager.survey import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from stager.agree import Busy
+    from stager.cargo import Cargo
+    from stager.listing import Listing
 
 #: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
@@ -223,9 +227,13 @@ def _stage_once(
     evicted: list[Evicted],
 ) -> list[ItemReport]:
     watch.enter(Phase.SURVEY)
-    looks = together(comm, here, lambda: _look(comm.rank, request, here))
+    listings: dict[str, Listing] = {}  # which rank 0 alone has
+    looked: dict[str, str] = {}
+    looks = together(
+        comm, here, lambda: _look(comm.rank, request, here, listings, looked), patient=True
+    )
     sources = looks[0].sources
-    items = _settle(request.items, [look.folders for look in looks])
+    items = _settle(request.items, sources, [look.folders for look in looks])
     caches = looks[comm.rank].caches
     wanted = [
         (cache, item.destination)
@@ -243,11 +251,15 @@ def _stage_once(
         watch.enter(Phase.SURVEY)
         begun = time.monotonic()
         if held.waited:  # what was seen of the sources then may have changed since
-            sources = together(comm, here, lambda: _look_at_sources(comm.rank, items, here))[0]
+            listings.clear()
+            looked.clear()
+            sources = together(
+                comm, here, lambda: _look_at_sources(comm.rank, items, here, listings)
+            )[0]
         surveys = together(
             comm,
             here,
-            lambda: _survey(request, items, sources, caches, here),
+            lambda: _survey(request, items, sources, caches, here, looked),
             patient=any(item.validate is Validate.CHECKSUM for item in items),
         )
         by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
@@ -255,8 +267,13 @@ def _stage_once(
             make_plan(source.facts.size, answers, request.transfer.readers)
             for source, answers in zip(sources, by_item, strict=True)
         ]
+        tasks = [
+            Task(request.transfer, request.job, *each, here, comm.rank)
+            for each in zip(items, sources, plans, caches, strict=True)
+        ]
+        cargos = [_cargo(comm, task, listings) for task in tasks]
         if any(plan.receivers for plan in plans):
-            needs = together(comm, here, lambda: _needs(comm.rank, items, sources, plans))[0]
+            needs = _needs(comm, tasks, cargos)
             wishes = [
                 evict.Wish(item.root, cache, item.destination, need)
                 for item, cache, need, plan in zip(items, caches, needs, plans, strict=True)
@@ -264,15 +281,13 @@ def _stage_once(
             ]
             evicted += _make_room(comm, request, here, items, wishes, held)
         reports: list[ItemReport] = []
-        for index, (item, source, plan) in enumerate(zip(items, sources, plans, strict=True)):
-            delivered = Delivered(plan.digest, plan.senders[:1])
+        for task, cargo, answers in zip(tasks, cargos, by_item, strict=True):
+            delivered = Delivered(task.plan.digest, task.plan.senders[:1])
             if not request.dry_run:
-                delivery = Delivery(
-                    request.transfer, request.job, item, source, plan, caches[index], here
-                )
-                delivered = delivery.run(comm, watch, _Progress(item.destination).tell)
+                progress = _Progress(task.item.destination).tell
+                delivered = deliver(comm, task, cargo, watch, progress)
             seconds, begun = time.monotonic() - begun, time.monotonic()
-            reports.append(_report(item, plan, by_item[index], delivered, seconds))
+            reports.append(_report(task, answers, delivered, seconds))
         return reports
 
 
@@ -282,25 +297,62 @@ def _survey(
     sources: Sequence[Source],
     caches: Sequence[store.Cache],
     here: Here,
+    looked: Mapping[str, str],
 ) -> list[Survey]:
     if request.job and not request.dry_run:
         # Before anything is found current, so that it cannot go any more.
         store.note_uses(here.uid, request.job, [item.destination for item in items])
     answers: list[Survey] = []
     for item, source, cache in zip(items, sources, caches, strict=True):
-        look = survey_shared if item.shared and here.uid else survey
+        look = survey_shared if item.shared and here.uid else _survey_of(source, looked)
         answers.append(look(item, here.path(item.destination), source, cache, here.name))
     return answers
 
 
-def _needs(
-    rank: int, items: Sequence[StageItem], sources: Sequence[Source], plans: Sequence[TransferPlan]
-) -> list[int]:
-    """Bytes that each item will take on a disk; the first rank looks, at sources to be read."""
+def _survey_of(source: Source, looked: Mapping[str, str]) -> Callable[..., Survey]:
+    if not source.is_tree:
+        return survey
+    from stager.survey_tree import survey_tree  # what a file need not import
+
+    return partial(survey_tree, looked=looked)
+
+
+def _look_at_copies(
+    items: Sequence[StageItem], caches: Sequence[store.Cache], here: Here
+) -> Iterator[tuple[str, str]]:
+    """The destinations at which trees are recorded, with the digests of what is there."""
+    for item, cache in zip(items, caches, strict=True):
+        record = cache.load(item.destination)
+        if record and record.tree:
+            from stager.survey_tree import copy_digest  # what a file need not import
+
+            yield item.destination, copy_digest(here.path(item.destination))
+
+
+def _cargo(comm: MPI.Intracomm, task: Task, listings: Mapping[str, Listing]) -> Cargo:
+    """What this rank does for the task. Collective."""
+    if not task.source.is_tree or not task.plan.receivers:
+        return FileCargo(task)
+    from stager.tree_cargo import TreeCargo, look_for_kept  # what a file need not import
+
+    listing = comm.bcast(listings.get(task.item.source))
+    assert listing is not None
+    return TreeCargo(task, listing, look_for_kept(task, listing))
+
+
+def _needs(comm: MPI.Intracomm, tasks: Sequence[Task], cargos: Sequence[Cargo]) -> list[int]:
+    """Bytes that each item will take on this rank's disk. Collective."""
+
+    def look() -> list[int]:
+        # Of a file the first rank alone asks shared storage; of a tree each node lacks its own.
+        return [
+            cargo.need() if task.source.is_tree or comm.rank == 0 else 0
+            for task, cargo in zip(tasks, cargos, strict=True)
+        ]
+
+    answers = together(comm, tasks[0].here, look)
     return [
-        data_size(item.source, source) if plan.receivers and plan.from_source else source.allocated
-        for item, source, plan in zip(items, sources, plans, strict=True)
-        if rank == 0
+        answers[comm.rank if task.source.is_tree else 0][index] for index, task in enumerate(tasks)
     ]
 
 
@@ -348,35 +400,50 @@ class _Look:
     sources: tuple[Source, ...]
 
 
-def _look(rank: int, request: StageRequest, here: Here) -> _Look:
+def _look(
+    rank: int,
+    request: StageRequest,
+    here: Here,
+    listings: dict[str, Listing],
+    looked: dict[str, str],
+) -> _Look:
     items = request.items
     open_cache = store.plan_cache if request.dry_run else store.open_cache
-    sources = _look_at_sources(rank, items, here)
+    sources = _look_at_sources(rank, items, here, listings)
     caches = tuple(open_cache(here.path(item.root), here.uid, shared=item.shared) for item in items)
     folders = tuple(os.path.isdir(here.path(item.destination)) for item in items)
+    if rank:  # while the first rank is at the sources, the others look at their copies
+        looked.update(_look_at_copies(items, caches, here))
     return _Look(caches, folders, sources)
 
 
-def _look_at_sources(rank: int, items: Sequence[StageItem], here: Here) -> tuple[Source, ...]:
+def _look_at_sources(
+    rank: int, items: Sequence[StageItem], here: Here, listings: dict[str, Listing]
+) -> tuple[Source, ...]:
     # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
-    return tuple(_look_at_source(item, here) for item in items) if rank == 0 else ()
+    return tuple(_look_at_source(item, here, listings) for item in items) if rank == 0 else ()
 
 
-def _look_at_source(item: StageItem, here: Here) -> Source:
+def _look_at_source(item: StageItem, here: Here, listings: dict[str, Listing]) -> Source:
     # What root staged is for those only who might have read the source themselves.
-    source = look_at_source(item.source, to_be_read=item.shared)
+    source = look_at_source(item.source, listings, to_be_read=item.shared)
+    if source.is_tree and item.shared:
+        raise PolicyRefusal(
+            f"{item.source} is a folder, and {item.root} takes files for all users; "
+            "stage an archive there, or the folder beneath another root"
+        )
     return for_all(item.source, source) if item.shared and here.uid == 0 else source
 
 
 def _settle(
-    items: Sequence[StageItem], folders: Sequence[tuple[bool, ...]]
+    items: Sequence[StageItem], sources: Sequence[Source], folders: Sequence[tuple[bool, ...]]
 ) -> tuple[StageItem, ...]:
-    """The items with the source's name appended where a node has a folder at the destination."""
+    """The items with a file's name appended where a node has a folder at the destination."""
     return tuple(
         replace(item, destination=f"{item.destination}/{item.name}")
-        if any(answers[index] for answers in folders)
+        if any(answers[index] for answers in folders) and not source.is_tree
         else item
-        for index, item in enumerate(items)
+        for index, (item, source) in enumerate(zip(items, sources, strict=True))
     )
 
 
@@ -397,12 +464,9 @@ class _Progress:
 
 
 def _report(
-    item: StageItem,
-    plan: TransferPlan,
-    surveys: Sequence[Survey],
-    delivered: Delivered,
-    seconds: float,
+    task: Task, surveys: Sequence[Survey], delivered: Delivered, seconds: float
 ) -> ItemReport:
+    item, plan = task.item, task.plan
     names = [answer.node for answer in surveys]
     return ItemReport(
         source=item.source,
@@ -416,6 +480,7 @@ def _report(
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
         seconds=seconds,
+        tree=delivered.tree or (Counts(task.source.files) if task.source.is_tree else None),
     )
 
 

@@ -23,6 +23,16 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Of the ``files`` of a tree so many moved, of so many bytes; others were ``deleted``."""
+
+    files: int
+    moved: int = 0
+    moved_size: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ItemReport:
     """What was done for one file; node names, bytes, seconds.
 
@@ -42,6 +52,8 @@ class ItemReport:
     seconds: float
     #: Why the receivers needed it: ``absent``, ``the source changed``…
     reasons: list[str]
+    #: The files of a folder.
+    tree: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +91,18 @@ class Outcome:
     def from_json(cls, data: dict[str, Any]) -> Outcome:
         """The outcome that `to_json` wrote."""
         return cls(
-            [ItemReport(**item) for item in data["items"]],
+            [_read_item(item) for item in data["items"]],
             [Failure(**failure) for failure in data["failures"]],
             data["seconds"],
             data["dry_run"],
             data["phases"],
             [Evicted(**one) for one in data["evicted"]],
         )
+
+
+def _read_item(data: dict[str, Any]) -> ItemReport:
+    tree = data["tree"]
+    return ItemReport(**{**data, "tree": Counts(**tree) if tree else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +177,35 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
         return (
             f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
-            f"({bytes_text(item.size)}, {seconds_text(item.seconds)})"
+            f"({_size(item)}, {seconds_text(item.seconds)})"
         )
     origin = _origin(item, fold)
-    rate = bytes_text(item.size / item.seconds) if item.seconds > 0 else "?"
+    moved = item.tree.moved_size if item.tree else item.size
+    rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
     line = (
-        f"{item.destination}: {bytes_text(item.size)} from {origin} "
+        f"{item.destination}: {_moved(item)} from {origin} "
         f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def _size(item: ItemReport) -> str:
+    size = bytes_text(item.size)
+    return f"{_files(item.tree.files)}, {size}" if item.tree else size
+
+
+def _moved(item: ItemReport) -> str:
+    """What moved; of a tree of which a part is there already, that part and what was deleted."""
+    tree = item.tree
+    if tree is None or (tree.moved == tree.files and not tree.deleted):
+        return _size(item)
+    kept = f", {_files(tree.files - tree.moved)} kept" if tree.moved < tree.files else ""
+    deleted = f", {_files(tree.deleted)} deleted" if tree.deleted else ""
+    return f"{_files(tree.moved)}, {bytes_text(tree.moved_size)}{kept}{deleted}"
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
 
 
 def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
@@ -191,7 +228,7 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
         return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
     origin = _origin(item, fold)
     line = (
-        f"{item.destination}: {bytes_text(item.size)} would move from {origin} "
+        f"{item.destination}: {_size(item)} would move from {origin} "
         f"to {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
     )
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line

@@ -165,7 +165,9 @@ def _check_destinations(items: Sequence[StageItem]) -> None:
     for item in items:
         for above in by_destination:
             if item.destination.startswith(f"{above}/"):
-                raise UsageError(f"{above} cannot be a file: {item.destination} lies beneath it")
+                raise UsageError(
+                    f"{above} is staged as a whole: {item.destination} cannot lie beneath it"
+                )
 
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
@@ -178,8 +180,12 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         if name in ("", ".", ".."):
             raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
         destination = f"{destination.rstrip('/')}/{name}"
-    if destination == directive.source:
+    source = directive.source.rstrip("/")
+    if destination == source:
         raise UsageError(f"{destination} is source and destination at once")
+    for inner, outer in ((destination, source), (source, destination)):
+        if inner.startswith(f"{outer}/"):
+            raise UsageError(f"{inner} lies beneath {outer}; one of them cannot become the other")
     if RECORDS_FOLDER in parts:
         raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))

@@ -49,6 +49,16 @@ class Writer(Protocol):
         """Put ``data`` at ``offset`` bytes. Raises StageError."""
 
 
+class Digester(Protocol):
+    """What is told all data in order."""
+
+    def update(self, data: memoryview, offset: int) -> None:
+        """Take the ``data`` at ``offset`` bytes, which is behind all that was told."""
+
+    def hexdigest(self, size: int) -> str:
+        """The digest of all ``size`` bytes, in hexadecimal."""
+
+
 class Ring:
     """Page-aligned buffers for at most ``depth`` chunks of ``layout``, each with a status behind.
 
@@ -160,14 +170,22 @@ class Drain:
     """Threads that hash the chunks they are given, in order, and write them, in any.
 
     There are ``writers`` that write, 0 for what is best. Without a ``writer`` the chunks are hashed
-    only. A writer that fails goes on taking chunks, so that no other rank waits for this one.
+    only; ``digest`` takes the place of a `Digest`.
+    A writer that fails goes on taking chunks, so that no other rank waits for this one.
     """
 
-    def __init__(self, writer: Writer | None, layout: Layout, ring: Ring, writers: int) -> None:
+    def __init__(
+        self,
+        writer: Writer | None,
+        layout: Layout,
+        ring: Ring,
+        writers: int,
+        digest: Digester | None = None,
+    ) -> None:
         self._writer = writer
         self._layout = layout
         self._ring = ring
-        self._digest = _Digest()
+        self._digest = digest or Digest()
         self._hashing: SimpleQueue[int | None] = SimpleQueue()
         self._writing: SimpleQueue[int | None] = SimpleQueue()
         self.error: StageError | None = None
@@ -213,7 +231,7 @@ class Drain:
         self._ring.release(index)
 
 
-class _Digest:
+class Digest:
     """The xxh3-128 of a file that is told its data in order; what is left out is zeros."""
 
     def __init__(self) -> None:
@@ -221,11 +239,13 @@ class _Digest:
         self._at = 0
 
     def update(self, data: memoryview, offset: int) -> None:
+        """Take the ``data`` at ``offset`` bytes."""
         self._skip(offset)
         self._hash.update(data)
         self._at += len(data)
 
     def hexdigest(self, size: int) -> str:
+        """The digest of the whole file, in hexadecimal."""
         self._skip(size)
         return self._hash.hexdigest()
 

@@ -11,7 +11,7 @@ import os
 import signal
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -235,7 +235,7 @@ def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | N
         there = os.lstat(disk + record.destination)
     except OSError:
         return "gone"
-    if not is_ours(there, record) or there.st_nlink != 1:
+    if not is_ours(there, record) or (record.tree is None and there.st_nlink != 1):
         return "changed"
     if sources is None:
         return "whole"
@@ -244,7 +244,11 @@ def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | N
     source = sources[record.source]
     if source is None:
         return "source gone"
-    return "current" if source == record.source_facts else "stale"
+    if record.tree is None:
+        return "current" if source == record.source_facts else "stale"
+    # What is in a folder only a stage or verify looks at, for all that is to be statted.
+    same = replace(source, size=record.source_facts.size) == record.source_facts
+    return "whole" if same else "stale"
 
 
 def _look_at(source: str) -> SourceFacts | None:

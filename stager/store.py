@@ -42,6 +42,8 @@ _WORDS_KEPT = 30 * 24 * 3600
 
 #: A record is some 600 bytes and two paths; more than this is not ours.
 _RECORD_LIMIT = 64 * 1024
+#: Bytes of a table: a million files take some 200 MiB.
+_TABLE_LIMIT = 1 << 32
 # Not to wait for the other end of a named pipe, should somebody have put one there.
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -112,20 +114,49 @@ class Cache:
 
     def save(self, record: Record) -> None:
         """Replace the destination's record in one step. Raises SpaceError or DestinationError."""
+        self._replace(self.record_path(record.destination), record.to_json().encode())
+
+    def _replace(self, path: str, text: bytes) -> None:
         folder = f"{self.folder}/partial"
-        with _raising(folder), closing(_Nameless(folder)) as fresh:
-            _write_all(fresh.descriptor, record.to_json().encode(), 0)
+        with raising(folder), closing(_Nameless(folder)) as fresh:
+            write_all(fresh.descriptor, text, 0)
             if self.shared:
                 os.fchmod(fresh.descriptor, 0o644)
-            fresh.rename(self.record_path(record.destination))
+            fresh.rename(path)
 
     def forget(self, destination: str) -> None:
-        """Remove the destination's record, if there is one."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.record_path(destination))
+        """Remove the destination's record, if there is one, and its table."""
+        for path in (self.record_path(destination), self.table_path(destination)):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def table_path(self, destination: str) -> str:
+        """The file of the `table` of the tree at ``destination``."""
+        return f"{self.folder}/tables/{_key(destination)}"
+
+    def load_table(self, record: Record) -> bytes | None:
+        """The text of the table that belongs to the record of a tree, if it is there."""
+        with suppress(OSError, ValueError):
+            text = _read_trusted(self.table_path(record.destination), limit=_TABLE_LIMIT)
+            if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
+                return text
+        return None
+
+    def save_table(self, destination: str, text: bytes) -> str:
+        """Replace the destination's table in one step; its digest. Raises as `save` does."""
+        self._replace(self.table_path(destination), text)
+        return xxhash.xxh3_128_hexdigest(text)
+
+    def discard(self, name: str, folder: int) -> None:
+        """Remove the tree ``name`` in ``folder``: in one step for all who look. Raises OSError."""
+        partial = f"{self.folder}/partial"
+        with _making(partial) as path:
+            make_movable(name, folder)
+            os.rename(name, path, src_dir_fd=folder)
+        remove_tree(path)
 
     def sweep(self) -> None:
-        """Remove partial files whose writer is gone; a living one holds a lock on its own."""
+        """Remove partial files and trees whose writer is gone; a living one holds a lock."""
         folder = f"{self.folder}/partial"
         with _opened(folder, _FOLDER) as parent, suppress(BlockingIOError):
             # Not while another process is between the making of a file and its locking.
@@ -133,7 +164,7 @@ class Cache:
             for name in os.listdir(folder):
                 with suppress(OSError), _opened(f"{folder}/{name}", _READ_ONLY) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(f"{folder}/{name}")
+                    remove_tree(f"{folder}/{name}")
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
@@ -169,12 +200,14 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
         _check_folder(_parent(root), (0, uid))
         _make_folder(_folder(root, uid), mode)
     cache = look_for_cache(root, uid, shared=shared)
-    _make_folder(f"{cache.folder}/records", mode)
+    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
+    for folder in inner:
+        _make_folder(folder, mode)
     if shared:  # it may have been root's own alone before
-        for folder in (cache.folder, f"{cache.folder}/records"):
+        for folder in (cache.folder, *inner):
             os.chmod(folder, mode)
     _make_folder(f"{cache.folder}/partial", 0o700)
-    with _raising(cache.folder):
+    with raising(cache.folder):
         cache.sweep()
     return cache
 
@@ -207,7 +240,7 @@ def _folder(root: str, uid: int) -> str:
 
 
 def _make_folder(path: str, mode: int) -> None:
-    with _raising(path), suppress(FileExistsError):
+    with raising(path), suppress(FileExistsError):
         os.mkdir(path, mode)
         os.chmod(path, mode)  # whatever the user's mask
 
@@ -238,7 +271,7 @@ def _check_room(folder: str) -> None:
 
 
 @contextmanager
-def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
+def _opened(path: str | bytes, flags: int, folder: int | None = None) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         yield descriptor
@@ -247,7 +280,7 @@ def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def _raising(path: str) -> Iterator[None]:
+def raising(path: str) -> Iterator[None]:
     """Turn the disk's errors into those of a stage."""
     try:
         yield
@@ -259,18 +292,20 @@ def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
-def _read_trusted(path: str) -> bytes:
+def _read_trusted(path: str, limit: int = _RECORD_LIMIT) -> bytes:
     with _opened(path, _READ_ONLY) as descriptor:
         facts = os.fstat(descriptor)
         ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
         if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):
             raise ValueError("it is not a plain file that this user alone can write")
-        if facts.st_size > _RECORD_LIMIT:
+        if facts.st_size > limit:
             raise ValueError("it is longer than a record can be")
-        return os.read(descriptor, _RECORD_LIMIT)
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Put all of ``data`` at ``offset`` bytes. Raises OSError."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -358,19 +393,15 @@ class _Nameless:
             self._open_named()
 
     def _open_named(self) -> None:
-        with _opened(self._folder, _FOLDER) as parent:
-            fcntl.flock(parent, fcntl.LOCK_SH)
-            self._name = self._fresh_name()
-            self.descriptor = os.open(self._name, _CREATE, 0o600)
+        with _making(self._folder) as name:
+            self.descriptor = os.open(name, _CREATE, 0o600)
+            self._name = name
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-
-    def _fresh_name(self) -> str:
-        return f"{self._folder}/{os.urandom(8).hex()}"
 
     def rename(self, path: str, folder: int | None = None) -> None:
         """Put the file at ``path``, seen from ``folder``, in one step in place of what is there."""
         if not self._name:
-            name = self._fresh_name()
+            name = _fresh_name(self._folder)
             _give_name(self.descriptor, name)
             self._name = name
         os.rename(self._name, path, dst_dir_fd=folder)
@@ -384,11 +415,83 @@ class _Nameless:
         os.close(self.descriptor)
 
 
+def _fresh_name(folder: str) -> str:
+    return f"{folder}/{os.urandom(8).hex()}"
+
+
+@contextmanager
+def _making(folder: str) -> Iterator[str]:
+    """A fresh name in ``folder``, where nothing is swept while it is made and locked."""
+    with _opened(folder, _FOLDER) as parent:
+        fcntl.flock(parent, fcntl.LOCK_SH)
+        yield _fresh_name(folder)
+
+
+def make_partial_folder(folder: str) -> tuple[str, int]:
+    """A new folder in ``folder``, locked as partial files are; its descriptor. Raises OSError."""
+    with _making(folder) as name:
+        os.mkdir(name, 0o700)
+        descriptor = os.open(name, _FOLDER)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return name, descriptor
+
+
+def make_movable(name: str, folder: int) -> bool:
+    """Have the user be allowed to move what is at ``name``; whether there is anything."""
+    try:
+        there = os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(there.st_mode):  # its own '..' is written
+        os.chmod(name, there.st_mode | stat.S_IRWXU, dir_fd=folder, follow_symlinks=False)
+    return True
+
+
+def remove_tree(path: str) -> None:
+    """Remove what is at ``path`` and all that is in it, as far as that can be removed."""
+    folders = [path]
+    for folder in folders:  # which grows
+        with suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                os.unlink(folder)
+                continue
+            os.chmod(folder, 0o700)  # one may have staged what one may not change
+            with os.scandir(folder) as entries:
+                inside = list(entries)
+            for entry in inside:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    os.unlink(entry.path)
+    for folder in reversed(folders):
+        with suppress(OSError):
+            os.rmdir(folder)
+
+
 def _give_name(descriptor: int, path: str) -> None:
     """Link an unnamed file to ``path``, which an unprivileged process can do by way of /proc."""
     # A folder descriptor makes os.link() call linkat(2), which can follow /proc's symlink.
     with _opened("/proc/self/fd", _FOLDER) as descriptors:
         os.link(str(descriptor), path, src_dir_fd=descriptors, follow_symlinks=True)
+
+
+def read_back(path: str | bytes) -> str:
+    """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with ExitStack() as stack:
+        descriptor = stack.enter_context(_opened(path, os.O_RDONLY | os.O_CLOEXEC))
+        size = os.fstat(descriptor).st_size
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # not on this filesystem
+            flags = os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC
+            descriptor = stack.enter_context(_opened(path, flags))
+        buffer = stack.enter_context(closing(mmap.mmap(-1, _READ_SIZE)))
+        with memoryview(buffer) as view:
+            at = 0
+            while at < size and (count := os.preadv(descriptor, [buffer], at)):
+                digest.update(view[:count])
+                at += count
+    return digest.hexdigest()
 
 
 class Partial:
@@ -402,7 +505,7 @@ class Partial:
         self._root = cache.root
         self._folder = f"{cache.folder}/partial"
         self._direct: int | None = None
-        with _raising(self._folder):
+        with raising(self._folder):
             self._file = _Nameless(self._folder)
         if direct:
             with suppress(OSError):  # not on this filesystem
@@ -411,7 +514,7 @@ class Partial:
 
     def allocate(self, layout: Layout) -> None:
         """Give the file its size, and its data their place on the disk."""
-        with _raising(self._folder):
+        with raising(self._folder):
             os.ftruncate(self._file.descriptor, layout.size)
             for offset, length in layout.extents:
                 # Which reads the file where the filesystem has no such call of its own.
@@ -419,9 +522,9 @@ class Partial:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Put ``data`` at ``offset`` bytes."""
-        with _raising(self._folder):
+        with raising(self._folder):
             done = self._write_direct(data, offset)
-            _write_all(self._file.descriptor, data[done:], offset + done)
+            write_all(self._file.descriptor, data[done:], offset + done)
 
     def _write_direct(self, data: memoryview, offset: int) -> int:
         """Write what is aligned, and tell how many bytes that was."""
@@ -429,7 +532,7 @@ class Partial:
         if self._direct is None or not self._is_direct or offset % ALIGNMENT:
             return 0
         try:
-            _write_all(self._direct, data[:length], offset)
+            write_all(self._direct, data[:length], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -442,23 +545,8 @@ class Partial:
 
     def read_back(self) -> str:
         """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
-        digest = xxhash.xxh3_128()
-        with _raising(self._folder):
-            size = os.fstat(self._file.descriptor).st_size
-            os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            try:
-                descriptor = self._open_again(os.O_RDONLY | os.O_DIRECT)
-            except OSError:  # not on this filesystem
-                descriptor = self._open_again(os.O_RDONLY)
-            try:
-                with mmap.mmap(-1, _READ_SIZE) as buffer, memoryview(buffer) as view:
-                    at = 0
-                    while at < size and (count := os.preadv(descriptor, [buffer], at)):
-                        digest.update(view[:count])
-                        at += count
-            finally:
-                os.close(descriptor)
-        return digest.hexdigest()
+        with raising(self._folder):
+            return read_back(f"/proc/self/fd/{self._file.descriptor}")
 
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and bring all of it to the disk.
@@ -466,7 +554,7 @@ class Partial:
         Its owner may always read it, whoever might read the source by another right; nobody else
         may write it; and a group that is not the source's own may do no more than all others.
         """
-        with _raising(self._folder):
+        with raising(self._folder):
             mode = mode & 0o755 | stat.S_IRUSR
             if not self._take_group(group):
                 mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
@@ -485,9 +573,9 @@ class Partial:
     def publish(self, path: str) -> CopyFacts:
         """Put the sealed file at ``path`` in one step, in place of what is there."""
         above, name = os.path.split(path)
-        with _raising(path), opened_way(self._root, above) as folder:
+        with raising(path), opened_way(self._root, above) as folder:
             self._file.rename(name, folder)
-            _sync_folder(folder)
+            sync_folder(folder)
             facts = os.fstat(self._file.descriptor)
         return CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
@@ -498,7 +586,8 @@ class Partial:
         self._file.close()
 
 
-def _sync_folder(folder: int) -> None:
+def sync_folder(folder: int) -> None:
+    """Bring the names in ``folder`` to the disk. Raises OSError."""
     # One may write in a folder and not read it; then its own time has to bring it to the disk.
     with suppress(PermissionError), _opened(".", _FOLDER, folder) as descriptor:
         os.fsync(descriptor)
@@ -611,7 +700,7 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
         with _opened(path, _APPEND) as file:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
                 raise UsageError(f"job {job} uses too many files; stage an archive instead")
-            _write_all(file, text, 0)
+            write_all(file, text, 0)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -717,7 +806,7 @@ class Words:
         if code == 0:
             with _opened(f"{self._folder}/{self._job}", _APPEND) as done:
                 os.write(done, os.fsencode(f"{directives}\n"))
-        _write_all(self._descriptor, f"{code}\n".encode(), 0)
+        write_all(self._descriptor, f"{code}\n".encode(), 0)
 
     def close(self) -> None:
         """Let go: waiting tasks read the code, or find that there is none."""

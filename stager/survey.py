@@ -24,13 +24,15 @@ from stager.reader import BLOCK, FileReader
 from stager.store import existing_folder_above, kind_of, opened_way
 
 if TYPE_CHECKING:
+    from stager.listing import Listing
     from stager.manifest import Record
     from stager.request import StageItem
     from stager.store import Cache
 
 #: Bytes read at a time where a copy is read again.
 _READ_SIZE = 4 << 20
-_NOT_RECORDED = "not recorded"
+#: Why a copy is not current that nobody has staged.
+NOT_RECORDED = "not recorded"
 #: Seconds of patience between a copy's replacement and that of its record.
 _PUBLICATION = (0.1, 0.5, 1.0)
 
@@ -39,13 +41,21 @@ _PUBLICATION = (0.1, 0.5, 1.0)
 class Source:
     """What one stat of the source told; ``mode`` is its permission bits, ``group`` its gid.
 
-    ``allocated`` is the number of bytes that it takes on its disk, holes not counted.
+    ``allocated`` is the number of bytes that it takes on its disk, holes not counted. A folder has
+    its number of ``files`` and the digest of its ``listing``; its size is that of all of them.
     """
 
     facts: SourceFacts
     mode: int
     group: int
     allocated: int
+    files: int = 0
+    listing: str = ""
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is a folder."""
+        return bool(self.listing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +75,13 @@ class Survey:
         return not self.reason
 
 
-def look_at_source(path: str, *, to_be_read: bool = False) -> Source:
+def look_at_source(
+    path: str, listings: dict[str, Listing] | None = None, *, to_be_read: bool = False
+) -> Source:
     """Stat the source, following links; where it is ``to_be_read``, make sure that it may be.
 
-    Raises SourceError unless it is a plain file.
+    What a folder holds is put into ``listings``, unless it is there already. Raises SourceError
+    unless the source is a plain file or a folder.
     """
     try:
         facts = os.stat(path)
@@ -78,10 +91,26 @@ def look_at_source(path: str, *, to_be_read: bool = False) -> Source:
         hint = "; is the path right, and on a filesystem that the nodes see?"
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
+    if stat.S_ISDIR(facts.st_mode):
+        listings = {} if listings is None else listings
+        if path not in listings:
+            from stager.walk import walk  # what a file need not import
+
+            listings[path] = walk(path, facts)
+        return _source_tree(facts, listings[path])
     if not stat.S_ISREG(facts.st_mode):
-        raise SourceError(f"{path} is {kind_of(facts.st_mode)}; only a plain file can be staged")
+        what = "only a plain file or a folder can be staged"
+        raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
     return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid, allocated)
+
+
+def _source_tree(facts: os.stat_result, listing: Listing) -> Source:
+    whole = replace(facts_of(facts), size=listing.size)
+    return Source(
+        whole, stat.S_IMODE(facts.st_mode), facts.st_gid, listing.allocated(), listing.files,
+        listing.digest(),
+    )  # fmt: skip
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
@@ -109,10 +138,10 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     """
     there = _look_at_destination(path)
     folder = existing_folder_above(path)
-    _check_folder(folder, cache)
+    check_folder(folder, cache)
     record = cache.load(item.destination)
     reason = judge(item.validate, source.facts, record, there)
-    if reason == _NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
+    if reason == NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
         reason = "its record cannot be read"
     if record and record.source != item.source:
         reason = reason or "staged from another source"
@@ -192,7 +221,7 @@ def judge(
     if there is None:
         return "absent"
     if record is None:
-        return _NOT_RECORDED
+        return NOT_RECORDED
     if validate is Validate.ALWAYS:
         return "validate=always"
     if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
@@ -218,7 +247,8 @@ def digest_of(path: str) -> str:
     return digest.hexdigest()
 
 
-def _look_at_destination(path: str) -> os.stat_result | None:
+def own_lstat(path: str) -> os.stat_result | None:
+    """What is there, if anything. Raises DestinationError where it is somebody else's."""
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -227,12 +257,18 @@ def _look_at_destination(path: str) -> os.stat_result | None:
         raise DestinationError(f"{path}: {error.strerror}") from None
     if there.st_uid != os.getuid():
         raise DestinationError(f"{path} belongs to uid {there.st_uid}; choose another destination")
-    if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
+    return there
+
+
+def _look_at_destination(path: str) -> os.stat_result | None:
+    there = own_lstat(path)
+    if there and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
         raise DestinationError(f"{path} is {kind_of(there.st_mode)}; choose another destination")
     return there
 
 
-def _check_folder(folder: str, cache: Cache) -> None:
+def check_folder(folder: str, cache: Cache) -> None:
+    """Raise DestinationError where nothing can be put into ``folder`` safely."""
     if f"{folder}/".startswith(f"{cache.root}/"):  # else the root itself is only planned for
         with opened_way(cache.root, folder):
             pass

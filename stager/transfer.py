@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stager.errors import StageError
     from stager.layout import Layout
     from stager.request import Settings
-    from stager.ring import Reader, Writer
+    from stager.ring import Digester, Reader, Writer
 
 #: Chunks that a rank awaits at once where they come in order. More would scatter what arrives over
 #: more memory than the processor's caches hold, before it is hashed and written.
@@ -65,29 +65,31 @@ def broadcast(
     reader: Reader | None,
     writer: Writer | None,
     progress: Callable[[int], None] = lambda _: None,
+    digest: Digester | None = None,
 ) -> Result:
     """Move the file's data from the ``reader`` of the first ranks to the ``writer`` of each.
 
     Collective over ``comm``, with the same ``layout``, ``readers`` and ``settings`` on all ranks.
     Each byte is read once. The ``readers`` take turns; if ``settings`` leave their number open,
     they do so from when the first has proved too slow. ``progress`` is called with the bytes that
-    have passed this rank. Failures of reader and writer come back as the Result's error.
+    have passed this rank; ``digest`` is for what is no single file. Failures of reader and writer
+    come back as the Result's error.
     """
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
     turns = _Turns(comm.rank, readers, 0 if settings.readers else _Turns.NEVER)
     ring = Ring(layout, ring_depth(settings, comm.size))
-    drain = Drain(writer, layout, ring, settings.writers)
+    drain = Drain(writer, layout, ring, settings.writers, digest)
     pump = _Pump(layout, ring, _wire(comm, algorithm, turns, ring.depth), turns, reader, drain)
     while not pump.step():
         progress(pump.bytes_passed)
     progress(pump.bytes_passed)
     reader_error = pump.finish()
     moved = time.monotonic()
-    digest = drain.finish()
+    found = drain.finish()
     now = time.monotonic()
     error = reader_error or drain.error
-    return Result(digest, error, now - begun, pump.reading, pump.writing + now - moved)
+    return Result(found, error, now - begun, pump.reading, pump.writing + now - moved)
 
 
 def ring_depth(settings: Settings, size: int) -> int:

@@ -638,6 +638,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "digest": "534c4aa790cd6677008b36bda244561b",
                 "source_bytes_read": 300_000,
                 "reasons": ["absent"],
+                "tree": None,
             }
         ],
         "failures": [],

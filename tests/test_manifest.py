@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
+from stager.manifest import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
 
 RECORD = Record(
-    version=2,
+    version=3,
     source="/data/img é",
     destination="/nvme/img",
     source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40),
@@ -25,11 +25,21 @@ RECORD = Record(
     used_by_job=90,
     lifetime="cache",
     pinned=False,
+    tree=TreeFacts(
+        files=100,
+        allocated=110,
+        source_digest="0" * 32,
+        copy_digest="1" * 32,
+        table_digest="f" * 32,
+    ),
 )
+
+TREE = RECORD.tree
+assert TREE is not None
 
 #: The file of RECORD, which later versions must still read or know for another version's.
 TEXT = """{
- "version": 2,
+ "version": 3,
  "source": "/data/img \\u00e9",
  "destination": "/nvme/img",
  "source_facts": {
@@ -49,7 +59,14 @@ TEXT = """{
  "used_at": 80,
  "used_by_job": 90,
  "lifetime": "cache",
- "pinned": false
+ "pinned": false,
+ "tree": {
+  "files": 100,
+  "allocated": 110,
+  "source_digest": "00000000000000000000000000000000",
+  "copy_digest": "11111111111111111111111111111111",
+  "table_digest": "ffffffffffffffffffffffffffffffff"
+ }
 }
 """
 
@@ -70,9 +87,10 @@ PLACES = [
     *((name,) for name in asdict(RECORD)),
     *(("source_facts", name) for name in asdict(RECORD.source_facts)),
     *(("copy_facts", name) for name in asdict(RECORD.copy_facts)),
+    *(("tree", name) for name in asdict(TREE)),
 ]
 NUMBERS = [place for place in PLACES if type(value_at(place)) is int]
-OBJECTS: list[tuple[str, ...]] = [(), ("source_facts",), ("copy_facts",)]
+OBJECTS: list[tuple[str, ...]] = [(), ("source_facts",), ("copy_facts",), ("tree",)]
 
 SIZES = st.integers(0, 2**63 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
@@ -83,6 +101,7 @@ CHARS = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.c
     min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"]
 )
 PATHS = st.text(CHARS, max_size=12).map("/{}".format)
+DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
 RECORDS = st.builds(
     Record,
     version=st.just(VERSION),
@@ -90,12 +109,13 @@ RECORDS = st.builds(
     destination=PATHS,
     source_facts=st.builds(SourceFacts, SIZES, TIMES, TIMES, INODES),
     copy_facts=st.builds(CopyFacts, SIZES, TIMES, INODES, IDS),
-    digest=st.text("0123456789abcdef", min_size=32, max_size=32),
+    digest=DIGESTS,
     staged_at=SECONDS,
     used_at=SECONDS,
     used_by_job=IDS,
     lifetime=st.sampled_from(["cache", "job"]),
     pinned=st.booleans(),
+    tree=st.none() | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS),
 )
 
 JSON = st.recursive(
@@ -143,19 +163,19 @@ def test_a_record_is_read_back_as_it_was(record: Record) -> None:
 # damage, each kind with its message
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, -1, 10**30, None, "1", [1]])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, -1, 10**30, None, "1", [1]])
 def test_another_version_is_refused(version: object) -> None:
-    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 2 is known"
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 3 is known"
 
 
-@pytest.mark.parametrize("version", [2.0])
+@pytest.mark.parametrize("version", [3.0])
 def test_a_version_that_only_equals_the_known_one_is_refused(version: object) -> None:
     assert refusal(with_value(("version",), version)) == "version is not int"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
 def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
-    assert refusal(text) == "version None, where 2 is known"
+    assert refusal(text) == "version None, where 3 is known"
 
 
 @pytest.mark.parametrize(
@@ -179,6 +199,9 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("lifetime",), None, "lifetime is not str"),
         (("lifetime",), "", "lifetime is none that the system gives"),
         (("lifetime",), "Job", "lifetime is none that the system gives"),
+        (("tree",), False, "the fields of TreeFacts differ"),
+        (("tree", "files"), -1, "files is none that the system gives"),
+        (("tree", "copy_digest"), "", "copy_digest is none that the system gives"),
     ],
 )
 def test_a_field_of_another_type_is_named(
@@ -191,6 +214,7 @@ def test_a_field_of_another_type_is_named(
 @given(st.sampled_from(PLACES), JSON)
 def test_a_value_of_another_type_is_refused(place: tuple[str, ...], value: object) -> None:
     assume(type(value) is not type(value_at(place)))
+    assume(place != ("tree",) or value is not None)
     assert refusal(with_value(place, value))
 
 

@@ -223,6 +223,7 @@ def test_the_json_of_an_outcome() -> None:
                 "peak_memory": 67_108_864,
                 "seconds": 2.0,
                 "reasons": ["absent"],
+                "tree": None,
             }
         ],
         "failures": [],

@@ -377,3 +377,19 @@ def test_whatever_is_accepted_is_a_plain_path_beneath_its_root(directive: Direct
         (item,) = resolve([directive], SITE)
         assert item.destination == os.path.normpath(item.destination)
         assert item.destination.startswith(f"{item.root}/")
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "inner", "outer"),
+    [
+        ("/nvme/data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/nvme/data/", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/nvme/data/part", "/nvme/data", "/nvme/data/part", "/nvme/data"),
+    ],
+)
+def test_neither_of_source_and_destination_may_lie_beneath_the_other(
+    source: str, destination: str, inner: str, outer: str
+) -> None:
+    with pytest.raises(UsageError) as told:
+        destination_of(source, destination)
+    assert str(told.value) == (f"{inner} lies beneath {outer}; one of them cannot become the other")

@@ -301,8 +301,8 @@ def _too_long(path: str) -> str:
 
 
 def _newer(path: str) -> str:
-    _rewrite(path, {"version": 3})
-    return "version 3, where 2 is known"
+    _rewrite(path, {"version": 4})
+    return "version 4, where 3 is known"
 
 
 def _cut(path: str) -> str:

@@ -872,6 +872,7 @@ def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
     assert {name: mode for name, mode in tree(disk).items() if name != ".slurm-stage"} == {
         inner: "drwx------",
         f"{inner}/records": "drwx------",
+        f"{inner}/tables": "drwx------",
         f"{inner}/partial": "drwx------",
     }
 

@@ -153,7 +153,7 @@ def _bind_socket(path: Path) -> None:
         unix.bind(str(path))
 
 
-ONLY_FILES = "only a plain file can be staged"
+NOTHING_ELSE = "only a plain file or a folder can be staged"
 MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
 #: How a source that cannot be staged is made, and what is said of it behind its path.
 NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -163,12 +163,11 @@ NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: path.symlink_to(path),
         ": Too many levels of symbolic links",
     ),
-    "a folder": (lambda path: path.mkdir(), f" is a folder; {ONLY_FILES}"),
-    "a named pipe": (os.mkfifo, f" is a named pipe; {ONLY_FILES}"),
-    "a socket": (_bind_socket, f" is a socket; {ONLY_FILES}"),
+    "a named pipe": (os.mkfifo, f" is a named pipe; {NOTHING_ELSE}"),
+    "a socket": (_bind_socket, f" is a socket; {NOTHING_ELSE}"),
     "a device": (
         lambda path: path.symlink_to("/dev/null"),
-        f" is a character device; {ONLY_FILES}",
+        f" is a character device; {NOTHING_ELSE}",
     ),
 }
 
@@ -191,7 +190,7 @@ def test_a_block_device_is_no_source(tmp_path: Path) -> None:
     os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
     with pytest.raises(SourceError) as caught:
         look_at_source(str(path))
-    assert str(caught.value) == f"{path} is a block device; {ONLY_FILES}"
+    assert str(caught.value) == f"{path} is a block device; {NOTHING_ELSE}"
 
 
 def test_a_source_beneath_a_file_is_named(tmp_path: Path) -> None:

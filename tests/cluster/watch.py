@@ -1,4 +1,4 @@
-"""Counts the openings and readings of a file by anyone on this machine, by inotify."""
+"""Counts the openings and readings of files by anyone on this machine, by inotify."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 # From linux/inotify.h.
 _IN_ACCESS, _IN_OPEN, _IN_NONBLOCK = 0x1, 0x20, os.O_NONBLOCK
+_IN_ISDIR = 0x40000000
 _EVENT = struct.Struct("iIII")
 
 
 class Watch:
     """``with Watch(path) as watch: …``; then ``watch.opened`` and ``watch.read`` are counts.
+
+    Of a folder those of the files in it are counted, and not who lists it.
 
     All nodes of the test cluster share one kernel, which sees what any of them does.
     """
@@ -39,7 +42,10 @@ class Watch:
         except BlockingIOError:
             events = b""
         os.close(self._descriptor)
-        for at in range(0, len(events), _EVENT.size):
-            mask = _EVENT.unpack_from(events, at)[1]
-            self.opened += bool(mask & _IN_OPEN)
-            self.read += bool(mask & _IN_ACCESS)
+        at = 0
+        while at < len(events):
+            _, mask, _, name = _EVENT.unpack_from(events, at)
+            at += _EVENT.size + name
+            if not mask & _IN_ISDIR:
+                self.opened += bool(mask & _IN_OPEN)
+                self.read += bool(mask & _IN_ACCESS)

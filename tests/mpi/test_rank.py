@@ -273,7 +273,7 @@ def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
                 raise SourceError(f"{path}: Input/output error")
             super().__init__(path)
 
-    monkeypatch.setattr("stager.delivery.FileReader", OnFailingDisk)
+    monkeypatch.setattr("stager.file_cargo.FileReader", OnFailingDisk)
     world.comm.Barrier()
     (item,) = world.run().items
     assert world.copy.read_bytes() == DATA

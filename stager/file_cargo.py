@@ -1,0 +1,96 @@
+"""A single file as a Cargo: a FileReader to send it, a store.Partial to receive it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager import store
+from stager.cargo import Cargo, Opened
+from stager.errors import Failure, IntegrityError, SourceError
+from stager.layout import Layout, rounded
+from stager.reader import FileReader
+from stager.survey import data_size, facts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stager.transfer import Result
+
+
+class FileCargo(Cargo):
+    """Brings the bytes of one file."""
+
+    _file: FileReader | None = None
+    _partial: store.Partial | None = None
+
+    def need(self) -> int:
+        task = self.task
+        if task.plan.receivers and task.plan.from_source:
+            return data_size(task.item.source, task.source)
+        return task.source.allocated
+
+    def open(self) -> Opened:
+        task, plan = self.task, self.task.plan
+        if task.receives:
+            self.stack.enter_context(store.made_parents(task.path))
+            self.writer = self._partial = store.Partial(task.cache, direct=task.settings.direct)
+            self.stack.callback(self._partial.close)
+        if not task.sends:
+            return Opened()
+        try:
+            self.reader = self._file = FileReader(
+                task.item.source if plan.from_source else task.path
+            )
+            self.stack.callback(self._file.close)
+            if task.rank == plan.senders[0]:
+                return Opened(rounded(self._file.extents(plan.size), plan.size))
+        except SourceError:
+            if plan.from_source:
+                raise
+            return Opened(stale=task.damaged_copy())
+        return Opened()
+
+    def layout(self, opened: Sequence[Opened]) -> Layout:
+        plan = self.task.plan
+        return Layout(plan.size, self.task.settings.chunk, opened[plan.senders[0]].extents)
+
+    def allocate(self, layout: Layout) -> None:
+        if self._partial:
+            self._partial.allocate(layout)
+
+    def staleness(self, result: Result) -> Failure | None:
+        task = self.task
+        if not self._file:
+            return None
+        if task.plan.from_source:
+            if not self._source_changed(self._file):
+                return None
+            text = f"{task.item.source} changed while it was read; submit again once it rests"
+            return Failure(IntegrityError.code, text, task.here.name)
+        if not result.error and result.digest == task.plan.digest:
+            return None
+        return task.damaged_copy()
+
+    def _source_changed(self, reader: FileReader) -> bool:
+        with suppress(OSError):
+            named = facts_of(os.stat(self.task.item.source))
+            return not facts_of(os.fstat(reader.descriptor)) == named == self.task.source.facts
+        return True
+
+    def seal(self) -> None:
+        source = self.task.source
+        if self._partial:
+            self._partial.seal(source.mode, source.group, source.facts.mtime_ns)
+
+    def verify(self, digest: str) -> None:
+        if self._partial and self._partial.read_back() != digest:
+            text = "what the disk gives back differs from what was written to it; use another node"
+            raise IntegrityError(f"{self.task.path}: {text}")
+
+    def publish(self, digest: str) -> str:
+        if self._partial:
+            copy = self._partial.publish(self.task.path)
+            self.task.cache.save(self.task.record(copy, digest))
+        return digest

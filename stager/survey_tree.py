@@ -1,0 +1,113 @@
+"""The copy of a folder on this node's disk in, whether it is current out: `survey` for trees.
+
+A tree is current where its source is listed as it was, and every entry of the copy is as it was
+recorded. All of the copy is statted for that, and nothing of it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from stager.directive import Validate
+from stager.errors import DestinationError, StageError
+from stager.listing import Kind, text_of
+from stager.store import existing_folder_above, kind_of, read_back
+from stager.survey import NOT_RECORDED, Survey, check_folder, own_lstat
+from stager.table import Table, as_copy
+from stager.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stager.manifest import Record
+    from stager.request import StageItem
+    from stager.store import Cache
+    from stager.survey import Source
+
+
+def survey_tree(
+    item: StageItem, path: str, source: Source, cache: Cache, node: str, looked: Mapping[str, str]
+) -> Survey:
+    """What this node holds at ``path``, where the folder of ``item`` is wanted.
+
+    ``looked`` has the `copy_digest` of those destinations that were looked at already.
+
+    Raises DestinationError where nothing could be put at ``path``, or something would be lost.
+    """
+    there = own_lstat(path)
+    folder = existing_folder_above(path)
+    check_folder(folder, cache)
+    record = cache.load(item.destination)
+    if there and not (record and record.tree) and not _is_empty_folder(path, there):
+        raise DestinationError(
+            f"{path} is {kind_of(there.st_mode)} that was not staged, and would be lost; "
+            "remove it or choose another destination"
+        )
+    reason = judge_tree(item.validate, source, record, there)
+    if record and record.source != item.source:
+        reason = reason or "staged from another source"
+    if not reason:
+        assert record is not None
+        assert record.tree is not None
+        now = looked.get(item.destination) or copy_digest(path)
+        reason = "" if now == record.tree.copy_digest else "the copy changed"
+    if not reason and item.validate is Validate.CHECKSUM:
+        assert record is not None
+        reason = "" if damaged(path, cache, record) == [] else "its bytes differ from its digest"
+    return Survey(node, reason, record.digest if record and not reason else "")
+
+
+def judge_tree(
+    validate: Validate, source: Source, record: Record | None, there: os.stat_result | None
+) -> str:
+    """Why the copy of a folder cannot be current, or nothing, before the copy is walked. Pure."""
+    if there is None:
+        return "absent"
+    if record is None or record.tree is None:
+        return NOT_RECORDED
+    if validate is Validate.ALWAYS:
+        return "validate=always"
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != record.copy_facts.owner:
+        return "replaced"
+    if validate is Validate.SIZE:
+        was, now = (record.tree.files, record.copy_facts.size), (source.files, source.facts.size)
+        return "" if was == now else "the source changed"
+    return "" if record.tree.source_digest == source.listing else "the source changed"
+
+
+def copy_digest(path: str) -> str:
+    """The digest of what is at ``path``, for comparison with the record's; empty without a tree."""
+    try:
+        return as_copy(walk(path, holes=False)).digest()
+    except (OSError, StageError):
+        return ""
+
+
+def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:
+    """The files of the tree at ``path`` whose bytes on the disk differ from their digests.
+
+    None where the digests are not to be had.
+    """
+    text = cache.load_table(record)
+    if text is None:
+        return None
+    table = Table.from_bytes(text)
+    above = os.fsencode(path) + b"/"
+    return [
+        text_of(table.source.paths[row])
+        for row in table.source.rows(Kind.FILE)
+        if _digest_or_none(above + table.source.paths[row]) != table.digest(row)
+    ]
+
+
+def _digest_or_none(path: bytes) -> bytes | None:
+    try:
+        return bytes.fromhex(read_back(path))
+    except OSError:
+        return None
+
+
+def _is_empty_folder(path: str, there: os.stat_result) -> bool:
+    return stat.S_ISDIR(there.st_mode) and not os.listdir(path)

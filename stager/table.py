@@ -1,0 +1,147 @@
+"""A node's record of each file of a staged tree, and what of it need not move again. Pure.
+
+The tree's record says which table belongs to it; the table is a file beside the records.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import xxhash
+
+from stager.listing import Kind, Listing, pack, unpack
+from stager.stream import DIGEST_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The ``source`` as it was listed; of each copy its mode, inode, bytes, time and xxh3-128."""
+
+    source: Listing
+    modes: array[int]
+    inodes: array[int]
+    sizes: array[int]
+    mtimes: array[int]
+    digests: bytes
+
+    @classmethod
+    def of(cls, source: Listing, copy: Listing, digests: bytes) -> Self:
+        """The table of a tree, whose ``copy`` has the same paths as its ``source``."""
+        return cls(source, copy.modes, copy.inodes, copy.sizes, copy.mtimes, digests)
+
+    def to_bytes(self) -> bytes:
+        """A text that `from_bytes` reads back."""
+        columns = (self.modes, self.inodes, self.sizes, self.mtimes)
+        return pack(
+            self.source.to_bytes(), *(column.tobytes() for column in columns), self.digests
+        )  # fmt: skip
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        """The table in ``text``. Raises ValueError where it is none."""
+        source, modes, inodes, sizes, mtimes, digests = unpack(memoryview(text))
+        table = cls(
+            Listing.from_bytes(bytes(source)), array("Q", bytes(modes)), array("Q", bytes(inodes)),
+            array("Q", bytes(sizes)), array("q", bytes(mtimes)), bytes(digests),
+        )  # fmt: skip
+        columns = (table.modes, table.inodes, table.sizes, table.mtimes)
+        rows = len(table.source)
+        if any(len(column) != rows for column in columns) or len(digests) != rows * DIGEST_SIZE:
+            raise ValueError("its columns differ in length")
+        return table
+
+    def digest(self, row: int) -> bytes:
+        """The xxh3-128 of the row's file."""
+        return self.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE]
+
+    def is_at(self, folder: str) -> bool:
+        """Whether any of the files is in ``folder`` as it was published, if there are any."""
+        above = os.fsencode(folder) + b"/"
+        found = True
+        for row in _files(self.source):
+            found = False
+            with suppress(OSError):
+                there = os.lstat(above + self.source.paths[row])
+                now = there.st_ino, there.st_size, there.st_mtime_ns
+                if now == (self.inodes[row], self.sizes[row], self.mtimes[row]):
+                    return True
+        return found
+
+    def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
+        """The rows of a new listing of the ``source`` whose files are in the ``copy`` already, as
+        it is found now; each with its row in this table.
+        """
+        there = _by_path(copy)
+        for row, before in _pairs(source, self.source):
+            now = there.get(source.paths[row])
+            if (
+                now is not None
+                and _facts(source, row) == _facts(self.source, before)
+                and copy.kinds[now] == Kind.FILE
+                and (copy.modes[now], copy.inodes[now], copy.sizes[now], copy.mtimes[now])
+                == (
+                    self.modes[before],
+                    self.inodes[before],
+                    self.sizes[before],
+                    self.mtimes[before],
+                )
+            ):
+                yield row, before
+
+    def gone(self, source: Listing) -> int:
+        """How many of the files that were there are not in a new listing of the ``source``."""
+        there = {source.paths[row] for row in _files(source)}
+        return sum(self.source.paths[row] not in there for row in _files(self.source))
+
+
+def as_copy(listing: Listing) -> Listing:
+    """The part of a copy's listing that stays as it is until somebody changes the copy.
+
+    Jobs of its user may leave traces in a folder's times; and whoever takes a file over into the
+    next version of the tree changes that file's ctime.
+    """
+    folders = (Kind.FOLDER,)
+    return replace(
+        listing,
+        ctimes=array("q", bytes(8 * len(listing))),
+        mtimes=array(
+            "q",
+            (
+                0 if kind in folders else mtime
+                for kind, mtime in zip(listing.kinds, listing.mtimes, strict=True)
+            ),
+        ),
+    )
+
+
+def _pairs(source: Listing, before: Listing) -> Iterator[tuple[int, int]]:
+    """The rows of files with the same path in both."""
+    by_path = _by_path(before)
+    for row in _files(source):
+        other = by_path.get(source.paths[row])
+        if other is not None and before.kinds[other] == Kind.FILE:
+            yield row, other
+
+
+def _by_path(listing: Listing) -> dict[bytes, int]:
+    return {path: row for row, path in enumerate(listing.paths)}
+
+
+def _files(listing: Listing) -> Iterator[int]:
+    return listing.rows(Kind.FILE)
+
+
+def _facts(listing: Listing, row: int) -> tuple[int, int, int, int]:
+    return listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
+
+
+def digest_of(text: bytes) -> str:
+    """The xxh3-128 of a table's text, in hexadecimal, by which its record knows it."""
+    return xxhash.xxh3_128_hexdigest(text)

@@ -1,0 +1,259 @@
+"""A tree of files that is built beside its place, and put there in one step; all writing is here.
+
+What `store` does for a single file. A tree under construction has a name among the partial files,
+and a lock that tells `store.Cache.sweep` that its writer lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import threading
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stager import store
+from stager.listing import Kind, Listing
+from stager.manifest import CopyFacts
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: ioctl(2)'s request to have a file share another's blocks until one of them is written.
+_FICLONE = 0x40049409
+#: renameat2(2)'s flags.
+_NO_REPLACE, _EXCHANGE = 1, 2
+_AT_FDCWD = -100
+#: What a filesystem answers that cannot do one of these.
+_CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class PartialTree:
+    """A tree being written beneath ``cache`` by ``listing``; nobody sees it until `publish`.
+
+    Raises SpaceError or DestinationError.
+    """
+
+    def __init__(self, cache: store.Cache, listing: Listing) -> None:
+        self._root = cache.root
+        self._partial = f"{cache.folder}/partial"
+        self._listing = listing
+        self._lock = threading.Lock()
+        #: Files of which a part has come: their descriptors, and the bytes that lack.
+        self._open: dict[int, tuple[int, int]] = {}
+        self._clones = True
+        #: What became of each row's mode and inode.
+        self._modes = array("Q", bytes(8 * len(listing)))
+        self._inodes = array("Q", bytes(8 * len(listing)))
+        self._groups = array("Q", bytes(8 * len(listing)))
+        with store.raising(self._partial):
+            self.path, self._descriptor = store.make_partial_folder(self._partial)
+            facts = os.fstat(self._descriptor)
+        self._base = os.fsencode(self.path) + b"/"
+        #: What is made here has this group by itself.
+        self._group = facts.st_gid
+
+    def lay_out(self) -> None:
+        """Make the folders and links."""
+        listing = self._listing
+        with store.raising(self.path):
+            for row, kind in enumerate(listing.kinds):
+                path = self._base + listing.paths[row]
+                if kind == Kind.FOLDER and row:
+                    os.mkdir(path, 0o700)
+                elif kind == Kind.LINK:
+                    os.symlink(listing.targets[row], path)
+                    os.utime(path, ns=(0, listing.mtimes[row]), follow_symlinks=False)
+                    self._groups[row] = self._group
+
+    def take_over(self, row: int, path: bytes) -> bool:
+        """Have the file be that at ``path``, if it is what it should be; whether it was.
+
+        It shares the other's blocks, or is the very same file where the disk cannot do that.
+        """
+        here = self._base + self._listing.paths[row]
+        return self._clone(row, path, here) or self._link(row, path, here)
+
+    def _clone(self, row: int, path: bytes, here: bytes) -> bool:
+        if not self._clones:
+            return False
+        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(here, _CREATE, 0o600)
+            try:
+                fcntl.ioctl(descriptor, _FICLONE, source)
+                self._finish(row, descriptor)
+            except OSError as error:
+                os.unlink(here)
+                if error.errno not in _CANNOT:
+                    raise
+                self._clones = False
+                return False
+            finally:
+                os.close(descriptor)
+        finally:
+            os.close(source)
+        return True
+
+    def _link(self, row: int, path: bytes, here: bytes) -> bool:
+        try:
+            os.link(path, here, follow_symlinks=False)
+            self._note(row, os.lstat(here))
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            return False
+        return True
+
+    def writing(self) -> AbstractContextManager[None]:
+        """In which files are written; what the disk has to say is raised at its end."""
+        return store.raising(self.path)
+
+    def write(self, row: int, data: memoryview, offset: int) -> None:
+        """Put ``data`` at ``offset`` bytes of the file."""
+        whole = self._listing.data(row)
+        if len(data) == whole:
+            self.create(row, data, offset)
+            return
+        with self._lock:
+            descriptor, _ = self._open.get(row) or (self._create(row), 0)
+            self._open.setdefault(row, (descriptor, whole))
+        store.write_all(descriptor, data, offset)
+        with self._lock:
+            left = self._open[row][1] - len(data)
+            self._open[row] = descriptor, left
+            if not left:
+                del self._open[row]
+        if not left:
+            self._end(row, descriptor)
+
+    def create(self, row: int, data: memoryview | bytes = b"", offset: int = 0) -> None:
+        """Make the file, with ``data`` as all of its data at ``offset``."""
+        descriptor = self._create(row)
+        try:
+            store.write_all(descriptor, data, offset)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._end(row, descriptor)
+
+    def _create(self, row: int) -> int:
+        return os.open(self._base + self._listing.paths[row], _CREATE, 0o600)
+
+    def _end(self, row: int, descriptor: int) -> None:
+        try:
+            if row in self._listing.extents:
+                os.ftruncate(descriptor, self._listing.sizes[row])
+            self._finish(row, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _finish(self, row: int, descriptor: int) -> None:
+        """Give a file or folder its group, permissions and time."""
+        listing = self._listing
+        group, mode = listing.groups[row], listing.modes[row]
+        # Their owner may always read them, whoever might read the source by another right.
+        if listing.kinds[row] == Kind.FILE:
+            mode = mode & 0o777 | stat.S_IRUSR
+        else:
+            mode = mode & 0o3777 | stat.S_IRUSR | stat.S_IXUSR
+        if group != self._group:
+            try:
+                os.fchown(descriptor, -1, group)
+            except PermissionError:  # a group that is not the source's may do no more than all
+                mode &= ~(stat.S_IRWXG | stat.S_ISGID)
+                mode |= (mode & stat.S_IRWXO) << 3
+        os.fchmod(descriptor, mode)
+        os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
+        self._note(row, os.fstat(descriptor))
+
+    def _note(self, row: int, facts: os.stat_result) -> None:
+        self._modes[row] = stat.S_IMODE(facts.st_mode)
+        self._groups[row] = facts.st_gid
+        if self._listing.kinds[row] == Kind.FILE:
+            self._inodes[row] = facts.st_ino
+
+    @property
+    def copy(self) -> Listing:
+        """The sealed tree, as `walk` would list it."""
+        owner = os.getuid()
+        twins = (Kind.TWIN,)
+        owners = array("Q", (0 if kind in twins else owner for kind in self._listing.kinds))
+        return replace(
+            self._listing, modes=self._modes, inodes=self._inodes, owners=owners,
+            groups=self._groups, extents={},
+        )  # fmt: skip
+
+    def read_back(self, row: int) -> bytes:
+        """The xxh3-128 of the file as it is on the disk, past the page cache."""
+        with store.raising(self.path):
+            return bytes.fromhex(store.read_back(self._base + self._listing.paths[row]))
+
+    def seal(self) -> None:
+        """Make the further names of files, give the folders what they are to have, sync all."""
+        listing = self._listing
+        with store.raising(self.path):
+            for row in listing.rows(Kind.TWIN):
+                os.link(self._base + listing.targets[row], self._base + listing.paths[row])
+            # A folder's time changes with what is put into it, and a mode may forbid that.
+            for row in reversed(list(listing.rows(Kind.FOLDER))):
+                descriptor = os.open(self._base + listing.paths[row], _FOLDER)
+                try:
+                    self._finish(row, descriptor)
+                finally:
+                    os.close(descriptor)
+            if _libc.syncfs(self._descriptor):
+                raise OSError(ctypes.get_errno(), "cannot be synced")
+
+    def publish(self, path: str) -> CopyFacts:
+        """Put the sealed tree at ``path`` in one step, in place of what is there, which goes."""
+        above, name = os.path.split(path)
+        with store.raising(path), store.opened_way(self._root, above) as folder:
+            replaced = self._put(name, folder)
+            store.sync_folder(folder)
+            facts = os.fstat(self._descriptor)
+        if replaced:
+            store.remove_tree(self.path)
+        return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
+
+    def _put(self, name: str, folder: int) -> bool:
+        """Rename the tree to ``name`` in ``folder``; whether something was replaced."""
+        # To move a folder one must be allowed to write in it, whatever it is to have in the end.
+        os.fchmod(self._descriptor, self._modes[0] | stat.S_IRWXU)
+        replaced = False
+        if not self._rename(name, folder, _NO_REPLACE):
+            replaced = store.make_movable(name, folder)
+            if replaced and not self._rename(name, folder, _EXCHANGE):
+                # The filesystem cannot do it in one step: for a moment there is neither.
+                os.rename(name, f"{self.path}.old", src_dir_fd=folder)
+                os.rename(self.path, name, dst_dir_fd=folder)
+                self.path += ".old"
+            elif not replaced:
+                os.rename(self.path, name, dst_dir_fd=folder)
+        os.fchmod(self._descriptor, self._modes[0])
+        return replaced
+
+    def _rename(self, name: str, folder: int, flag: int) -> bool:
+        """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
+        if not _libc.renameat2(_AT_FDCWD, os.fsencode(self.path), folder, os.fsencode(name), flag):
+            return True
+        error = ctypes.get_errno()
+        if error in (errno.EEXIST, *_CANNOT):
+            return False
+        raise OSError(error, os.strerror(error))
+
+    def close(self) -> None:
+        """Let go of the tree; unless it was published, all of it is gone."""
+        for descriptor, _ in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        os.close(self._descriptor)
+        store.remove_tree(self.path)

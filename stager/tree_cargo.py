@@ -1,0 +1,201 @@
+"""A folder as a Cargo: only the files that some receiver lacks travel, as one stream."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from stager import store
+from stager.cargo import Cargo, Opened, Task
+from stager.directive import Validate
+from stager.errors import Failure, IntegrityError, StageError
+from stager.layout import Layout
+from stager.listing import Kind
+from stager.manifest import TreeFacts
+from stager.report import Counts
+from stager.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter
+from stager.survey import digest_of
+from stager.table import Table, as_copy
+from stager.tree import PartialTree
+from stager.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stager.listing import Listing
+    from stager.transfer import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of a new version is on this node already: rows of its listing, with their digests.
+
+    ``deleted`` counts the files of the old version that are in the new one no more.
+    """
+
+    digests: dict[int, bytes] = field(default_factory=dict)
+    deleted: int = 0
+
+
+def look_for_kept(task: Task, listing: Listing) -> Kept:
+    """What the node's copy has of the source that is listed; this reads no file of it.
+
+    But for ``validate=checksum``.
+    """
+    record = task.cache.load(task.item.destination)
+    text = task.cache.load_table(record) if record else None
+    if text is None or task.item.validate is Validate.ALWAYS:
+        return Kept()
+    try:
+        table = Table.from_bytes(text)
+        copy = walk(task.path, holes=False)
+    except (OSError, ValueError, StageError):
+        return Kept()
+    kept = {row: table.digest(before) for row, before in table.kept(listing, copy)}
+    if task.item.validate is Validate.CHECKSUM:
+        kept = {row: digest for row, digest in kept.items() if _is(task, listing, row, digest)}
+    return Kept(kept, table.gone(listing))
+
+
+def _is(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
+    with suppress(OSError):
+        return bytes.fromhex(digest_of(f"{task.path}/{os.fsdecode(listing.paths[row])}")) == digest
+    return False
+
+
+class TreeCargo(Cargo):
+    """Brings the files of one folder, as the source's ``listing`` has them."""
+
+    def __init__(self, task: Task, listing: Listing, kept: Kept) -> None:
+        super().__init__(task)
+        self._listing = listing
+        self._kept = dict(kept.digests)
+        self._deleted = kept.deleted
+        self._tree: PartialTree | None = None
+        #: What travels, and how its files are told apart; known when all have opened theirs.
+        self.stream: Stream | None = None
+        self._digests: StreamDigest | None = None
+
+    def need(self) -> int:
+        rows = (row for row in range(len(self._listing)) if row not in self._kept)
+        return self._listing.allocated(rows) if self.task.receives else 0
+
+    def open(self) -> Opened:
+        task = self.task
+        if not task.receives:
+            return Opened()
+        self.stack.enter_context(store.made_parents(task.path))
+        self._tree = PartialTree(task.cache, self._listing)
+        self.stack.callback(self._tree.close)
+        self._tree.lay_out()
+        needs = bytearray(len(self._listing))
+        for row in self._listing.rows(Kind.FILE):
+            if row not in self._kept or not self._take_over(self._tree, row):
+                self._kept.pop(row, None)
+                needs[row] = 1
+        return Opened(needs=zlib.compress(needs, 1))
+
+    def _take_over(self, tree: PartialTree, row: int) -> bool:
+        path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
+        with suppress(FileNotFoundError, PermissionError):
+            return tree.take_over(row, path)
+        return False
+
+    def layout(self, opened: Sequence[Opened]) -> Layout:
+        # Most nodes need the same.
+        answers = {one.needs for one in opened if one.needs}
+        needed = 0
+        for answer in answers:
+            needed |= int.from_bytes(zlib.decompress(answer), "big")
+        self.stream = Stream(self._listing, needed.to_bytes(len(self._listing), "big"))
+        self.digester = self._digests = StreamDigest(self.stream)
+        return Layout.dense(self.stream.size, self.task.settings.chunk)
+
+    def allocate(self, layout: Layout) -> None:
+        task, stream = self.task, self.stream
+        assert stream is not None
+        if self._tree:
+            for row in stream.without_data:
+                if row not in self._kept:
+                    self._tree.create(row)
+            self.writer = StreamWriter(self._tree, stream, self._kept)
+        if task.sends:
+            from_source = task.plan.from_source
+            folder = task.item.source if from_source else task.path
+            self.reader = reader = StreamReader(folder, stream, is_source=from_source)
+            self.stack.callback(reader.close)
+
+    def staleness(self, result: Result) -> Failure | None:
+        task = self.task
+        if not self.reader:
+            return None
+        if task.plan.from_source:
+            changed = isinstance(result.error, IntegrityError)
+            return Failure.of(result.error, task.here.name) if result.error and changed else None
+        return task.damaged_copy() if result.error or not self._as_recorded() else None
+
+    def _as_recorded(self) -> bool:
+        """Whether what was sent from this node's copy is what its table says."""
+        assert self.stream is not None
+        assert self._digests is not None
+        record = self.task.cache.load(self.task.item.destination)
+        text = self.task.cache.load_table(record) if record else None
+        if text is None:
+            return False
+        table = Table.from_bytes(text)
+        return all(self._digest(row) == table.digest(row) for row in self.stream.rows)
+
+    def _digest(self, row: int) -> bytes:
+        assert self._digests is not None
+        return bytes(self._digests.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE])
+
+    def seal(self) -> None:
+        if self._tree:
+            self._tree.seal()
+
+    def verify(self, digest: str) -> None:
+        if not self._tree or not self.stream:
+            return
+        for row in self.stream.rows:
+            path = os.fsdecode(self._listing.paths[row])
+            if row not in self._kept and self._tree.read_back(row) != self._digest(row):
+                text = "what the disk gives back differs from what was written to it"
+                raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
+
+    def publish(self, digest: str) -> str:
+        if not self._tree:
+            return ""
+        task = self.task
+        digests = self._all_digests()
+        whole = xxhash.xxh3_128_hexdigest(digests)
+        copy = self._tree.copy
+        facts = self._tree.publish(task.path)
+        table = Table.of(self._listing, copy, digests).to_bytes()
+        tree = TreeFacts(
+            files=self._listing.files,
+            allocated=self._listing.allocated(),
+            source_digest=task.source.listing,
+            copy_digest=as_copy(copy).digest(),
+            table_digest=task.cache.save_table(task.item.destination, table),
+        )
+        task.cache.save(task.record(facts, whole, tree))
+        return whole
+
+    def counts(self) -> Counts | None:
+        if not self.stream:
+            return None
+        return Counts(
+            self._listing.files, len(self.stream.rows), self.stream.size, self._deleted
+        )  # fmt: skip
+
+    def _all_digests(self) -> bytes:
+        assert self._digests is not None
+        digests = bytearray(self._digests.digests)
+        for row, digest in self._kept.items():
+            digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
+        return bytes(digests)

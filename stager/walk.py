@@ -1,0 +1,151 @@
+"""A folder in, its Listing out: the one look that a stage takes at a source folder.
+
+Each entry is statted once. A folder on shared storage answers slowly but many at once, so several
+threads ask; where answers come from memory, one thread alone is faster.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from stager.errors import IntegrityError, SourceError
+from stager.layout import SMALLEST_HOLE, rounded
+from stager.listing import Kind, Listing, Row, text_of
+from stager.reader import BLOCK, FileReader
+from stager.store import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import ThreadPoolExecutor
+
+    from stager.layout import Extent
+
+#: Threads that look into folders of slow storage, and the seconds for an entry that are slow: ten
+#: times what a local disk takes.
+THREADS, _SLOW = 32, 100e-6
+_PERMISSIONS = 0o7777
+#: Folders that one thread looks into between two looks at the clock.
+_TRIAL = 16
+
+
+class _Found(NamedTuple):
+    """What is in one folder: its rows, the folders among them, and the files with several names."""
+
+    rows: list[Row]
+    folders: list[bytes]
+    linked: list[tuple[tuple[int, int], Row]]
+
+
+def walk(folder: str, facts: os.stat_result | None = None, *, holes: bool = True) -> Listing:
+    """The listing of ``folder``, whose own ``facts`` may be known; links in it are not followed.
+
+    Files with holes are opened to see where these are, unless ``holes`` does not ask for them.
+
+    Raises SourceError for what cannot be read or is no file, folder or link, and IntegrityError
+    for what goes away meanwhile.
+    """
+    walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes)
+    rows: list[Row] = []
+    linked: dict[tuple[int, int], list[Row]] = {}
+    for found in walker.all():
+        rows += found.rows
+        for key, row in found.linked:
+            linked.setdefault(key, []).append(row)
+    for names in linked.values():
+        first, *others = sorted(names)
+        rows.append(first)
+        rows += [Row(row.path, Kind.TWIN, target=first.path) for row in others]
+    return Listing.of(rows)
+
+
+class _Walker:
+    """Looks into all folders beneath ``root``, itself included."""
+
+    def __init__(self, root: bytes, facts: os.stat_result, holes: bool) -> None:
+        self._root = root
+        self._facts = facts
+        self._holes = holes
+        self._slow = False
+
+    def all(self) -> Iterator[_Found]:
+        """What is in each folder, from the top downwards."""
+        from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
+
+        yield _Found([self._row(b"", self._facts)], [], [])
+        level = [b""]
+        with ThreadPoolExecutor(THREADS) as pool:
+            while level:
+                below: list[bytes] = []
+                for found in self._look_into(level, pool):
+                    below += found.folders
+                    yield found
+                level = below
+
+    def _look_into(self, level: list[bytes], pool: ThreadPoolExecutor) -> Iterator[_Found]:
+        while level:
+            batch, level = (level, []) if self._slow else (level[:_TRIAL], level[_TRIAL:])
+            begun = time.monotonic()
+            answers = list((pool.map if self._slow else map)(self._look, batch))
+            entries = sum(1 + len(found.rows) + len(found.linked) for found in answers)
+            self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
+            yield from answers
+
+    def _look(self, path: bytes) -> _Found:
+        found = _Found([], [], [])
+        above = self._root + b"/" + path if path else self._root
+        prefix = path + b"/" if path else b""
+        try:
+            with os.scandir(above) as entries:
+                for entry in entries:
+                    self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
+        except OSError as error:
+            where = text_of(os.fsencode(error.filename or above))
+            if isinstance(error, FileNotFoundError):
+                text = f"{where} went away while the folder was read; submit again once it rests"
+                raise IntegrityError(text) from None
+            raise SourceError(f"{where}: {error.strerror}") from None
+        return found
+
+    def _sort(self, path: bytes, facts: os.stat_result, found: _Found) -> None:
+        row = self._row(path, facts)
+        if row.kind is Kind.FILE and facts.st_nlink > 1:
+            found.linked.append(((facts.st_dev, facts.st_ino), row))
+            return
+        found.rows.append(row)
+        if row.kind is Kind.FOLDER:
+            found.folders.append(path)
+
+    def _row(self, path: bytes, facts: os.stat_result) -> Row:
+        mode = facts.st_mode
+        # Most are plain files, of which there may be a million.
+        if stat.S_ISREG(mode) and facts.st_size - facts.st_blocks * BLOCK < SMALLEST_HOLE:
+            return Row._make(
+                (path, Kind.FILE, mode & _PERMISSIONS, facts.st_size, facts.st_mtime_ns,
+                 facts.st_ctime_ns, facts.st_ino, facts.st_uid, facts.st_gid, b"", None)
+            )  # fmt: skip
+        whole = self._root + b"/" + path
+        who = facts.st_uid, facts.st_gid
+        if stat.S_ISREG(mode):
+            return Row(
+                path, Kind.FILE, mode & _PERMISSIONS, facts.st_size, facts.st_mtime_ns,
+                facts.st_ctime_ns, facts.st_ino, *who, extents=self._extents(whole, facts),
+            )  # fmt: skip
+        if stat.S_ISDIR(mode):
+            return Row(path, Kind.FOLDER, mode & _PERMISSIONS, 0, facts.st_mtime_ns, 0, 0, *who)
+        if stat.S_ISLNK(mode):
+            target = os.readlink(whole)
+            return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
+        what = f"{kind_of(mode)}, which cannot be staged"
+        raise SourceError(f"{text_of(whole)} is {what}; leave it out")
+
+    def _extents(self, path: bytes, facts: os.stat_result) -> tuple[Extent, ...] | None:
+        """Where a file has data, if it has holes that are worth it."""
+        if not self._holes:
+            return None
+        size = facts.st_size
+        with closing(FileReader(os.fsdecode(path))) as reader:
+            return rounded(reader.extents(size), size)

@@ -1,0 +1,256 @@
+"""A folder as the source: every node has its mirror, whole, and only what changed moves."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.walk import walk
+from tests.cluster.site import STAGECTL
+from tests.cluster.soak import is_rank, processes
+from tests.cluster.watch import Watch
+
+if TYPE_CHECKING:
+    from tests.cluster.cluster import Job
+    from tests.cluster.site import Site
+    from tests.cluster.soak import Process
+
+SOURCE, COPY = "/shared/tree", "/nvme/tree"
+WISH = f"--stage={SOURCE}:{COPY}"
+ON_ALL = r"n\[1-4\] \(4 nodes\)"
+SIZE, TIME = r"\d+(\.\d)? [KM]?i?B", r"\d+\.\d s"
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+
+#: Names and kinds that are awkward, for a shell of alice's.
+MAKE = r"""
+rm -rf /shared/tree; mkdir -p /shared/tree/a/b/empty /shared/tree/closed /shared/tree/lib
+cd /shared/tree
+for i in $(seq 500); do head -c $((i * 37)) /dev/urandom > lib/file$i; done
+head -c 9000000 /dev/urandom > a/large
+: > a/zero
+ln a/large a/b/twin
+ln -s ../a/large a/link; ln -s /nowhere a/dangling; ln -s . a/b/self
+touch $'a/new\nline' $'a/\xff\xfe' 'a/ blank ' 'a/-rf' 'a/*' $'a/\\' 'a/"quoted"' a/$'\xc3\xa9'
+truncate -s 40M a/sparse; printf x | dd of=a/sparse bs=1 seek=20000000 conv=notrunc status=none
+chmod 755 lib/file1; chmod 600 lib/file2; chmod 444 lib/file3; chmod 640 lib/file4
+touch -d '1969-07-20 20:17:40.123456789' lib/file5; touch -h -d '2001-02-03' a/dangling
+mkdir -m 2770 a/group; touch a/group/file; echo closed > closed/file
+touch -d '2002-03-04 05:06:07' a/b closed; chmod 555 closed
+"""
+#: What differs between source and copy, on the node where this runs: nothing is printed if nothing.
+COMPARE = f"rsync -anciHS --delete {SOURCE}/ {COPY}/"
+
+
+@pytest.fixture(autouse=True)
+def _source(site: Site) -> None:
+    site.run("chmod -fR u+w /shared/tree; true")
+    site.run(["bash", "-c", MAKE])
+
+
+def stage(site: Site, wish: str = WISH, script: str = f"srun {COMPARE}") -> str:
+    """What a job on all nodes printed, which ended well and left nothing."""
+    job = site.sbatch(script, "-N4", wish)
+    state = job.wait()
+    assert (state.exit_code, job.output()) == ("0:0", job.output())
+    assert site.leftovers() == []
+    return job.output()
+
+
+def digest(site: Site, node: str, folder: str = COPY) -> str:
+    """One digest over all names, kinds, modes, sizes, times and bytes of a folder."""
+    line = (
+        f"cd {folder} && (find . -type d -printf '%P %m %T@\\n' | sort; "
+        "find . -not -type d -printf '%P %y %m %s %T@ %l\\n' | sort; "
+        "find . -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum"
+    )
+    return site.run(line, on=node).stdout
+
+
+def inodes(site: Site, node: str) -> dict[bytes, int]:
+    listing = walk(str(site.copy(node, COPY)))
+    return dict(zip(listing.paths, listing.inodes, strict=True))
+
+
+def test_a_folder_is_on_every_node_as_it_is(site: Site) -> None:
+    output = stage(site)
+    moved = rf"stage: {COPY}: 513 files, {SIZE} from {SOURCE} to {ON_ALL} in {TIME}"
+    assert re.fullmatch(rf"{moved} \({SIZE}/s a node\)\n", output)
+    for node in site.nodes:
+        sparse = site.copy(node, COPY) / "a/sparse"
+        assert sparse.stat().st_blocks * 512 < 1 << 20
+
+
+def test_the_second_job_moves_nothing_and_opens_no_file(site: Site) -> None:
+    stage(site)
+    before = {node: inodes(site, node) for node in site.nodes}
+    with Watch(site.shared("tree/lib")) as watch:
+        output = stage(site, script="true")
+    assert (watch.opened, watch.read) == (0, 0)
+    current = rf"stage: {COPY}: current on {ON_ALL}, nothing moved \(513 files, {SIZE}, {TIME}\)\n"
+    assert re.fullmatch(current, output)
+    assert {node: inodes(site, node) for node in site.nodes} == before
+
+
+def test_only_what_changed_moves(site: Site) -> None:
+    stage(site)
+    before = inodes(site, "n2")
+    site.run("cd /shared/tree; echo changed > lib/file7; rm lib/file8; echo new > lib/new")
+    output = stage(site)
+    moved = (
+        rf"stage: {COPY}: 2 files, 12 B, 511 files kept, 1 file deleted from {SOURCE} to {ON_ALL} "
+    )
+    assert re.match(moved, output)
+    after = inodes(site, "n2")
+    assert {path for path in before if after.get(path) != before[path]} == {
+        b"lib/file7", b"lib/file8",
+    }  # fmt: skip
+
+
+def test_a_node_that_lacks_it_gets_it_from_another(site: Site) -> None:
+    stage(site)
+    site.run(f"chmod -R u+w {COPY}; rm -rf {COPY}", on="n3")
+    with Watch(site.shared("tree/lib")) as watch:
+        output = stage(site, script="true")
+    assert (watch.opened, watch.read) == (0, 0)
+    assert f"{COPY}: 513 files, " in output
+    assert " from the copy on n1 to n3 in " in output
+    assert output.endswith("; current on n[1-2,4] (3 nodes)\n")
+    stage(site)
+
+
+def test_what_a_job_did_to_its_copy_is_mended(site: Site) -> None:
+    stage(site)
+    site.run(f"echo result > {COPY}/a/result; echo x >> {COPY}/lib/file9", on="n4")
+    assert "1 file, 333 B, 512 files kept from the copy on n1 to n4" in stage(site)
+
+
+def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
+    job = site.sbatch("echo started", "-N4", wish)
+    assert job.wait().exit_code == f"{code}:0"
+    assert job.output() == f"stage: {message}\n{NOT_STARTED.format(code)}"
+    assert site.leftovers() == []
+    site.assert_healthy()
+
+
+def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
+    site.run(f"mkdir {COPY}; echo mine > {COPY}/results", on="n2")
+    what = f"{COPY} is a folder that was not staged, and would be lost"
+    fails(site, 6, f"n2: {what}; remove it or choose another destination")
+    assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
+
+
+def test_what_cannot_be_staged_is_named(site: Site) -> None:
+    site.run("mkfifo /shared/tree/a/pipe")
+    what = f"{SOURCE}/a/pipe is a named pipe, which cannot be staged"
+    fails(site, 4, f"n1: {what}; leave it out")
+    site.run("rm /shared/tree/a/pipe; chmod 0 /shared/tree/lib/file9")
+    fails(site, 4, f"n1: {SOURCE}/lib/file9: Permission denied")
+    site.run("chmod 644 /shared/tree/lib/file9; chmod 0 /shared/tree/a/b")
+    fails(site, 4, f"n1: {SOURCE}/a/b: Permission denied")
+    site.run("chmod 755 /shared/tree/a/b")
+    stage(site)
+
+
+def test_a_full_disk_is_told_before_anything_moves_and_the_old_tree_stays(site: Site) -> None:
+    with site.nvme("n3", "loop", "30M"):
+        stage(site)
+        before = digest(site, "n3")
+        site.run("head -c 40000000 /dev/urandom > /shared/tree/more")
+        job = site.sbatch("true", "-N4", WISH)
+        assert job.wait().exit_code == "5:0"
+        assert re.fullmatch(
+            r"stage: n3: /nvme: \d+ bytes are needed and \d+ free, \d+ too few; "
+            rf"make room or ask for nodes with more\n{re.escape(NOT_STARTED.format(5))}",
+            job.output(),
+        )
+        assert digest(site, "n3") == before
+        assert site.leftovers() == []
+        site.run("rm /shared/tree/more")
+
+
+def test_a_tree_that_was_wanted_for_a_job_goes_with_it(site: Site) -> None:
+    stage(site, f"{WISH},lifetime=job")
+    site.assert_healthy()
+    assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
+    assert [site.records(node) for node in site.nodes] == [[]] * 4
+
+
+def in_job(site: Site, line: str) -> tuple[str, str]:
+    """What ``stagectl`` printed in a job on all nodes, and its exit code."""
+    job = site.sbatch(f"{STAGECTL} {line}", "-N4")
+    return job.wait().exit_code, job.output()
+
+
+def test_status_verify_and_evict_know_trees(site: Site) -> None:
+    stage(site)
+    code, told = in_job(site, "status")
+    assert code == "0:0"
+    row = rf"n\[1-4\] +{COPY} +\d+\.\d MiB +\d+ s ago +whole +- +{SOURCE} +\d+\n"
+    assert re.search(row, told)
+    assert in_job(site, "verify") == ("0:0", f"stage: {COPY}: verified on n[1-4] (4 nodes)\n")
+    damaged = site.copy("n2", COPY) / "lib/file11"
+    facts = damaged.stat()
+    with damaged.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    fault = "1 file is not what was staged: lib/file11; evict it and stage it again"
+    verified = f"stage: {COPY}: verified on n[1,3-4] (3 nodes)\nstage: n2: {COPY}: {fault}\n"
+    assert in_job(site, "verify") == ("7:0", verified)
+    assert "1 file, 407 B, 512 files kept" in stage(site, f"{WISH},validate=checksum")
+    evicted = f"stage: {COPY}: evicted on n[1-4] (4 nodes)\n"
+    assert in_job(site, f"evict {COPY}") == ("0:0", evicted)
+    assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
+    assert site.leftovers() == []
+
+
+def test_whoever_put_his_own_in_a_trees_place_keeps_it(site: Site) -> None:
+    stage(site, script="true")
+    # Often the very same inode comes back, on a disk that gives them away again at once.
+    site.run(f"chmod -R u+w {COPY}; rm -rf {COPY}; mkdir {COPY}; echo mine > {COPY}/f", on="n1")
+    in_job(site, f"evict {COPY}")
+    assert (site.copy("n1", COPY) / "f").read_text() == "mine\n"
+
+
+KILLS = 20
+CHANGE = """
+cd /shared/tree; for i in $(seq 20); do head -c 200000 /dev/urandom > lib/changed$i; done
+head -c 20000000 /dev/urandom > a/large
+"""
+
+
+def test_kills_leave_the_old_tree_or_the_new_one(site: Site) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    dice = random.Random(seed)
+    stage(site)
+    versions = {digest(site, "n1")}
+    killed = 0
+    for _ in range(KILLS):
+        site.run(CHANGE)
+        versions.add(digest(site, "n1", SOURCE))
+        job = site.sbatch("true", "-N4", WISH)
+        victim = rank_of(site, job, dice)
+        time.sleep(dice.uniform(0, 0.5))
+        killed += bool(victim and victim.kill())
+        job.wait()
+        found = {node: digest(site, node) for node in site.nodes}
+        assert set(found.values()) <= versions, f"seed {seed}: {victim}"
+        assert site.leftovers() == [], f"seed {seed}: {victim}"
+    assert killed
+    stage(site)
+    site.assert_healthy()
+
+
+def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
+    """One of the job's ranks, as soon as all are there; None where the job was faster."""
+    while job.info()["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
+        ranks = [one for one in processes(site) if is_rank(one)]
+        if len(ranks) >= len(site.nodes):
+            return dice.choice(ranks)
+    return None

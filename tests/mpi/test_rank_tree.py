@@ -1,0 +1,346 @@
+"""Whole stages of folders by `run`, each rank with a folder for its node's disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.agree import Here
+from stager.directive import Validate, Verify
+from stager.phases import Phase, Stopwatch
+from stager.rank import run
+from stager.report import Counts
+from stager.request import Settings, Space, StageItem, StageRequest
+from stager.stream import StreamReader
+from stager.table import as_copy
+from stager.tree import PartialTree
+from stager.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from stager.listing import Listing
+    from stager.report import ItemReport, Outcome
+
+#: How many files of which sizes: some share a chunk, one takes several.
+FILES = {f"sub{number % 7}/file{number}": number for number in range(100)}
+FILES |= {"large": 30_000, "zero": 0}
+
+
+class World:
+    """The ranks of a communicator as nodes: a source folder, and a disk for each."""
+
+    def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
+        self.comm = comm
+        self.source = folder / "source"
+        disk = folder / f"node{comm.rank}"
+        (disk / "nvme").mkdir(parents=True)
+        self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
+        self.copy = disk / "nvme/tree"
+        self.nodes = [f"node{rank}" for rank in range(comm.size)]
+        item = StageItem(str(self.source), "/nvme/tree", "/nvme", Validate.STAT)
+        self.request = StageRequest(
+            items=(item,), nodes=comm.size, lock_timeout=0.2,
+            transfer=Settings(chunk=4096, depth=2),
+        )  # fmt: skip
+        self.on_first(self.make_source)
+
+    def make_source(self) -> None:
+        for name, size in FILES.items():
+            path = self.source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes((size + i) % 251 for i in range(size)))
+        (self.source / "twin").hardlink_to(self.source / "large")
+        (self.source / "link").symlink_to("sub1/file1")
+        (self.source / "empty").mkdir()
+
+    def on_first(self, act: Callable[[], object]) -> None:
+        """Do it once, while all wait."""
+        if self.comm.rank == 0:
+            act()
+        self.comm.Barrier()
+
+    def on_last(self, act: Callable[[], object]) -> None:
+        """Do it on the last node."""
+        if self.comm.rank == self.comm.size - 1:
+            act()
+        self.comm.Barrier()
+
+    def run(self, **changes: object) -> Outcome:
+        request = replace(self.request, **changes)  # type: ignore[arg-type]
+        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic(), Phase.SURVEY))
+        assert self.comm.bcast(outcome.failures) == outcome.failures
+        return outcome
+
+    def stage(self, **wish: object) -> ItemReport:
+        """Stage the folder, and see that the copy is what the source is."""
+        (item,) = self.run(items=self.wish(**wish)).items
+        assert seen(walk(str(self.copy))) == seen(walk(str(self.source)))
+        for path in (path for path in self.source.rglob("*") if path.is_file()):
+            copy = self.copy / path.relative_to(self.source)
+            assert copy.read_bytes() == path.read_bytes()
+        assert os.listdir(self.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
+        self.comm.Barrier()
+        return item
+
+    def wish(self, **changes: object) -> tuple[StageItem, ...]:
+        return (replace(self.request.items[0], **changes),)  # type: ignore[arg-type]
+
+    def complaints(self, outcome: Outcome) -> list[str]:
+        return [f"{failure.code} {failure.node}: {failure.message}" for failure in outcome.failures]
+
+
+def seen(listing: Listing) -> list[tuple[object, ...]]:
+    """What a copy has in common with its source."""
+    columns = (
+        listing.paths, listing.kinds, listing.modes, listing.sizes, listing.mtimes, listing.groups,
+    )  # fmt: skip
+    rows = zip(*columns, strict=True)
+    return [*rows, tuple(listing.targets.items())]
+
+
+@pytest.fixture
+def world(comm: MPI.Intracomm, folder: Path) -> World:
+    return World(comm, folder)
+
+
+TOTAL = sum(FILES.values())
+ALL = Counts(len(FILES), len(FILES), TOTAL)
+
+
+def test_the_first_run_brings_the_folder_to_all_nodes(world: World) -> None:
+    item = world.stage()
+    assert (item.received, item.current, item.senders) == (world.nodes, [], [])
+    assert (item.source_bytes_read, item.size, item.tree) == (TOTAL, TOTAL, ALL)
+    assert item.reasons == ["absent"]
+
+
+def test_the_second_run_moves_nothing(world: World) -> None:
+    world.stage()
+    before = as_copy(walk(str(world.copy)))
+    item = world.stage()
+    assert (item.received, item.current, item.source_bytes_read) == ([], world.nodes, 0)
+    assert item.tree == Counts(len(FILES))
+    assert as_copy(walk(str(world.copy))) == before
+
+
+def test_one_changed_file_moves_alone(world: World) -> None:
+    world.stage()
+    before = (world.copy / "sub3/file3").stat()
+    world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
+    item = world.stage()
+    assert (item.received, item.source_bytes_read) == (world.nodes, 7)
+    assert item.tree == Counts(len(FILES), 1, 7)
+    assert item.reasons == ["the source changed"]
+    assert (world.copy / "sub3/file3").stat().st_ino == before.st_ino
+
+
+def test_a_new_file_comes_and_a_deleted_one_goes(world: World) -> None:
+    world.stage()
+
+    def change() -> None:
+        (world.source / "empty/new").write_bytes(b"new")
+        (world.source / "sub1/file1").unlink()
+        shutil.rmtree(world.source / "sub2")
+
+    world.on_first(change)
+    gone = 1 + sum(name.startswith("sub2/") for name in FILES)
+    item = world.stage()
+    assert item.tree == Counts(len(FILES) - gone + 1, 1, 3, gone)
+    assert not (world.copy / "sub2").exists()
+
+
+def test_a_file_may_become_a_folder_and_the_other_way_round(world: World) -> None:
+    world.stage()
+
+    def change() -> None:
+        (world.source / "zero").unlink()
+        (world.source / "zero/in").mkdir(parents=True)
+        (world.source / "empty").rmdir()
+        (world.source / "empty").write_bytes(b"no more")
+
+    world.on_first(change)
+    assert world.stage().tree == Counts(len(FILES), 1, 7, 1)
+
+
+def test_the_last_node_gets_the_folder_from_the_first(world: World) -> None:
+    world.stage()
+    world.on_last(lambda: shutil.rmtree(world.copy))
+    item = world.stage()
+    alone = world.comm.size == 1
+    assert item.received == [world.nodes[-1]]
+    assert item.senders == ([] if alone else ["node0"])
+    assert item.source_bytes_read == (TOTAL if alone else 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "moved"),
+    [
+        (lambda tree: (tree / "sub5/file5").write_bytes(b"written by a job"), 5),
+        (lambda tree: (tree / "sub5/file5").unlink(), 5),
+        (lambda tree: (tree / "new").touch(), 0),
+        (lambda tree: (tree / "empty").rmdir(), 0),
+        (lambda tree: (tree / "sub5/file5").chmod(0o600), 5),
+    ],
+    ids=["written", "removed", "added", "folder", "mode"],
+)
+def test_what_a_job_changed_in_its_copy_is_mended(
+    world: World, damage: Callable[[Path], object], moved: int
+) -> None:
+    world.stage()
+    world.on_last(lambda: damage(world.copy))
+    item = world.stage()
+    assert (item.received, item.reasons) == ([world.nodes[-1]], ["the copy changed"])
+    assert item.tree == Counts(len(FILES), int(moved > 0), moved)
+
+
+def damage(path: Path) -> None:
+    """Change a byte, and leave no trace of that."""
+    facts = path.stat()
+    with path.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: World) -> None:
+    world.stage()
+    world.on_last(lambda: damage(world.copy / "sub5/file5"))
+    item = world.stage(validate=Validate.CHECKSUM)
+    assert (item.received, item.tree) == ([world.nodes[-1]], Counts(len(FILES), 1, 5))
+    assert item.reasons == ["its bytes differ from its digest"]
+
+
+def test_a_sender_whose_copy_is_damaged_is_found_out(world: World) -> None:
+    if world.comm.size == 1:
+        return
+    world.stage()
+    world.on_first(lambda: damage(world.copy / "sub5/file5"))
+    world.on_last(lambda: shutil.rmtree(world.copy))
+    item = world.stage()
+    if world.comm.size == 2:
+        assert (item.received, item.senders) == (world.nodes, [])
+    else:
+        assert (item.received, item.senders) == ([world.nodes[0], world.nodes[-1]], ["node1"])
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_validate_always_moves_all(world: World, verify: Verify) -> None:
+    world.stage()
+    item = world.stage(validate=Validate.ALWAYS, verify=verify)
+    assert (item.tree, item.reasons) == (ALL, ["validate=always"])
+
+
+def test_a_dry_run_tells_and_does_nothing(world: World) -> None:
+    (item,) = world.run(dry_run=True).items
+    assert item.received == world.nodes
+    assert not world.copy.exists()
+
+
+@pytest.mark.parametrize("make", ["a folder", "a plain file"])
+def test_what_was_not_staged_is_not_replaced(world: World, make: str) -> None:
+    def put() -> None:
+        if make == "a folder":
+            (world.copy / "results").mkdir(parents=True)
+        else:
+            world.copy.write_bytes(b"results")
+
+    world.on_last(put)
+    path = world.source.parent / world.nodes[-1] / "nvme/tree"
+    what = f"{path} is {make} that was not staged, and would be lost"
+    assert world.complaints(world.run()) == [
+        f"6 {world.nodes[-1]}: {what}; remove it or choose another destination"
+    ]
+    world.comm.Barrier()
+    assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()
+
+
+def test_an_empty_folder_is(world: World) -> None:
+    world.on_last(world.copy.mkdir)
+    assert world.stage().received == world.nodes
+
+
+def test_a_source_that_changes_while_it_is_read_is_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = StreamReader.read_into
+    changed: list[None] = []
+
+    def change_then_read(self: StreamReader, buffer: memoryview, offset: int) -> None:
+        if not changed:
+            changed.append(None)
+            (world.source / "sub1/file1").write_bytes(b"new")
+        read(self, buffer, offset)
+
+    monkeypatch.setattr(StreamReader, "read_into", change_then_read)
+    assert world.stage().tree == Counts(len(FILES), len(FILES), TOTAL + 2)
+
+
+def test_a_source_that_changes_again_and_again_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = StreamReader.read_into
+
+    def change_and_read(self: StreamReader, buffer: memoryview, offset: int) -> None:
+        with (world.source / "sub1/file1").open("ab") as file:
+            file.write(b"more")
+        read(self, buffer, offset)
+
+    monkeypatch.setattr(StreamReader, "read_into", change_and_read)
+    path = f"{world.source}/sub1/file1"
+    assert world.complaints(world.run()) == [
+        f"7 node0: {path} changed while it was read; submit again once it rests"
+    ]
+    assert not world.copy.exists()
+
+
+def test_a_disk_that_is_too_small_is_told_before_a_byte_moves(world: World) -> None:
+    outcome = world.run(space=Space(keep_free=1 << 60))
+    for failure in outcome.failures:
+        assert failure.code == 5
+        assert " bytes are needed and 0 free, " in failure.message
+    assert len(outcome.failures) == world.comm.size
+    assert not world.copy.exists()
+
+
+def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stage()
+    before = as_copy(walk(str(world.copy)))
+    world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
+
+    def fail(_: PartialTree) -> None:
+        raise OSError(28, "No space left on device")
+
+    if world.comm.rank == world.comm.size - 1:
+        monkeypatch.setattr(PartialTree, "seal", fail)
+    outcome = world.run()
+    assert [failure.code for failure in outcome.failures] == [5]
+    assert as_copy(walk(str(world.copy))) == before
+    monkeypatch.undo()
+    assert world.stage().tree == Counts(len(FILES), 1, 7)
+
+
+def test_a_kill_between_the_tree_and_its_record_costs_a_look_and_no_byte(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stage()
+    records = world.copy.parent / f".slurm-stage/{os.getuid()}/records"
+    (record,) = records.iterdir()
+    before = record.read_bytes()
+    world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
+    world.stage()
+    record.write_bytes(before)
+    world.comm.Barrier()
+    item = world.stage()
+    assert item.received == world.nodes
