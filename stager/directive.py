@@ -74,12 +74,18 @@ class Directive:
     validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
     lifetime: Lifetime = Lifetime.CACHE
+    #: Of a folder: what of it alone is staged, and what is not; see `patterns`.
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
         verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
         lifetime = "" if self.lifetime is Lifetime.CACHE else f",lifetime={self.lifetime}"
-        return f"{_escape(self.source)}:{_escape(self.destination)}{validate}{verify}{lifetime}"
+        include = "".join(f",include={_escape(pattern)}" for pattern in self.include)
+        exclude = "".join(f",exclude={_escape(pattern)}" for pattern in self.exclude)
+        paths = f"{_escape(self.source)}:{_escape(self.destination)}"
+        return f"{paths}{validate}{verify}{lifetime}{include}{exclude}"
 
 
 #: The keys that may stand behind a destination, and their values.
@@ -88,6 +94,9 @@ _OPTIONS: dict[str, type[_Option]] = {
     "verify": Verify,
     "lifetime": Lifetime,
 }
+#: Those that may be given more than once, with a pattern each.
+_PATTERNS = ("include", "exclude")
+_KNOWN = (*_OPTIONS, *_PATTERNS)
 
 
 class _Char(NamedTuple):
@@ -304,13 +313,20 @@ def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Fi
     _check_path(text, source, "source")
     _check_path(text, destination, "destination")
     chosen: dict[str, _Option] = {}
+    patterns: dict[str, tuple[str, ...]] = {}
     for option in options:
         key, equals, value = option.value.partition("=")
         _check_key(text, option, key, chosen)
         if not equals:
             raise DirectiveError(f"'{key}' needs a value: {key}=…", text, option.at)
-        chosen[key] = _choice(text, _Field(value, option.at + len(key) + 1), _OPTIONS[key])
-    return Directive(source.value, destination.value, **chosen)  # type: ignore[arg-type]
+        field = _Field(value, option.at + len(key) + 1)
+        if key in _PATTERNS:
+            patterns[key] = (*patterns.get(key, ()), _pattern(text, field))
+        else:
+            chosen[key] = _choice(text, field, _OPTIONS[key])
+    return Directive(
+        source.value, destination.value, **chosen, **patterns  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _check_path(text: str, path: _Field, what: str) -> None:
@@ -328,11 +344,21 @@ def _check_path(text: str, path: _Field, what: str) -> None:
 def _check_key(text: str, option: _Field, key: str, seen: Container[str]) -> None:
     if key in seen:
         raise DirectiveError(f"'{key}' is given twice", text, option.at)
-    if key not in _OPTIONS:
+    if key not in _KNOWN:
         key = printable(key)
-        near = difflib.get_close_matches(key, _OPTIONS)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(_OPTIONS)}"
+        near = difflib.get_close_matches(key, _KNOWN)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(_KNOWN)}"
         raise DirectiveError(f"unknown option '{key}'{hint}", text, option.at)
+
+
+def _pattern(text: str, value: _Field) -> str:
+    from stager.patterns import is_pattern  # which takes a while to import
+
+    if not is_pattern(value.value):
+        shown = printable(value.value)
+        problem = f"'{shown}' is no pattern as in a .gitignore (without ! and #)"
+        raise DirectiveError(problem, text, value.at)
+    return value.value
 
 
 def _choice(text: str, value: _Field, choices: type[_Option]) -> _Option:

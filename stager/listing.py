@@ -78,22 +78,32 @@ class Listing:
     extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: list[Row]) -> Self:
-        """The listing of ``rows``, which are in any order, and sorted here."""
-        rows.sort()
-        return cls(
-            [row.path for row in rows],
-            bytes(row.kind for row in rows),
-            array(_UNSIGNED, (row.mode for row in rows)),
-            array(_UNSIGNED, (row.size for row in rows)),
-            array(_SIGNED, (row.mtime_ns for row in rows)),
-            array(_SIGNED, (row.ctime_ns for row in rows)),
-            array(_UNSIGNED, (row.inode for row in rows)),
-            array(_UNSIGNED, (row.owner for row in rows)),
-            array(_UNSIGNED, (row.group for row in rows)),
-            {number: row.target for number, row in enumerate(rows) if row.target},
-            {number: row.extents for number, row in enumerate(rows) if row.extents is not None},
+    def of(cls, rows: Iterable[Row]) -> Self:
+        """The listing of ``rows``, which come in any order, and are sorted here."""
+        paths: list[bytes] = []
+        kinds = bytearray()
+        columns = [array(code) for code in _TYPES]
+        targets: dict[int, bytes] = {}
+        extents: dict[int, tuple[Extent, ...]] = {}
+        for number, row in enumerate(rows):
+            paths.append(row.path)
+            kinds.append(row.kind)
+            for column, value in zip(columns, row[2:9], strict=True):
+                column.append(value)
+            if row.target:
+                targets[number] = row.target
+            if row.extents is not None:
+                extents[number] = row.extents
+        order = sorted(range(len(paths)), key=paths.__getitem__)
+        modes, sizes, mtimes, ctimes, inodes, owners, groups = (
+            array(column.typecode, map(column.__getitem__, order)) for column in columns
         )
+        return cls(
+            [paths[number] for number in order], bytes(map(kinds.__getitem__, order)),
+            modes, sizes, mtimes, ctimes, inodes, owners, groups,
+            {row: targets[number] for row, number in enumerate(order) if number in targets},
+            {row: extents[number] for row, number in enumerate(order) if number in extents},
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.paths)

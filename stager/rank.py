@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from stager.agree import Busy
     from stager.cargo import Cargo
-    from stager.listing import Listing
+    from stager.survey import Listings
 
 #: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
@@ -227,7 +227,7 @@ def _stage_once(
     evicted: list[Evicted],
 ) -> list[ItemReport]:
     watch.enter(Phase.SURVEY)
-    listings: dict[str, Listing] = {}  # which rank 0 alone has
+    listings: Listings = {}  # which rank 0 alone has
     looked: dict[str, str] = {}
     looks = together(
         comm, here, lambda: _look(comm.rank, request, here, listings, looked), patient=True
@@ -329,13 +329,14 @@ def _look_at_copies(
             yield item.destination, copy_digest(here.path(item.destination))
 
 
-def _cargo(comm: MPI.Intracomm, task: Task, listings: Mapping[str, Listing]) -> Cargo:
+def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
     """What this rank does for the task. Collective."""
     if not task.source.is_tree or not task.plan.receivers:
         return FileCargo(task)
     from stager.tree_cargo import TreeCargo, look_for_kept  # what a file need not import
 
-    listing = comm.bcast(listings.get(task.item.source))
+    item = task.item
+    listing = comm.bcast(listings.get((item.source, item.include, item.exclude)))
     assert listing is not None
     return TreeCargo(task, listing, look_for_kept(task, listing))
 
@@ -404,7 +405,7 @@ def _look(
     rank: int,
     request: StageRequest,
     here: Here,
-    listings: dict[str, Listing],
+    listings: Listings,
     looked: dict[str, str],
 ) -> _Look:
     items = request.items
@@ -418,15 +419,17 @@ def _look(
 
 
 def _look_at_sources(
-    rank: int, items: Sequence[StageItem], here: Here, listings: dict[str, Listing]
+    rank: int, items: Sequence[StageItem], here: Here, listings: Listings
 ) -> tuple[Source, ...]:
     # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
     return tuple(_look_at_source(item, here, listings) for item in items) if rank == 0 else ()
 
 
-def _look_at_source(item: StageItem, here: Here, listings: dict[str, Listing]) -> Source:
+def _look_at_source(item: StageItem, here: Here, listings: Listings) -> Source:
     # What root staged is for those only who might have read the source themselves.
-    source = look_at_source(item.source, listings, to_be_read=item.shared)
+    source = look_at_source(
+        item.source, item.include, item.exclude, listings, to_be_read=item.shared
+    )
     if source.is_tree and item.shared:
         raise PolicyRefusal(
             f"{item.source} is a folder, and {item.root} takes files for all users; "

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: have there: the kernel takes 128 KiB, name and all (MAX_ARG_STRLEN).
 REQUEST_VARIABLE = "STAGE_REQUEST"
 _LONGEST = 127 * 1024
+#: The fields of an item that are tuples, which JSON does not know.
+_LISTS = ("include", "exclude")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,18 @@ class StageItem:
     lifetime: Lifetime = Lifetime.CACHE
     #: Whether ``root`` is the site's own: root stages there, and all may use it.
     shared: bool = False
+    #: What of a folder is staged, and what is not; see `patterns`.
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def options(self) -> str:
         """What the directive says behind the destination."""
         verify = "" if self.verify is Verify.STREAM else f", verify={self.verify}"
         lifetime = "" if self.lifetime is Lifetime.CACHE else f", lifetime={self.lifetime}"
-        return f"validate={self.validate}{verify}{lifetime}"
+        include = "".join(f", include={pattern}" for pattern in self.include)
+        exclude = "".join(f", exclude={pattern}" for pattern in self.exclude)
+        return f"validate={self.validate}{verify}{lifetime}{include}{exclude}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; there may be thousands, so it is short."""
@@ -61,7 +68,8 @@ class StageItem:
         """The item that `to_json` wrote."""
         kinds = {"validate": Validate, "verify": Verify, "lifetime": Lifetime}
         chosen = {name: kind(data[name]) for name, kind in kinds.items() if name in data}
-        return cls(**{**data, **chosen})
+        lists: dict[str, Any] = {name: tuple(data[name]) for name in _LISTS if name in data}
+        return cls(**{**data, **chosen, **lists})
 
     @property
     def name(self) -> str:
@@ -197,7 +205,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     return StageItem(
         directive.source, destination, root, directive.validate, directive.verify,
-        directive.lifetime, shared,
+        directive.lifetime, shared, directive.include, directive.exclude,
     )  # fmt: skip
 
 

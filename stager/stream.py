@@ -21,7 +21,7 @@ from stager.ring import Digest
 from stager.walk import THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import ThreadPoolExecutor
     from contextlib import AbstractContextManager
 
@@ -228,16 +228,16 @@ class Tree(Protocol):
 
 
 class StreamWriter:
-    """Writes the files of a stream into a tree, but for those in ``kept``."""
+    """Writes those files of a stream into a tree that it ``needs``, a byte for each row."""
 
-    def __init__(self, tree: Tree, stream: Stream, kept: Container[int]) -> None:
+    def __init__(self, tree: Tree, stream: Stream, needs: bytes | bytearray) -> None:
         self._tree = tree
         self._stream = stream
-        self._kept = kept
+        self._needs = needs
 
     def write(self, data: memoryview, offset: int) -> None:
         """Put the ``data`` at ``offset`` bytes of the stream where they belong."""
         with self._tree.writing():
             for row, start, within, length in self._stream.parts(offset, len(data)):
-                if row not in self._kept:
+                if self._needs[row]:
                     self._tree.write(row, data[start : start + length], within)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.directive import Validate
-from stager.errors import DestinationError, SourceError
+from stager.errors import DestinationError, SourceError, UsageError
 from stager.layout import rounded
 from stager.manifest import SourceFacts
 from stager.reader import BLOCK, FileReader
@@ -75,13 +75,22 @@ class Survey:
         return not self.reason
 
 
+#: What folders hold, by their paths and the patterns of what is included and excluded.
+Listings = dict[tuple[str, tuple[str, ...], tuple[str, ...]], "Listing"]
+
+
 def look_at_source(
-    path: str, listings: dict[str, Listing] | None = None, *, to_be_read: bool = False
+    path: str,
+    include: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    listings: Listings | None = None,
+    *,
+    to_be_read: bool = False,
 ) -> Source:
     """Stat the source, following links; where it is ``to_be_read``, make sure that it may be.
 
     What a folder holds is put into ``listings``, unless it is there already. Raises SourceError
-    unless the source is a plain file or a folder.
+    unless the source is a plain file or a folder, UsageError for patterns with a file.
     """
     try:
         facts = os.stat(path)
@@ -93,16 +102,29 @@ def look_at_source(
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = {} if listings is None else listings
-        if path not in listings:
-            from stager.walk import walk  # what a file need not import
-
-            listings[path] = walk(path, facts)
-        return _source_tree(facts, listings[path])
+        key = path, include, exclude
+        if key not in listings:
+            listings[key] = _list(path, facts, include, exclude)
+        return _source_tree(facts, listings[key])
+    if include or exclude:
+        raise UsageError(f"{path} is no folder; include and exclude are for what is in one")
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
         raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
     return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid, allocated)
+
+
+def _list(
+    path: str, facts: os.stat_result, include: tuple[str, ...], exclude: tuple[str, ...]
+) -> Listing:
+    from stager.walk import walk  # what a file need not import
+
+    if not include and not exclude:
+        return walk(path, facts)
+    from stager.patterns import Patterns  # what few folders need
+
+    return walk(path, facts, Patterns(include, exclude))
 
 
 def _source_tree(facts: os.stat_result, listing: Listing) -> Source:

@@ -6,6 +6,7 @@ The tree's record says which table belongs to it; the table is a file beside the
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,27 +79,35 @@ class Table:
         """The rows of a new listing of the ``source`` whose files are in the ``copy`` already, as
         it is found now; each with its row in this table.
         """
-        there = _by_path(copy)
-        for row, before in _pairs(source, self.source):
-            now = there.get(source.paths[row])
+        there = _common(source, copy)
+        at, now = next(there, _NONE)
+        for row, before in _common(source, self.source):
+            while at < row:
+                at, now = next(there, _NONE)
             if (
-                now is not None
+                at == row
+                and source.kinds[row] == self.source.kinds[before] == copy.kinds[now] == Kind.FILE
                 and _facts(source, row) == _facts(self.source, before)
-                and copy.kinds[now] == Kind.FILE
-                and (copy.modes[now], copy.inodes[now], copy.sizes[now], copy.mtimes[now])
-                == (
-                    self.modes[before],
-                    self.inodes[before],
-                    self.sizes[before],
-                    self.mtimes[before],
-                )
+                and self._is_copy(before, copy, now)
             ):
                 yield row, before
 
+    def _is_copy(self, row: int, copy: Listing, now: int) -> bool:
+        """Whether the file in the ``copy`` is the one that was published."""
+        return (
+            copy.modes[now] == self.modes[row]
+            and copy.inodes[now] == self.inodes[row]
+            and copy.sizes[now] == self.sizes[row]
+            and copy.mtimes[now] == self.mtimes[row]
+        )
+
     def gone(self, source: Listing) -> int:
         """How many of the files that were there are not in a new listing of the ``source``."""
-        there = {source.paths[row] for row in _files(source)}
-        return sum(self.source.paths[row] not in there for row in _files(self.source))
+        still = sum(
+            source.kinds[row] == self.source.kinds[before] == Kind.FILE
+            for row, before in _common(source, self.source)
+        )
+        return self.source.files - still
 
 
 def as_copy(listing: Listing) -> Listing:
@@ -121,17 +130,23 @@ def as_copy(listing: Listing) -> Listing:
     )
 
 
-def _pairs(source: Listing, before: Listing) -> Iterator[tuple[int, int]]:
-    """The rows of files with the same path in both."""
-    by_path = _by_path(before)
-    for row in _files(source):
-        other = by_path.get(source.paths[row])
-        if other is not None and before.kinds[other] == Kind.FILE:
-            yield row, other
+#: Behind all rows.
+_NONE = (sys.maxsize, sys.maxsize)
 
 
-def _by_path(listing: Listing) -> dict[bytes, int]:
-    return {path: row for row, path in enumerate(listing.paths)}
+def _common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
+    """The rows of the paths that are in both, in order: both are sorted."""
+    left, right = one.paths, other.paths
+    number = at = 0
+    while number < len(left) and at < len(right):
+        if left[number] == right[at]:
+            yield number, at
+            number += 1
+            at += 1
+        elif left[number] < right[at]:
+            number += 1
+        else:
+            at += 1
 
 
 def _files(listing: Listing) -> Iterator[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What of a new version is on this node already: rows of its listing, with their digests.
+    """What of a new version is on this node already: for each row of its listing the row in the
+    ``table`` of the old one, or -1.
 
     ``deleted`` counts the files of the old version that are in the new one no more.
     """
 
-    digests: dict[int, bytes] = field(default_factory=dict)
+    rows: array[int]
+    table: Table | None = None
     deleted: int = 0
 
 
@@ -47,19 +50,21 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
 
     But for ``validate=checksum``.
     """
+    rows = array("q", [-1]) * len(listing)
     record = task.cache.load(task.item.destination)
     text = task.cache.load_table(record) if record else None
     if text is None or task.item.validate is Validate.ALWAYS:
-        return Kept()
+        return Kept(rows)
     try:
         table = Table.from_bytes(text)
         copy = walk(task.path, holes=False)
     except (OSError, ValueError, StageError):
-        return Kept()
-    kept = {row: table.digest(before) for row, before in table.kept(listing, copy)}
-    if task.item.validate is Validate.CHECKSUM:
-        kept = {row: digest for row, digest in kept.items() if _is(task, listing, row, digest)}
-    return Kept(kept, table.gone(listing))
+        return Kept(rows)
+    for row, before in table.kept(listing, copy):
+        checked = task.item.validate is Validate.CHECKSUM
+        if not checked or _is(task, listing, row, table.digest(before)):
+            rows[row] = before
+    return Kept(rows, table, table.gone(listing))
 
 
 def _is(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
@@ -74,15 +79,16 @@ class TreeCargo(Cargo):
     def __init__(self, task: Task, listing: Listing, kept: Kept) -> None:
         super().__init__(task)
         self._listing = listing
-        self._kept = dict(kept.digests)
-        self._deleted = kept.deleted
+        self._kept = kept
+        #: A byte for each row: whether this node lacks its file.
+        self._needs = bytearray(len(listing))
         self._tree: PartialTree | None = None
         #: What travels, and how its files are told apart; known when all have opened theirs.
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
 
     def need(self) -> int:
-        rows = (row for row in range(len(self._listing)) if row not in self._kept)
+        rows = (row for row, before in enumerate(self._kept.rows) if before < 0)
         return self._listing.allocated(rows) if self.task.receives else 0
 
     def open(self) -> Opened:
@@ -93,12 +99,10 @@ class TreeCargo(Cargo):
         self._tree = PartialTree(task.cache, self._listing)
         self.stack.callback(self._tree.close)
         self._tree.lay_out()
-        needs = bytearray(len(self._listing))
         for row in self._listing.rows(Kind.FILE):
-            if row not in self._kept or not self._take_over(self._tree, row):
-                self._kept.pop(row, None)
-                needs[row] = 1
-        return Opened(needs=zlib.compress(needs, 1))
+            kept = self._kept.rows[row] >= 0 and self._take_over(self._tree, row)
+            self._needs[row] = not kept
+        return Opened(needs=zlib.compress(self._needs, 1))
 
     def _take_over(self, tree: PartialTree, row: int) -> bool:
         path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
@@ -120,10 +124,11 @@ class TreeCargo(Cargo):
         task, stream = self.task, self.stream
         assert stream is not None
         if self._tree:
-            for row in stream.without_data:
-                if row not in self._kept:
-                    self._tree.create(row)
-            self.writer = StreamWriter(self._tree, stream, self._kept)
+            with self._tree.writing():
+                for row in stream.without_data:
+                    if self._needs[row]:
+                        self._tree.create(row)
+            self.writer = StreamWriter(self._tree, stream, self._needs)
         if task.sends:
             from_source = task.plan.from_source
             folder = task.item.source if from_source else task.path
@@ -163,7 +168,7 @@ class TreeCargo(Cargo):
             return
         for row in self.stream.rows:
             path = os.fsdecode(self._listing.paths[row])
-            if row not in self._kept and self._tree.read_back(row) != self._digest(row):
+            if self._needs[row] and self._tree.read_back(row) != self._digest(row):
                 text = "what the disk gives back differs from what was written to it"
                 raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
 
@@ -190,12 +195,15 @@ class TreeCargo(Cargo):
         if not self.stream:
             return None
         return Counts(
-            self._listing.files, len(self.stream.rows), self.stream.size, self._deleted
+            self._listing.files, len(self.stream.rows), self.stream.size, self._kept.deleted
         )  # fmt: skip
 
     def _all_digests(self) -> bytes:
         assert self._digests is not None
         digests = bytearray(self._digests.digests)
-        for row, digest in self._kept.items():
-            digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
+        if self._kept.table:
+            for row in self._listing.rows(Kind.FILE):
+                if not self._needs[row]:
+                    digest = self._kept.table.digest(self._kept.rows[row])
+                    digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
         return bytes(digests)

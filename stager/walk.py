@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from stager.layout import Extent
+    from stager.patterns import Patterns
 
 #: Threads that look into folders of slow storage, and the seconds for an entry that are slow: ten
 #: times what a local disk takes.
@@ -40,35 +41,49 @@ class _Found(NamedTuple):
     linked: list[tuple[tuple[int, int], Row]]
 
 
-def walk(folder: str, facts: os.stat_result | None = None, *, holes: bool = True) -> Listing:
+def walk(
+    folder: str,
+    facts: os.stat_result | None = None,
+    patterns: Patterns | None = None,
+    *,
+    holes: bool = True,
+) -> Listing:
     """The listing of ``folder``, whose own ``facts`` may be known; links in it are not followed.
 
-    Files with holes are opened to see where these are, unless ``holes`` does not ask for them.
+    What the ``patterns`` leave out is neither listed nor looked into. Files with holes are opened
+    to see where these are, unless ``holes`` does not ask for them.
 
     Raises SourceError for what cannot be read or is no file, folder or link, and IntegrityError
     for what goes away meanwhile.
     """
-    walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes)
-    rows: list[Row] = []
+    walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes, patterns)
+    rows = _rows(walker)
+    return Listing.of(patterns.pruned(rows) if patterns else rows)
+
+
+def _rows(walker: _Walker) -> Iterator[Row]:
     linked: dict[tuple[int, int], list[Row]] = {}
     for found in walker.all():
-        rows += found.rows
+        yield from found.rows
         for key, row in found.linked:
             linked.setdefault(key, []).append(row)
     for names in linked.values():
         first, *others = sorted(names)
-        rows.append(first)
-        rows += [Row(row.path, Kind.TWIN, target=first.path) for row in others]
-    return Listing.of(rows)
+        yield first
+        for row in others:
+            yield Row(row.path, Kind.TWIN, target=first.path)
 
 
 class _Walker:
     """Looks into all folders beneath ``root``, itself included."""
 
-    def __init__(self, root: bytes, facts: os.stat_result, holes: bool) -> None:
+    def __init__(
+        self, root: bytes, facts: os.stat_result, holes: bool, patterns: Patterns | None
+    ) -> None:
         self._root = root
         self._facts = facts
         self._holes = holes
+        self._patterns = patterns
         self._slow = False
 
     def all(self) -> Iterator[_Found]:
@@ -101,7 +116,8 @@ class _Walker:
         try:
             with os.scandir(above) as entries:
                 for entry in entries:
-                    self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
+                    if not self._leaves_out(prefix, entry):
+                        self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
         except OSError as error:
             where = text_of(os.fsencode(error.filename or above))
             if isinstance(error, FileNotFoundError):
@@ -109,6 +125,11 @@ class _Walker:
                 raise IntegrityError(text) from None
             raise SourceError(f"{where}: {error.strerror}") from None
         return found
+
+    def _leaves_out(self, prefix: bytes, entry: os.DirEntry[bytes]) -> bool:
+        return self._patterns is not None and self._patterns.leaves_out(
+            prefix + entry.name, is_folder=entry.is_dir(follow_symlinks=False)
+        )
 
     def _sort(self, path: bytes, facts: os.stat_result, found: _Found) -> None:
         row = self._row(path, facts)

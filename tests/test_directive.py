@@ -23,6 +23,7 @@ from stager.directive import (
     sbatch_values,
 )
 from stager.errors import DirectiveError, UsageError
+from stager.patterns import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,12 @@ TOO_LONG = (
 AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$*é漢😀\xa0\u2028\x7f\udc80\udcff")
 PRINTABLE = st.characters(min_codepoint=0x20, exclude_categories=["Cs"])
 PATHS = st.text(AWKWARD | PRINTABLE, max_size=8).map("/{}".format)
+#: What may stand behind ``include=`` and ``exclude=``; a directive has no control characters.
+PATTERNS = st.lists(
+    st.sampled_from(["*.pyc", "__pycache__/", "/a,b", "a:b", "a;b", "a b", "**/x", "[a-z]?"])
+    | st.text(AWKWARD | PRINTABLE, max_size=8).filter(is_pattern),
+    max_size=2,
+).map(tuple)
 DIRECTIVES = st.builds(
     Directive,
     PATHS,
@@ -51,6 +58,8 @@ DIRECTIVES = st.builds(
     st.sampled_from(Validate),
     st.sampled_from(Verify),
     st.sampled_from(Lifetime),
+    PATTERNS,
+    PATTERNS,
 )
 
 #: Pieces from which random text comes near to what the grammars take.
@@ -294,8 +303,16 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
         ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
-        ("/a:/b,mode=0644", "unknown option 'mode'; known: validate, verify, lifetime", 6),
-        ("/a:/b,mode", "unknown option 'mode'; known: validate, verify, lifetime", 6),
+        (
+            "/a:/b,mode=0644",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            6,
+        ),
+        (
+            "/a:/b,mode",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            6,
+        ),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
         ("/a:/b,validate=size,validate=size", "'validate' is given twice", 20),
         ("/a:/b,validate=size,validate", "'validate' is given twice", 20),
@@ -314,7 +331,10 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("/a:/b,\x9b31mred=1", "unknown option '?31mred'; known: validate, verify, lifetime"),
+        (
+            "/a:/b,\x9b31mred=1",
+            "unknown option '?31mred'; known: validate, verify, lifetime, include, exclude",
+        ),
         ("/a:/b,validate=\udc80", "'?' is none of stat, size, checksum, always"),
     ],
 )
@@ -567,8 +587,16 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
         ("#STAGE s3://b/k /b", "the source is a URL; only files can be staged", 7),
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
-        ("#STAGE /a /b mode=1", "unknown option 'mode'; known: validate, verify, lifetime", 13),
-        ("#STAGE /a /b /c", "unknown option '/c'; known: validate, verify, lifetime", 13),
+        (
+            "#STAGE /a /b mode=1",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            13,
+        ),
+        (
+            "#STAGE /a /b /c",
+            "unknown option '/c'; known: validate, verify, lifetime, include, exclude",
+            13,
+        ),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
         ("#STAGE /a /b validate", "'validate' needs a value: validate=…", 13),
         ("#STAGE /a /b validate=x", "'x' is none of stat, size, checksum, always", 22),
@@ -623,6 +651,8 @@ def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
 def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
     options = [f"validate={directive.validate}", f"verify={directive.verify}"]
     options.append(f"lifetime={directive.lifetime}")
+    options += [f"include={pattern}" for pattern in directive.include]
+    options += [f"exclude={pattern}" for pattern in directive.exclude]
     words = [directive.source, directive.destination, *options]
     assert parse_script([BASH, f"#STAGE {shlex.join(words)}\n"]) == (directive,)
 
@@ -706,3 +736,20 @@ def test_a_line_of_sbatch_whose_quotes_do_not_match_is_refused() -> None:
     with pytest.raises(DirectiveError) as caught:
         sbatch_values([BASH, line])
     assert str(caught.value) == message("no closing quotation", line, 22)
+
+
+@pytest.mark.parametrize("pattern", ["", " ", "!kept", "#comment", "\\\\"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    text = f"/a:/b,exclude={pattern}"
+    with pytest.raises(DirectiveError) as told:
+        parse_value(text)
+    shown = pattern.replace("\\\\", "\\").strip()
+    assert told.value.problem == f"'{shown}' is no pattern as in a .gitignore (without ! and #)"
+    assert told.value.position == len("/a:/b,exclude=")
+
+
+def test_patterns_may_be_given_more_than_once() -> None:
+    (directive,) = parse_value("/a:/b,exclude=*.pyc,include=/lib,exclude=a\\,b")
+    assert (directive.include, directive.exclude) == (("/lib",), ("*.pyc", "a,b"))
+    line = "#STAGE /a /b exclude=*.pyc include=/lib 'exclude=a,b'"
+    assert parse_script([line]) == (directive,)

@@ -38,6 +38,8 @@ ITEMS = st.builds(
     st.sampled_from(Verify),
     st.sampled_from(Lifetime),
     st.booleans(),
+    st.lists(TEXTS, max_size=2).map(tuple),
+    st.lists(TEXTS, max_size=2).map(tuple),
 )
 SETTINGS = st.builds(
     Settings,

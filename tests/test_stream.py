@@ -111,7 +111,7 @@ def test_what_is_read_is_what_is_written(
         stream = Stream(listing, everything(listing))
         reader = StreamReader(folder, stream, is_source=True)
         digest, memory = StreamDigest(stream), Memory(listing)
-        writer = StreamWriter(memory, stream, kept=())
+        writer = StreamWriter(memory, stream, everything(listing))
         for offset, length in cuts(stream.size, chunk):
             buffer = memoryview(bytearray(length))
             reader.read_into(buffer, offset)
@@ -152,7 +152,7 @@ def test_the_digest_of_a_file_with_holes_is_that_of_all_its_bytes(tmp_path: Path
 def test_what_a_node_has_already_is_not_written() -> None:
     listing = listing_of([1, 2, 3])
     memory, stream = Memory(listing), Stream(listing, b"\1" * 4)
-    StreamWriter(memory, stream, kept={2}).write(memoryview(b"abbccc"), 0)
+    StreamWriter(memory, stream, b"\0\1\0\1").write(memoryview(b"abbccc"), 0)
     assert {row: bytes(data) for row, data in memory.files.items()} == {
         1: b"a", 2: b"\0\0", 3: b"ccc",
     }  # fmt: skip

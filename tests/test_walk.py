@@ -13,6 +13,7 @@ from stager import walk as module
 from stager.errors import IntegrityError, SourceError
 from stager.layout import Extent
 from stager.listing import Kind, Listing
+from stager.patterns import Patterns
 from stager.store import remove_tree
 from stager.walk import walk
 
@@ -123,9 +124,56 @@ def test_what_cannot_be_staged_is_named(folder: Path) -> None:
 
 
 def test_what_goes_away_meanwhile_is_told(folder: Path) -> None:
-    walker = module._Walker(os.fsencode(folder), folder.stat(), holes=True)
+    walker = module._Walker(os.fsencode(folder), folder.stat(), holes=True, patterns=None)
     with pytest.raises(IntegrityError) as told:
         walker._look(b"a/gone")
     assert str(told.value) == (
         f"{folder}/a/gone went away while the folder was read; submit again once it rests"
     )
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "found"),
+    [
+        ((), ("*.pyc",), "a a/b a/b/x.py a/x.py c c/d c/d/twin empty link top"),
+        ((), ("a/",), "c c/d c/d/twin c/d/x.pyc empty link top"),
+        (
+            (),
+            ("/x.py", "/top", "/empty/"),
+            "a a/b a/b/x.py a/b/x.pyc a/x.py c c/d c/d/twin c/d/x.pyc link",
+        ),
+        (("*.py",), (), "a a/b a/b/x.py a/x.py"),
+        (("*.py",), ("b",), "a a/x.py"),
+        (("/c/",), ("*.pyc",), "c c/d c/d/twin"),
+        (("twin", "empty/"), (), "c c/d c/d/twin empty"),
+        (("link",), (), "link"),
+        (("nothing",), (), ""),
+        (("**/d/*",), (), "c c/d c/d/twin c/d/x.pyc"),
+    ],
+)
+def test_patterns_say_what_is_listed(
+    tmp_path: Path, include: tuple[str, ...], exclude: tuple[str, ...], found: str
+) -> None:
+    for name in ("a/b", "c/d", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a/x.py", "a/b/x.py", "a/b/x.pyc", "c/d/x.pyc", "top"):
+        (tmp_path / name).touch()
+    (tmp_path / "c/d/twin").hardlink_to(tmp_path / "a/x.py")
+    (tmp_path / "link").symlink_to("top")
+    listing = walk(str(tmp_path), patterns=Patterns(include, exclude))
+    assert listing.paths == [os.fsencode(path) for path in ["", *found.split()]]
+
+
+def test_of_a_file_whose_first_name_is_left_out_the_second_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    (tmp_path / "c").hardlink_to(tmp_path / "a")
+    listing = walk(str(tmp_path), patterns=Patterns((), ("a",)))
+    assert bytes(listing.kinds) == bytes([Kind.FOLDER, Kind.FILE, Kind.TWIN])
+
+
+def test_what_is_left_out_is_not_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out/pipe")
+    os.mkfifo(tmp_path / "pipe")
+    assert walk(str(tmp_path), patterns=Patterns((), ("out/", "pipe"))).paths == [b""]

@@ -344,3 +344,35 @@ def test_a_kill_between_the_tree_and_its_record_costs_a_look_and_no_byte(
     world.comm.Barrier()
     item = world.stage()
     assert item.received == world.nodes
+
+
+def test_patterns_say_what_is_staged(world: World) -> None:
+    (item,) = world.run(items=world.wish(exclude=("sub*/",))).items
+    assert item.tree == Counts(2, 2, FILES["large"])
+    assert sorted(os.listdir(world.copy)) == ["empty", "large", "link", "twin", "zero"]
+    (item,) = world.run(items=world.wish(include=("/sub1/", "/large"))).items
+    few = sum(name.startswith("sub1/") for name in FILES)
+    assert item.tree is not None
+    assert (item.tree.files, item.tree.moved, item.tree.deleted) == (few + 1, few, 1)
+    assert sorted(os.listdir(world.copy)) == ["large", "sub1"]
+    item = world.stage()
+    assert item.tree is not None
+    assert (item.tree.moved, item.tree.deleted) == (len(FILES) - few - 1, 0)
+
+
+def test_patterns_are_for_folders(world: World) -> None:
+    wish = world.wish(source=f"{world.source}/large", exclude=("*",))
+    assert world.complaints(world.run(items=wish)) == [
+        f"2 node0: {world.source}/large is no folder; include and exclude are for what is in one"
+    ]
+
+
+def test_one_folder_may_be_staged_in_parts(world: World) -> None:
+    parts = (
+        *world.wish(destination="/nvme/one", include=("/large",)),
+        *world.wish(destination="/nvme/two", exclude=("/large", "/twin")),
+    )
+    first, second = world.run(items=parts).items
+    rest = len(FILES) - 1
+    assert first.tree == Counts(1, 1, FILES["large"])
+    assert second.tree == Counts(rest, rest, TOTAL - FILES["large"])
