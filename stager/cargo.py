@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stager.layout import Extent, Layout
     from stager.plan import TransferPlan
     from stager.report import Counts
-    from stager.request import Settings, StageItem
+    from stager.request import Settings, Space, StageItem
     from stager.ring import Digester, Writer
     from stager.survey import Source
     from stager.transfer import Result
@@ -47,6 +47,7 @@ class Task:
     cache: store.Cache
     here: Here
     rank: int
+    space: Space
 
     @property
     def path(self) -> str:
@@ -128,6 +129,14 @@ class Opened:
     needs: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The ``digest`` that a new copy is known by, and of a tree what became of its files."""
+
+    digest: str = ""
+    tree: Counts | None = None
+
+
 class Cargo(ABC):
     """The steps in the order in which they are taken. All but `close` raise StageError."""
 
@@ -170,12 +179,8 @@ class Cargo(ABC):
         """Compare what the disk gives back. Raises IntegrityError."""
 
     @abstractmethod
-    def publish(self, digest: str) -> str:
-        """Put the copy in its place and record it; the digest that it is known by."""
-
-    def counts(self) -> Counts | None:
-        """What was done, by files, where there are many."""
-        return None
+    def publish(self, digest: str) -> Published:
+        """Put the copy in its place and record it."""
 
     def close(self) -> None:
         """Let go of all; what was not published is gone."""

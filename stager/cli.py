@@ -231,7 +231,10 @@ def _request(items: tuple[StageItem, ...], rules: Policy, nodes: int, **too: Any
 
 def _space(rules: Policy) -> Space:
     limits = rules.cache
-    return request.Space(limits.keep_free, limits.keep_free_percent, limits.user_limit, rules.roots)
+    return request.Space(
+        limits.keep_free, limits.keep_free_percent, limits.user_limit, rules.roots,
+        limits.unpacked_size, limits.unpacked_members,
+    )  # fmt: skip
 
 
 def _settings(rules: Transfer) -> Settings:

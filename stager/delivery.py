@@ -95,9 +95,11 @@ def deliver(
             watch.enter(Phase.VERIFY)
             together(comm, task.here, partial(cargo.verify, delivered.digest), patient=True)
         watch.enter(Phase.PUBLISH)
-        known_by = together(comm, task.here, partial(cargo.publish, delivered.digest))
-        digest = known_by[plan.receivers[0]]
-        return replace(delivered, digest=digest, tree=cargo.counts())
+        published = together(comm, task.here, partial(cargo.publish, delivered.digest))
+        trees = [one.tree for one in published if one.tree]
+        # What was deleted may differ: a node may have had another old version, or none.
+        tree = max(trees, key=lambda one: one.deleted) if trees else None
+        return replace(delivered, digest=published[plan.receivers[0]].digest, tree=tree)
 
 
 def _open(comm: MPI.Intracomm, task: Task, cargo: Cargo) -> Layout:

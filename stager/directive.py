@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 #: variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN), and grows there by escapes.
 MAX_LIST = 32 * 1024
 
+#: The archives that can be unpacked, by the ends of their names.
+ARCHIVES = (
+    ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.xz", ".txz", ".tar", ".zip",
+)  # fmt: skip
+
 _ESCAPED = ":,;\\"
 _BLANKS = " \t"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
@@ -77,6 +82,8 @@ class Directive:
     #: Of a folder: what of it alone is staged, and what is not; see `patterns`.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    #: Whether the source is an archive, whose files are wanted.
+    extract: bool = False
 
     def __str__(self) -> str:
         validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
@@ -85,7 +92,8 @@ class Directive:
         include = "".join(f",include={_escape(pattern)}" for pattern in self.include)
         exclude = "".join(f",exclude={_escape(pattern)}" for pattern in self.exclude)
         paths = f"{_escape(self.source)}:{_escape(self.destination)}"
-        return f"{paths}{validate}{verify}{lifetime}{include}{exclude}"
+        extract = ",extract" if self.extract else ""
+        return f"{paths}{validate}{verify}{lifetime}{include}{exclude}{extract}"
 
 
 #: The keys that may stand behind a destination, and their values.
@@ -96,7 +104,9 @@ _OPTIONS: dict[str, type[_Option]] = {
 }
 #: Those that may be given more than once, with a pattern each.
 _PATTERNS = ("include", "exclude")
-_KNOWN = (*_OPTIONS, *_PATTERNS)
+#: That which takes no value.
+_FLAG = "extract"
+_KNOWN = (*_OPTIONS, *_PATTERNS, _FLAG)
 
 
 class _Char(NamedTuple):
@@ -312,11 +322,16 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
 def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
     _check_path(text, source, "source")
     _check_path(text, destination, "destination")
-    chosen: dict[str, _Option] = {}
+    chosen: dict[str, _Option | bool] = {}
     patterns: dict[str, tuple[str, ...]] = {}
     for option in options:
         key, equals, value = option.value.partition("=")
         _check_key(text, option, key, chosen)
+        if key == _FLAG:
+            if equals:
+                raise DirectiveError(f"'{key}' takes no value", text, option.at + len(key))
+            chosen[key] = True
+            continue
         if not equals:
             raise DirectiveError(f"'{key}' needs a value: {key}=…", text, option.at)
         field = _Field(value, option.at + len(key) + 1)
@@ -324,6 +339,8 @@ def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Fi
             patterns[key] = (*patterns.get(key, ()), _pattern(text, field))
         else:
             chosen[key] = _choice(text, field, _OPTIONS[key])
+    if chosen.get(_FLAG):
+        _check_archive(text, source)
     return Directive(
         source.value, destination.value, **chosen, **patterns  # type: ignore[arg-type]
     )  # fmt: skip
@@ -339,6 +356,17 @@ def _check_path(text: str, path: _Field, what: str) -> None:
         raise DirectiveError(problem, text, path.at)
     if what == "destination" and ".." in path.value.split("/"):
         raise DirectiveError("'..' is not allowed in a destination", text, path.at)
+
+
+def archive_suffix(path: str) -> str:
+    """The end of an archive's name by which it is known, or nothing."""
+    return next((end for end in ARCHIVES if path.lower().endswith(end)), "")
+
+
+def _check_archive(text: str, source: _Field) -> None:
+    if not archive_suffix(source.value):
+        known = " ".join(ARCHIVES)
+        raise DirectiveError(f"'extract' is for archives: {known}", text, source.at)
 
 
 def _check_key(text: str, option: _Field, key: str, seen: Container[str]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager import store
-from stager.cargo import Cargo, Opened
+from stager.cargo import Cargo, Opened, Published, Task
 from stager.errors import Failure, IntegrityError, SourceError
 from stager.layout import Layout, rounded
 from stager.reader import FileReader
@@ -65,19 +65,10 @@ class FileCargo(Cargo):
         if not self._file:
             return None
         if task.plan.from_source:
-            if not self._source_changed(self._file):
-                return None
-            text = f"{task.item.source} changed while it was read; submit again once it rests"
-            return Failure(IntegrityError.code, text, task.here.name)
+            return source_changed(task, self._file)
         if not result.error and result.digest == task.plan.digest:
             return None
         return task.damaged_copy()
-
-    def _source_changed(self, reader: FileReader) -> bool:
-        with suppress(OSError):
-            named = facts_of(os.stat(self.task.item.source))
-            return not facts_of(os.fstat(reader.descriptor)) == named == self.task.source.facts
-        return True
 
     def seal(self) -> None:
         source = self.task.source
@@ -89,8 +80,18 @@ class FileCargo(Cargo):
             text = "what the disk gives back differs from what was written to it; use another node"
             raise IntegrityError(f"{self.task.path}: {text}")
 
-    def publish(self, digest: str) -> str:
+    def publish(self, digest: str) -> Published:
         if self._partial:
             copy = self._partial.publish(self.task.path)
             self.task.cache.save(self.task.record(copy, digest))
-        return digest
+        return Published(digest)
+
+
+def source_changed(task: Task, reader: FileReader) -> Failure | None:
+    """What to say if the file that was read is no longer, or never was, the one that was listed."""
+    with suppress(OSError):
+        named = facts_of(os.stat(task.item.source))
+        if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
+            return None
+    text = f"{task.item.source} changed while it was read; submit again once it rests"
+    return Failure(IntegrityError.code, text, task.here.name)

@@ -40,16 +40,19 @@ class TransferPlan:
         return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
 
 
-def make_plan(size: int, surveys: Sequence[Survey], readers: int = 0) -> TransferPlan:
+def make_plan(
+    size: int, surveys: Sequence[Survey], readers: int = 0, *, from_copies: bool = True
+) -> TransferPlan:
     """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
 
-    A node with a current copy sends; without one, the first that need the file read it, up to
-    ``readers`` of them, 0 for what is best.
+    A node with a current copy sends; without one, or if not ``from_copies``, the first that need
+    the file read it, up to ``readers`` of them, 0 for what is best.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
-    digest = surveys[current[0]].digest if current else ""
+    holders = current if from_copies or not receivers else ()
+    digest = surveys[holders[0]].digest if holders else ""
     most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
     # One holder sends alone: others would have to receive what it reads, and pass it on.
-    senders = current[:1] or receivers[:most]
-    return TransferPlan(size, receivers, current, senders, not current, digest)
+    senders = holders[:1] or receivers[:most]
+    return TransferPlan(size, receivers, current, senders, not holders, digest)

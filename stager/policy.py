@@ -24,6 +24,7 @@ from pydantic import (
 from stager.errors import PolicyRefusal
 from stager.layout import ALIGNMENT
 from stager.prepare import byte_size, percentage
+from stager.request import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.route import Algorithm
 
 #: Where the plugin and stagectl look when nobody says otherwise.
@@ -105,6 +106,9 @@ class Cache(_Section):
     #: Bytes beyond ``keep_free`` that are made free after each job, by the eviction of what was
     #: used least recently, whosesoever it is; 0: nobody's copies go for another user.
     headroom: Bytes = 0
+    #: The most bytes and members that one archive may unpack to.
+    unpacked_size: Bytes = UNPACKED_SIZE
+    unpacked_members: Annotated[int, Field(ge=1, strict=True)] = UNPACKED_MEMBERS
 
 
 class Launch(_Section):

@@ -22,7 +22,7 @@ from stager.agree import Held, Here, RefusedError, locked, together
 from stager.cargo import Task
 from stager.delivery import Delivered, StaleError, deliver
 from stager.directive import Validate
-from stager.errors import MPI_REMEDY, Failure, LaunchError, PolicyRefusal, StageError
+from stager.errors import MPI_REMEDY, Failure, LaunchError, PolicyRefusal, StageError, UsageError
 from stager.file_cargo import FileCargo
 from stager.guard import Guard
 from stager.phases import Phase, Stopwatch, process_begun
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from stager.agree import Busy
     from stager.cargo import Cargo
+    from stager.request import Settings
     from stager.survey import Listings
 
 #: How often a source that changes while it is read makes all start over.
@@ -264,11 +265,16 @@ def _stage_once(
         )
         by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
         plans = [
-            make_plan(source.facts.size, answers, request.transfer.readers)
-            for source, answers in zip(sources, by_item, strict=True)
+            make_plan(
+                source.facts.size,
+                answers,
+                _settings(request, item, source).readers,
+                from_copies=not item.extract,
+            )
+            for item, source, answers in zip(items, sources, by_item, strict=True)
         ]
         tasks = [
-            Task(request.transfer, request.job, *each, here, comm.rank)
+            Task(_settings(request, *each[:2]), request.job, *each, here, comm.rank, request.space)
             for each in zip(items, sources, plans, caches, strict=True)
         ]
         cargos = [_cargo(comm, task, listings) for task in tasks]
@@ -304,13 +310,13 @@ def _survey(
         store.note_uses(here.uid, request.job, [item.destination for item in items])
     answers: list[Survey] = []
     for item, source, cache in zip(items, sources, caches, strict=True):
-        look = survey_shared if item.shared and here.uid else _survey_of(source, looked)
+        look = survey_shared if item.shared and here.uid else _survey_of(item, source, looked)
         answers.append(look(item, here.path(item.destination), source, cache, here.name))
     return answers
 
 
-def _survey_of(source: Source, looked: Mapping[str, str]) -> Callable[..., Survey]:
-    if not source.is_tree:
+def _survey_of(item: StageItem, source: Source, looked: Mapping[str, str]) -> Callable[..., Survey]:
+    if not source.is_tree and not item.extract:
         return survey
     from stager.survey_tree import survey_tree  # what a file need not import
 
@@ -329,8 +335,21 @@ def _look_at_copies(
             yield item.destination, copy_digest(here.path(item.destination))
 
 
+def _settings(request: StageRequest, item: StageItem, source: Source) -> Settings:
+    """How the item's bytes are to move."""
+    if item.extract:  # what is unpacked as it comes must come in order
+        return replace(request.transfer, writers=1)
+    if source.is_tree:  # whose names one rank alone looks at
+        return replace(request.transfer, readers=1)
+    return request.transfer
+
+
 def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
     """What this rank does for the task. Collective."""
+    if task.item.extract and task.plan.receivers:
+        from stager.archive_cargo import ArchiveCargo  # what a file need not import
+
+        return ArchiveCargo(task)
     if not task.source.is_tree or not task.plan.receivers:
         return FileCargo(task)
     from stager.tree_cargo import TreeCargo, look_for_kept  # what a file need not import
@@ -344,17 +363,18 @@ def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
 def _needs(comm: MPI.Intracomm, tasks: Sequence[Task], cargos: Sequence[Cargo]) -> list[int]:
     """Bytes that each item will take on this rank's disk. Collective."""
 
+    def is_tree(task: Task) -> bool:
+        return task.source.is_tree or task.item.extract
+
     def look() -> list[int]:
         # Of a file the first rank alone asks shared storage; of a tree each node lacks its own.
         return [
-            cargo.need() if task.source.is_tree or comm.rank == 0 else 0
+            cargo.need() if is_tree(task) or comm.rank == 0 else 0
             for task, cargo in zip(tasks, cargos, strict=True)
         ]
 
     answers = together(comm, tasks[0].here, look)
-    return [
-        answers[comm.rank if task.source.is_tree else 0][index] for index, task in enumerate(tasks)
-    ]
+    return [answers[comm.rank if is_tree(task) else 0][index] for index, task in enumerate(tasks)]
 
 
 def _make_room(
@@ -430,10 +450,12 @@ def _look_at_source(item: StageItem, here: Here, listings: Listings) -> Source:
     source = look_at_source(
         item.source, item.include, item.exclude, listings, to_be_read=item.shared
     )
-    if source.is_tree and item.shared:
+    if source.is_tree and item.extract:
+        raise UsageError(f"{item.source} is a folder; extract is for archives")
+    if (source.is_tree or item.extract) and item.shared:
         raise PolicyRefusal(
-            f"{item.source} is a folder, and {item.root} takes files for all users; "
-            "stage an archive there, or the folder beneath another root"
+            f"{item.destination} would be a folder, and {item.root} takes files for all users; "
+            "stage an archive there as it is, or the folder beneath another root"
         )
     return for_all(item.source, source) if item.shared and here.uid == 0 else source
 
@@ -444,7 +466,7 @@ def _settle(
     """The items with a file's name appended where a node has a folder at the destination."""
     return tuple(
         replace(item, destination=f"{item.destination}/{item.name}")
-        if any(answers[index] for answers in folders) and not source.is_tree
+        if any(answers[index] for answers in folders) and not (source.is_tree or item.extract)
         else item
         for index, (item, source) in enumerate(zip(items, sources, strict=True))
     )
@@ -483,8 +505,15 @@ def _report(
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
         seconds=seconds,
-        tree=delivered.tree or (Counts(task.source.files) if task.source.is_tree else None),
+        tree=delivered.tree or _counts(task, surveys),
     )
+
+
+def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
+    """Of a tree that is current, or would be staged."""
+    if task.source.is_tree:
+        return Counts(task.source.files)
+    return Counts(max(survey.files for survey in surveys)) if task.item.extract else None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from stager.directive import Directive, Lifetime, Validate, Verify, merge
+from stager.directive import Directive, Lifetime, Validate, Verify, archive_suffix, merge
 from stager.errors import PolicyRefusal, UsageError
 from stager.manifest import RECORDS_FOLDER
 from stager.route import Algorithm
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: have there: the kernel takes 128 KiB, name and all (MAX_ARG_STRLEN).
 REQUEST_VARIABLE = "STAGE_REQUEST"
 _LONGEST = 127 * 1024
+#: The most bytes and members that one archive may unpack to, where the site says nothing else.
+UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
 #: The fields of an item that are tuples, which JSON does not know.
 _LISTS = ("include", "exclude")
 
@@ -48,6 +50,8 @@ class StageItem:
     #: What of a folder is staged, and what is not; see `patterns`.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    #: Whether ``source`` is an archive, whose files are wanted.
+    extract: bool = False
 
     @property
     def options(self) -> str:
@@ -56,7 +60,8 @@ class StageItem:
         lifetime = "" if self.lifetime is Lifetime.CACHE else f", lifetime={self.lifetime}"
         include = "".join(f", include={pattern}" for pattern in self.include)
         exclude = "".join(f", exclude={pattern}" for pattern in self.exclude)
-        return f"validate={self.validate}{verify}{lifetime}{include}{exclude}"
+        extract = ", extract" if self.extract else ""
+        return f"validate={self.validate}{verify}{lifetime}{include}{exclude}{extract}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; there may be thousands, so it is short."""
@@ -97,13 +102,15 @@ class Settings:
 class Space:
     """What the site wants of each node's disks: bytes, and percent of a disk, that stay free; the
     most bytes that a user's copies may take on a disk, 0 for no limit; all roots, which may share
-    a disk.
+    a disk; the most bytes and members that one archive may unpack to.
     """
 
     keep_free: int = 0
     keep_free_percent: float = 0.0
     user_limit: int = 0
     roots: tuple[str, ...] = ()
+    unpacked_size: int = UNPACKED_SIZE
+    unpacked_members: int = UNPACKED_MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,8 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         name = directive.source.rstrip("/").rpartition("/")[2]
         if name in ("", ".", ".."):
             raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
+        if directive.extract:
+            name = name[: -len(archive_suffix(name))]
         destination = f"{destination.rstrip('/')}/{name}"
     source = directive.source.rstrip("/")
     if destination == source:
@@ -206,6 +215,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     return StageItem(
         directive.source, destination, root, directive.validate, directive.verify,
         directive.lifetime, shared, directive.include, directive.exclude,
+        directive.extract,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import struct
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import xxhash
 
@@ -547,6 +547,10 @@ class Partial:
         """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
         with raising(self._folder):
             return read_back(f"/proc/self/fd/{self._file.descriptor}")
+
+    def opened(self) -> IO[bytes]:
+        """What was written so far, for reading from its beginning."""
+        return open(self._open_again(os.O_RDONLY), "rb")
 
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and bring all of it to the disk.

@@ -68,6 +68,8 @@ class Survey:
     node: str
     reason: str
     digest: str
+    #: Of a current tree.
+    files: int = 0
 
     @property
     def current(self) -> bool:

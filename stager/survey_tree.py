@@ -21,7 +21,7 @@ from stager.walk import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.manifest import Record
+    from stager.manifest import Record, TreeFacts
     from stager.request import StageItem
     from stager.store import Cache
     from stager.survey import Source
@@ -56,7 +56,9 @@ def survey_tree(
     if not reason and item.validate is Validate.CHECKSUM:
         assert record is not None
         reason = "" if damaged(path, cache, record) == [] else "its bytes differ from its digest"
-    return Survey(node, reason, record.digest if record and not reason else "")
+    if reason or record is None or record.tree is None:
+        return Survey(node, reason, "")
+    return Survey(node, reason, record.digest, record.tree.files)
 
 
 def judge_tree(
@@ -71,10 +73,16 @@ def judge_tree(
         return "validate=always"
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != record.copy_facts.owner:
         return "replaced"
+    return "" if _is_same(validate, source, record, record.tree) else "the source changed"
+
+
+def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts) -> bool:
+    if not source.is_tree:  # an archive
+        was, now = record.source_facts, source.facts
+        return was.size == now.size if validate is Validate.SIZE else was == now
     if validate is Validate.SIZE:
-        was, now = (record.tree.files, record.copy_facts.size), (source.files, source.facts.size)
-        return "" if was == now else "the source changed"
-    return "" if record.tree.source_digest == source.listing else "the source changed"
+        return (tree.files, record.source_facts.size) == (source.files, source.facts.size)
+    return tree.source_digest == source.listing
 
 
 def copy_digest(path: str) -> str:

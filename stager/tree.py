@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stager import store
 from stager.listing import Kind, Listing
 from stager.manifest import CopyFacts
+from stager.walk import walk
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -210,8 +211,18 @@ class PartialTree:
                     self._finish(row, descriptor)
                 finally:
                     os.close(descriptor)
+        self.sync()
+
+    def sync(self) -> None:
+        """Bring all that was written to the disk."""
+        with store.raising(self.path):
             if _libc.syncfs(self._descriptor):
                 raise OSError(ctypes.get_errno(), "cannot be synced")
+
+    def adopt(self) -> None:
+        """Take what somebody else has put into the tree for all that it is to hold."""
+        self._listing = listing = walk(self.path, holes=False)
+        self._modes, self._inodes, self._groups = listing.modes, listing.inodes, listing.groups
 
     def publish(self, path: str) -> CopyFacts:
         """Put the sealed tree at ``path`` in one step, in place of what is there, which goes."""

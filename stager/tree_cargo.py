@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager import store
-from stager.cargo import Cargo, Opened, Task
+from stager.cargo import Cargo, Opened, Published, Task
 from stager.directive import Validate
 from stager.errors import Failure, IntegrityError, StageError
 from stager.layout import Layout
@@ -172,31 +172,12 @@ class TreeCargo(Cargo):
                 text = "what the disk gives back differs from what was written to it"
                 raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
 
-    def publish(self, digest: str) -> str:
-        if not self._tree:
-            return ""
-        task = self.task
-        digests = self._all_digests()
-        whole = xxhash.xxh3_128_hexdigest(digests)
-        copy = self._tree.copy
-        facts = self._tree.publish(task.path)
-        table = Table.of(self._listing, copy, digests).to_bytes()
-        tree = TreeFacts(
-            files=self._listing.files,
-            allocated=self._listing.allocated(),
-            source_digest=task.source.listing,
-            copy_digest=as_copy(copy).digest(),
-            table_digest=task.cache.save_table(task.item.destination, table),
-        )
-        task.cache.save(task.record(facts, whole, tree))
-        return whole
-
-    def counts(self) -> Counts | None:
-        if not self.stream:
-            return None
-        return Counts(
-            self._listing.files, len(self.stream.rows), self.stream.size, self._kept.deleted
-        )  # fmt: skip
+    def publish(self, digest: str) -> Published:
+        if not self._tree or not self.stream:
+            return Published()
+        moved = len(self.stream.rows), self.stream.size
+        counts = Counts(self._listing.files, *moved, self._kept.deleted)
+        return record_tree(self.task, self._tree, self._listing, self._all_digests(), counts)
 
     def _all_digests(self) -> bytes:
         assert self._digests is not None
@@ -207,3 +188,22 @@ class TreeCargo(Cargo):
                     digest = self._kept.table.digest(self._kept.rows[row])
                     digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
         return bytes(digests)
+
+
+def record_tree(
+    task: Task, tree: PartialTree, source: Listing, digests: bytes, counts: Counts
+) -> Published:
+    """Publish a sealed tree, and record it; it is known by the digest of all ``digests``."""
+    whole = xxhash.xxh3_128_hexdigest(digests)
+    copy = tree.copy
+    facts = tree.publish(task.path)
+    table = Table.of(source, copy, digests).to_bytes()
+    known_by = TreeFacts(
+        files=copy.files,
+        allocated=copy.allocated(),
+        source_digest=source.digest(),
+        copy_digest=as_copy(copy).digest(),
+        table_digest=task.cache.save_table(task.item.destination, table),
+    )
+    task.cache.save(task.record(facts, whole, known_by))
+    return Published(whole, counts)

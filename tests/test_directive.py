@@ -36,6 +36,7 @@ CONTROL = "a control character is not allowed in a directive"
 APART = "source and destination stand apart: #STAGE SRC DST [key=value…]"
 EMPTY = "an empty directive: write SRC:DST"
 SECOND_COLON = "a second ':'; write \\: for one that belongs to a path"
+KNOWN = "validate, verify, lifetime, include, exclude, extract"
 TOO_LONG = (
     "the list of directives has {} characters; 32768 are allowed: "
     "stage an archive instead of many files"
@@ -60,6 +61,11 @@ DIRECTIVES = st.builds(
     st.sampled_from(Lifetime),
     PATTERNS,
     PATTERNS,
+) | st.builds(
+    Directive,
+    PATHS.map("{}.tar.gz".format),
+    PATHS.filter(lambda path: ".." not in path.split("/")),
+    extract=st.just(True),
 )
 
 #: Pieces from which random text comes near to what the grammars take.
@@ -305,12 +311,12 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
         (
             "/a:/b,mode=0644",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
             6,
         ),
         (
             "/a:/b,mode",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
             6,
         ),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
@@ -333,7 +339,7 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
     [
         (
             "/a:/b,\x9b31mred=1",
-            "unknown option '?31mred'; known: validate, verify, lifetime, include, exclude",
+            f"unknown option '?31mred'; known: {KNOWN}",
         ),
         ("/a:/b,validate=\udc80", "'?' is none of stat, size, checksum, always"),
     ],
@@ -589,12 +595,12 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
         (
             "#STAGE /a /b mode=1",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude",
+            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
             13,
         ),
         (
             "#STAGE /a /b /c",
-            "unknown option '/c'; known: validate, verify, lifetime, include, exclude",
+            "unknown option '/c'; known: validate, verify, lifetime, include, exclude, extract",
             13,
         ),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
@@ -651,6 +657,7 @@ def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
 def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
     options = [f"validate={directive.validate}", f"verify={directive.verify}"]
     options.append(f"lifetime={directive.lifetime}")
+    options += ["extract"] * directive.extract
     options += [f"include={pattern}" for pattern in directive.include]
     options += [f"exclude={pattern}" for pattern in directive.exclude]
     words = [directive.source, directive.destination, *options]
@@ -753,3 +760,16 @@ def test_patterns_may_be_given_more_than_once() -> None:
     assert (directive.include, directive.exclude) == (("/lib",), ("*.pyc", "a,b"))
     line = "#STAGE /a /b exclude=*.pyc include=/lib 'exclude=a,b'"
     assert parse_script([line]) == (directive,)
+
+
+def test_extract_takes_no_value_and_is_for_archives() -> None:
+    (directive,) = parse_value("/a.tar.zst:/b,extract")
+    assert directive == Directive("/a.tar.zst", "/b", extract=True)
+    assert parse_script(["#STAGE /a.tar.zst /b extract"]) == (directive,)
+    with pytest.raises(DirectiveError) as told:
+        parse_value("/a.tar:/b,extract=yes")
+    assert (told.value.problem, told.value.position) == ("'extract' takes no value", 17)
+    with pytest.raises(DirectiveError) as told:
+        parse_value("/a.rar:/b,extract")
+    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .zip"
+    assert (told.value.problem, told.value.position) == (f"'extract' is for archives: {known}", 0)

@@ -37,7 +37,8 @@ REQUEST_JSON = (
     '"root": "/nvme"}], "nodes": 4, '
     '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
     '"writers": 0, "algorithm": "auto", "direct": true}, '
-    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": []}, '
+    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
     '"job": 17, "word": "", "step": "", '
     '"said": "", "dry_run": false, "bench": 0, "local_root": ""}'
 )

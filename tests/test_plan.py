@@ -84,3 +84,10 @@ def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: in
 @pytest.mark.parametrize(("size", "readers"), [(1, 1), ((64 << 20) - 1, 1), (64 << 20, 4)])
 def test_auto_may_take_four_readers_where_a_file_is_worth_it(size: int, readers: int) -> None:
     assert len(make_plan(size, surveys([False] * 5)).senders) == readers
+
+
+def test_what_a_node_has_unpacked_is_no_source_for_others() -> None:
+    plan = make_plan(9, surveys([True, False]), 4, from_copies=False)
+    assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
+    plan = make_plan(9, surveys([True, True]), 4, from_copies=False)
+    assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")

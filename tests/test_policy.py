@@ -25,6 +25,8 @@ keep_free = "10GB"
 keep_free_percent = 2.5
 user_limit = "1TiB"
 headroom = 5
+unpacked_size = "2GiB"
+unpacked_members = 6
 
 [launch]
 srun = "/opt/slurm/bin/srun"
@@ -66,7 +68,14 @@ def test_the_defaults_are_these() -> None:
         "destinations": (),
         "shared_roots": (),
         "lock_timeout": 1800,
-        "cache": {"keep_free": 0, "keep_free_percent": 0, "user_limit": 0, "headroom": 0},
+        "cache": {
+            "keep_free": 0,
+            "keep_free_percent": 0,
+            "user_limit": 0,
+            "headroom": 0,
+            "unpacked_size": 1 << 40,
+            "unpacked_members": 10_000_000,
+        },
         "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
         "transfer": {
             "chunk": 2_097_152,
@@ -92,6 +101,8 @@ def test_every_key_can_be_set(path: Path) -> None:
             "keep_free_percent": 2.5,
             "user_limit": 1 << 40,
             "headroom": 5,
+            "unpacked_size": 2 << 30,
+            "unpacked_members": 6,
         },
         "launch": {
             "srun": "/opt/slurm/bin/srun",

@@ -40,6 +40,7 @@ ITEMS = st.builds(
     st.booleans(),
     st.lists(TEXTS, max_size=2).map(tuple),
     st.lists(TEXTS, max_size=2).map(tuple),
+    st.booleans(),
 )
 SETTINGS = st.builds(
     Settings,
@@ -111,7 +112,8 @@ def test_the_json_of_a_request() -> None:
         '}], "nodes": 4, "lock_timeout": 1800.0, '
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
         '"algorithm": "auto", "direct": true}, '
-        '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": []}, '
+        '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+        '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
         '"job": 7, "word": "", "step": "", "said": "", "dry_run": false, "bench": 0, '
         '"local_root": ""}'
     )
@@ -395,3 +397,10 @@ def test_neither_of_source_and_destination_may_lie_beneath_the_other(
     with pytest.raises(UsageError) as told:
         destination_of(source, destination)
     assert str(told.value) == (f"{inner} lies beneath {outer}; one of them cannot become the other")
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".TGZ", ".zip"])
+def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -> None:
+    (item,) = resolve([Directive(f"/data/env{suffix}", "/nvme/", extract=True)], SITE)
+    assert item.destination == "/nvme/env"
+    assert item.options == "validate=stat, extract"

@@ -60,10 +60,12 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
     }
 
 
-def run_rounds(site: Site, size: int, kind: NvmeKind, rounds: int) -> list[dict[str, Any]]:
+def run_rounds(
+    site: Site, commands: dict[str, dict[str, str]], rounds: int
+) -> list[dict[str, Any]]:
     """All tools' runs, the warm-up not among them."""
     nodes = len(site.nodes)
-    plan = {"rounds": rounds, "tools": tools(nodes, size, kind)}
+    plan = {"rounds": rounds, "tools": commands}
     site.shared("plan.json").write_text(json.dumps(plan))
     shutil.copy(HERE / "rounds.py", site.shared("rounds.py"))
     job = site.sbatch(f"{PYTHON} /shared/rounds.py /shared/plan.json", f"-N{nodes}")
@@ -121,7 +123,7 @@ def main() -> int:
                     f"{SOURCE}/tests/bench/bcast.c",
                 ]
                 site.run(line, user="root")
-                results = run_rounds(site, options.size, kind, options.rounds)
+                results = run_rounds(site, tools(nodes, options.size, kind), options.rounds)
             kept += [{**result, "nodes": nodes, "nvme": kind} for result in results]
             console.print(table(results, f"{options.size} bytes, {nodes} nodes, {kind}"))
     options.json.parent.mkdir(exist_ok=True)

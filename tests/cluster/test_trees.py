@@ -218,6 +218,45 @@ def test_whoever_put_his_own_in_a_trees_place_keeps_it(site: Site) -> None:
     assert (site.copy("n1", COPY) / "f").read_text() == "mine\n"
 
 
+def test_an_archive_is_unpacked_on_every_node_and_leaves_nothing_of_itself(site: Site) -> None:
+    site.run("rm /shared/tree/a/dangling; touch -d 2001-02-03 /shared/tree/a; "
+             "cd /shared && tar -czf tree.tar.gz -C tree .")  # fmt: skip
+    compare = f"srun rsync -anciHS --delete {SOURCE}/ {COPY}/"
+    wish = f"--stage=/shared/tree.tar.gz:{COPY},extract"
+    # A tar has whole seconds, which rsync is told to be content with.
+    output = stage(site, wish, compare.replace("-anciHS", "-anciHS --modify-window=1"))
+    moved = rf"stage: {COPY}: 513 files, {SIZE} from /shared/tree.tar.gz to {ON_ALL} in {TIME}"
+    assert re.fullmatch(rf"{moved} \({SIZE}/s a node\)\n", output)
+    output = stage(site, wish, "true")
+    current = rf"stage: {COPY}: current on {ON_ALL}, nothing moved \(513 files, {SIZE}, {TIME}\)\n"
+    assert re.fullmatch(current, output)
+    assert sorted(path.name for path in site.copy("n1", "/nvme").iterdir()) == [
+        ".slurm-stage", "tree",
+    ]  # fmt: skip
+
+
+def test_a_hostile_archive_fails_the_job_and_leaves_nothing(site: Site) -> None:
+    site.run("cd /shared && tar -czf bad.tgz --transform 's,^,../,' -P img-none 2>/dev/null; "
+             "echo x > evil && tar -czPf bad.tgz --transform 's,^,../../,' evil")  # fmt: skip
+    why = "the archive's member '../../evil' has '..' in its name: nothing of it is unpacked"
+    fails(site, 2, f"n[1-4]: {why}", f"--stage=/shared/bad.tgz:{COPY},extract")
+    assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
+    assert [site.copy(node, "/nvme/evil").exists() for node in site.nodes] == [False] * 4
+
+
+def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
+    site.run("cd /shared && head -c 60000000 /dev/zero > zeros && tar -czf zeros.tgz zeros")
+    with site.nvme("n3", "loop", "30M"):
+        job = site.sbatch("true", "-N4", f"--stage=/shared/zeros.tgz:{COPY},extract")
+        assert job.wait().exit_code == "5:0"
+        assert re.fullmatch(
+            r"stage: n3: /nvme/\.slurm-stage/5001/partial/[0-9a-f]+: the disk is full; "
+            rf"make room and submit again\n{re.escape(NOT_STARTED.format(5))}",
+            job.output(),
+        )
+        assert site.leftovers() == []
+
+
 KILLS = 20
 CHANGE = """
 cd /shared/tree; for i in $(seq 20); do head -c 200000 /dev/urandom > lib/changed$i; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 
 from stager.agree import Here
 from stager.directive import Validate, Verify
+from stager.errors import SourceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
 from stager.report import Counts
@@ -376,3 +378,101 @@ def test_one_folder_may_be_staged_in_parts(world: World) -> None:
     rest = len(FILES) - 1
     assert first.tree == Counts(1, 1, FILES["large"])
     assert second.tree == Counts(rest, rest, TOTAL - FILES["large"])
+
+
+# Archives
+
+
+def archive_of(world: World, suffix: str) -> str:
+    """An archive of the source, made by the first rank."""
+    path = f"{world.source}{suffix}"
+    ways = {".tar": "w", ".tar.gz": "w:gz", ".tar.xz": "w:xz"}
+
+    def make() -> None:
+        if suffix == ".zip":
+            shutil.make_archive(str(world.source), "zip", world.source)
+            return
+        with tarfile.open(path, ways[suffix]) as archive:  # type: ignore[call-overload]
+            archive.add(world.source, ".")
+
+    world.on_first(make)
+    return path
+
+
+def files_beneath(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz", ".zip"])
+@pytest.mark.parametrize("verify", Verify)
+def test_an_archive_is_unpacked_on_all_nodes(world: World, suffix: str, verify: Verify) -> None:
+    path = archive_of(world, suffix)
+    wish = world.wish(source=path, extract=True, verify=verify)
+    (item,) = world.run(items=wish).items
+    size = os.stat(path).st_size
+    found = files_beneath(world.copy)
+    assert found == files_beneath(world.source)
+    assert item.tree is not None
+    assert (item.received, item.size, item.source_bytes_read) == (world.nodes, size, size)
+    assert item.tree.moved == item.tree.files
+    (again,) = world.run(items=wish).items
+    assert (again.received, again.tree) == ([], Counts(item.tree.files))
+
+
+def test_a_node_that_lacks_what_was_unpacked_reads_the_archive(world: World) -> None:
+    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True)
+    world.run(items=wish)
+    world.on_last((world.copy / "zero").unlink)
+    (item,) = world.run(items=wish).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], [])
+    assert item.reasons == ["the copy changed"]
+    assert (world.copy / "zero").exists()
+
+
+def test_a_hostile_archive_leaves_what_was_there(world: World) -> None:
+    path = archive_of(world, ".tar")
+    wish = world.wish(source=path, extract=True)
+    world.run(items=wish)
+    before = as_copy(walk(str(world.copy)))
+
+    def spoil() -> None:
+        with tarfile.open(path, "a") as archive:
+            archive.addfile(tarfile.TarInfo("../bad"))
+
+    world.on_first(spoil)
+    why = "the archive's member '../bad' has '..' in its name: nothing of it is unpacked"
+    assert world.complaints(world.run(items=wish)) == [f"2 {node}: {why}" for node in world.nodes]
+    assert as_copy(walk(str(world.copy))) == before
+    assert os.listdir(world.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
+def test_a_damaged_archive_is_told(world: World, suffix: str) -> None:
+    path = archive_of(world, suffix)
+    world.on_first(lambda: os.truncate(path, 3000))
+    outcome = world.run(items=world.wish(source=path, extract=True))
+    assert len(outcome.failures) == world.comm.size
+    for failure in outcome.failures:
+        assert failure.code == SourceError.code
+        assert failure.message.startswith(f"{path} cannot be unpacked: ")
+    assert not world.copy.exists()
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(world: World) -> None:
+    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True)
+    outcome = world.run(items=wish, space=Space(unpacked_size=10_000))
+    assert {failure.code for failure in outcome.failures} == {2}
+    assert "goes beyond the 10000 bytes that may be" in outcome.failures[0].message
+    outcome = world.run(items=wish, space=Space(unpacked_members=10))
+    assert "is one more than the 10 that may be" in outcome.failures[0].message
+    assert not world.copy.exists()
+
+
+def test_a_folder_has_nothing_to_extract(world: World) -> None:
+    assert world.complaints(world.run(items=world.wish(extract=True))) == [
+        f"2 node0: {world.source} is a folder; extract is for archives"
+    ]
