@@ -16,12 +16,13 @@ from stager.reader import FileReader
 from stager.report import Counts
 from stager.stream import DIGEST_SIZE
 from stager.tree import PartialTree
-from stager.tree_cargo import record_tree
+from stager.tree_cargo import announce_tree, publish_tree
 from stager.unpack import Limits, is_zip, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from stager.manifest import Record
     from stager.transfer import Result
 
 
@@ -105,6 +106,7 @@ class ArchiveCargo(Cargo):
 
     _file: FileReader | None = None
     _tree: PartialTree | None = None
+    _published: Record | None = None
     _unpacker: _Unpacker | _Spool | None = None
 
     def need(self) -> int:
@@ -112,6 +114,9 @@ class ArchiveCargo(Cargo):
         before = task.cache.load(task.item.destination)
         known = before.tree.allocated if before and before.tree else 0
         return max(known, task.source.allocated) if task.receives else 0
+
+    def need_in_all(self) -> int:
+        return self.need()
 
     def open(self) -> Opened:
         task = self.task
@@ -161,12 +166,17 @@ class ArchiveCargo(Cargo):
         for row in listing.rows(Kind.FILE):
             yield row, self._unpacker.digests[listing.paths[row]]
 
+    def announce(self) -> None:
+        if self._tree:
+            listing = self._tree.copy
+            digests = bytearray(DIGEST_SIZE * len(listing))
+            for row, found in self._rows(listing):
+                digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = found
+            self._published = announce_tree(self.task, self._tree, listing, bytes(digests))
+
     def publish(self, digest: str) -> Published:
-        if not self._tree:
+        if not self._tree or not self._published:
             return Published()
-        listing = self._tree.copy
-        digests = bytearray(DIGEST_SIZE * len(listing))
-        for row, found in self._rows(listing):
-            digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = found
-        counts = Counts(listing.files, listing.files, self.task.plan.size)
-        return record_tree(self.task, self._tree, listing, bytes(digests), counts)
+        files = self._tree.copy.files
+        counts = Counts(files, files, self.task.plan.size)
+        return publish_tree(self.task, self._tree, self._published, counts)

@@ -179,6 +179,14 @@ class Cargo(ABC):
         """Compare what the disk gives back. Raises IntegrityError."""
 
     @abstractmethod
+    def need_in_all(self) -> int:
+        """The same with what of it is there already."""
+
+    @abstractmethod
+    def announce(self) -> None:
+        """Record what is about to be published, where its place must not be taken for unknown."""
+
+    @abstractmethod
     def publish(self, digest: str) -> Published:
         """Put the copy in its place and record it."""
 

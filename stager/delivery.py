@@ -95,6 +95,7 @@ def deliver(
             watch.enter(Phase.VERIFY)
             together(comm, task.here, partial(cargo.verify, delivered.digest), patient=True)
         watch.enter(Phase.PUBLISH)
+        together(comm, task.here, cargo.announce, patient=True)
         published = together(comm, task.here, partial(cargo.publish, delivered.digest))
         trees = [one.tree for one in published if one.tree]
         # What was deleted may differ: a node may have had another old version, or none.

@@ -70,8 +70,8 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
     """
     copy = record.copy_facts
     if record.tree:
-        same = (there.st_ino, there.st_uid) == (copy.inode, copy.owner)
-        return same and stat.S_ISDIR(there.st_mode)
+        known = there.st_ino in (copy.inode, record.tree.before) and there.st_uid == copy.owner
+        return known and stat.S_ISDIR(there.st_mode)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     return facts == copy and stat.S_ISREG(there.st_mode)
 
@@ -107,21 +107,24 @@ def _order(one: Kept) -> tuple[bool, int, str]:
     return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.record.destination
 
 
-def plan_room(root: str, need: int, free: int, limit: int, kept: Sequence[Kept]) -> list[Kept]:
+def plan_room(
+    root: str, need: int, free: int, limit: int, kept: Sequence[Kept], whole: int = 0
+) -> list[Kept]:
     """What to remove before ``need`` bytes come beneath ``root``, which has ``free``. Pure.
 
-    ``limit`` is on all bytes of the user there, 0 for none. Raises SpaceError where it cannot be
-    done.
+    ``limit`` is on all bytes of the user there, 0 for none. What comes takes ``whole`` bytes in the
+    end, where a part of them is there already. Raises SpaceError where it cannot be done.
     """
     used = sum(one.size for one in kept)
-    over = used + need - limit if limit else 0
+    whole = max(need, whole)
+    over = used + whole - limit if limit else 0
     chosen = choose(kept, max(need - free, over))
     freed = sum(one.size for one in chosen)
     held = sum(one.size for one in kept if not one.may_go)
     holds = f"; {held} of yours are in use or pinned" if held else ""
     if over > freed:
         raise SpaceError(
-            f"{root}: {need} bytes are needed, where you have {used} of the {limit} that the site "
+            f"{root}: {whole} bytes are needed, where you have {used} of the {limit} that the site "
             f"lets a user have{holds}; ask for less, or unpin some"
         )
     if need > free + freed:
@@ -135,12 +138,15 @@ def plan_room(root: str, need: int, free: int, limit: int, kept: Sequence[Kept])
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``need`` bytes on the disk for ``destination``, which lies beneath ``root``."""
+    """``need`` bytes on the disk for ``destination``, which lies beneath ``root``; with what of it
+    is there already, ``whole`` bytes.
+    """
 
     root: str
     cache: store.Cache
     destination: str
     need: int
+    whole: int = 0
 
 
 class Room:
@@ -161,6 +167,7 @@ class Room:
     ) -> None:
         self._root = wishes[0].root
         self._need = sum(wish.need for wish in wishes)
+        self._whole = sum(max(wish.need, wish.whole) for wish in wishes)
         self._limit = space.user_limit
         self._free = free_bytes(_existing(wishes[0].cache), space)
         self._disk = disk
@@ -183,7 +190,7 @@ class Room:
         """What has to go. Raises SpaceError."""
         owners = {id(one): cache for cache, of in self._kept.items() for one in of.values()}
         kept = [one for of in self._kept.values() for one in of.values()]
-        chosen = plan_room(self._root, self._need, self._free, self._limit, kept)
+        chosen = plan_room(self._root, self._need, self._free, self._limit, kept, self._whole)
         return [(owners[id(one)], one) for one in chosen]
 
     def make(self, locks: Mapping[store.Cache, store.Locks], node: str) -> list[Evicted]:
@@ -247,13 +254,9 @@ def free_bytes(path: str, space: Space) -> int:
 
 
 def _is_our_tree(cache: store.Cache, record: Record, path: str) -> bool:
-    """Whether the folder has any file of the tree in it, as it was published."""
-    from stager.table import Table  # what a file need not import
+    from stager.table import is_our_tree  # what a file need not import
 
-    text = cache.load_table(record)
-    if text is None:
-        return os.stat(path).st_mtime_ns == record.copy_facts.mtime_ns
-    return Table.from_bytes(text).is_at(path)
+    return is_our_tree(cache, record, path)
 
 
 def remove(cache: store.Cache, locks: store.Locks, disk: str, destination: str) -> Record | None:

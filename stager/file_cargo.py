@@ -31,6 +31,9 @@ class FileCargo(Cargo):
             return data_size(task.item.source, task.source)
         return task.source.allocated
 
+    def need_in_all(self) -> int:
+        return 0
+
     def open(self) -> Opened:
         task, plan = self.task, self.task.plan
         if task.receives:
@@ -79,6 +82,9 @@ class FileCargo(Cargo):
         if self._partial and self._partial.read_back() != digest:
             text = "what the disk gives back differs from what was written to it; use another node"
             raise IntegrityError(f"{self.task.path}: {text}")
+
+    def announce(self) -> None:
+        pass
 
     def publish(self, digest: str) -> Published:
         if self._partial:

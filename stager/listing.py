@@ -76,10 +76,19 @@ class Listing:
     groups: array[int]
     targets: dict[int, bytes] = field(default_factory=dict)
     extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
+    #: Bytes of data of the files that have ``extents``.
+    lengths: dict[int, int] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = {row: sum(one.length for one in of) for row, of in self.extents.items()}
+        object.__setattr__(self, "lengths", found)
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
-        """The listing of ``rows``, which come in any order, and are sorted here."""
+        """The listing of ``rows``, which come in any order, and are sorted here.
+
+        Raises OverflowError, with the path, for a time beyond some three hundred years from 1970.
+        """
         paths: list[bytes] = []
         kinds = bytearray()
         columns = [array(code) for code in _TYPES]
@@ -88,8 +97,11 @@ class Listing:
         for number, row in enumerate(rows):
             paths.append(row.path)
             kinds.append(row.kind)
-            for column, value in zip(columns, row[2:9], strict=True):
-                column.append(value)
+            try:
+                for column, value in zip(columns, row[2:9], strict=True):
+                    column.append(value)
+            except OverflowError:
+                raise OverflowError(row.path) from None
             if row.target:
                 targets[number] = row.target
             if row.extents is not None:
@@ -129,8 +141,8 @@ class Listing:
 
     def data(self, number: int) -> int:
         """Bytes of the file that travel."""
-        found = self.extents.get(number)
-        return self.sizes[number] if found is None else sum(one.length for one in found)
+        found = self.lengths.get(number)
+        return self.sizes[number] if found is None else found
 
     def allocated(self, rows: Iterable[int] | None = None) -> int:
         """Bytes that the ``rows`` take on a disk, or all, in whole blocks."""

@@ -45,6 +45,7 @@ class CopyFacts:
 class TreeFacts:
     """A staged folder as one: its files by number, and the bytes that they take on the disk.
 
+    ``before`` is the inode of the tree that this one was about to take the place of, until it has.
     The digests are those of the source's listing, of the copy's by `table.as_copy`, and of the
     `table` of its files.
     """
@@ -54,6 +55,7 @@ class TreeFacts:
     source_digest: str
     copy_digest: str
     table_digest: str
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

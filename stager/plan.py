@@ -45,12 +45,14 @@ def make_plan(
 ) -> TransferPlan:
     """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
 
-    A node with a current copy sends; without one, or if not ``from_copies``, the first that need
-    the file read it, up to ``readers`` of them, 0 for what is best.
+    A node with a current copy of the very source sends; without one, or if not ``from_copies``, the
+    first that need the file read it, up to ``readers`` of them, 0 for what is best.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
-    holders = current if from_copies or not receivers else ()
+    # A copy that passes for current by its size alone would come to others as what it is not.
+    fresh = tuple(rank for rank in current if surveys[rank].fresh and from_copies)
+    holders = fresh if receivers else current
     digest = surveys[holders[0]].digest if holders else ""
     most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
     # One holder sends alone: others would have to receive what it reads, and pass it on.

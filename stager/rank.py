@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from stager.cargo import Cargo
     from stager.request import Settings
     from stager.survey import Listings
+    from stager.tree_cargo import Kept
 
 #: How often a source that changes while it is read makes all start over.
 _ATTEMPTS = 3
@@ -281,9 +282,11 @@ def _stage_once(
         if any(plan.receivers for plan in plans):
             needs = _needs(comm, tasks, cargos)
             wishes = [
-                evict.Wish(item.root, cache, item.destination, need)
-                for item, cache, need, plan in zip(items, caches, needs, plans, strict=True)
-                if comm.rank in plan.receivers
+                evict.Wish(
+                    task.item.root, task.cache, task.item.destination, need, cargo.need_in_all()
+                )
+                for task, cargo, need in zip(tasks, cargos, needs, strict=True)
+                if task.receives
             ]
             evicted += _make_room(comm, request, here, items, wishes, held)
         reports: list[ItemReport] = []
@@ -357,7 +360,11 @@ def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
     item = task.item
     listing = comm.bcast(listings.get((item.source, item.include, item.exclude)))
     assert listing is not None
-    return TreeCargo(task, listing, look_for_kept(task, listing))
+    kept: list[Kept] = []
+    together(
+        comm, task.here, lambda: kept.append(look_for_kept(task, listing)), patient=True
+    )  # fmt: skip
+    return TreeCargo(task, listing, kept[0])
 
 
 def _needs(comm: MPI.Intracomm, tasks: Sequence[Task], cargos: Sequence[Cargo]) -> list[int]:

@@ -270,6 +270,17 @@ def _check_room(folder: str) -> None:
             raise SpaceError(f"{folder}: the disk is full; make room and submit again")
 
 
+def check_names(cache: Cache, count: int) -> None:
+    """Raise SpaceError where the disk has no room for so many more files and folders."""
+    with raising(cache.folder):
+        room = os.statvfs(cache.folder)
+    if room.f_files > 0 and room.f_favail < count:  # some filesystems have no limit
+        raise SpaceError(
+            f"{cache.root}: {count} files and folders are needed, and there is room for "
+            f"{room.f_favail} more, whatever their size; make room, or stage an archive as it is"
+        )
+
+
 @contextmanager
 def _opened(path: str | bytes, flags: int, folder: int | None = None) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600, dir_fd=folder)
@@ -442,8 +453,10 @@ def make_movable(name: str, folder: int) -> bool:
         there = os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
         return False
-    if stat.S_ISDIR(there.st_mode):  # its own '..' is written
-        os.chmod(name, there.st_mode | stat.S_IRWXU, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISDIR(there.st_mode) and there.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        # Its own '..' is written. What has no right to be opened cannot be moved either.
+        with suppress(PermissionError), _opened(name, _FOLDER | os.O_NOFOLLOW, folder) as opened:
+            os.fchmod(opened, stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
     return True
 
 
@@ -461,7 +474,8 @@ def remove_tree(path: str) -> None:
             for entry in inside:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                else:
+                    continue
+                with suppress(OSError):
                     os.unlink(entry.path)
     for folder in reversed(folders):
         with suppress(OSError):
@@ -475,16 +489,18 @@ def _give_name(descriptor: int, path: str) -> None:
         os.link(str(descriptor), path, src_dir_fd=descriptors, follow_symlinks=True)
 
 
-def read_back(path: str | bytes) -> str:
+def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
     """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache. Raises OSError."""
     digest = xxhash.xxh3_128()
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with ExitStack() as stack:
-        descriptor = stack.enter_context(_opened(path, os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = stack.enter_context(_opened(path, flags))
         size = os.fstat(descriptor).st_size
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no plain file")
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         with suppress(OSError):  # not on this filesystem
-            flags = os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC
-            descriptor = stack.enter_context(_opened(path, flags))
+            descriptor = stack.enter_context(_opened(path, flags | os.O_DIRECT))
         buffer = stack.enter_context(closing(mmap.mmap(-1, _READ_SIZE)))
         with memoryview(buffer) as view:
             at = 0
@@ -546,7 +562,7 @@ class Partial:
     def read_back(self) -> str:
         """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
         with raising(self._folder):
-            return read_back(f"/proc/self/fd/{self._file.descriptor}")
+            return read_back(f"/proc/self/fd/{self._file.descriptor}", 0)  # a link of the kernel's
 
     def opened(self) -> IO[bytes]:
         """What was written so far, for reading from its beginning."""

@@ -52,6 +52,7 @@ class Stream:
         self.rows = array("Q", (row for row in listing.rows(Kind.FILE) if needed[row]))
         self.without_data = array("Q", (row for row in self.rows if not listing.data(row)))
         self._rows = array("Q", (row for row in self.rows if listing.data(row)))
+        self._extent_ends: dict[int, list[int]] = {}
         self._ends = array("Q", accumulate(listing.data(row) for row in self._rows))
 
     @property
@@ -76,13 +77,18 @@ class Stream:
         if row not in self.listing.extents:
             yield Part(row, start, within, length)
             return
-        passed = 0
-        for extent in self.listing.extents[row]:
-            begin = max(within, passed)
-            end = min(within + length, passed + extent.length)
-            if begin < end:
-                yield Part(row, start + begin - within, extent.offset + begin - passed, end - begin)
-            passed += extent.length
+        extents = self.listing.extents[row]
+        if row not in self._extent_ends:
+            self._extent_ends[row] = list(accumulate(extent.length for extent in extents))
+        ends = self._extent_ends[row]
+        at, behind = within, within + length
+        number = bisect_right(ends, at)
+        while at < behind:
+            extent, end = extents[number], min(behind, ends[number])
+            offset = extent.offset + at - (ends[number] - extent.length)
+            yield Part(row, start + at - within, offset, end - at)
+            at = end
+            number += 1
 
 
 class StreamReader:

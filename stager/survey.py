@@ -70,6 +70,8 @@ class Survey:
     digest: str
     #: Of a current tree.
     files: int = 0
+    #: Whether a current copy is of the source as it is now, and not only of its size.
+    fresh: bool = True
 
     @property
     def current(self) -> bool:
@@ -163,6 +165,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     there = _look_at_destination(path)
     folder = existing_folder_above(path)
     check_folder(folder, cache)
+    check_trees_above(item, cache)
     record = cache.load(item.destination)
     reason = judge(item.validate, source.facts, record, there)
     if reason == NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
@@ -174,7 +177,9 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     if not reason and item.validate is Validate.CHECKSUM:
         assert record is not None
         reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
-    return Survey(node, reason, record.digest if record and not reason else "")
+    if reason or record is None:
+        return Survey(node, reason, "")
+    return Survey(node, reason, record.digest, fresh=record.source_facts == source.facts)
 
 
 def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
@@ -289,6 +294,19 @@ def _look_at_destination(path: str) -> os.stat_result | None:
     if there and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
         raise DestinationError(f"{path} is {kind_of(there.st_mode)}; choose another destination")
     return there
+
+
+def check_trees_above(item: StageItem, cache: Cache) -> None:
+    """Raise DestinationError where the destination lies in a tree that is staged as a whole."""
+    above = os.path.dirname(item.destination)
+    while len(above) > len(item.root):
+        record = cache.load(above)
+        if record and record.tree:
+            raise DestinationError(
+                f"{item.destination} lies in {above}, which is staged as a whole; choose another "
+                "destination"
+            )
+        above = os.path.dirname(above)
 
 
 def check_folder(folder: str, cache: Cache) -> None:

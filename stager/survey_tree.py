@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from stager.directive import Validate
 from stager.errors import DestinationError, StageError
+from stager.evict import is_ours
 from stager.listing import Kind, text_of
 from stager.store import existing_folder_above, kind_of, read_back
-from stager.survey import NOT_RECORDED, Survey, check_folder, own_lstat
-from stager.table import Table, as_copy
+from stager.survey import NOT_RECORDED, Survey, check_folder, check_trees_above, own_lstat
+from stager.table import Table, as_copy, is_our_tree
 from stager.walk import walk
 
 if TYPE_CHECKING:
@@ -39,12 +40,8 @@ def survey_tree(
     there = own_lstat(path)
     folder = existing_folder_above(path)
     check_folder(folder, cache)
+    check_trees_above(item, cache)
     record = cache.load(item.destination)
-    if there and not (record and record.tree) and not _is_empty_folder(path, there):
-        raise DestinationError(
-            f"{path} is {kind_of(there.st_mode)} that was not staged, and would be lost; "
-            "remove it or choose another destination"
-        )
     reason = judge_tree(item.validate, source, record, there)
     if record and record.source != item.source:
         reason = reason or "staged from another source"
@@ -57,8 +54,36 @@ def survey_tree(
         assert record is not None
         reason = "" if damaged(path, cache, record) == [] else "its bytes differ from its digest"
     if reason or record is None or record.tree is None:
+        _check_loss(item, path, there, cache, record)
         return Survey(node, reason, "")
-    return Survey(node, reason, record.digest, record.tree.files)
+    fresh = _is_same(Validate.STAT, source, record, record.tree)
+    return Survey(node, reason, record.digest, record.tree.files, fresh=fresh)
+
+
+def _check_loss(
+    item: StageItem, path: str, there: os.stat_result | None, cache: Cache, record: Record | None
+) -> None:
+    """Raise DestinationError where a new tree would take the place of what nobody has staged, or
+    of what is staged by itself.
+    """
+    if there and not _may_go(path, there, cache, record):
+        raise DestinationError(
+            f"{path} is {kind_of(there.st_mode)} that was not staged, and would be lost; "
+            "remove it or choose another destination"
+        )
+    for other in cache.records():
+        if other.destination.startswith(f"{item.destination}/"):
+            raise DestinationError(
+                f"{other.destination} is staged by itself and lies in {path}; evict it first"
+            )
+
+
+def _may_go(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
+    if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
+        return True
+    if record is None or not is_ours(there, record):
+        return False
+    return record.tree is None or is_our_tree(cache, record, path)
 
 
 def judge_tree(
@@ -71,7 +96,8 @@ def judge_tree(
         return NOT_RECORDED
     if validate is Validate.ALWAYS:
         return "validate=always"
-    if not stat.S_ISDIR(there.st_mode) or there.st_uid != record.copy_facts.owner:
+    copy = record.copy_facts
+    if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return "replaced"
     return "" if _is_same(validate, source, record, record.tree) else "the source changed"
 
@@ -98,10 +124,9 @@ def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:
 
     None where the digests are not to be had.
     """
-    text = cache.load_table(record)
-    if text is None:
+    table = Table.load(cache, record)
+    if table is None:
         return None
-    table = Table.from_bytes(text)
     above = os.fsencode(path) + b"/"
     return [
         text_of(table.source.paths[row])
@@ -115,7 +140,3 @@ def _digest_or_none(path: bytes) -> bytes | None:
         return bytes.fromhex(read_back(path))
     except OSError:
         return None
-
-
-def _is_empty_folder(path: str, there: os.stat_result) -> bool:
-    return stat.S_ISDIR(there.st_mode) and not os.listdir(path)

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Self
 
 import xxhash
 
+from stager.errors import StageError
 from stager.listing import Kind, Listing, pack, unpack
 from stager.stream import DIGEST_SIZE
+from stager.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stager.manifest import Record
+    from stager.store import Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,14 @@ class Table:
     sizes: array[int]
     mtimes: array[int]
     digests: bytes
+
+    @classmethod
+    def load(cls, cache: Cache, record: Record | None) -> Self | None:
+        """The table of the tree that is recorded, if there is one that can be read."""
+        text = cache.load_table(record) if record else None
+        with suppress(ValueError):  # of another version
+            return cls.from_bytes(text) if text is not None else None
+        return None
 
     @classmethod
     def of(cls, source: Listing, copy: Listing, digests: bytes) -> Self:
@@ -63,17 +76,21 @@ class Table:
         return self.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE]
 
     def is_at(self, folder: str) -> bool:
-        """Whether any of the files is in ``folder`` as it was published, if there are any."""
+        """Whether any of the files is in ``folder`` as it was published; of a tree that has none,
+        whether nothing else is there than was.
+        """
+        if not self.source.files:
+            with suppress(OSError, StageError):
+                return walk(folder, holes=False).paths == self.source.paths
+            return False
         above = os.fsencode(folder) + b"/"
-        found = True
         for row in _files(self.source):
-            found = False
             with suppress(OSError):
                 there = os.lstat(above + self.source.paths[row])
                 now = there.st_ino, there.st_size, there.st_mtime_ns
                 if now == (self.inodes[row], self.sizes[row], self.mtimes[row]):
                     return True
-        return found
+        return False
 
     def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
         """The rows of a new listing of the ``source`` whose files are in the ``copy`` already, as
@@ -108,6 +125,20 @@ class Table:
             for row, before in _common(source, self.source)
         )
         return self.source.files - still
+
+
+def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
+    """Whether the folder at ``path``, which has a recorded inode, is the tree that was published.
+
+    An inode's number may be given away again: to a folder that its user has made.
+    """
+    there = os.lstat(path)
+    if record.tree and there.st_ino == record.tree.before:
+        return True
+    table = Table.load(cache, record)
+    if table is None:
+        return there.st_mtime_ns == record.copy_facts.mtime_ns
+    return table.is_at(path)
 
 
 def as_copy(listing: Listing) -> Listing:

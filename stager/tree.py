@@ -55,6 +55,7 @@ class PartialTree:
         self._modes = array("Q", bytes(8 * len(listing)))
         self._inodes = array("Q", bytes(8 * len(listing)))
         self._groups = array("Q", bytes(8 * len(listing)))
+        self._mtimes = array("q", bytes(8 * len(listing)))
         with store.raising(self._partial):
             self.path, self._descriptor = store.make_partial_folder(self._partial)
             facts = os.fstat(self._descriptor)
@@ -73,7 +74,7 @@ class PartialTree:
                 elif kind == Kind.LINK:
                     os.symlink(listing.targets[row], path)
                     os.utime(path, ns=(0, listing.mtimes[row]), follow_symlinks=False)
-                    self._groups[row] = self._group
+                    self._note(row, os.lstat(path))
 
     def take_over(self, row: int, path: bytes) -> bool:
         """Have the file be that at ``path``, if it is what it should be; whether it was.
@@ -161,11 +162,11 @@ class PartialTree:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
         group, mode = listing.groups[row], listing.modes[row]
-        # Their owner may always read them, whoever might read the source by another right.
+        # Nobody else may write them, and their owner may always read them; see store.Partial.seal.
         if listing.kinds[row] == Kind.FILE:
-            mode = mode & 0o777 | stat.S_IRUSR
+            mode = mode & 0o755 | stat.S_IRUSR
         else:
-            mode = mode & 0o3777 | stat.S_IRUSR | stat.S_IXUSR
+            mode = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR
         if group != self._group:
             try:
                 os.fchown(descriptor, -1, group)
@@ -177,8 +178,10 @@ class PartialTree:
         self._note(row, os.fstat(descriptor))
 
     def _note(self, row: int, facts: os.stat_result) -> None:
-        self._modes[row] = stat.S_IMODE(facts.st_mode)
+        if self._listing.kinds[row] != Kind.LINK:
+            self._modes[row] = stat.S_IMODE(facts.st_mode)
         self._groups[row] = facts.st_gid
+        self._mtimes[row] = facts.st_mtime_ns  # the disk may not hold what it was told
         if self._listing.kinds[row] == Kind.FILE:
             self._inodes[row] = facts.st_ino
 
@@ -190,7 +193,7 @@ class PartialTree:
         owners = array("Q", (0 if kind in twins else owner for kind in self._listing.kinds))
         return replace(
             self._listing, modes=self._modes, inodes=self._inodes, owners=owners,
-            groups=self._groups, extents={},
+            groups=self._groups, mtimes=self._mtimes, extents={},
         )  # fmt: skip
 
     def read_back(self, row: int) -> bytes:
@@ -222,18 +225,23 @@ class PartialTree:
     def adopt(self) -> None:
         """Take what somebody else has put into the tree for all that it is to hold."""
         self._listing = listing = walk(self.path, holes=False)
-        self._modes, self._inodes, self._groups = listing.modes, listing.inodes, listing.groups
+        self._modes, self._inodes = listing.modes, listing.inodes
+        self._groups, self._mtimes = listing.groups, listing.mtimes
 
-    def publish(self, path: str) -> CopyFacts:
+    def facts(self) -> CopyFacts:
+        """What the sealed tree is known by, before it is published and after."""
+        with store.raising(self.path):
+            facts = os.fstat(self._descriptor)
+        return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
+
+    def publish(self, path: str) -> None:
         """Put the sealed tree at ``path`` in one step, in place of what is there, which goes."""
         above, name = os.path.split(path)
         with store.raising(path), store.opened_way(self._root, above) as folder:
             replaced = self._put(name, folder)
             store.sync_folder(folder)
-            facts = os.fstat(self._descriptor)
         if replaced:
             store.remove_tree(self.path)
-        return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
     def _put(self, name: str, folder: int) -> bool:
         """Rename the tree to ``name`` in ``folder``; whether something was replaced."""
@@ -245,7 +253,11 @@ class PartialTree:
             if replaced and not self._rename(name, folder, _EXCHANGE):
                 # The filesystem cannot do it in one step: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
-                os.rename(self.path, name, dst_dir_fd=folder)
+                try:
+                    os.rename(self.path, name, dst_dir_fd=folder)
+                except OSError:
+                    os.rename(f"{self.path}.old", name, dst_dir_fd=folder)
+                    raise
                 self.path += ".old"
             elif not replaced:
                 os.rename(self.path, name, dst_dir_fd=folder)

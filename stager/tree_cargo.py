@@ -6,7 +6,7 @@ import os
 import zlib
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stager.listing import Listing
+    from stager.manifest import Record
     from stager.transfer import Result
+
+
+#: Bytes of a table's row besides the path: twelve numbers and a digest.
+_TABLE_ROW = 13 * 8 + 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,12 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
     But for ``validate=checksum``.
     """
     rows = array("q", [-1]) * len(listing)
-    record = task.cache.load(task.item.destination)
-    text = task.cache.load_table(record) if record else None
-    if text is None or task.item.validate is Validate.ALWAYS:
+    table = Table.load(task.cache, task.cache.load(task.item.destination))
+    if table is None or task.item.validate is Validate.ALWAYS:
         return Kept(rows)
     try:
-        table = Table.from_bytes(text)
         copy = walk(task.path, holes=False)
-    except (OSError, ValueError, StageError):
+    except (OSError, StageError):
         return Kept(rows)
     for row, before in table.kept(listing, copy):
         checked = task.item.validate is Validate.CHECKSUM
@@ -83,18 +86,29 @@ class TreeCargo(Cargo):
         #: A byte for each row: whether this node lacks its file.
         self._needs = bytearray(len(listing))
         self._tree: PartialTree | None = None
+        self._published: Record | None = None
         #: What travels, and how its files are told apart; known when all have opened theirs.
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
 
     def need(self) -> int:
         rows = (row for row, before in enumerate(self._kept.rows) if before < 0)
-        return self._listing.allocated(rows) if self.task.receives else 0
+        return self._listing.allocated(rows) + self._table_size if self.task.receives else 0
+
+    def need_in_all(self) -> int:
+        return self._listing.allocated() + self._table_size
+
+    @property
+    def _table_size(self) -> int:
+        """Bytes of the tree's table, roughly."""
+        return sum(map(len, self._listing.paths)) + _TABLE_ROW * len(self._listing)
 
     def open(self) -> Opened:
         task = self.task
         if not task.receives:
             return Opened()
+        names = sum(before < 0 for before in self._kept.rows)
+        store.check_names(task.cache, names)
         self.stack.enter_context(store.made_parents(task.path))
         self._tree = PartialTree(task.cache, self._listing)
         self.stack.callback(self._tree.close)
@@ -148,11 +162,9 @@ class TreeCargo(Cargo):
         """Whether what was sent from this node's copy is what its table says."""
         assert self.stream is not None
         assert self._digests is not None
-        record = self.task.cache.load(self.task.item.destination)
-        text = self.task.cache.load_table(record) if record else None
-        if text is None:
+        table = Table.load(self.task.cache, self.task.cache.load(self.task.item.destination))
+        if table is None:
             return False
-        table = Table.from_bytes(text)
         return all(self._digest(row) == table.digest(row) for row in self.stream.rows)
 
     def _digest(self, row: int) -> bytes:
@@ -172,12 +184,18 @@ class TreeCargo(Cargo):
                 text = "what the disk gives back differs from what was written to it"
                 raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
 
+    def announce(self) -> None:
+        if self._tree:
+            self._published = announce_tree(
+                self.task, self._tree, self._listing, self._all_digests()
+            )  # fmt: skip
+
     def publish(self, digest: str) -> Published:
-        if not self._tree or not self.stream:
+        if not self._tree or not self.stream or not self._published:
             return Published()
         moved = len(self.stream.rows), self.stream.size
         counts = Counts(self._listing.files, *moved, self._kept.deleted)
-        return record_tree(self.task, self._tree, self._listing, self._all_digests(), counts)
+        return publish_tree(self.task, self._tree, self._published, counts)
 
     def _all_digests(self) -> bytes:
         assert self._digests is not None
@@ -190,20 +208,37 @@ class TreeCargo(Cargo):
         return bytes(digests)
 
 
-def record_tree(
-    task: Task, tree: PartialTree, source: Listing, digests: bytes, counts: Counts
-) -> Published:
-    """Publish a sealed tree, and record it; it is known by the digest of all ``digests``."""
-    whole = xxhash.xxh3_128_hexdigest(digests)
+def announce_tree(task: Task, tree: PartialTree, source: Listing, digests: bytes) -> Record:
+    """Record a sealed tree before it is published, with what it will take the place of.
+
+    Whatever ends this process between the one and the other, the tree at the destination is known
+    for one that was staged.
+    """
     copy = tree.copy
-    facts = tree.publish(task.path)
     table = Table.of(source, copy, digests).to_bytes()
-    known_by = TreeFacts(
+    there = _lstat(task.path)
+    facts = TreeFacts(
         files=copy.files,
         allocated=copy.allocated(),
         source_digest=source.digest(),
         copy_digest=as_copy(copy).digest(),
         table_digest=task.cache.save_table(task.item.destination, table),
+        before=there.st_ino if there else 0,
     )
-    task.cache.save(task.record(facts, whole, known_by))
-    return Published(whole, counts)
+    record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
+    task.cache.save(record)
+    return record
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return os.lstat(path)
+    return None
+
+
+def publish_tree(task: Task, tree: PartialTree, record: Record, counts: Counts) -> Published:
+    """Publish a tree that was announced."""
+    assert record.tree is not None
+    tree.publish(task.path)
+    task.cache.save(replace(record, tree=replace(record.tree, before=0)))
+    return Published(record.digest, counts)

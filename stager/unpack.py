@@ -215,7 +215,7 @@ class _Target:
         if path not in self._folders:
             self._make_way(path)
             self._mkdir(path)
-        self._folders[path] = mode & 0o3777 | stat.S_IRUSR | stat.S_IXUSR, mtime
+        self._folders[path] = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR, mtime
 
     def make_file(self, path: bytes, mode: int, mtime: float, data: IO[bytes], size: int) -> None:
         """A plain file with all of its ``data``."""
@@ -231,7 +231,7 @@ class _Target:
                 left -= len(block)
             if left or data.read(1):
                 raise self.refusal(path, "has another size than it says")
-            os.fchmod(descriptor, mode & 0o777 | stat.S_IRUSR)
+            os.fchmod(descriptor, mode & 0o755 | stat.S_IRUSR)
         self._set_time(path, mtime)
         self.digests[path] = digest.digest()
 

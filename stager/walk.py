@@ -58,7 +58,12 @@ def walk(
     """
     walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes, patterns)
     rows = _rows(walker)
-    return Listing.of(patterns.pruned(rows) if patterns else rows)
+    try:
+        return Listing.of(patterns.pruned(rows) if patterns else rows)
+    except OverflowError as error:
+        (path,) = error.args
+        where = text_of(os.fsencode(folder) + b"/" + path)
+        raise SourceError(f"{where} has an impossible time; touch it") from None
 
 
 def _rows(walker: _Walker) -> Iterator[Row]:
@@ -101,8 +106,10 @@ class _Walker:
                 level = below
 
     def _look_into(self, level: list[bytes], pool: ThreadPoolExecutor) -> Iterator[_Found]:
-        while level:
-            batch, level = (level, []) if self._slow else (level[:_TRIAL], level[_TRIAL:])
+        at = 0
+        while at < len(level):
+            batch = level[at:] if self._slow else level[at : at + _TRIAL]
+            at += len(batch)
             begun = time.monotonic()
             answers = list((pool.map if self._slow else map)(self._look, batch))
             entries = sum(1 + len(found.rows) + len(found.linked) for found in answers)

@@ -103,6 +103,15 @@ def test_as_much_goes_as_lacks() -> None:
     assert plan_room("/nvme", 10, 4, 0, [first, second]) == [first, second]
 
 
+def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
+    other = kept("a", 5, 1)
+    assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
+    assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
+    assert refusal(2, 100, 9, [other], 10).startswith(
+        "/nvme: 10 bytes are needed, where you have 5"
+    )
+
+
 def test_too_little_room_is_told_in_bytes() -> None:
     assert refusal(110, 100, 0, []) == (
         "/nvme: 110 bytes are needed and 100 free, 10 too few; make room or ask for nodes with more"

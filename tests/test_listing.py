@@ -100,3 +100,9 @@ def test_what_travels_and_what_it_takes_on_a_disk() -> None:
 
 def test_a_name_of_any_bytes_can_be_told() -> None:
     assert text_of(b"a/\xff\xc3\xa9") == "a/\\udcff\N{LATIN SMALL LETTER E WITH ACUTE}"
+
+
+def test_a_time_that_no_column_holds_is_told_with_its_path() -> None:
+    with pytest.raises(OverflowError) as told:
+        Listing.of([ROOT, Row(b"a/late", Kind.FILE, mtime_ns=1 << 63)])
+    assert told.value.args == (b"a/late",)

@@ -31,6 +31,7 @@ RECORD = Record(
         source_digest="0" * 32,
         copy_digest="1" * 32,
         table_digest="f" * 32,
+        before=120,
     ),
 )
 
@@ -65,7 +66,8 @@ TEXT = """{
   "allocated": 110,
   "source_digest": "00000000000000000000000000000000",
   "copy_digest": "11111111111111111111111111111111",
-  "table_digest": "ffffffffffffffffffffffffffffffff"
+  "table_digest": "ffffffffffffffffffffffffffffffff",
+  "before": 120
  }
 }
 """
@@ -115,7 +117,7 @@ RECORDS = st.builds(
     used_by_job=IDS,
     lifetime=st.sampled_from(["cache", "job"]),
     pinned=st.booleans(),
-    tree=st.none() | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS),
+    tree=st.none() | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS, INODES),
 )
 
 JSON = st.recursive(

@@ -1380,3 +1380,29 @@ def test_no_use_is_written_by_way_of_a_link(run: Path) -> None:
         store.note_uses(5001, 17, ["/nvme/a"])
     assert str(caught.value) == f"{run}/5001/17.uses: Too many levels of symbolic links"
     assert victim.read_text() == "mine"
+
+
+# Names
+
+
+def test_a_disk_has_room_for_so_many_names_only(cache: Cache, disk: Path) -> None:
+    store.check_names(cache, 1)
+    room = os.statvfs(disk).f_favail
+    with pytest.raises(SpaceError) as told:
+        store.check_names(cache, 1 << 60)
+    text = str(told.value)
+    assert text.startswith(
+        f"{disk}: {1 << 60} files and folders are needed, and there is room for "
+    )
+    assert text.endswith(" more, whatever their size; make room, or stage an archive as it is")
+    assert room
+
+
+def test_what_is_read_back_is_a_plain_file(disk: Path) -> None:
+    os.mkfifo(disk / "pipe")
+    (disk / "link").symlink_to("pipe")
+    (disk / "file").write_bytes(NEW)
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=r"is no plain file|symbolic links"):
+            store.read_back(f"{disk}/{name}")
+    assert store.read_back(f"{disk}/file") == xxhash.xxh3_128_hexdigest(NEW)

@@ -114,10 +114,13 @@ def test_a_tree_is_ours_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> 
     assert not mirror.table.is_at(str(mirror.copy))
 
 
-def test_a_tree_without_files_has_nothing_to_lose(tmp_path: Path) -> None:
+def test_a_tree_without_files_is_ours_as_long_as_nothing_else_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     listing = walk(str(tmp_path))
-    assert Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE)).is_at(str(tmp_path))
+    table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE))
+    assert table.is_at(str(tmp_path))
+    (tmp_path / "sub/result").touch()
+    assert not table.is_at(str(tmp_path))
 
 
 def copy_digest(mirror: Mirror) -> str:

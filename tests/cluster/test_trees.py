@@ -39,7 +39,7 @@ touch $'a/new\nline' $'a/\xff\xfe' 'a/ blank ' 'a/-rf' 'a/*' $'a/\\' 'a/"quoted"
 truncate -s 40M a/sparse; printf x | dd of=a/sparse bs=1 seek=20000000 conv=notrunc status=none
 chmod 755 lib/file1; chmod 600 lib/file2; chmod 444 lib/file3; chmod 640 lib/file4
 touch -d '1969-07-20 20:17:40.123456789' lib/file5; touch -h -d '2001-02-03' a/dangling
-mkdir -m 2770 a/group; touch a/group/file; echo closed > closed/file
+mkdir -m 2750 a/group; touch a/group/file; echo closed > closed/file
 touch -d '2002-03-04 05:06:07' a/b closed; chmod 555 closed
 """
 #: What differs between source and copy, on the node where this runs: nothing is printed if nothing.

@@ -13,11 +13,12 @@ import pytest
 
 from stager.agree import Here
 from stager.directive import Validate, Verify
-from stager.errors import SourceError
+from stager.errors import DestinationError, SourceError, SpaceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
 from stager.report import Counts
 from stager.request import Settings, Space, StageItem, StageRequest
+from stager.store import Cache, open_cache
 from stager.stream import StreamReader
 from stager.table import as_copy
 from stager.tree import PartialTree
@@ -333,19 +334,115 @@ def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
     assert world.stage().tree == Counts(len(FILES), 1, 7)
 
 
-def test_a_kill_between_the_tree_and_its_record_costs_a_look_and_no_byte(
+@pytest.mark.parametrize("exchanged", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("staged", [False, True], ids=["first", "again"])
+def test_an_end_around_the_exchange_costs_nothing_but_another_stage(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, exchanged: bool, staged: bool
+) -> None:
+    if staged:
+        world.stage()
+        world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
+    publish = PartialTree.publish
+
+    def end(self: PartialTree, path: str) -> None:
+        if exchanged:
+            publish(self, path)
+        raise DestinationError("the end")
+
+    monkeypatch.setattr(PartialTree, "publish", end)
+    assert {failure.message for failure in world.run().failures} == {"the end"}
+    monkeypatch.undo()
+    assert world.copy.exists() == (staged or exchanged)
+    world.stage()
+    assert world.stage().received == []
+
+
+def test_a_full_disk_for_the_table_leaves_the_old_tree(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.stage()
-    records = world.copy.parent / f".slurm-stage/{os.getuid()}/records"
-    (record,) = records.iterdir()
-    before = record.read_bytes()
+    before = as_copy(walk(str(world.copy)))
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
+
+    def full(*_: object) -> str:
+        raise SpaceError("full")
+
+    if world.comm.rank == world.comm.size - 1:
+        monkeypatch.setattr(Cache, "save_table", full)
+    assert world.complaints(world.run()) == [f"5 {world.nodes[-1]}: full"]
+    assert as_copy(walk(str(world.copy))) == before
+    monkeypatch.undo()
     world.stage()
-    record.write_bytes(before)
+
+
+def test_nodes_that_are_current_by_size_alone_are_no_source(world: World) -> None:
+    if world.comm.size == 1:
+        return
+    world.stage()
+    world.on_first(lambda: (world.source / "sub5/file5").write_bytes(b"12345"))
+    world.on_last(lambda: shutil.rmtree(world.copy))
+    (item,) = world.run(items=world.wish(validate=Validate.SIZE)).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], [])
+    if world.comm.rank == world.comm.size - 1:
+        assert (world.copy / "sub5/file5").read_bytes() == b"12345"
+    assert world.stage().received == world.nodes[:-1]
+
+
+def test_what_its_user_put_in_the_trees_place_stays(world: World) -> None:
+    world.stage()
+
+    def put() -> None:
+        world.copy.rename(world.copy.with_name("old"))
+        world.copy.mkdir()
+        (world.copy / "mine").write_bytes(b"mine")
+
+    world.on_last(put)
+    outcome = world.run()
+    assert [failure.code for failure in outcome.failures] == [6]
+    assert "is a folder that was not staged, and would be lost" in outcome.failures[0].message
     world.comm.Barrier()
-    item = world.stage()
-    assert item.received == world.nodes
+    world.on_last(lambda: shutil.rmtree(world.copy))
+    world.on_last(lambda: world.copy.with_name("old").rename(world.copy))
+    assert world.stage().received == []
+
+
+def test_a_staged_file_may_become_a_folder(world: World) -> None:
+    file = world.wish(source=f"{world.source}/large")
+    world.run(items=file)
+    assert world.copy.is_file()
+    assert world.stage().received == world.nodes
+
+
+def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: World) -> None:
+    world.stage()
+    inner = world.wish(source=f"{world.source}/large", destination="/nvme/tree/sub1/in")
+    why = "/nvme/tree/sub1/in lies in /nvme/tree, which is staged as a whole"
+    assert world.complaints(world.run(items=inner)) == [
+        f"6 {node}: {why}; choose another destination" for node in world.nodes
+    ]
+    named = world.wish(source=f"{world.source}/large")
+    assert "lies in /nvme/tree, which is staged" in world.run(items=named).failures[0].message
+
+
+def test_a_tree_does_not_take_what_is_staged_by_itself(world: World) -> None:
+    inner = world.wish(source=f"{world.source}/large", destination="/nvme/tree/in")
+    world.run(items=inner)
+    outcome = world.run()
+    assert {failure.code for failure in outcome.failures} == {6}
+    assert (world.copy / "in").exists()
+
+
+def test_a_table_of_another_version_is_none(world: World) -> None:
+    world.stage()
+    cache = open_cache(str(world.copy.parent), os.getuid())
+    record = cache.load("/nvme/tree")
+    assert record is not None
+    assert record.tree is not None
+    digest = cache.save_table("/nvme/tree", b"of another version")
+    cache.save(replace(record, tree=replace(record.tree, table_digest=digest)))
+    world.comm.Barrier()
+    item = world.stage(validate=Validate.CHECKSUM)
+    assert (item.received, item.tree) == (world.nodes, ALL)
 
 
 def test_patterns_say_what_is_staged(world: World) -> None:
