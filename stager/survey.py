@@ -299,7 +299,7 @@ def _look_at_destination(path: str) -> os.stat_result | None:
 def check_trees_above(item: StageItem, cache: Cache) -> None:
     """Raise DestinationError where the destination lies in a tree that is staged as a whole."""
     above = os.path.dirname(item.destination)
-    while len(above) > len(item.root):
+    while len(above) > len(item.root or "/"):
         record = cache.load(above)
         if record and record.tree:
             raise DestinationError(

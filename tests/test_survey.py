@@ -633,3 +633,10 @@ def test_a_copy_takes_what_the_source_has_data_for(tmp_path: Path, size: int) ->
     os.truncate(source, size + (1 << 30))
     facts = look_at_source(str(source))
     assert size <= data_size(str(source), facts) <= size + 4096
+
+
+def test_a_root_that_is_the_whole_disk_has_nothing_above(node: Node) -> None:
+    node.stage()
+    item = StageItem(str(node.source), str(node.copy), "", Validate.STAT)
+    source = look_at_source(str(node.source))
+    assert survey(item, str(node.copy), source, node.cache, "n1").current
