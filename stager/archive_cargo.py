@@ -8,7 +8,8 @@ from typing import IO, TYPE_CHECKING
 
 from stager import store
 from stager.cargo import Cargo, Opened, Published, Task
-from stager.errors import Failure, IntegrityError, StageError
+from stager.directive import Relocate
+from stager.errors import Failure, IntegrityError, SourceError, StageError
 from stager.file_cargo import source_changed
 from stager.layout import Layout
 from stager.listing import Kind, Listing, Row
@@ -16,7 +17,7 @@ from stager.reader import FileReader
 from stager.report import Counts
 from stager.stream import DIGEST_SIZE
 from stager.tree import PartialTree
-from stager.tree_cargo import announce_tree, publish_tree
+from stager.tree_cargo import announce_tree, publish_tree, relocate
 from stager.unpack import Limits, is_zip, unpack
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class _Unpacker:
             self._error = error
         except OSError as error:
             self._error = store.as_stage_error(error, os.fsdecode(folder))
+        except BaseException as error:
+            # A surprise: whatever it is, nothing of this may be published.
+            self._error = SourceError(f"{name} cannot be unpacked: {error!r}")
 
     def write(self, data: memoryview, _: int) -> None:
         """Take the next bytes."""
@@ -151,7 +155,15 @@ class ArchiveCargo(Cargo):
         if self._tree and self._unpacker:
             self._unpacker.finish()
             self._tree.adopt()
+            if self.task.item.relocate is Relocate.VENV:
+                self._relocate(self._tree, self._unpacker.digests)
             self._tree.sync()
+
+    def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
+        listing = tree.copy
+        changed = relocate(self.task, tree, listing, b"\1" * len(listing), {})
+        for row, (_, digest) in changed.items():
+            digests[listing.paths[row]] = digest
 
     def verify(self, digest: str) -> None:
         if self._tree:
@@ -172,7 +184,7 @@ class ArchiveCargo(Cargo):
             digests = bytearray(DIGEST_SIZE * len(listing))
             for row, found in self._rows(listing):
                 digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = found
-            self._published = announce_tree(self.task, self._tree, listing, bytes(digests))
+            self._published = announce_tree(self.task, self._tree, listing, bytes(digests), {})
 
     def publish(self, digest: str) -> Published:
         if not self._tree or not self._published:

@@ -67,7 +67,15 @@ class Lifetime(StrEnum):
     JOB = "job"
 
 
-_Option = Validate | Verify | Lifetime
+class Relocate(StrEnum):
+    """What is changed in a folder so that it works where it comes to lie; see `relocate`."""
+
+    NONE = "none"
+    #: A Python virtual environment's own path in its scripts.
+    VENV = "venv"
+
+
+_Option = Validate | Verify | Lifetime | Relocate
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class Directive:
     validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
     lifetime: Lifetime = Lifetime.CACHE
+    relocate: Relocate = Relocate.NONE
     #: Of a folder: what of it alone is staged, and what is not; see `patterns`.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -89,11 +98,12 @@ class Directive:
         validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
         verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
         lifetime = "" if self.lifetime is Lifetime.CACHE else f",lifetime={self.lifetime}"
+        relocate = "" if self.relocate is Relocate.NONE else f",relocate={self.relocate}"
         include = "".join(f",include={_escape(pattern)}" for pattern in self.include)
         exclude = "".join(f",exclude={_escape(pattern)}" for pattern in self.exclude)
         paths = f"{_escape(self.source)}:{_escape(self.destination)}"
         extract = ",extract" if self.extract else ""
-        return f"{paths}{validate}{verify}{lifetime}{include}{exclude}{extract}"
+        return f"{paths}{validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}"
 
 
 #: The keys that may stand behind a destination, and their values.
@@ -101,6 +111,7 @@ _OPTIONS: dict[str, type[_Option]] = {
     "validate": Validate,
     "verify": Verify,
     "lifetime": Lifetime,
+    "relocate": Relocate,
 }
 #: Those that may be given more than once, with a pattern each.
 _PATTERNS = ("include", "exclude")

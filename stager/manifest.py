@@ -56,6 +56,8 @@ class TreeFacts:
     copy_digest: str
     table_digest: str
     before: int = 0
+    #: A `directive.Relocate`: what was changed in the copy.
+    relocate: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,10 @@ def _is_lifetime(text: str) -> bool:
     return text in ("cache", "job")
 
 
+def _is_relocation(text: str) -> bool:
+    return text in ("none", "venv")
+
+
 def _is_path(text: str) -> bool:
     try:
         return text.startswith("/") and b"\0" not in os.fsencode(text)
@@ -155,6 +161,7 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "copy_digest": _is_digest,
     "table_digest": _is_digest,
     "lifetime": _is_lifetime,
+    "relocate": _is_relocation,
 }
 
 

@@ -21,7 +21,7 @@ from stager import evict, report, store
 from stager.agree import Held, Here, RefusedError, locked, together
 from stager.cargo import Task
 from stager.delivery import Delivered, StaleError, deliver
-from stager.directive import Validate
+from stager.directive import Relocate, Validate
 from stager.errors import MPI_REMEDY, Failure, LaunchError, PolicyRefusal, StageError, UsageError
 from stager.file_cargo import FileCargo
 from stager.guard import Guard
@@ -457,6 +457,8 @@ def _look_at_source(item: StageItem, here: Here, listings: Listings) -> Source:
     source = look_at_source(
         item.source, item.include, item.exclude, listings, to_be_read=item.shared
     )
+    if item.relocate is not Relocate.NONE and not (source.is_tree or item.extract):
+        raise UsageError(f"{item.source} is no folder; relocate is for Python environments")
     if source.is_tree and item.extract:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
     if (source.is_tree or item.extract) and item.shared:

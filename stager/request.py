@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from stager.directive import Directive, Lifetime, Validate, Verify, archive_suffix, merge
+from stager.directive import Directive, Lifetime, Relocate, Validate, Verify, archive_suffix, merge
 from stager.errors import PolicyRefusal, UsageError
 from stager.manifest import RECORDS_FOLDER
 from stager.route import Algorithm
@@ -47,6 +47,7 @@ class StageItem:
     lifetime: Lifetime = Lifetime.CACHE
     #: Whether ``root`` is the site's own: root stages there, and all may use it.
     shared: bool = False
+    relocate: Relocate = Relocate.NONE
     #: What of a folder is staged, and what is not; see `patterns`.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -58,10 +59,11 @@ class StageItem:
         """What the directive says behind the destination."""
         verify = "" if self.verify is Verify.STREAM else f", verify={self.verify}"
         lifetime = "" if self.lifetime is Lifetime.CACHE else f", lifetime={self.lifetime}"
+        relocate = "" if self.relocate is Relocate.NONE else f", relocate={self.relocate}"
         include = "".join(f", include={pattern}" for pattern in self.include)
         exclude = "".join(f", exclude={pattern}" for pattern in self.exclude)
         extract = ", extract" if self.extract else ""
-        return f"validate={self.validate}{verify}{lifetime}{include}{exclude}{extract}"
+        return f"validate={self.validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; there may be thousands, so it is short."""
@@ -71,7 +73,9 @@ class StageItem:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StageItem:
         """The item that `to_json` wrote."""
-        kinds = {"validate": Validate, "verify": Verify, "lifetime": Lifetime}
+        kinds = {
+            "validate": Validate, "verify": Verify, "lifetime": Lifetime, "relocate": Relocate,
+        }  # fmt: skip
         chosen = {name: kind(data[name]) for name, kind in kinds.items() if name in data}
         lists: dict[str, Any] = {name: tuple(data[name]) for name in _LISTS if name in data}
         return cls(**{**data, **chosen, **lists})
@@ -214,7 +218,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     return StageItem(
         directive.source, destination, root, directive.validate, directive.verify,
-        directive.lifetime, shared, directive.include, directive.exclude,
+        directive.lifetime, shared, directive.relocate, directive.include, directive.exclude,
         directive.extract,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from stager.ring import Digest
 from stager.walk import THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
     from contextlib import AbstractContextManager
 
@@ -94,11 +94,20 @@ class Stream:
 class StreamReader:
     """Reads a stream from the files beneath ``folder``, and counts the bytes that it took.
 
-    Where they are the source's, each is compared with its row of the listing when it was read.
+    Where they are the source's, each is compared with its row of the listing when it was read. What
+    a copy does not hold any more as it came is taken from the ``originals``, by its row.
     Raises SourceError, IntegrityError.
     """
 
-    def __init__(self, folder: str, stream: Stream, *, is_source: bool) -> None:
+    def __init__(
+        self,
+        folder: str,
+        stream: Stream,
+        *,
+        is_source: bool,
+        originals: Mapping[int, bytes] | None = None,
+    ) -> None:
+        self._originals = originals or {}
         self._folder = os.fsencode(folder) + b"/"
         self._stream = stream
         self._is_source = is_source
@@ -127,13 +136,25 @@ class StreamReader:
 
     def _read_all(self, buffer: memoryview, parts: Sequence[Part]) -> None:
         for part in parts:
+            if part.row in self._originals:
+                self._copy(buffer, part)
+                continue
             descriptor = self._open(part.row)
             try:
                 self._read(descriptor, buffer, part)
             finally:
                 os.close(descriptor)
 
+    def _copy(self, buffer: memoryview, part: Part) -> None:
+        data = self._originals[part.row][part.offset : part.offset + part.length]
+        if len(data) != part.length:
+            raise self._changed(part.row)
+        buffer[part.start : part.start + part.length] = data
+
     def _read_large(self, buffer: memoryview, part: Part) -> None:
+        if part.row in self._originals:
+            self._copy(buffer, part)
+            return
         if not self._large or self._large[0] != part.row:
             self._close_large()
             self._large = part.row, self._open(part.row)

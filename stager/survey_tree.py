@@ -10,7 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from stager.directive import Validate
+from stager.directive import Relocate, Validate
 from stager.errors import DestinationError, StageError
 from stager.evict import is_ours
 from stager.listing import Kind, text_of
@@ -42,7 +42,7 @@ def survey_tree(
     check_folder(folder, cache)
     check_trees_above(item, cache)
     record = cache.load(item.destination)
-    reason = judge_tree(item.validate, source, record, there)
+    reason = judge_tree(item.validate, item.relocate, source, record, there)
     if record and record.source != item.source:
         reason = reason or "staged from another source"
     if not reason:
@@ -87,7 +87,11 @@ def _may_go(path: str, there: os.stat_result, cache: Cache, record: Record | Non
 
 
 def judge_tree(
-    validate: Validate, source: Source, record: Record | None, there: os.stat_result | None
+    validate: Validate,
+    relocate: Relocate,
+    source: Source,
+    record: Record | None,
+    there: os.stat_result | None,
 ) -> str:
     """Why the copy of a folder cannot be current, or nothing, before the copy is walked. Pure."""
     if there is None:
@@ -99,6 +103,8 @@ def judge_tree(
     copy = record.copy_facts
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return "replaced"
+    if record.tree.relocate != relocate:
+        return "relocated otherwise"
     return "" if _is_same(validate, source, record, record.tree) else "the source changed"
 
 

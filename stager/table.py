@@ -9,7 +9,7 @@ import os
 import sys
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import xxhash
@@ -36,6 +36,8 @@ class Table:
     sizes: array[int]
     mtimes: array[int]
     digests: bytes
+    #: What the files held that were changed for their place: these bytes are what travels.
+    originals: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
     def load(cls, cache: Cache, record: Record | None) -> Self | None:
@@ -46,24 +48,30 @@ class Table:
         return None
 
     @classmethod
-    def of(cls, source: Listing, copy: Listing, digests: bytes) -> Self:
+    def of(
+        cls, source: Listing, copy: Listing, digests: bytes, originals: dict[int, bytes]
+    ) -> Self:
         """The table of a tree, whose ``copy`` has the same paths as its ``source``."""
-        return cls(source, copy.modes, copy.inodes, copy.sizes, copy.mtimes, digests)
+        return cls(source, copy.modes, copy.inodes, copy.sizes, copy.mtimes, digests, originals)
 
     def to_bytes(self) -> bytes:
         """A text that `from_bytes` reads back."""
         columns = (self.modes, self.inodes, self.sizes, self.mtimes)
         return pack(
-            self.source.to_bytes(), *(column.tobytes() for column in columns), self.digests
+            self.source.to_bytes(), *(column.tobytes() for column in columns), self.digests,
+            array("Q", self.originals).tobytes(), pack(*self.originals.values()),
         )  # fmt: skip
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
         """The table in ``text``. Raises ValueError where it is none."""
-        source, modes, inodes, sizes, mtimes, digests = unpack(memoryview(text))
+        source, modes, inodes, sizes, mtimes, digests, changed, originals = unpack(
+            memoryview(text)
+        )  # fmt: skip
         table = cls(
             Listing.from_bytes(bytes(source)), array("Q", bytes(modes)), array("Q", bytes(inodes)),
             array("Q", bytes(sizes)), array("q", bytes(mtimes)), bytes(digests),
+            dict(zip(array("Q", bytes(changed)), map(bytes, unpack(originals)), strict=True)),
         )  # fmt: skip
         columns = (table.modes, table.inodes, table.sizes, table.mtimes)
         rows = len(table.source)

@@ -56,6 +56,7 @@ class PartialTree:
         self._inodes = array("Q", bytes(8 * len(listing)))
         self._groups = array("Q", bytes(8 * len(listing)))
         self._mtimes = array("q", bytes(8 * len(listing)))
+        self._sizes = array("Q", bytes(8 * len(listing)))
         with store.raising(self._partial):
             self.path, self._descriptor = store.make_partial_folder(self._partial)
             facts = os.fstat(self._descriptor)
@@ -184,6 +185,7 @@ class PartialTree:
         self._mtimes[row] = facts.st_mtime_ns  # the disk may not hold what it was told
         if self._listing.kinds[row] == Kind.FILE:
             self._inodes[row] = facts.st_ino
+            self._sizes[row] = facts.st_size
 
     @property
     def copy(self) -> Listing:
@@ -193,8 +195,25 @@ class PartialTree:
         owners = array("Q", (0 if kind in twins else owner for kind in self._listing.kinds))
         return replace(
             self._listing, modes=self._modes, inodes=self._inodes, owners=owners,
-            groups=self._groups, mtimes=self._mtimes, extents={},
+            groups=self._groups, mtimes=self._mtimes, sizes=self._sizes, extents={},
         )  # fmt: skip
+
+    def read(self, row: int, most: int) -> bytes:
+        """The first ``most`` bytes of the file."""
+        with store.raising(self.path), open(self._base + self._listing.paths[row], "rb") as file:
+            return file.read(most)
+
+    def rewrite(self, row: int, data: bytes) -> None:
+        """Have the file hold ``data`` instead."""
+        path = self._base + self._listing.paths[row]
+        with store.raising(self.path):
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                store.write_all(descriptor, data, 0)
+                self._finish(row, descriptor)
+            finally:
+                os.close(descriptor)
 
     def read_back(self, row: int) -> bytes:
         """The xxh3-128 of the file as it is on the disk, past the page cache."""
@@ -227,6 +246,7 @@ class PartialTree:
         self._listing = listing = walk(self.path, holes=False)
         self._modes, self._inodes = listing.modes, listing.inodes
         self._groups, self._mtimes = listing.groups, listing.mtimes
+        self._sizes = listing.sizes
 
     def facts(self) -> CopyFacts:
         """What the sealed tree is known by, before it is published and after."""

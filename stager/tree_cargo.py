@@ -13,11 +13,12 @@ import xxhash
 
 from stager import store
 from stager.cargo import Cargo, Opened, Published, Task
-from stager.directive import Validate
-from stager.errors import Failure, IntegrityError, StageError
+from stager.directive import Relocate, Validate
+from stager.errors import Failure, IntegrityError, StageError, UsageError
 from stager.layout import Layout
 from stager.listing import Kind
 from stager.manifest import TreeFacts
+from stager.relocate import ACTIVATE, CONFIG, LARGEST, homes, may_name_its_folder, relocated
 from stager.report import Counts
 from stager.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter
 from stager.survey import digest_of
@@ -26,7 +27,7 @@ from stager.tree import PartialTree
 from stager.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stager.listing import Listing
     from stager.manifest import Record
@@ -56,8 +57,10 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
     But for ``validate=checksum``.
     """
     rows = array("q", [-1]) * len(listing)
-    table = Table.load(task.cache, task.cache.load(task.item.destination))
-    if table is None or task.item.validate is Validate.ALWAYS:
+    record = task.cache.load(task.item.destination)
+    table = Table.load(task.cache, record)
+    same = record and record.tree and record.tree.relocate == task.item.relocate
+    if table is None or not same or task.item.validate is Validate.ALWAYS:
         return Kept(rows)
     try:
         copy = walk(task.path, holes=False)
@@ -87,6 +90,7 @@ class TreeCargo(Cargo):
         self._needs = bytearray(len(listing))
         self._tree: PartialTree | None = None
         self._published: Record | None = None
+        self._originals: dict[int, bytes] = {}
         #: What travels, and how its files are told apart; known when all have opened theirs.
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
@@ -146,7 +150,10 @@ class TreeCargo(Cargo):
         if task.sends:
             from_source = task.plan.from_source
             folder = task.item.source if from_source else task.path
-            self.reader = reader = StreamReader(folder, stream, is_source=from_source)
+            self.reader = reader = StreamReader(
+                folder, stream, is_source=from_source,
+                originals=None if from_source else self._own_originals(),
+            )  # fmt: skip
             self.stack.callback(reader.close)
 
     def staleness(self, result: Result) -> Failure | None:
@@ -165,7 +172,20 @@ class TreeCargo(Cargo):
         table = Table.load(self.task.cache, self.task.cache.load(self.task.item.destination))
         if table is None:
             return False
-        return all(self._digest(row) == table.digest(row) for row in self.stream.rows)
+        return all(
+            self._digest(row)
+            == (
+                xxhash.xxh3_128_digest(table.originals[row])
+                if row in table.originals
+                else table.digest(row)
+            )
+            for row in self.stream.rows
+        )
+
+    def _own_originals(self) -> dict[int, bytes]:
+        """What the copy that is sent held before it was changed for its place."""
+        table = Table.load(self.task.cache, self.task.cache.load(self.task.item.destination))
+        return table.originals if table else {}
 
     def _digest(self, row: int) -> bytes:
         assert self._digests is not None
@@ -173,7 +193,22 @@ class TreeCargo(Cargo):
 
     def seal(self) -> None:
         if self._tree:
+            if self.task.item.relocate is Relocate.VENV:
+                self._relocate(self._tree)
             self._tree.seal()
+
+    def _relocate(self, tree: PartialTree) -> None:
+        assert self._digests is not None
+        kept = self._kept.table.originals if self._kept.table else {}
+        before = {
+            row: kept[self._kept.rows[row]]
+            for row in self._listing.rows(Kind.FILE)
+            if not self._needs[row] and self._kept.rows[row] in kept
+        }
+        changed = relocate(self.task, tree, self._listing, self._needs, before)
+        self._originals = before | {row: original for row, (original, _) in changed.items()}
+        for row, (_, digest) in changed.items():
+            self._digests.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
 
     def verify(self, digest: str) -> None:
         if not self._tree or not self.stream:
@@ -187,7 +222,7 @@ class TreeCargo(Cargo):
     def announce(self) -> None:
         if self._tree:
             self._published = announce_tree(
-                self.task, self._tree, self._listing, self._all_digests()
+                self.task, self._tree, self._listing, self._all_digests(), self._originals
             )  # fmt: skip
 
     def publish(self, digest: str) -> Published:
@@ -208,14 +243,48 @@ class TreeCargo(Cargo):
         return bytes(digests)
 
 
-def announce_tree(task: Task, tree: PartialTree, source: Listing, digests: bytes) -> Record:
+def relocate(
+    task: Task,
+    tree: PartialTree,
+    listing: Listing,
+    fresh: bytes | bytearray,
+    kept: Mapping[int, bytes],
+) -> dict[int, tuple[bytes, bytes]]:
+    """Have the ``fresh`` files of an environment name the place where it will be.
+
+    Returns of each that is another now what it held, and the xxh3-128 of what it holds. The files
+    that were ``kept`` are changed already; what they held comes with them.
+    """
+    rows = {path: row for row, path in enumerate(listing.paths) if may_name_its_folder(path)}
+    if CONFIG not in rows:
+        what = "has no pyvenv.cfg, and is no virtual environment to be relocated"
+        raise UsageError(f"{task.item.source} {what}")
+    activate = rows.get(ACTIVATE)
+    script = b""
+    if activate is not None and listing.kinds[activate] == Kind.FILE:
+        script = kept.get(activate) or tree.read(activate, LARGEST)
+    before = homes(task.item.source, script)
+    changed: dict[int, tuple[bytes, bytes]] = {}
+    for row in rows.values():
+        if fresh[row] and listing.kinds[row] == Kind.FILE and listing.sizes[row] <= LARGEST:
+            original = tree.read(row, LARGEST)
+            data = relocated(original, before, os.fsencode(task.item.destination))
+            if data != original:
+                tree.rewrite(row, data)
+                changed[row] = original, xxhash.xxh3_128_digest(data)
+    return changed
+
+
+def announce_tree(
+    task: Task, tree: PartialTree, source: Listing, digests: bytes, originals: dict[int, bytes]
+) -> Record:
     """Record a sealed tree before it is published, with what it will take the place of.
 
     Whatever ends this process between the one and the other, the tree at the destination is known
     for one that was staged.
     """
     copy = tree.copy
-    table = Table.of(source, copy, digests).to_bytes()
+    table = Table.of(source, copy, digests, originals).to_bytes()
     there = _lstat(task.path)
     facts = TreeFacts(
         files=copy.files,
@@ -224,6 +293,7 @@ def announce_tree(task: Task, tree: PartialTree, source: Listing, digests: bytes
         copy_digest=as_copy(copy).digest(),
         table_digest=task.cache.save_table(task.item.destination, table),
         before=there.st_ino if there else 0,
+        relocate=task.item.relocate,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
     task.cache.save(record)

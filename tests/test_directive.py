@@ -13,6 +13,7 @@ from stager.directive import (
     MAX_LIST,
     Directive,
     Lifetime,
+    Relocate,
     Validate,
     Verify,
     head,
@@ -36,7 +37,7 @@ CONTROL = "a control character is not allowed in a directive"
 APART = "source and destination stand apart: #STAGE SRC DST [key=value…]"
 EMPTY = "an empty directive: write SRC:DST"
 SECOND_COLON = "a second ':'; write \\: for one that belongs to a path"
-KNOWN = "validate, verify, lifetime, include, exclude, extract"
+KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract"
 TOO_LONG = (
     "the list of directives has {} characters; 32768 are allowed: "
     "stage an archive instead of many files"
@@ -59,6 +60,7 @@ DIRECTIVES = st.builds(
     st.sampled_from(Validate),
     st.sampled_from(Verify),
     st.sampled_from(Lifetime),
+    st.sampled_from(Relocate),
     PATTERNS,
     PATTERNS,
 ) | st.builds(
@@ -311,12 +313,12 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
         (
             "/a:/b,mode=0644",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
+            f"unknown option 'mode'; known: {KNOWN}",
             6,
         ),
         (
             "/a:/b,mode",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
+            f"unknown option 'mode'; known: {KNOWN}",
             6,
         ),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
@@ -595,12 +597,12 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
         (
             "#STAGE /a /b mode=1",
-            "unknown option 'mode'; known: validate, verify, lifetime, include, exclude, extract",
+            f"unknown option 'mode'; known: {KNOWN}",
             13,
         ),
         (
             "#STAGE /a /b /c",
-            "unknown option '/c'; known: validate, verify, lifetime, include, exclude, extract",
+            f"unknown option '/c'; known: {KNOWN}",
             13,
         ),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
@@ -657,6 +659,7 @@ def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
 def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
     options = [f"validate={directive.validate}", f"verify={directive.verify}"]
     options.append(f"lifetime={directive.lifetime}")
+    options.append(f"relocate={directive.relocate}")
     options += ["extract"] * directive.extract
     options += [f"include={pattern}" for pattern in directive.include]
     options += [f"exclude={pattern}" for pattern in directive.exclude]

@@ -32,6 +32,7 @@ RECORD = Record(
         copy_digest="1" * 32,
         table_digest="f" * 32,
         before=120,
+        relocate="venv",
     ),
 )
 
@@ -67,7 +68,8 @@ TEXT = """{
   "source_digest": "00000000000000000000000000000000",
   "copy_digest": "11111111111111111111111111111111",
   "table_digest": "ffffffffffffffffffffffffffffffff",
-  "before": 120
+  "before": 120,
+  "relocate": "venv"
  }
 }
 """
@@ -103,6 +105,7 @@ CHARS = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.c
     min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"]
 )
 PATHS = st.text(CHARS, max_size=12).map("/{}".format)
+RELOCATIONS = st.sampled_from(["none", "venv"])
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
 RECORDS = st.builds(
     Record,
@@ -117,7 +120,8 @@ RECORDS = st.builds(
     used_by_job=IDS,
     lifetime=st.sampled_from(["cache", "job"]),
     pinned=st.booleans(),
-    tree=st.none() | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS, INODES),
+    tree=st.none()
+    | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS, INODES, RELOCATIONS),
 )
 
 JSON = st.recursive(
@@ -202,6 +206,7 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("lifetime",), "", "lifetime is none that the system gives"),
         (("lifetime",), "Job", "lifetime is none that the system gives"),
         (("tree",), False, "the fields of TreeFacts differ"),
+        (("tree", "relocate"), "conda", "relocate is none that the system gives"),
         (("tree", "files"), -1, "files is none that the system gives"),
         (("tree", "copy_digest"), "", "copy_digest is none that the system gives"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.directive import MAX_LIST, Directive, Lifetime, Validate, Verify, parse_value
+from stager.directive import MAX_LIST, Directive, Lifetime, Relocate, Validate, Verify, parse_value
 from stager.errors import PolicyRefusal, StageError, UsageError
 from stager.policy import LOCAL, Policy
 from stager.request import REQUEST_VARIABLE, Settings, Space, StageItem, StageRequest, resolve
@@ -38,6 +38,7 @@ ITEMS = st.builds(
     st.sampled_from(Verify),
     st.sampled_from(Lifetime),
     st.booleans(),
+    st.sampled_from(Relocate),
     st.lists(TEXTS, max_size=2).map(tuple),
     st.lists(TEXTS, max_size=2).map(tuple),
     st.booleans(),

@@ -31,7 +31,7 @@ class Mirror:
                 os.utime(side / name, ns=(number, number))
         source = walk(str(self.source))
         digests = bytes(range(len(source))) * DIGEST_SIZE
-        self.table = Table.of(source, walk(str(self.copy)), digests)
+        self.table = Table.of(source, walk(str(self.copy)), digests, {2: b"was", 4: b""})
 
     def kept(self) -> list[str]:
         """The names of what need not move, as things are now."""
@@ -117,7 +117,7 @@ def test_a_tree_is_ours_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> 
 def test_a_tree_without_files_is_ours_as_long_as_nothing_else_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     listing = walk(str(tmp_path))
-    table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE))
+    table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE), {})
     assert table.is_at(str(tmp_path))
     (tmp_path / "sub/result").touch()
     assert not table.is_at(str(tmp_path))

@@ -257,6 +257,30 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         assert site.leftovers() == []
 
 
+def test_an_environment_works_where_it_comes_to_lie(site: Site) -> None:
+    site.run("rm -rf /shared/env; /usr/bin/python3 -m venv /shared/env", timeout=120)
+    (site.shared("env") / "bin/tool").write_text(
+        "#!/shared/env/bin/python3\nimport sys, pip\nprint(sys.prefix, pip.__file__)\n"
+    )
+    (site.shared("env") / "bin/tool").chmod(0o755)
+    modules = next(site.shared("env").glob("lib/python3*/site-packages/pip"))
+    use = "/nvme/env/bin/tool; . /nvme/env/bin/activate; echo $VIRTUAL_ENV; which tool"
+    wish = "--stage=/shared/env:/nvme/env,relocate=venv"
+    with Watch(modules) as watch:
+        assert site.sbatch("true", "-N4", wish).wait().exit_code == "0:0"
+    assert watch.opened > 0
+    with Watch(modules) as watch, Watch(site.shared("env") / "bin") as programs:
+        job = site.sbatch(f"srun bash -c '{use}'", "-N4", wish)
+        assert job.wait().exit_code == "0:0"
+    assert [watch.opened, programs.opened] == [0, 0]
+    summary, *lines = job.output().splitlines()
+    assert re.match(rf"stage: /nvme/env: current on {ON_ALL}, nothing moved", summary)
+    pip = modules.relative_to(site.shared("env"))
+    assert sorted(lines) == sorted(
+        [f"/nvme/env /nvme/env/{pip}/__init__.py", "/nvme/env", "/nvme/env/bin/tool"] * 4
+    )
+
+
 KILLS = 20
 CHANGE = """
 cd /shared/tree; for i in $(seq 20); do head -c 200000 /dev/urandom > lib/changed$i; done

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.agree import Here
-from stager.directive import Validate, Verify
+from stager.directive import Relocate, Validate, Verify
 from stager.errors import DestinationError, SourceError, SpaceError
 from stager.phases import Phase, Stopwatch
 from stager.rank import run
@@ -573,3 +573,116 @@ def test_a_folder_has_nothing_to_extract(world: World) -> None:
     assert world.complaints(world.run(items=world.wish(extract=True))) == [
         f"2 node0: {world.source} is a folder; extract is for archives"
     ]
+
+
+# Python environments
+
+SCRIPT = "#!{}/bin/python\nprint('hello')\n"
+
+
+def make_environment(world: World) -> None:
+    """Turn the source into what a virtual environment is."""
+
+    def make() -> None:
+        shutil.rmtree(world.source)
+        (world.source / "bin").mkdir(parents=True)
+        (world.source / "lib/python3.11/site-packages").mkdir(parents=True)
+        (world.source / "pyvenv.cfg").write_text(
+            f"home = /usr/bin\ncommand = venv {world.source}\n"
+        )
+        (world.source / "bin/activate").write_text('VIRTUAL_ENV="/made/here"\n')
+        (world.source / "bin/hello").write_text(SCRIPT.format(world.source))
+        (world.source / "bin/made").write_text(SCRIPT.format("/made/here"))
+        (world.source / "bin/python").symlink_to("/usr/bin/python3")
+        (world.source / "lib/python3.11/site-packages/module.py").write_text(str(world.source))
+        for path in (world.source / "bin").iterdir():
+            if not path.is_symlink():
+                path.chmod(0o555)
+
+    world.on_first(make)
+
+
+def check_environment(world: World) -> None:
+    """The copy works where it is."""
+    assert (world.copy / "bin/hello").read_text() == SCRIPT.format("/nvme/tree")
+    assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
+    assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
+    assert (world.copy / "pyvenv.cfg").read_text() == "home = /usr/bin\ncommand = venv /nvme/tree\n"
+    module = world.copy / "lib/python3.11/site-packages/module.py"
+    assert module.read_text() == str(world.source)
+    assert (world.copy / "bin/hello").stat().st_mode & 0o777 == 0o555
+    world.comm.Barrier()
+
+
+VENV = {"relocate": Relocate.VENV}
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_an_environment_names_the_place_where_it_comes_to_lie(world: World, verify: Verify) -> None:
+    make_environment(world)
+    (item,) = world.run(items=world.wish(**VENV, verify=verify)).items
+    check_environment(world)
+    assert item.received == world.nodes
+    for validate in (Validate.STAT, Validate.CHECKSUM):
+        (item,) = world.run(items=world.wish(**VENV, validate=validate)).items
+        assert (item.received, item.reasons) == ([], [])
+
+
+def test_a_changed_environment_moves_what_changed_and_names_its_place(world: World) -> None:
+    make_environment(world)
+    world.run(items=world.wish(**VENV))
+    world.on_first((world.source / "bin/hello").unlink)
+    text = SCRIPT.format(world.source)
+    world.on_first(lambda: (world.source / "bin/hello").write_text(text))
+    world.on_first(lambda: (world.source / "bin/hello").chmod(0o555))
+    (item,) = world.run(items=world.wish(**VENV)).items
+    assert item.tree == Counts(5, 1, len(text))
+    check_environment(world)
+
+
+def test_a_node_that_lacks_the_environment_gets_it_from_one_that_has_it(world: World) -> None:
+    if world.comm.size == 1:
+        return
+    make_environment(world)
+    world.run(items=world.wish(**VENV))
+    world.on_last(lambda: shutil.rmtree(world.copy))
+    (item,) = world.run(items=world.wish(**VENV)).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], ["node0"])
+    check_environment(world)
+    world.on_last((world.copy / "bin/hello").unlink)
+    (item,) = world.run(items=world.wish(**VENV)).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], ["node0"])
+    assert item.tree is not None
+    assert item.tree.moved == 1
+    check_environment(world)
+
+
+def test_relocation_is_part_of_what_is_current(world: World) -> None:
+    make_environment(world)
+    assert world.stage().received == world.nodes
+    (item,) = world.run(items=world.wish(**VENV)).items
+    assert (item.received, item.reasons) == (world.nodes, ["relocated otherwise"])
+    check_environment(world)
+    assert world.stage().reasons == ["relocated otherwise"]
+
+
+def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) -> None:
+    make_environment(world)
+    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True, **VENV)
+    world.run(items=wish)
+    assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
+    assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
+    for validate in (Validate.STAT, Validate.CHECKSUM):
+        (item,) = world.run(items=(replace(wish[0], validate=validate),)).items
+        assert (item.received, item.reasons) == ([], [])
+
+
+def test_what_is_no_environment_is_not_relocated(world: World) -> None:
+    why = f"{world.source} has no pyvenv.cfg, and is no virtual environment to be relocated"
+    assert world.complaints(world.run(items=world.wish(**VENV))) == [
+        f"2 {node}: {why}" for node in world.nodes
+    ]
+    assert not world.copy.exists()
+    file = world.wish(source=f"{world.source}/large", **VENV)
+    why = f"{world.source}/large is no folder; relocate is for Python environments"
+    assert world.complaints(world.run(items=file)) == [f"2 node0: {why}"]
