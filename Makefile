@@ -44,6 +44,7 @@ bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.partial
 	.venv/bin/python -m tests.bench.startup
 	.venv/bin/python -m tests.bench.cache
+	.venv/bin/python -m tests.bench.trees
 
 soak: .venv/.done packages
 	.venv/bin/python -m tests.cluster.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

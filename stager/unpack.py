@@ -34,6 +34,7 @@ _HEADERS = (
 _LONGEST_HEADER = 1 << 20
 #: The one link that may lead out: that of a Python environment to its interpreter.
 _INTERPRETER = re.compile(rb"(^|/)bin/python[0-9.]*$")
+_PYTHON = re.compile(rb"(.*/)?python[0-9.]*")
 #: Bytes of a path, its end included, that the kernel takes (PATH_MAX).
 _LONGEST_PATH = 4096
 
@@ -261,7 +262,7 @@ class _Target:
             if not os.path.islink(link):
                 continue  # a later member took its place
             to = os.readlink(link)
-            if _INTERPRETER.search(path) and _INTERPRETER.search(to):
+            if _INTERPRETER.search(path) and _PYTHON.fullmatch(to):
                 continue
             where = os.path.realpath(link)
             if to.startswith(b"/") or not (where + b"/").startswith(root + b"/"):

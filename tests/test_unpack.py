@@ -112,7 +112,11 @@ def test_a_later_member_takes_the_place_of_an_earlier(out: Path) -> None:
 
 
 def test_the_link_of_an_environment_to_its_interpreter_may_lead_out(out: Path) -> None:
-    links = {"bin/python": "python3", "env/bin/python3": "/usr/bin/python3.11"}
+    links = {
+        "bin/python": "python3",
+        "bin/python3": "/usr/bin/python3.11",
+        "env/bin/python3": "/usr/bin/python3.11",
+    }
     entries = [a_link(name, target) for name, target in links.items()]
     unpack(io.BytesIO(tar_of(*entries)), "x.tar", bytes(out), NO_LIMITS)
     assert {name: os.readlink(out / name) for name in links} == links
