@@ -9,15 +9,15 @@ from typing import IO, TYPE_CHECKING
 from stager import store
 from stager.cargo import Cargo, Opened, Published, Task
 from stager.directive import Relocate
-from stager.errors import Failure, IntegrityError, SourceError, StageError
+from stager.errors import Failure, SourceError, StageError
 from stager.file_cargo import source_changed
 from stager.layout import Layout
 from stager.listing import Kind, Listing, Row
 from stager.reader import FileReader
 from stager.report import Counts
-from stager.stream import DIGEST_SIZE
+from stager.stream import DIGEST_SIZE, place
 from stager.tree import PartialTree
-from stager.tree_cargo import announce_tree, publish_tree, relocate
+from stager.tree_cargo import announce_tree, publish_tree, read_back, relocate
 from stager.unpack import Limits, is_zip, unpack
 
 if TYPE_CHECKING:
@@ -167,11 +167,8 @@ class ArchiveCargo(Cargo):
 
     def verify(self, digest: str) -> None:
         if self._tree:
-            for row, found in self._rows(self._tree.copy):
-                if self._tree.read_back(row) != found:
-                    path = os.fsdecode(self._tree.copy.paths[row])
-                    text = "what the disk gives back differs from what was written to it"
-                    raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
+            listing = self._tree.copy
+            read_back(self.task, self._tree, listing, self._rows(listing))
 
     def _rows(self, listing: Listing) -> Iterator[tuple[int, bytes]]:
         assert self._unpacker is not None
@@ -183,12 +180,12 @@ class ArchiveCargo(Cargo):
             listing = self._tree.copy
             digests = bytearray(DIGEST_SIZE * len(listing))
             for row, found in self._rows(listing):
-                digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = found
+                digests[place(row)] = found
             self._published = announce_tree(self.task, self._tree, listing, bytes(digests), {})
 
     def publish(self, digest: str) -> Published:
-        if not self._tree or not self._published:
+        if not self._tree or not self._published or not self._published.tree:
             return Published()
-        files = self._tree.copy.files
+        files = self._published.tree.files
         counts = Counts(files, files, self.task.plan.size)
         return publish_tree(self.task, self._tree, self._published, counts)

@@ -98,6 +98,11 @@ class Task:
         kept = before is not None and before.lifetime == Lifetime.CACHE
         return Lifetime.CACHE if kept else self.item.lifetime
 
+    def unlike(self, path: str = "") -> IntegrityError:
+        """The error of a disk that does not give back what was written, at ``path`` in a tree."""
+        text = "what the disk gives back differs from what was written to it; use another node"
+        return IntegrityError(f"{self.path}{path}: {text}")
+
     def damaged_copy(self) -> Failure:
         """Have this node's copy not be met again; what to say if that fails too."""
         record = self.cache.load(self.item.destination)

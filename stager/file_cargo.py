@@ -80,8 +80,7 @@ class FileCargo(Cargo):
 
     def verify(self, digest: str) -> None:
         if self._partial and self._partial.read_back() != digest:
-            text = "what the disk gives back differs from what was written to it; use another node"
-            raise IntegrityError(f"{self.task.path}: {text}")
+            raise self.task.unlike()
 
     def announce(self) -> None:
         pass

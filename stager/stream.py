@@ -34,6 +34,11 @@ _SLOW = 200e-6
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
+def place(row: int) -> slice:
+    """Where the digest of the row's file stands among those of all rows."""
+    return slice(row * DIGEST_SIZE, (row + 1) * DIGEST_SIZE)
+
+
 class Part(NamedTuple):
     """``length`` bytes that lie at ``start`` in a buffer and at ``offset`` in the file ``row``."""
 
@@ -241,7 +246,7 @@ class StreamDigest:
             self._file = None
 
     def _note(self, row: int, digest: bytes) -> None:
-        self.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
+        self.digests[place(row)] = digest
 
 
 class Tree(Protocol):

@@ -16,7 +16,7 @@ import xxhash
 
 from stager.errors import StageError
 from stager.listing import Kind, Listing, pack, unpack
-from stager.stream import DIGEST_SIZE
+from stager.stream import DIGEST_SIZE, place
 from stager.walk import walk
 
 if TYPE_CHECKING:
@@ -81,7 +81,12 @@ class Table:
 
     def digest(self, row: int) -> bytes:
         """The xxh3-128 of the row's file."""
-        return self.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE]
+        return self.digests[place(row)]
+
+    def sent_digest(self, row: int) -> bytes:
+        """The xxh3-128 of what of the row's file travels."""
+        original = self.originals.get(row)
+        return self.digest(row) if original is None else xxhash.xxh3_128_digest(original)
 
     def is_at(self, folder: str) -> bool:
         """Whether any of the files is in ``folder`` as it was published; of a tree that has none,
@@ -155,14 +160,13 @@ def as_copy(listing: Listing) -> Listing:
     Jobs of its user may leave traces in a folder's times; and whoever takes a file over into the
     next version of the tree changes that file's ctime.
     """
-    folders = (Kind.FOLDER,)
     return replace(
         listing,
         ctimes=array("q", bytes(8 * len(listing))),
         mtimes=array(
             "q",
             (
-                0 if kind in folders else mtime
+                0 if kind == Kind.FOLDER else mtime
                 for kind, mtime in zip(listing.kinds, listing.mtimes, strict=True)
             ),
         ),
@@ -194,8 +198,3 @@ def _files(listing: Listing) -> Iterator[int]:
 
 def _facts(listing: Listing, row: int) -> tuple[int, int, int, int]:
     return listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
-
-
-def digest_of(text: bytes) -> str:
-    """The xxh3-128 of a table's text, in hexadecimal, by which its record knows it."""
-    return xxhash.xxh3_128_hexdigest(text)

@@ -78,7 +78,7 @@ class PartialTree:
                     self._note(row, os.lstat(path))
 
     def take_over(self, row: int, path: bytes) -> bool:
-        """Have the file be that at ``path``, if it is what it should be; whether it was.
+        """Have the file be that at ``path``; whether it can be.
 
         It shares the other's blocks, or is the very same file where the disk cannot do that.
         """
@@ -191,8 +191,7 @@ class PartialTree:
     def copy(self) -> Listing:
         """The sealed tree, as `walk` would list it."""
         owner = os.getuid()
-        twins = (Kind.TWIN,)
-        owners = array("Q", (0 if kind in twins else owner for kind in self._listing.kinds))
+        owners = array("Q", (0 if kind == Kind.TWIN else owner for kind in self._listing.kinds))
         return replace(
             self._listing, modes=self._modes, inodes=self._inodes, owners=owners,
             groups=self._groups, mtimes=self._mtimes, sizes=self._sizes, extents={},

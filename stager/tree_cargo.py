@@ -20,14 +20,14 @@ from stager.listing import Kind
 from stager.manifest import TreeFacts
 from stager.relocate import ACTIVATE, CONFIG, LARGEST, homes, may_name_its_folder, relocated
 from stager.report import Counts
-from stager.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter
+from stager.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.survey import digest_of
 from stager.table import Table, as_copy
 from stager.tree import PartialTree
 from stager.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stager.listing import Listing
     from stager.manifest import Record
@@ -57,6 +57,8 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
     But for ``validate=checksum``.
     """
     rows = array("q", [-1]) * len(listing)
+    if not task.receives:
+        return Kept(rows)
     record = task.cache.load(task.item.destination)
     table = Table.load(task.cache, record)
     same = record and record.tree and record.tree.relocate == task.item.relocate
@@ -91,6 +93,8 @@ class TreeCargo(Cargo):
         self._tree: PartialTree | None = None
         self._published: Record | None = None
         self._originals: dict[int, bytes] = {}
+        #: The table of the copy that this rank sends.
+        self._sent: Table | None = None
         #: What travels, and how its files are told apart; known when all have opened theirs.
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
@@ -150,9 +154,12 @@ class TreeCargo(Cargo):
         if task.sends:
             from_source = task.plan.from_source
             folder = task.item.source if from_source else task.path
+            if not from_source:
+                self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
+            # What the copy held before it was changed for its place.
+            originals = self._sent.originals if self._sent else {}
             self.reader = reader = StreamReader(
-                folder, stream, is_source=from_source,
-                originals=None if from_source else self._own_originals(),
+                folder, stream, is_source=from_source, originals=originals
             )  # fmt: skip
             self.stack.callback(reader.close)
 
@@ -169,27 +176,14 @@ class TreeCargo(Cargo):
         """Whether what was sent from this node's copy is what its table says."""
         assert self.stream is not None
         assert self._digests is not None
-        table = Table.load(self.task.cache, self.task.cache.load(self.task.item.destination))
-        if table is None:
-            return False
-        return all(
-            self._digest(row)
-            == (
-                xxhash.xxh3_128_digest(table.originals[row])
-                if row in table.originals
-                else table.digest(row)
-            )
-            for row in self.stream.rows
+        table = self._sent
+        return table is not None and all(
+            self._digest(row) == table.sent_digest(row) for row in self.stream.rows
         )
-
-    def _own_originals(self) -> dict[int, bytes]:
-        """What the copy that is sent held before it was changed for its place."""
-        table = Table.load(self.task.cache, self.task.cache.load(self.task.item.destination))
-        return table.originals if table else {}
 
     def _digest(self, row: int) -> bytes:
         assert self._digests is not None
-        return bytes(self._digests.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE])
+        return bytes(self._digests.digests[place(row)])
 
     def seal(self) -> None:
         if self._tree:
@@ -208,16 +202,13 @@ class TreeCargo(Cargo):
         changed = relocate(self.task, tree, self._listing, self._needs, before)
         self._originals = before | {row: original for row, (original, _) in changed.items()}
         for row, (_, digest) in changed.items():
-            self._digests.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
+            self._digests.digests[place(row)] = digest
 
     def verify(self, digest: str) -> None:
-        if not self._tree or not self.stream:
-            return
-        for row in self.stream.rows:
-            path = os.fsdecode(self._listing.paths[row])
-            if self._needs[row] and self._tree.read_back(row) != self._digest(row):
-                text = "what the disk gives back differs from what was written to it"
-                raise IntegrityError(f"{self.task.path}/{path}: {text}; use another node")
+        if self._tree and self.stream:
+            fresh = (row for row in self.stream.rows if self._needs[row])
+            expected = ((row, self._digest(row)) for row in fresh)
+            read_back(self.task, self._tree, self._listing, expected)
 
     def announce(self) -> None:
         if self._tree:
@@ -239,8 +230,20 @@ class TreeCargo(Cargo):
             for row in self._listing.rows(Kind.FILE):
                 if not self._needs[row]:
                     digest = self._kept.table.digest(self._kept.rows[row])
-                    digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE] = digest
+                    digests[place(row)] = digest
         return bytes(digests)
+
+
+def read_back(
+    task: Task, tree: PartialTree, listing: Listing, expected: Iterable[tuple[int, bytes]]
+) -> None:
+    """Compare files on the disk with the digests that are ``expected``, by their rows.
+
+    Raises IntegrityError.
+    """
+    for row, digest in expected:
+        if tree.read_back(row) != digest:
+            raise task.unlike(f"/{os.fsdecode(listing.paths[row])}")
 
 
 def relocate(
@@ -289,7 +292,7 @@ def announce_tree(
     facts = TreeFacts(
         files=copy.files,
         allocated=copy.allocated(),
-        source_digest=source.digest(),
+        source_digest=task.source.listing or source.digest(),
         copy_digest=as_copy(copy).digest(),
         table_digest=task.cache.save_table(task.item.destination, table),
         before=there.st_ino if there else 0,
