@@ -20,8 +20,8 @@ ROOT := $(filter 0,$(shell id -u))
 
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
-	libopenmpi-dev iproute2 gcc libc6-dev squashfs-tools rsync cppcheck clang-tidy python3-venv \
-	python3-dev procps util-linux e2fsprogs
+	libopenmpi-dev iproute2 gcc libc6-dev libfuse3-dev squashfs-tools rsync zstd cppcheck \
+	clang-tidy python3-venv python3-dev procps util-linux e2fsprogs
 
 .PHONY: demo test lint bench soak cluster install packages clean
 

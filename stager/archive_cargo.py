@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
-from stager import store
+from stager import evict, store
 from stager.cargo import Cargo, Opened, Published, Task
 from stager.directive import Relocate
 from stager.errors import Failure, SourceError, StageError
 from stager.file_cargo import source_changed
+from stager.interpreter import note, shared_interpreter
 from stager.layout import Layout
 from stager.listing import Kind, Listing, Row
 from stager.reader import FileReader
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
     from stager.manifest import Record
     from stager.transfer import Result
 
+#: Bytes that may wait between the network and the unpacking; more than a pipe has by itself.
+_PIPE = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 class _Unpacker:
     """Takes an archive's bytes in order, and has a thread unpack them into ``folder``.
@@ -35,6 +44,8 @@ class _Unpacker:
 
     def __init__(self, name: str, folder: str, limits: Limits) -> None:
         reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        with suppress(OSError):  # the user has too many such
+            fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE)
         self._thread = threading.Thread(
             target=self._run, args=(reading, name, os.fsencode(folder), limits), daemon=True
         )
@@ -112,15 +123,23 @@ class ArchiveCargo(Cargo):
     _tree: PartialTree | None = None
     _published: Record | None = None
     _unpacker: _Unpacker | _Spool | None = None
+    _note = ""
 
     def need(self) -> int:
-        task = self.task
-        before = task.cache.load(task.item.destination)
-        known = before.tree.allocated if before and before.tree else 0
-        return max(known, task.source.allocated) if task.receives else 0
+        if not self.task.receives:
+            return 0
+        # What is read from its end is on the disk while it is unpacked.
+        whole, spooled = self.need_in_all(), self.task.source.allocated
+        return self._known + spooled if is_zip(self.task.item.source) else whole
 
     def need_in_all(self) -> int:
-        return self.need()
+        return max(self._known, self.task.source.allocated) if self.task.receives else 0
+
+    @property
+    def _known(self) -> int:
+        """Bytes that the archive unpacked to when that was done last."""
+        before = self.task.cache.load(self.task.item.destination)
+        return before.tree.allocated if before and before.tree else 0
 
     def open(self) -> Opened:
         task = self.task
@@ -137,7 +156,11 @@ class ArchiveCargo(Cargo):
 
     def _make_unpacker(self, folder: str) -> _Unpacker | _Spool:
         task = self.task
-        limits = Limits(task.space.unpacked_size, task.space.unpacked_members)
+        with store.raising(folder):
+            room = _room(task)
+        if is_zip(task.item.source):
+            room -= task.plan.size
+        limits = Limits(task.space.unpacked_size, task.space.unpacked_members, max(0, room))
         if is_zip(task.item.source):
             return _Spool(task, folder, limits)
         return _Unpacker(task.item.source, folder, limits)
@@ -154,6 +177,8 @@ class ArchiveCargo(Cargo):
     def seal(self) -> None:
         if self._tree and self._unpacker:
             self._unpacker.finish()
+            with store.raising(self._tree.path):
+                narrow(self._tree.path, self.task.source.mode, self.task.source.group)
             self._tree.adopt()
             if self.task.item.relocate is Relocate.VENV:
                 self._relocate(self._tree, self._unpacker.digests)
@@ -162,6 +187,8 @@ class ArchiveCargo(Cargo):
     def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
         listing = tree.copy
         changed = relocate(self.task, tree, listing, b"\1" * len(listing), {})
+        if path := shared_interpreter(tree.path, self.task.item.source):
+            self._note = note(path, may_be_staged=False)
         for row, (_, digest) in changed.items():
             digests[listing.paths[row]] = digest
 
@@ -188,4 +215,48 @@ class ArchiveCargo(Cargo):
             return Published()
         files = self._published.tree.files
         counts = Counts(files, files, self.task.plan.size)
-        return publish_tree(self.task, self._tree, self._published, counts)
+        published = publish_tree(self.task, self._tree, self._published, counts)
+        return replace(published, note=self._note)
+
+
+def _room(task: Task) -> int:
+    """Bytes that the user may still have on this node's disk: nobody knew before how many it takes.
+
+    What else of this job is still to come there is not known here.
+    """
+    space, destination = task.space, task.item.destination
+    room = evict.free_bytes(task.cache.folder, space)
+    if not space.user_limit:
+        return room
+    kept = evict.look(task.cache, task.here.disk)
+    used = sum(one.size for one in kept if one.record.destination != destination)
+    return min(room, space.user_limit - used)
+
+
+def narrow(folder: str, mode: int, group: int) -> None:
+    """Let nobody into the ``folder`` who may not read the archive, which has that mode and group.
+
+    A group that is not the archive's own may do no more than all others; see store.Partial.seal.
+    Raises OSError.
+    """
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        facts = os.fstat(descriptor)
+        may = stat.S_IMODE(facts.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO)
+        for read, access in ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO)):
+            if mode & read:
+                may |= facts.st_mode & access
+        if not _take_group(descriptor, group):
+            may &= ~(stat.S_IRWXG | stat.S_ISGID) | (may & stat.S_IRWXO) << 3
+        os.fchmod(descriptor, may)
+    finally:
+        os.close(descriptor)
+
+
+def _take_group(descriptor: int, group: int) -> bool:
+    if os.fstat(descriptor).st_gid != group:
+        try:
+            os.fchown(descriptor, -1, group)
+        except PermissionError:
+            return False
+    return True

@@ -136,10 +136,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The ``digest`` that a new copy is known by, and of a tree what became of its files."""
+    """The ``digest`` that a new copy is known by, and of a tree what became of its files.
+
+    ``note`` is what the user should know besides.
+    """
 
     digest: str = ""
     tree: Counts | None = None
+    note: str = ""
 
 
 class Cargo(ABC):

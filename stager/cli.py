@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import click
 
 from stager import console, directive, job, launch, policy, report, request, staged_cli
-from stager.errors import LaunchError, PolicyRefusal, SourceError, StageError, UsageError
+from stager.errors import (
+    DestinationError,
+    LaunchError,
+    PolicyRefusal,
+    SourceError,
+    StageError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 _LOG_PERIOD = 5.0
 #: In which the plugin passes a job's list of directives to the gate.
 _DIRECTIVES = "STAGE_DIRECTIVES"
+#: In which a job finds the lists of what each node holds; the plugin sets it (gate.c).
+_SHARDS = "STAGE_SHARDS"
 _DEMO_SIZE = 256 << 20
 
 _local = click.option(
@@ -314,6 +323,8 @@ def gate(config: Path, script: str | None, word: str, step: str, task_prolog: bo
     else:
         _render(outcome, say, complain)
         code = outcome.code
+        if task_prolog and outcome.shard_lists:
+            click.echo(f"export {_SHARDS}={':'.join(outcome.shard_lists)}")
     if code:
         complain(f"the job's own program was not started (exit code {code})")
     if code == LaunchError.code and step and int(step) < job.SPECIAL_STEPS:
@@ -389,6 +400,37 @@ def _read_submitted(script: Path) -> list[Directive]:
     """The directives of a script's #STAGE lines and of its #SBATCH --stage options."""
     lines = _read_head(str(script))
     return [*directive.parse_script(lines), *_parse(directive.sbatch_values(lines))]
+
+
+@cli.command("pack")
+@click.argument("folder", type=click.Path())
+@click.argument("archive", type=click.Path(), required=False)
+def pack_folder(folder: str, archive: str | None) -> None:
+    """Make one archive of a folder of many files, to be staged by `extract`, or as it is.
+
+    ARCHIVE is FOLDER.tar.zst unless it is named; a name that ends in .sqsh makes a squashfs image.
+    Nothing is packed where it is younger than all that is in FOLDER.
+    """
+    from stager import pack  # whose libraries nothing else here needs
+
+    wanted = archive or f"{folder.rstrip('/')}{pack.SUFFIX}"
+    begun = time.monotonic()
+    try:
+        packed = pack.pack(folder, wanted)
+    except OSError as error:
+        raise DestinationError(f"{wanted}: {error.strerror}; choose another name") from None
+    files = f"{packed.files} files, {report.bytes_text(packed.size)}"
+    size = report.bytes_text(packed.packed_size)
+    if packed.fresh:
+        seconds = report.seconds_text(time.monotonic() - begun)
+        console.say(f"{wanted}: {files} packed into {size} in {seconds}")
+    else:
+        console.say(f"{wanted}: current, nothing packed ({files} in {size})")
+    if packed.conda:
+        text = "a conda environment works where it was made; for another place pack it by"
+        console.say(f"{text} conda-pack --dest-prefix DST")
+    else:
+        console.say(f"stage it by --stage={os.path.abspath(wanted)}:DST{packed.options}")
 
 
 for _command in staged_cli.COMMANDS:

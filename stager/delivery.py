@@ -16,6 +16,7 @@ from stager.agree import RefusedError, together
 from stager.directive import Verify
 from stager.errors import Failure, IntegrityError
 from stager.phases import Phase
+from stager.report import total
 from stager.transfer import Result, broadcast
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stager.cargo import Cargo, Task
     from stager.layout import Layout
     from stager.phases import Stopwatch
+    from stager.plan import TransferPlan
     from stager.report import Counts
 
 
@@ -52,6 +54,7 @@ class Delivered:
     source_bytes_read: int = 0
     peak_memory: int = 0
     tree: Counts | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,17 @@ def deliver(
         watch.enter(Phase.PUBLISH)
         together(comm, task.here, cargo.announce, patient=True)
         published = together(comm, task.here, partial(cargo.publish, delivered.digest))
-        trees = [one.tree for one in published if one.tree]
-        # What was deleted may differ: a node may have had another old version, or none.
-        tree = max(trees, key=lambda one: one.deleted) if trees else None
-        return replace(delivered, digest=published[plan.receivers[0]].digest, tree=tree)
+        tree = _counts(plan, [one.tree for one in published if one.tree])
+        first = published[plan.receivers[0]]
+        return replace(delivered, digest=first.digest, tree=tree, note=first.note)
+
+
+def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
+    """What became of all files, from what the nodes say of theirs."""
+    if plan.apart:
+        return total(trees)
+    # What was deleted may differ: a node may have had another old version, or none.
+    return max(trees, key=lambda one: one.deleted) if trees else None
 
 
 def _open(comm: MPI.Intracomm, task: Task, cargo: Cargo) -> Layout:
@@ -125,11 +135,12 @@ def _broadcast(
     """Move the bytes among the plan's members; all of them have the same digest then."""
     plan = task.plan
     result = Result("", None, 0.0, 0.0, 0.0)
-    with _members(comm, plan.members) as group:
+    with _members(comm, plan) as group:
         if group:
-            first = group.rank == 0
+            first = comm.rank == plan.senders[0]
+            senders = 1 if plan.apart else len(plan.senders)
             result = broadcast(
-                group, layout, len(plan.senders), task.settings, cargo.reader, cargo.writer,
+                group, layout, senders, task.settings, cargo.reader, cargo.writer,
                 lambda sent: progress(sent, layout.data) if first else None, cargo.digester,
             )  # fmt: skip
     verdicts = together(comm, task.here, lambda: _judge(task, cargo, result), patient=True)
@@ -146,8 +157,9 @@ def _broadcast(
 
 
 @contextmanager
-def _members(comm: MPI.Intracomm, members: tuple[int, ...]) -> Iterator[MPI.Intracomm | None]:
+def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm | None]:
     """The communicator of the ranks that move bytes, the senders its first."""
+    members = (comm.rank,) if plan.apart else plan.members
     if members == tuple(range(comm.size)):
         yield comm
     elif comm.rank not in members:
@@ -175,6 +187,8 @@ def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
     text = f"{task.item.destination}: the bytes that came differ from those sent; submit again"
     members = [verdicts[rank] for rank in task.plan.members]
     wrong = [verdict.node for verdict in members if verdict.digest != expected]
+    if task.plan.apart:  # each has other bytes
+        return expected
     if wrong:
         raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])
     return expected

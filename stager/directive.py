@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.errors import DirectiveError, UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 #: Longest list of directives that a job may carry, in characters. It travels in one environment
 #: variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN), and grows there by escapes.
@@ -75,7 +75,16 @@ class Relocate(StrEnum):
     VENV = "venv"
 
 
-_Option = Validate | Verify | Lifetime | Relocate
+class Mode(StrEnum):
+    """What of a folder each node gets."""
+
+    #: All of it.
+    COPY = "copy"
+    #: A part: each file is on one node; see `shard`.
+    SHARD = "shard"
+
+
+_Option = Validate | Verify | Lifetime | Relocate | Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,9 @@ class Directive:
     exclude: tuple[str, ...] = ()
     #: Whether the source is an archive, whose files are wanted.
     extract: bool = False
+    mode: Mode = Mode.COPY
+    #: With mode=shard, a pattern that tells a file's part by a number in its path; see `shard`.
+    by: str = ""
 
     def __str__(self) -> str:
         validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
@@ -103,7 +115,10 @@ class Directive:
         exclude = "".join(f",exclude={_escape(pattern)}" for pattern in self.exclude)
         paths = f"{_escape(self.source)}:{_escape(self.destination)}"
         extract = ",extract" if self.extract else ""
-        return f"{paths}{validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}"
+        mode = "" if self.mode is Mode.COPY else f",mode={self.mode}"
+        by = f",by={_escape(self.by)}" if self.by else ""
+        options = f"{validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}{mode}{by}"
+        return f"{paths}{options}"
 
 
 #: The keys that may stand behind a destination, and their values.
@@ -112,12 +127,13 @@ _OPTIONS: dict[str, type[_Option]] = {
     "verify": Verify,
     "lifetime": Lifetime,
     "relocate": Relocate,
+    "mode": Mode,
 }
 #: Those that may be given more than once, with a pattern each.
 _PATTERNS = ("include", "exclude")
-#: That which takes no value.
-_FLAG = "extract"
-_KNOWN = (*_OPTIONS, *_PATTERNS, _FLAG)
+#: That which takes no value, and that which takes a pattern with a number in it.
+_FLAG, _BY = "extract", "by"
+_KNOWN = (*_OPTIONS, *_PATTERNS, _FLAG, _BY)
 
 
 class _Char(NamedTuple):
@@ -333,7 +349,7 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
 def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Field]) -> Directive:
     _check_path(text, source, "source")
     _check_path(text, destination, "destination")
-    chosen: dict[str, _Option | bool] = {}
+    chosen: dict[str, _Option | bool | str] = {}
     patterns: dict[str, tuple[str, ...]] = {}
     for option in options:
         key, equals, value = option.value.partition("=")
@@ -346,12 +362,16 @@ def _build(text: str, source: _Field, destination: _Field, options: Sequence[_Fi
         if not equals:
             raise DirectiveError(f"'{key}' needs a value: {key}=…", text, option.at)
         field = _Field(value, option.at + len(key) + 1)
-        if key in _PATTERNS:
+        if key == _BY:
+            chosen[key] = _numbered(text, field)
+        elif key in _PATTERNS:
             patterns[key] = (*patterns.get(key, ()), _pattern(text, field))
         else:
             chosen[key] = _choice(text, field, _OPTIONS[key])
     if chosen.get(_FLAG):
         _check_archive(text, source)
+    for option in options:
+        _check_mode(text, option, chosen)
     return Directive(
         source.value, destination.value, **chosen, **patterns  # type: ignore[arg-type]
     )  # fmt: skip
@@ -380,6 +400,16 @@ def _check_archive(text: str, source: _Field) -> None:
         raise DirectiveError(f"'extract' is for archives: {known}", text, source.at)
 
 
+def _check_mode(text: str, option: _Field, chosen: Mapping[str, _Option | bool | str]) -> None:
+    """Raise DirectiveError for an ``option`` that has no sense with the mode."""
+    key = option.value.partition("=")[0]
+    is_shard = chosen.get("mode") is Mode.SHARD
+    if key == _BY and not is_shard:
+        raise DirectiveError(f"'{key}' is for mode=shard", text, option.at)
+    if is_shard and (key == _FLAG or chosen.get(key) is Relocate.VENV):
+        raise DirectiveError(f"'{key}' has no sense with mode=shard", text, option.at)
+
+
 def _check_key(text: str, option: _Field, key: str, seen: Container[str]) -> None:
     if key in seen:
         raise DirectiveError(f"'{key}' is given twice", text, option.at)
@@ -396,6 +426,16 @@ def _pattern(text: str, value: _Field) -> str:
     if not is_pattern(value.value):
         shown = printable(value.value)
         problem = f"'{shown}' is no pattern as in a .gitignore (without ! and #)"
+        raise DirectiveError(problem, text, value.at)
+    return value.value
+
+
+def _numbered(text: str, value: _Field) -> str:
+    from stager.shard import NUMBER, is_pattern  # which takes a while to import
+
+    if not is_pattern(value.value):
+        shown = printable(value.value)
+        problem = f"'{shown}' is no pattern with {NUMBER} in the place of a number: part-{NUMBER}.*"
         raise DirectiveError(problem, text, value.at)
     return value.value
 

@@ -134,6 +134,15 @@ class Listing:
         """Bytes of all files."""
         return sum(self.sizes)
 
+    def part(self, rows: Iterable[int], *more: Row) -> Self:
+        """The listing of some of the ``rows``, and of what else is with them."""
+        return self.of(chain(map(self._row, rows), more))
+
+    def _row(self, number: int) -> Row:
+        numbers = (column[number] for column in self._columns)
+        few = self.targets.get(number, b""), self.extents.get(number)
+        return Row._make((self.paths[number], Kind(self.kinds[number]), *numbers, *few))
+
     def extents_of(self, number: int) -> tuple[Extent, ...]:
         """Where the file has data."""
         size = self.sizes[number]

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Self
 
 #: Version of the record's shape; a record of another version is treated as absent.
-VERSION = 3
+VERSION = 4
 #: Name of the folder beneath each cache root that holds the records.
 RECORDS_FOLDER = ".slurm-stage"
 
@@ -58,6 +58,12 @@ class TreeFacts:
     before: int = 0
     #: A `directive.Relocate`: what was changed in the copy.
     relocate: str = "none"
+    #: Where the interpreter of a relocated environment is, if that was staged too.
+    interpreter: str = ""
+    #: Of a part of a folder, which split it is a part of; see `shard.split_name`.
+    split: str = ""
+    #: The pattern by whose numbers it was split.
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,11 @@ def _is_digest(text: str) -> bool:
     return len(text) == 32 and not text.strip("0123456789abcdef")
 
 
+def _is_split(text: str) -> bool:
+    nodes, _, digest = text.partition(":")
+    return not text or (nodes.isdecimal() and _is_digest(digest))
+
+
 def _is_lifetime(text: str) -> bool:
     return text in ("cache", "job")
 
@@ -125,6 +136,10 @@ def _is_path(text: str) -> bool:
         return text.startswith("/") and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         return False
+
+
+def _is_path_or_nothing(text: str) -> bool:
+    return not text or _is_path(text)
 
 
 def _is_any(_: object) -> bool:
@@ -162,6 +177,9 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "table_digest": _is_digest,
     "lifetime": _is_lifetime,
     "relocate": _is_relocation,
+    "split": _is_split,
+    "by": _is_any,
+    "interpreter": _is_path_or_nothing,
 }
 
 

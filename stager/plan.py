@@ -33,6 +33,8 @@ class TransferPlan:
     from_source: bool
     #: Digest that the sender's copy has by its record; empty when the source is read.
     digest: str
+    #: Whether each receiver reads for itself, its own part.
+    apart: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -58,3 +60,17 @@ def make_plan(
     # One holder sends alone: others would have to receive what it reads, and pass it on.
     senders = holders[:1] or receivers[:most]
     return TransferPlan(size, receivers, current, senders, not holders, digest)
+
+
+def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
+    """The plan for a folder of ``size`` bytes that is spread over the nodes.
+
+    Where they have not all parts of one split, each once, all read anew what they lack then.
+    """
+    ranks = tuple(range(len(surveys)))
+    split = surveys[0].split
+    whole = all(survey.current and survey.split == split for survey in surveys)
+    # The nodes that once shared it may be more than these, each part of which is current.
+    if whole and split.partition(":")[0] == str(len(surveys)):
+        return TransferPlan(size, (), ranks, ranks[:1], False, surveys[0].digest)
+    return TransferPlan(size, ranks, (), ranks, True, "", apart=True)

@@ -21,12 +21,12 @@ from stager import evict, report, store
 from stager.agree import Held, Here, RefusedError, locked, together
 from stager.cargo import Task
 from stager.delivery import Delivered, StaleError, deliver
-from stager.directive import Relocate, Validate
+from stager.directive import Mode, Relocate, Validate
 from stager.errors import MPI_REMEDY, Failure, LaunchError, PolicyRefusal, StageError, UsageError
 from stager.file_cargo import FileCargo
 from stager.guard import Guard
 from stager.phases import Phase, Stopwatch, process_begun
-from stager.plan import make_plan
+from stager.plan import make_plan, plan_parts
 from stager.report import Counts, Evicted, ItemReport, Outcome
 from stager.request import REQUEST_VARIABLE, StageItem, StageRequest
 from stager.survey import (
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
     from stager.agree import Busy
     from stager.cargo import Cargo
+    from stager.listing import Listing
+    from stager.plan import TransferPlan
     from stager.request import Settings
+    from stager.shard_cargo import Split
     from stager.survey import Listings
     from stager.tree_cargo import Kept
 
@@ -199,7 +202,8 @@ def _word(
     words = store.Words(here.uid)
     try:
         together(comm, here, lambda: words.hold(request.word, request.step))
-        yield lambda code: words.say(code, request.said)
+        lists = [item.shard_list for item in request.items if item.shard_list]
+        yield lambda code: words.say(code, request.said, lists)
     finally:
         words.close()
 
@@ -265,15 +269,7 @@ def _stage_once(
             patient=any(item.validate is Validate.CHECKSUM for item in items),
         )
         by_item = [[answers[index] for answers in surveys] for index in range(len(items))]
-        plans = [
-            make_plan(
-                source.facts.size,
-                answers,
-                _settings(request, item, source).readers,
-                from_copies=not item.extract,
-            )
-            for item, source, answers in zip(items, sources, by_item, strict=True)
-        ]
+        plans = [_plan(request, *each) for each in zip(items, sources, by_item, strict=True)]
         tasks = [
             Task(_settings(request, *each[:2]), request.job, *each, here, comm.rank, request.space)
             for each in zip(items, sources, plans, caches, strict=True)
@@ -298,6 +294,15 @@ def _stage_once(
             seconds, begun = time.monotonic() - begun, time.monotonic()
             reports.append(_report(task, answers, delivered, seconds))
         return reports
+
+
+def _plan(
+    request: StageRequest, item: StageItem, source: Source, surveys: Sequence[Survey]
+) -> TransferPlan:
+    if item.mode is Mode.SHARD:
+        return plan_parts(source.facts.size, surveys)
+    readers = _settings(request, item, source).readers
+    return make_plan(source.facts.size, surveys, readers, from_copies=not item.extract)
 
 
 def _survey(
@@ -364,7 +369,23 @@ def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
     together(
         comm, task.here, lambda: kept.append(look_for_kept(task, listing)), patient=True
     )  # fmt: skip
+    if item.mode is Mode.SHARD:
+        return _shard_cargo(comm, task, listing, kept[0])
     return TreeCargo(task, listing, kept[0])
+
+
+def _shard_cargo(comm: MPI.Intracomm, task: Task, listing: Listing, kept: Kept) -> Cargo:
+    """This rank's part of a folder. Collective."""
+    from stager.shard_cargo import ShardCargo, marks, split  # what few need
+
+    held = together(comm, task.here, lambda: (marks(kept), task.here.name))
+
+    def deal() -> Split | None:
+        return None if comm.rank else split(task, listing, *zip(*held, strict=True))
+
+    whole = together(comm, task.here, deal, patient=True)[0]
+    assert whole is not None
+    return ShardCargo(task, listing, whole, kept)
 
 
 def _needs(comm: MPI.Intracomm, tasks: Sequence[Task], cargos: Sequence[Cargo]) -> list[int]:
@@ -449,16 +470,32 @@ def _look_at_sources(
     rank: int, items: Sequence[StageItem], here: Here, listings: Listings
 ) -> tuple[Source, ...]:
     # One rank asks shared storage; hundreds of stats at once are what we are here to spare it.
-    return tuple(_look_at_source(item, here, listings) for item in items) if rank == 0 else ()
+    if rank:
+        return ()
+    places = [(item.source, item.destination) for item in items if item.is_as_it_is]
+    return tuple(_look_at_source(item, places, here, listings) for item in items)
 
 
-def _look_at_source(item: StageItem, here: Here, listings: Listings) -> Source:
+def _look_at_source(
+    item: StageItem, places: Sequence[tuple[str, str]], here: Here, listings: Listings
+) -> Source:
     # What root staged is for those only who might have read the source themselves.
     source = look_at_source(
         item.source, item.include, item.exclude, listings, to_be_read=item.shared
     )
     if item.relocate is not Relocate.NONE and not (source.is_tree or item.extract):
         raise UsageError(f"{item.source} is no folder; relocate is for Python environments")
+    if item.relocate is Relocate.VENV:
+        from stager.relocate import check_place  # what few need
+
+        check_place(item.destination)
+    if item.relocate is Relocate.VENV and source.is_tree:
+        from stager.interpreter import shared_interpreter, staged_at  # what few need
+
+        path = shared_interpreter(item.source, item.source)
+        source = replace(source, interpreter=path, interpreter_at=staged_at(path, places))
+    if item.mode is Mode.SHARD and not source.is_tree:
+        raise UsageError(f"{item.source} is no folder; mode=shard is for the files of one")
     if source.is_tree and item.extract:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
     if (source.is_tree or item.extract) and item.shared:
@@ -509,13 +546,29 @@ def _report(
         received=[names[rank] for rank in plan.receivers],
         current=[names[rank] for rank in plan.current],
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
-        reasons=sorted({surveys[rank].reason for rank in plan.receivers}),
+        reasons=_reasons([surveys[rank] for rank in plan.receivers]),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
         seconds=seconds,
         tree=delivered.tree or _counts(task, surveys),
+        shard_list=item.shard_list,
+        note=delivered.note or _note(task.source),
     )
+
+
+def _reasons(surveys: Sequence[Survey]) -> list[str]:
+    reasons = sorted({survey.reason for survey in surveys if survey.reason})
+    # Each node has a part that is current, and together they have not all.
+    return reasons or ["spread over other nodes"] if surveys else []
+
+
+def _note(source: Source) -> str:
+    if not source.interpreter or source.interpreter_at:
+        return ""
+    from stager.interpreter import note  # what few need
+
+    return note(source.interpreter, may_be_staged=True)
 
 
 def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:

@@ -30,6 +30,19 @@ class Counts:
     moved: int = 0
     moved_size: int = 0
     deleted: int = 0
+    #: Of a folder that is spread over the nodes, the bytes of each one's part.
+    parts: tuple[int, ...] = ()
+
+
+def total(parts: Sequence[Counts]) -> Counts:
+    """The counts of a folder from those of its parts."""
+    return Counts(
+        sum(one.files for one in parts),
+        sum(one.moved for one in parts),
+        sum(one.moved_size for one in parts),
+        sum(one.deleted for one in parts),
+        tuple(size for one in parts for size in one.parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,10 @@ class ItemReport:
     reasons: list[str]
     #: The files of a folder.
     tree: Counts | None = None
+    #: Where the list of what each node holds is, of a folder that is spread.
+    shard_list: str = ""
+    #: What its user should know of it besides.
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,11 @@ class Outcome:
         """The exit code: that of the first failure, else 0."""
         return self.failures[0].code if self.failures else 0
 
+    @property
+    def shard_lists(self) -> list[str]:
+        """The lists of what each node holds of the folders that are spread."""
+        return [item.shard_list for item in self.items if item.shard_list]
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object, which `from_json` reads back."""
         return {**asdict(self), "code": self.code}
@@ -102,7 +124,8 @@ class Outcome:
 
 def _read_item(data: dict[str, Any]) -> ItemReport:
     tree = data["tree"]
-    return ItemReport(**{**data, "tree": Counts(**tree) if tree else None})
+    counts = Counts(**{**tree, "parts": tuple(tree["parts"])}) if tree else None
+    return ItemReport(**{**data, "tree": counts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +158,8 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         return failure_lines(outcome.failures, fold)
     tell = _planned_line if outcome.dry_run else _item_line
     evicted = _evicted_lines(outcome, fold)
-    return [*evicted, *(tell(item, fold) for item in outcome.items)]
+    notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
+    return [*evicted, *(tell(item, fold) for item in outcome.items), *notes]
 
 
 def phase_line(outcome: Outcome) -> str:
@@ -180,6 +204,8 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
             f"({_size(item)}, {seconds_text(item.seconds)})"
         )
     origin = _origin(item, fold)
+    if item.tree and item.tree.parts:
+        return _spread_line(item, fold)
     moved = item.tree.moved_size if item.tree else item.size
     rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
     line = (
@@ -189,9 +215,19 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
 
 
+def _spread_line(item: ItemReport, fold: Fold) -> str:
+    assert item.tree is not None
+    least, most = (bytes_text(part(item.tree.parts)) for part in (min, max))
+    part = least if least == most else f"{least} to {most}"
+    return (
+        f"{item.destination}: {_moved(item)} from {item.source} spread over "
+        f"{_nodes(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
+    )
+
+
 def _size(item: ItemReport) -> str:
     size = bytes_text(item.size)
-    return f"{_files(item.tree.files)}, {size}" if item.tree else size
+    return f"{files_text(item.tree.files)}, {size}" if item.tree else size
 
 
 def _moved(item: ItemReport) -> str:
@@ -199,12 +235,13 @@ def _moved(item: ItemReport) -> str:
     tree = item.tree
     if tree is None or (tree.moved == tree.files and not tree.deleted):
         return _size(item)
-    kept = f", {_files(tree.files - tree.moved)} kept" if tree.moved < tree.files else ""
-    deleted = f", {_files(tree.deleted)} deleted" if tree.deleted else ""
-    return f"{_files(tree.moved)}, {bytes_text(tree.moved_size)}{kept}{deleted}"
+    kept = f", {files_text(tree.files - tree.moved)} kept" if tree.moved < tree.files else ""
+    deleted = f", {files_text(tree.deleted)} deleted" if tree.deleted else ""
+    return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)}{kept}{deleted}"
 
 
-def _files(count: int) -> str:
+def files_text(count: int) -> str:
+    """``1 file``, ``2 files``."""
     return f"{count} file" if count == 1 else f"{count} files"
 
 

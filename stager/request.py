@@ -11,7 +11,16 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from stager.directive import Directive, Lifetime, Relocate, Validate, Verify, archive_suffix, merge
+from stager.directive import (
+    Directive,
+    Lifetime,
+    Mode,
+    Relocate,
+    Validate,
+    Verify,
+    archive_suffix,
+    merge,
+)
 from stager.errors import PolicyRefusal, UsageError
 from stager.manifest import RECORDS_FOLDER
 from stager.route import Algorithm
@@ -28,6 +37,8 @@ REQUEST_VARIABLE = "STAGE_REQUEST"
 _LONGEST = 127 * 1024
 #: The most bytes and members that one archive may unpack to, where the site says nothing else.
 UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
+#: The file in each node's part of a folder that is spread, which tells what each node holds.
+LIST_NAME = ".stage-shards.tsv"
 #: The fields of an item that are tuples, which JSON does not know.
 _LISTS = ("include", "exclude")
 
@@ -53,6 +64,9 @@ class StageItem:
     exclude: tuple[str, ...] = ()
     #: Whether ``source`` is an archive, whose files are wanted.
     extract: bool = False
+    mode: Mode = Mode.COPY
+    #: A pattern that tells a file's part by a number in its path; see `shard`.
+    by: str = ""
 
     @property
     def options(self) -> str:
@@ -63,7 +77,10 @@ class StageItem:
         include = "".join(f", include={pattern}" for pattern in self.include)
         exclude = "".join(f", exclude={pattern}" for pattern in self.exclude)
         extract = ", extract" if self.extract else ""
-        return f"validate={self.validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}"
+        mode = "" if self.mode is Mode.COPY else f", mode={self.mode}"
+        by = f", by={self.by}" if self.by else ""
+        options = f"{verify}{lifetime}{relocate}{include}{exclude}{extract}{mode}{by}"
+        return f"validate={self.validate}{options}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; there may be thousands, so it is short."""
@@ -75,10 +92,22 @@ class StageItem:
         """The item that `to_json` wrote."""
         kinds = {
             "validate": Validate, "verify": Verify, "lifetime": Lifetime, "relocate": Relocate,
+            "mode": Mode,
         }  # fmt: skip
         chosen = {name: kind(data[name]) for name, kind in kinds.items() if name in data}
         lists: dict[str, Any] = {name: tuple(data[name]) for name in _LISTS if name in data}
         return cls(**{**data, **chosen, **lists})
+
+    @property
+    def is_as_it_is(self) -> bool:
+        """Whether the destination has all of the source, and as it is there."""
+        changed = self.extract or self.include or self.exclude or self.relocate is not Relocate.NONE
+        return not changed and self.mode is Mode.COPY
+
+    @property
+    def shard_list(self) -> str:
+        """Where the list of all parts is, empty for what is not spread over the nodes."""
+        return f"{self.destination}/{LIST_NAME}" if self.mode is Mode.SHARD else ""
 
     @property
     def name(self) -> str:
@@ -196,10 +225,10 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     known = (*policy.roots, *policy.shared_roots, *policy.allowed)
     if directive.destination.endswith("/") or destination in ("/", *known):
         name = directive.source.rstrip("/").rpartition("/")[2]
-        if name in ("", ".", ".."):
-            raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
         if directive.extract:
             name = name[: -len(archive_suffix(name))]
+        if name in ("", ".", ".."):
+            raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
         destination = f"{destination.rstrip('/')}/{name}"
     source = directive.source.rstrip("/")
     if destination == source:
@@ -207,7 +236,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     for inner, outer in ((destination, source), (source, destination)):
         if inner.startswith(f"{outer}/"):
             raise UsageError(f"{inner} lies beneath {outer}; one of them cannot become the other")
-    if RECORDS_FOLDER in parts:
+    if RECORDS_FOLDER in destination.split("/"):
         raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
@@ -219,7 +248,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     return StageItem(
         directive.source, destination, root, directive.validate, directive.verify,
         directive.lifetime, shared, directive.relocate, directive.include, directive.exclude,
-        directive.extract,
+        directive.extract, directive.mode, directive.by,
     )  # fmt: skip
 
 

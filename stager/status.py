@@ -20,7 +20,7 @@ from stager.directive import Lifetime
 from stager.errors import StageError, printable
 from stager.evict import is_ours
 from stager.manifest import RECORDS_FOLDER
-from stager.report import bytes_text
+from stager.report import bytes_text, files_text
 from stager.survey import facts_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Entry(NamedTuple):
     ``state`` is one of: ``current``; ``stale``: the source is another now; ``changed``: the copy
     is; ``gone``: the copy is missing; ``source gone``: the copy is as it was, but its source is not
     to be seen from here; ``whole``: the copy is as it was, and another user's source is not looked
-    at. ``jobs`` use it now; ``user`` is the uid of its owner.
+    at. ``jobs`` use it now; ``user`` is the uid of its owner. ``files`` is how many a folder has, 0
+    for a single file; ``part``: the node has a part of them only.
     """
 
     destination: str
@@ -63,10 +64,12 @@ class Entry(NamedTuple):
     state: str
     user: int
     shared: bool
+    files: int = 0
+    part: bool = False
 
 
 #: The kinds of an Entry's fields.
-_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool)
+_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool)
 
 
 def _checked(values: Sequence[Any], kinds: Sequence[type]) -> Sequence[Any]:
@@ -226,6 +229,7 @@ def _entry(record: Record, cache: store.Cache, state: str, jobs: Mapping[str, li
         record.destination, record.source, record.copy_facts.size, record.digest,
         record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
         jobs.get(record.destination, []), state, cache.uid, cache.shared,
+        record.tree.files if record.tree else 0, bool(record.tree and record.tree.split),
     )  # fmt: skip
 
 
@@ -279,26 +283,28 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
     """
     where: dict[Row, list[str]] = {}
     staged: dict[Row, list[int]] = {}
+    parts: dict[Row, list[Entry]] = {}
     for node, one in nodes.items():
         for entry in one.entries:
             job = str(entry.used_by_job) if entry.used_by_job else "-"
             key: Row = (
-                entry.destination, bytes_text(entry.size), entry.state, _kept(entry), entry.source,
-                job,
+                entry.destination, "" if entry.part else _size(entry), entry.state, _kept(entry),
+                entry.source, job,
             )  # fmt: skip
             where.setdefault(key, []).append(node)
             staged.setdefault(key, []).append(entry.staged_at)
+            parts.setdefault(key, []).append(entry)
     order = {node: place for place, node in enumerate(nodes)}
     found: list[tuple[str, int, Row]] = []
     for key, names in where.items():
         path, size, *rest = key
-        row = (fold(names), path, size, _ages(staged[key], now), *rest)
+        row = (fold(names), path, size or _parts(parts[key]), _ages(staged[key], now), *rest)
         found.append((path, order[names[0]], row))
     if whole_job:
         size_and_source = {key[0]: (key[1], key[4]) for key in where}
         for path, names in missing(nodes).items():
             size, source = size_and_source[path]
-            lacking = (fold(names), path, size, "-", "missing", "-", source, "-")
+            lacking = (fold(names), path, size or "-", "-", "missing", "-", source, "-")
             found.append((path, order[names[0]], lacking))
     return [_printed(row) for _, _, row in sorted(found)]
 
@@ -433,6 +439,18 @@ def _kept(entry: Entry) -> str:
     elif entry.lifetime == Lifetime.JOB and not entry.pinned:
         reasons.append("until its job ends")
     return ", ".join(reasons) or "-"
+
+
+def _size(entry: Entry) -> str:
+    size = bytes_text(entry.size)
+    return f"{files_text(entry.files)}, {size}" if entry.files else size
+
+
+def _parts(entries: Sequence[Entry]) -> str:
+    """All parts of a folder that is spread over nodes."""
+    sizes = [entry.size for entry in entries]
+    files = files_text(sum(entry.files for entry in entries))
+    return f"{files}, {_between(min(sizes), max(sizes))} on each"
 
 
 def _between(least: int, most: int) -> str:

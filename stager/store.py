@@ -50,6 +50,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # To pass through a folder, one need not be allowed to read it.
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -794,8 +795,9 @@ class Words:
 
     ``JOB.RESTART.STEP`` holds the exit code for the tasks that wait in one step; while a rank has
     it locked, they wait. ``JOB.RESTART`` has a line of directives for every stage of the job that
-    was well; tasks of later steps that find their own there need not wait. The folder is on a
-    filesystem that a reboot empties.
+    was well; tasks of later steps that find their own there need not wait. ``JOB.RESTART.shards``
+    has the paths that become the job's STAGE_SHARDS, one a line. The folder is on a filesystem that
+    a reboot empties.
     """
 
     def __init__(self, uid: int) -> None:
@@ -820,13 +822,24 @@ class Words:
                 f"{path}: {error.strerror}: the plugin prepares its folder; tell the administrator"
             ) from None
 
-    def say(self, code: int, directives: str) -> None:
+    def say(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
         """Write the code that waiting tasks act on, and what is done if all was well."""
         assert self._descriptor is not None
         if code == 0:
+            self._name_lists(shard_lists)
             with _opened(f"{self._folder}/{self._job}", _APPEND) as done:
                 os.write(done, os.fsencode(f"{directives}\n"))
         write_all(self._descriptor, f"{code}\n".encode(), 0)
+
+    def _name_lists(self, paths: Sequence[str]) -> None:
+        """Have the job's tasks find these lists, and those of its earlier stages."""
+        if not paths:
+            return
+        path = f"{self._folder}/{self._job}.shards"
+        with _opened(path, _APPEND_READ) as lists, open(lists, "a+b", closefd=False) as file:
+            file.seek(0)
+            known = file.read().split(b"\n")
+            file.writelines(b"%s\n" % path for path in map(os.fsencode, paths) if path not in known)
 
     def close(self) -> None:
         """Let go: waiting tasks read the code, or find that there is none."""

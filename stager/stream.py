@@ -117,27 +117,37 @@ class StreamReader:
         self._stream = stream
         self._is_source = is_source
         self._pool: ThreadPoolExecutor | None = None
-        #: A file that fills more than a buffer stays open for the next.
+        #: A file that goes on in the next buffer stays open.
         self._large: tuple[int, int] | None = None
         self.bytes_read = 0
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset`` bytes of the stream on."""
-        parts = list(self._stream.parts(offset, len(buffer)))
-        begun = time.monotonic()
-        if len(parts) == 1:
-            self._read_large(buffer, parts[0])
-        elif self._pool:
+        whole: list[Part] = []
+        data = self._stream.listing.data
+        for part in self._stream.parts(offset, len(buffer)):
+            if part.length < data(part.row):
+                self._read_large(buffer, part)
+            else:
+                whole.append(part)
+        self._read_whole(buffer, whole)
+        self.bytes_read += len(buffer)
+
+    def _read_whole(self, buffer: memoryview, parts: Sequence[Part]) -> None:
+        """Read files that are whole in the buffer, several at once where each takes its time."""
+        if not parts:
+            return
+        if self._pool:
             count = min(THREADS, len(parts))
             shares = [parts[number::count] for number in range(count)]
             list(self._pool.map(lambda share: self._read_all(buffer, share), shares))
-        else:
-            self._read_all(buffer, parts)
-            if time.monotonic() - begun > len(parts) * _SLOW:
-                from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
+            return
+        begun = time.monotonic()
+        self._read_all(buffer, parts)
+        if time.monotonic() - begun > len(parts) * _SLOW:
+            from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
 
-                self._pool = ThreadPoolExecutor(THREADS)
-        self.bytes_read += len(buffer)
+            self._pool = ThreadPoolExecutor(THREADS)
 
     def _read_all(self, buffer: memoryview, parts: Sequence[Part]) -> None:
         for part in parts:

@@ -51,6 +51,10 @@ class Source:
     allocated: int
     files: int = 0
     listing: str = ""
+    #: Of an environment to be relocated: its interpreter if that is on shared storage, and where on
+    #: the nodes that is staged too.
+    interpreter: str = ""
+    interpreter_at: str = ""
 
     @property
     def is_tree(self) -> bool:
@@ -72,6 +76,8 @@ class Survey:
     files: int = 0
     #: Whether a current copy is of the source as it is now, and not only of its size.
     fresh: bool = True
+    #: Of a current part of a folder, which split it is a part of.
+    split: str = ""
 
     @property
     def current(self) -> bool:

@@ -10,7 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from stager.directive import Relocate, Validate
+from stager.directive import Mode, Validate
 from stager.errors import DestinationError, StageError
 from stager.evict import is_ours
 from stager.listing import Kind, text_of
@@ -42,7 +42,7 @@ def survey_tree(
     check_folder(folder, cache)
     check_trees_above(item, cache)
     record = cache.load(item.destination)
-    reason = judge_tree(item.validate, item.relocate, source, record, there)
+    reason = judge_tree(item, source, record, there)
     if record and record.source != item.source:
         reason = reason or "staged from another source"
     if not reason:
@@ -57,7 +57,8 @@ def survey_tree(
         _check_loss(item, path, there, cache, record)
         return Survey(node, reason, "")
     fresh = _is_same(Validate.STAT, source, record, record.tree)
-    return Survey(node, reason, record.digest, record.tree.files, fresh=fresh)
+    tree = record.tree
+    return Survey(node, reason, record.digest, tree.files, fresh=fresh, split=tree.split)
 
 
 def _check_loss(
@@ -87,31 +88,34 @@ def _may_go(path: str, there: os.stat_result, cache: Cache, record: Record | Non
 
 
 def judge_tree(
-    validate: Validate,
-    relocate: Relocate,
-    source: Source,
-    record: Record | None,
-    there: os.stat_result | None,
+    item: StageItem, source: Source, record: Record | None, there: os.stat_result | None
 ) -> str:
     """Why the copy of a folder cannot be current, or nothing, before the copy is walked. Pure."""
     if there is None:
         return "absent"
     if record is None or record.tree is None:
         return NOT_RECORDED
-    if validate is Validate.ALWAYS:
+    if item.validate is Validate.ALWAYS:
         return "validate=always"
     copy = record.copy_facts
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return "replaced"
-    if record.tree.relocate != relocate:
+    how = record.tree.relocate, record.tree.interpreter
+    if how != (item.relocate, source.interpreter_at):
         return "relocated otherwise"
-    return "" if _is_same(validate, source, record, record.tree) else "the source changed"
+    if bool(record.tree.split) != (item.mode is Mode.SHARD):
+        return "a part of it" if record.tree.split else "not split"
+    if record.tree.by != item.by:
+        return "split otherwise"
+    return "" if _is_same(item.validate, source, record, record.tree) else "the source changed"
 
 
 def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts) -> bool:
     if not source.is_tree:  # an archive
         was, now = record.source_facts, source.facts
         return was.size == now.size if validate is Validate.SIZE else was == now
+    if validate is Validate.SIZE and tree.split:
+        return record.source_facts.size == source.facts.size
     if validate is Validate.SIZE:
         return (tree.files, record.source_facts.size) == (source.files, source.facts.size)
     return tree.source_digest == source.listing

@@ -15,10 +15,23 @@ from stager import store
 from stager.cargo import Cargo, Opened, Published, Task
 from stager.directive import Relocate, Validate
 from stager.errors import Failure, IntegrityError, StageError, UsageError
+from stager.interpreter import rehomed, relinked
 from stager.layout import Layout
 from stager.listing import Kind
 from stager.manifest import TreeFacts
-from stager.relocate import ACTIVATE, CONFIG, LARGEST, homes, may_name_its_folder, relocated
+from stager.relocate import (
+    ACTIVATE,
+    CONDA,
+    CONFIG,
+    LARGEST,
+    LARGEST_PROGRAM,
+    check_place,
+    homes,
+    is_program,
+    led,
+    may_name_its_folder,
+    relocated,
+)  # fmt: skip
 from stager.report import Counts
 from stager.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.survey import digest_of
@@ -61,7 +74,8 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
         return Kept(rows)
     record = task.cache.load(task.item.destination)
     table = Table.load(task.cache, record)
-    same = record and record.tree and record.tree.relocate == task.item.relocate
+    how = task.item.relocate, task.source.interpreter_at
+    same = record and record.tree and (record.tree.relocate, record.tree.interpreter) == how
     if table is None or not same or task.item.validate is Validate.ALWAYS:
         return Kept(rows)
     try:
@@ -72,7 +86,10 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
         checked = task.item.validate is Validate.CHECKSUM
         if not checked or _is(task, listing, row, table.digest(before)):
             rows[row] = before
-    return Kept(rows, table, table.gone(listing))
+    assert record is not None
+    assert record.tree is not None
+    # The list of a split's parts was made here.
+    return Kept(rows, table, table.gone(listing) - bool(record.tree.split))
 
 
 def _is(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
@@ -95,6 +112,8 @@ class TreeCargo(Cargo):
         self._originals: dict[int, bytes] = {}
         #: The table of the copy that this rank sends.
         self._sent: Table | None = None
+        #: Of a folder that is split, which split this is a part of.
+        self._split = ""
         #: What travels, and how its files are told apart; known when all have opened theirs.
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
@@ -118,13 +137,26 @@ class TreeCargo(Cargo):
         names = sum(before < 0 for before in self._kept.rows)
         store.check_names(task.cache, names)
         self.stack.enter_context(store.made_parents(task.path))
-        self._tree = PartialTree(task.cache, self._listing)
+        self._tree = PartialTree(task.cache, self._as_placed())
         self.stack.callback(self._tree.close)
         self._tree.lay_out()
         for row in self._listing.rows(Kind.FILE):
             kept = self._kept.rows[row] >= 0 and self._take_over(self._tree, row)
             self._needs[row] = not kept
         return Opened(needs=zlib.compress(self._needs, 1))
+
+    def _as_placed(self) -> Listing:
+        """The listing with the links that it has on the node."""
+        item, listing = self.task.item, self._listing
+        if item.relocate is not Relocate.VENV:
+            return listing
+        targets = {
+            row: led(target, item.source, item.destination)
+            for row, target in listing.targets.items()
+        }
+        if interpreter := self.task.source.interpreter_at:
+            targets = relinked(targets, listing.paths, interpreter)
+        return replace(listing, targets=targets)
 
     def _take_over(self, tree: PartialTree, row: int) -> bool:
         path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
@@ -138,9 +170,12 @@ class TreeCargo(Cargo):
         needed = 0
         for answer in answers:
             needed |= int.from_bytes(zlib.decompress(answer), "big")
-        self.stream = Stream(self._listing, needed.to_bytes(len(self._listing), "big"))
-        self.digester = self._digests = StreamDigest(self.stream)
-        return Layout.dense(self.stream.size, self.task.settings.chunk)
+        return self._layout_of(Stream(self._listing, needed.to_bytes(len(self._listing), "big")))
+
+    def _layout_of(self, stream: Stream) -> Layout:
+        self.stream = stream
+        self.digester = self._digests = StreamDigest(stream)
+        return Layout.dense(stream.size, self.task.settings.chunk)
 
     def allocate(self, layout: Layout) -> None:
         task, stream = self.task, self.stream
@@ -213,25 +248,29 @@ class TreeCargo(Cargo):
     def announce(self) -> None:
         if self._tree:
             self._published = announce_tree(
-                self.task, self._tree, self._listing, self._all_digests(), self._originals
+                self.task, self._tree, self._listing, bytes(self._all_digests()),
+                self._originals, self._split,
             )  # fmt: skip
 
     def publish(self, digest: str) -> Published:
         if not self._tree or not self.stream or not self._published:
             return Published()
-        moved = len(self.stream.rows), self.stream.size
-        counts = Counts(self._listing.files, *moved, self._kept.deleted)
-        return publish_tree(self.task, self._tree, self._published, counts)
+        return publish_tree(self.task, self._tree, self._published, self._counts())
 
-    def _all_digests(self) -> bytes:
+    def _counts(self) -> Counts:
+        assert self.stream is not None
+        moved = len(self.stream.rows), self.stream.size
+        return Counts(self._listing.files, *moved, self._kept.deleted)
+
+    def _all_digests(self) -> bytearray:
         assert self._digests is not None
         digests = bytearray(self._digests.digests)
         if self._kept.table:
             for row in self._listing.rows(Kind.FILE):
-                if not self._needs[row]:
-                    digest = self._kept.table.digest(self._kept.rows[row])
-                    digests[place(row)] = digest
-        return bytes(digests)
+                before = self._kept.rows[row]
+                if before >= 0 and not self._needs[row]:
+                    digests[place(row)] = self._kept.table.digest(before)
+        return digests
 
 
 def read_back(
@@ -258,30 +297,63 @@ def relocate(
     Returns of each that is another now what it held, and the xxh3-128 of what it holds. The files
     that were ``kept`` are changed already; what they held comes with them.
     """
-    rows = {path: row for row, path in enumerate(listing.paths) if may_name_its_folder(path)}
+    check_place(task.item.destination)
+    rows = _rows_to_relocate(listing)
     if CONFIG not in rows:
-        what = "has no pyvenv.cfg, and is no virtual environment to be relocated"
-        raise UsageError(f"{task.item.source} {what}")
+        source, destination = task.item.source, task.item.destination
+        if CONDA in listing.paths:
+            raise UsageError(
+                f"{source} is a conda environment, whose own tool has to make it for its place: "
+                f"conda-pack -p {source} --dest-prefix {destination} -o FILE.tar.gz; stage FILE by "
+                "extract, without relocate"
+            )
+        what = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
+        raise UsageError(f"{source} {what}")
     activate = rows.get(ACTIVATE)
     script = b""
-    if activate is not None and listing.kinds[activate] == Kind.FILE:
+    if activate is not None:
         script = kept.get(activate) or tree.read(activate, LARGEST)
     before = homes(task.item.source, script)
     changed: dict[int, tuple[bytes, bytes]] = {}
-    for row in rows.values():
-        if fresh[row] and listing.kinds[row] == Kind.FILE and listing.sizes[row] <= LARGEST:
-            original = tree.read(row, LARGEST)
+    for row in dict.fromkeys(rows.values()):
+        if fresh[row] and (original := _relocatable(tree, row, listing.sizes[row])):
             data = relocated(original, before, os.fsencode(task.item.destination))
+            if row == rows[CONFIG] and task.source.interpreter_at:
+                data = rehomed(data, task.source.interpreter_at)
             if data != original:
                 tree.rewrite(row, data)
                 changed[row] = original, xxhash.xxh3_128_digest(data)
     return changed
 
 
+def _rows_to_relocate(listing: Listing) -> dict[bytes, int]:
+    """The files that may name their folder, by the paths that say so; a path may be one of many."""
+    named = {path: row for row, path in enumerate(listing.paths) if may_name_its_folder(path)}
+    twins = {row: listing.targets[row] for row in named.values() if listing.kinds[row] == Kind.TWIN}
+    first = set(twins.values())
+    rows = {path: row for row, path in enumerate(listing.paths) if path in first}
+    found = {path: rows[twins[row]] if row in twins else row for path, row in named.items()}
+    return {path: row for path, row in found.items() if listing.kinds[row] == Kind.FILE}
+
+
+def _relocatable(tree: PartialTree, row: int, size: int) -> bytes:
+    """What a file holds that may have to change, or nothing."""
+    if size > LARGEST and not (size <= LARGEST_PROGRAM and is_program(tree.read(row, 2))):
+        return b""
+    return tree.read(row, size)
+
+
 def announce_tree(
-    task: Task, tree: PartialTree, source: Listing, digests: bytes, originals: dict[int, bytes]
+    task: Task,
+    tree: PartialTree,
+    source: Listing,
+    digests: bytes,
+    originals: dict[int, bytes],
+    split: str = "",
 ) -> Record:
     """Record a sealed tree before it is published, with what it will take the place of.
+
+    ``split`` is that of which the tree is a part.
 
     Whatever ends this process between the one and the other, the tree at the destination is known
     for one that was staged.
@@ -290,13 +362,16 @@ def announce_tree(
     table = Table.of(source, copy, digests, originals).to_bytes()
     there = _lstat(task.path)
     facts = TreeFacts(
-        files=copy.files,
+        files=copy.files - bool(split),  # the list of all parts is none of the source's
         allocated=copy.allocated(),
         source_digest=task.source.listing or source.digest(),
         copy_digest=as_copy(copy).digest(),
         table_digest=task.cache.save_table(task.item.destination, table),
         before=there.st_ino if there else 0,
         relocate=task.item.relocate,
+        interpreter=task.source.interpreter_at,
+        split=split,
+        by=task.item.by,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
     task.cache.save(record)

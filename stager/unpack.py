@@ -7,36 +7,36 @@ member is put anywhere by way of a link, and no link leads out.
 from __future__ import annotations
 
 import calendar
-import gzip
-import lzma
+import errno
 import os
 import re
 import stat
-import tarfile
 import zipfile
-from typing import IO, NamedTuple, cast
+from contextlib import closing, contextmanager
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import xxhash
-import zstandard
 
-from stager.errors import SourceError, StageError, UsageError
+from stager import store
+from stager.decompress import BLOCK, Ahead, DamagedError, decompressed, read_blocks
+from stager.errors import SourceError, SpaceError, StageError, UsageError
+from stager.tar import FILES, FOLDERS, LINK, TWIN, Stream, members, with_holes
 
-#: Archives by the ends of their names; see `directive.ARCHIVES`.
-_GZIP, _ZSTD, _XZ, _ZIP = (".tar.gz", ".tgz"), (".tar.zst", ".tzst"), (".tar.xz", ".txz"), ".zip"
-_BLOCK = 1 << 20
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ZIP = ".zip"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SETUID = stat.S_ISUID | stat.S_ISGID
-#: Members that describe others, and the most bytes of one.
-_HEADERS = (
-    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)  # fmt: skip
-_LONGEST_HEADER = 1 << 20
 #: The one link that may lead out: that of a Python environment to its interpreter.
-_INTERPRETER = re.compile(rb"(^|/)bin/python[0-9.]*$")
-_PYTHON = re.compile(rb"(.*/)?python[0-9.]*")
-#: Bytes of a path, its end included, that the kernel takes (PATH_MAX).
-_LONGEST_PATH = 4096
+_INTERPRETER = re.compile(rb"(^|/)bin/(python|pypy)[0-9.]*[a-z]?\Z")
+_PYTHON = re.compile(rb"(.*/)?(python|pypy)[0-9.]*[a-z]?")
+#: Bytes of a path, its end included, that the kernel takes (PATH_MAX), and of one name (NAME_MAX).
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+#: Links that the kernel follows in one path.
+_MOST_LINKS = 40
+#: Bytes of a block of the disk.
+_DISK_BLOCK = 4096
 
 
 def is_zip(path: str) -> bool:
@@ -45,81 +45,125 @@ def is_zip(path: str) -> bool:
 
 
 class Limits(NamedTuple):
-    """The most bytes and members that an archive may unpack to."""
+    """The most bytes and members that an archive may unpack to, and the ``room`` on the disk."""
 
     size: int
     members: int
+    room: int | None = None
 
 
 def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
     """Unpack the ``archive`` of that ``name`` into the empty ``folder``.
 
     Returns the xxh3-128 of each file by its path in the folder. Raises UsageError, which names the
-    member, where the archive is hostile, SourceError where it is damaged, and OSError.
+    member, where the archive is hostile, SourceError where it is damaged, SpaceError, and OSError.
     """
     target = _Target(folder, limits)
     try:
         if is_zip(name):
-            with zipfile.ZipFile(archive) as whole:
+            with _zip_opened(archive, limits) as whole:
                 _unpack_zip(whole, target)
         else:
-            # As a stream: nothing is sought, and nothing that was unpacked is kept.
-            with (
-                _decompressed(archive, name.lower()) as plain,
-                tarfile.open(fileobj=plain, mode="r|", errorlevel=2, tarinfo=_Member) as tar,
-            ):
-                _unpack_tar(tar, target)
-                while plain.read(_BLOCK):  # a digest may stand behind the end of the archive
-                    pass
+            with closing(Ahead(decompressed(archive, name.lower()))) as blocks:
+                _unpack_tar(Stream(blocks), target)
+        target.finish()
+    except (StageError, OSError):
+        raise
+    except MemoryError:
+        raise SpaceError(f"{name}: too little memory to unpack it; ask for more") from None
     except Exception as error:
-        if isinstance(error, (StageError, OSError)) and not isinstance(error, _DAMAGED):
-            raise
         # Whatever the libraries raise: all that they were given is the archive.
-        raise SourceError(f"{name} cannot be unpacked: {error or 'it ends early'}") from None
-    target.finish()
+        text = str(error) or "it ends early"
+        raise SourceError(f"{name} cannot be unpacked: {text}") from None
     return target.digests
 
 
-#: An OSError that says nothing of the disk: what gzip raises for data that is no gzip.
-_DAMAGED = (gzip.BadGzipFile,)
-
-
-class _Member(tarfile.TarInfo):
-    """A member whose own headers are of a size that real ones have: they are kept in memory."""
-
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _HEADERS and self.size > _LONGEST_HEADER:
-            raise tarfile.ReadError(f"a header of {self.size} bytes")
-        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
-
-
-def _decompressed(archive: IO[bytes], name: str) -> IO[bytes]:
-    if name.endswith(_GZIP):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=archive))
-    if name.endswith(_XZ):
-        return cast("IO[bytes]", lzma.LZMAFile(archive))
-    if name.endswith(_ZSTD):
-        reader = zstandard.ZstdDecompressor().stream_reader(archive, read_across_frames=True)
-        return cast("IO[bytes]", reader)
-    return archive
-
-
-def _unpack_tar(tar: tarfile.TarFile, target: _Target) -> None:
-    for member in tar:
-        runs_as = 0 if member.isdir() else member.mode & _SETUID
-        path = target.judge(os.fsencode(member.name), member.size, runs_as)
-        if member.isdir():
-            target.make_folder(path, member.mode, member.mtime)
-        elif member.isreg():
-            data = tar.extractfile(member)
-            assert data is not None
-            target.make_file(path, member.mode, member.mtime, data, member.size)
-        elif member.issym():
-            target.make_link(path, os.fsencode(member.linkname), member.mtime)
-        elif member.islnk():
-            target.make_twin(path, os.fsencode(member.linkname))
+def _unpack_tar(tar: Stream, target: _Target) -> None:
+    for member in members(tar):
+        name, kind, mode, mtime, target_of_link, size, stored, extents = member
+        is_folder, is_file = kind in FOLDERS, kind in FILES
+        # What a folder or a link says of a size means nothing, but it makes no room for others.
+        path = target.judge(
+            name, size if is_file else min(size, 0), 0 if is_folder else mode & _SETUID
+        )
+        if is_file:
+            data = with_holes(tar, member) if extents is not None else tar.pieces(size)
+            target.make_file(path, mode, mtime, data, size)
+        elif is_folder:
+            target.make_folder(path, mode, mtime)
+        elif kind == LINK:
+            target.make_link(path, target_of_link, mtime)
+        elif kind == TWIN and stored:
+            raise target.refusal(path, "is a hard link with data of its own")
+        elif kind == TWIN:
+            target.make_twin(path, target_of_link)
         else:
             raise target.refusal(path, "is no file, folder or link")
+    tar.end()
+
+
+# What is a zip.
+
+_END, _END_64, _LOCATOR, _ENTRY = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2"
+
+
+@contextmanager
+def _zip_opened(archive: IO[bytes], limits: Limits) -> Iterator[zipfile.ZipFile]:
+    with _seeking():
+        if _entries(archive, limits.members) > limits.members:
+            raise UsageError(
+                f"the archive has more than the {limits.members} members that may be: nothing of "
+                "it is unpacked"
+            )
+        whole = zipfile.ZipFile(archive)
+    with whole:
+        yield whole
+
+
+@contextmanager
+def _seeking() -> Iterator[None]:
+    """Where a place that the archive names is looked for: there may be none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DamagedError("it names places that it does not have") from None
+
+
+def _entries(archive: IO[bytes], most: int) -> int:
+    """How many entries the table of contents has, or one more than the ``most`` that matter.
+
+    The library reads the whole table into memory, of whatever size that is.
+    """
+    at, length = _table(archive)
+    end, count = at + length, 0
+    while 0 <= at < end and count <= most:
+        archive.seek(at)
+        entry = archive.read(46)
+        if len(entry) < 46 or not entry.startswith(_ENTRY):
+            break  # the library says what is wrong
+        at += 46 + sum(int.from_bytes(entry[start : start + 2], "little") for start in (28, 30, 32))
+        count += 1
+    return count
+
+
+def _table(archive: IO[bytes]) -> tuple[int, int]:
+    """Where the table of contents begins, and its length; found as the library finds it."""
+    size = archive.seek(0, os.SEEK_END)
+    start = max(0, size - 22 - 0xFFFF - 20 - 56)
+    archive.seek(start)
+    tail = archive.read()
+    at = len(tail) - 22
+    if at < 0 or not tail.startswith(_END, at) or tail[-2:] != b"\0\0":
+        at = tail.rfind(_END, max(0, len(tail) - 22 - 0xFFFF))
+    if at < 0:
+        return 0, 0
+    length = int.from_bytes(tail[at + 12 : at + 16], "little")
+    large = at - 20 - 56
+    if large >= 0 and tail.startswith(_LOCATOR, at - 20) and tail.startswith(_END_64, large):
+        at, length = large, int.from_bytes(tail[large + 40 : large + 48], "little")
+    return start + at - length, length
 
 
 def _unpack_zip(archive: zipfile.ZipFile, target: _Target) -> None:
@@ -127,35 +171,51 @@ def _unpack_zip(archive: zipfile.ZipFile, target: _Target) -> None:
         mode = member.external_attr >> 16
         kind = stat.S_IFMT(mode)
         runs_as = 0 if member.is_dir() else mode & _SETUID
-        path = target.judge(os.fsencode(member.filename), member.file_size, runs_as)
+        size = 0 if member.is_dir() else member.file_size
+        path = target.judge(os.fsencode(member.filename), size, runs_as)
         mtime = _zip_time(member.date_time)
+        if member.flag_bits & 1:
+            raise target.refusal(path, "is encrypted")
         if member.is_dir():
             target.make_folder(path, mode or 0o755, mtime)
         elif kind == stat.S_IFLNK:
-            with archive.open(member) as data:
+            with _opened(archive, member) as data:
                 target.make_link(path, data.read(_LONGEST_PATH), mtime)
         elif kind in (0, stat.S_IFREG):
-            with archive.open(member) as data:
-                target.make_file(path, mode or 0o644, mtime, data, member.file_size)
+            with _opened(archive, member) as data:
+                blocks = (memoryview(block) for block in read_blocks(data))
+                target.make_file(path, mode or 0o644, mtime, blocks, member.file_size)
         else:
             raise target.refusal(path, "is no file, folder or link")
 
 
-def _zip_time(when: tuple[int, int, int, int, int, int]) -> float:
-    """Seconds since 1970; a zip tells the local time of an unknown place, here taken for UTC."""
-    return calendar.timegm((*when, 0, 0, 0))
+def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    with _seeking():
+        return archive.open(member)
+
+
+def _zip_time(when: tuple[int, int, int, int, int, int]) -> int:
+    """Nanoseconds since 1970; a zip tells the local time of an unknown place, here taken for UTC.
+
+    Some tools write no date at all, which is a month and a day 0.
+    """
+    year, month, day, *time = when
+    return calendar.timegm((year, min(max(month, 1), 12), max(day, 1), *time, 0, 0, 0)) * 10**9
+
+
+# What is made of them.
 
 
 class _Target:
     """The folder that is filled. Raises UsageError for what may not come into it."""
 
     def __init__(self, folder: bytes, limits: Limits) -> None:
-        self._folder = folder
+        self._base = folder + b"/"
         self._limits = limits
-        self._members = self._size = 0
+        self._members = self._size = self._taken = 0
         #: The folders that were made or are needed, with what they are to have in the end.
-        self._folders: dict[bytes, tuple[int, float] | None] = {b"": None}
-        self._links: list[bytes] = []
+        self._folders: dict[bytes, tuple[int, int] | None] = {b"": None}
+        self._links: dict[bytes, bytes] = {}
         self.digests: dict[bytes, bytes] = {}
 
     def refusal(self, path: bytes, why: str) -> UsageError:
@@ -164,110 +224,217 @@ class _Target:
         return UsageError(f"the archive's member {name!r} {why}: nothing of it is unpacked")
 
     def judge(self, name: bytes, size: int, runs_as: int) -> bytes:
-        """The member's path in the folder, if it may come into it."""
-        self._members += 1
-        self._size += size
-        if self._members > self._limits.members:
-            raise self.refusal(name, f"is one more than the {self._limits.members} that may be")
-        if self._size > self._limits.size:
-            raise self.refusal(name, f"goes beyond the {self._limits.size} bytes that may be")
+        """The path in the folder of a member whose file has ``size`` bytes, if it may be there."""
+        self._count(name, size)
         if name.startswith(b"/"):
             raise self.refusal(name, "has an absolute name")
-        if b"\0" in name or len(name) >= _LONGEST_PATH:
+        if b"\0" in name or len(self._base) + len(name) >= _LONGEST_PATH:
             raise self.refusal(name[:80], "has an impossible name")
         parts = [part for part in name.split(b"/") if part not in (b"", b".")]
         if b".." in parts:
             raise self.refusal(name, "has '..' in its name")
+        if parts and max(map(len, parts)) > _LONGEST_NAME:
+            raise self.refusal(name[:80], "has an impossible name")
         if runs_as:
             raise self.refusal(name, "would run as somebody else (setuid or setgid)")
         return b"/".join(parts)
 
-    def _at(self, path: bytes) -> bytes:
-        return self._folder + b"/" + path
+    def _count(self, name: bytes, size: int) -> None:
+        """Count one more thing with ``size`` bytes of data."""
+        limits = self._limits
+        if size < 0:
+            raise self.refusal(name, f"has a size of {size} bytes")
+        self._members += 1
+        self._size += size
+        self._taken += max(1, -(-size // _DISK_BLOCK)) * _DISK_BLOCK
+        if self._members > limits.members:
+            raise self.refusal(name, f"is one more than the {limits.members} that may be")
+        if self._size > limits.size:
+            raise self.refusal(name, f"goes beyond the {limits.size} bytes that may be")
+        if limits.room is not None and self._taken > limits.room:
+            raise SpaceError(
+                f"the archive unpacks to more than the {limits.room} bytes that you may still "
+                "write on this disk; make room or ask for nodes with more"
+            )
 
     def _make_way(self, path: bytes) -> None:
-        """Make the folders above the member, and remove what an earlier one put in its place."""
-        for at, char in enumerate(path):
-            if char == ord("/") and path[:at] not in self._folders:
-                self._mkdir(path[:at])
+        """Make the folders above the member."""
+        missing = []
+        above = path
+        while (above := above.rpartition(b"/")[0]) not in self._folders:
+            missing.append(above)
+        for folder in reversed(missing):
+            self._count(folder, 0)
+            self._mkdir(folder)
         if path in self._folders:
             raise self.refusal(path, "stands in the place of a folder")
-        try:
-            os.unlink(self._at(path))
-        except FileNotFoundError:
-            return
-        self.digests.pop(path, None)
 
-    def _set_time(self, path: bytes, mtime: float) -> None:
-        try:
-            os.utime(self._at(path), (mtime, mtime), follow_symlinks=False)
-        except (OverflowError, ValueError):
-            raise self.refusal(path, "has an impossible time") from None
+    def _clear(self, path: bytes) -> None:
+        """Remove what an earlier member put in the place of this one."""
+        os.unlink(self._base + path)
+        self.digests.pop(path, None)
+        self._links.pop(path, None)
+
+    def _set_time(self, at: bytes | int, path: bytes, mtime: int | None) -> None:
+        # What does not go into 64 bits, no listing of the folder can hold.
+        if mtime is None or mtime.bit_length() > 63:
+            raise self.refusal(path, "has an impossible time")
+        if isinstance(at, int):
+            os.utime(at, ns=(mtime, mtime))
+        else:
+            os.utime(at, ns=(mtime, mtime), follow_symlinks=False)
 
     def _mkdir(self, path: bytes) -> None:
         try:
-            os.mkdir(self._at(path), 0o700)
+            os.mkdir(self._base + path, 0o700)
         except FileExistsError:
             raise self.refusal(path, "is a folder where a file or link stands already") from None
         self._folders[path] = None
 
-    def make_folder(self, path: bytes, mode: int, mtime: float) -> None:
+    def make_folder(self, path: bytes, mode: int, mtime: int | None) -> None:
         """A folder; the archive's own root is the whole."""
         if path not in self._folders:
             self._make_way(path)
             self._mkdir(path)
+        if mtime is None:
+            raise self.refusal(path, "has an impossible time")
         self._folders[path] = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR, mtime
 
-    def make_file(self, path: bytes, mode: int, mtime: float, data: IO[bytes], size: int) -> None:
-        """A plain file with all of its ``data``."""
+    def make_file(
+        self,
+        path: bytes,
+        mode: int,
+        mtime: int | None,
+        data: Iterable[memoryview | int],
+        size: int,
+    ) -> None:
+        """A plain file with all of its ``data``, in which numbers are the lengths of holes."""
         if not path:
             raise self.refusal(path, "has no name")
         self._make_way(path)
-        descriptor = os.open(self._at(path), _CREATE, 0o600)
-        digest, left = xxhash.xxh3_128(), size
-        with open(descriptor, "wb", buffering=0) as file:
-            while left and (block := data.read(min(left, _BLOCK))):
-                digest.update(block)
-                file.write(block)
-                left -= len(block)
-            if left or data.read(1):
-                raise self.refusal(path, "has another size than it says")
+        descriptor = self._create(path)
+        try:
+            self.digests[path] = self._fill(path, descriptor, data, size)
             os.fchmod(descriptor, mode & 0o755 | stat.S_IRUSR)
-        self._set_time(path, mtime)
-        self.digests[path] = digest.digest()
+            self._set_time(descriptor, path, mtime)
+        finally:
+            os.close(descriptor)
 
-    def make_link(self, path: bytes, target: bytes, mtime: float) -> None:
+    def _create(self, path: bytes) -> int:
+        try:
+            return os.open(self._base + path, _CREATE, 0o600)
+        except FileExistsError:
+            self._clear(path)
+            return os.open(self._base + path, _CREATE, 0o600)
+
+    def _fill(
+        self, path: bytes, descriptor: int, data: Iterable[memoryview | int], size: int
+    ) -> bytes:
+        digest, at, end = xxhash.xxh3_128(), 0, 0
+        for piece in data:
+            if isinstance(piece, int):
+                _digest_zeros(digest, piece)
+                at += piece
+                continue
+            begin, at = at, at + len(piece)
+            if at > size:
+                break
+            digest.update(piece)
+            store.write_all(descriptor, piece, begin)
+            end = at
+        if at != size:
+            raise self.refusal(path, "has another size than it says")
+        if end < size:  # there is a hole at its end
+            os.ftruncate(descriptor, size)
+        return digest.digest()
+
+    def make_link(self, path: bytes, target: bytes, mtime: int | None) -> None:
         """A symbolic link; where it leads is judged when all is there."""
         if not target or b"\0" in target:
             raise self.refusal(path, "is a link to nothing")
+        if len(target) >= _LONGEST_PATH:
+            raise self.refusal(path, "is a link to an impossible name")
         self._make_way(path)
-        os.symlink(target, self._at(path))
-        self._set_time(path, mtime)
-        self._links.append(path)
+        try:
+            os.symlink(target, self._base + path)
+        except FileExistsError:
+            self._clear(path)
+            os.symlink(target, self._base + path)
+        self._set_time(self._base + path, path, mtime)
+        self._links[path] = target
 
     def make_twin(self, path: bytes, target: bytes) -> None:
         """A further name of a file that came before."""
         first = b"/".join(part for part in target.split(b"/") if part not in (b"", b"."))
         if target.startswith(b"/") or first not in self.digests:
             raise self.refusal(path, "is a hard link to what is no file of the archive")
+        if first == path:
+            return  # some tools name a file twice that they were told of twice
         self._make_way(path)
-        os.link(self._at(first), self._at(path), follow_symlinks=False)
+        try:
+            os.link(self._base + first, self._base + path, follow_symlinks=False)
+        except FileExistsError:
+            self._clear(path)
+            os.link(self._base + first, self._base + path, follow_symlinks=False)
         self.digests[path] = self.digests[first]
 
     def finish(self) -> None:
         """Judge the links, and give the folders what they are to have."""
-        root = os.path.realpath(self._folder)
-        for path in self._links:
-            link = self._at(path)
-            if not os.path.islink(link):
-                continue  # a later member took its place
-            to = os.readlink(link)
-            if _INTERPRETER.search(path) and _PYTHON.fullmatch(to):
+        ways = _Ways(self._links)
+        for path, target in self._links.items():
+            if _INTERPRETER.search(path) and _PYTHON.fullmatch(target):
                 continue
-            where = os.path.realpath(link)
-            if to.startswith(b"/") or not (where + b"/").startswith(root + b"/"):
+            end, count = ways.follow(path)
+            if count > _MOST_LINKS:
+                raise self.refusal(path, f"is a link that leads by more than {_MOST_LINKS} links")
+            if end is None:
                 raise self.refusal(path, "is a link that leads out of the archive")
         for path, facts in sorted(self._folders.items(), reverse=True):
-            os.chmod(self._at(path), facts[0] if facts else 0o755)
+            os.chmod(self._base + path, facts[0] if facts else 0o755)
             if facts:
-                self._set_time(path, facts[1])
+                self._set_time(self._base + path, path, facts[1])
+
+
+def _digest_zeros(digest: xxhash.xxh3_128, length: int) -> None:
+    zeros = bytes(min(length, BLOCK))
+    for _ in range(length // BLOCK):
+        digest.update(zeros)
+    digest.update(zeros[: length % BLOCK])
+
+
+class _Ways:
+    """Where the ``links`` of an archive lead, whatever else is in it. Pure."""
+
+    def __init__(self, links: dict[bytes, bytes]) -> None:
+        self._links = links
+        self._known: dict[bytes, tuple[bytes | None, int]] = {}
+
+    def follow(self, link: bytes, depth: int = 1) -> tuple[bytes | None, int]:
+        """The path that a link leads to, or None for outside, and how many are followed for it.
+
+        Which is no more than some that are too many.
+        """
+        if link in self._known:
+            return self._known[link]
+        if depth > _MOST_LINKS:
+            return b"", depth
+        target, count = self._links[link], 1
+        at: bytes | None = None if target.startswith(b"/") else link.rpartition(b"/")[0]
+        for part in target.split(b"/"):
+            if at is None or count > _MOST_LINKS:
+                break
+            at = _step(at, part)
+            if at in self._links:
+                at, further = self.follow(at, depth + 1)
+                count += further
+        self._known[link] = at, count
+        return at, count
+
+
+def _step(at: bytes, part: bytes) -> bytes | None:
+    """The path one step on from ``at``, or None for outside."""
+    if part in (b"", b"."):
+        return at
+    if part == b"..":
+        return at.rpartition(b"/")[0] if at else None
+    return at + b"/" + part if at else part

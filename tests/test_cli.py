@@ -170,6 +170,7 @@ Commands:
   check   Check directives and batch scripts before submitting.
   demo    Show a stage of 256 MiB to simulated nodes.
   evict   Remove copies of yours.
+  pack    Make one archive of a folder of many files, to be staged by...
   pin     Have the copies at DST stay until you unpin them.
   plan    Tell what `stage` would do, and do nothing.
   stage   Stage files to every node of this job's allocation.
@@ -639,6 +640,8 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "source_bytes_read": 300_000,
                 "reasons": ["absent"],
                 "tree": None,
+                "shard_list": "",
+                "note": "",
             }
         ],
         "failures": [],
@@ -1237,6 +1240,20 @@ def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language
         "",
     )
     assert first.read_bytes() == second.read_bytes() == job.source.read_bytes()
+
+
+def test_the_gate_names_the_lists_of_what_is_spread_to_the_job(job: Desk) -> None:
+    source = job.folder / "many"
+    source.mkdir()
+    (source / "file").write_bytes(b"12345")
+    one, two = job.folder / "nvme/one", job.folder / "nvme/two"
+    wishes = f"{source}:{one},mode=shard;{source}:{two},mode=shard"
+    variables = {**JOB, "STAGE_DIRECTIVES": wishes}
+    lists = f"export STAGE_SHARDS={one}/.stage-shards.tsv:{two}/.stage-shards.tsv"
+    ran = job.stagectl("gate", "--task-prolog", **variables)
+    assert (ran.code, ran.out.splitlines()[2:], ran.err) == (0, [lists], "")
+    assert "STAGE_SHARDS" not in job.stagectl("gate", **variables).out
+    assert (one / ".stage-shards.tsv").read_text() == f"{socket.gethostname()}\t5\tfile\n"
 
 
 @pytest.mark.parametrize(

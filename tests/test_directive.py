@@ -13,6 +13,7 @@ from stager.directive import (
     MAX_LIST,
     Directive,
     Lifetime,
+    Mode,
     Relocate,
     Validate,
     Verify,
@@ -25,6 +26,7 @@ from stager.directive import (
 )
 from stager.errors import DirectiveError, UsageError
 from stager.patterns import is_pattern
+from stager.shard import is_pattern as is_numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +39,8 @@ CONTROL = "a control character is not allowed in a directive"
 APART = "source and destination stand apart: #STAGE SRC DST [key=value…]"
 EMPTY = "an empty directive: write SRC:DST"
 SECOND_COLON = "a second ':'; write \\: for one that belongs to a path"
-KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract"
+KNOWN = "validate, verify, lifetime, relocate, mode, include, exclude, extract, by"
+NO_NUMBER = "'{}' is no pattern with {{n}} in the place of a number: part-{{n}}.*"
 TOO_LONG = (
     "the list of directives has {} characters; 32768 are allowed: "
     "stage an archive instead of many files"
@@ -53,27 +56,42 @@ PATTERNS = st.lists(
     | st.text(AWKWARD | PRINTABLE, max_size=8).filter(is_pattern),
     max_size=2,
 ).map(tuple)
-DIRECTIVES = st.builds(
+#: What may stand behind ``by=``.
+NUMBERED = st.sampled_from(["{n}", "part-{n}.*", "rank{n}/", "/a, b:{n};", "**/{n}*", "\\ {n}"]) | (
+    st.builds("{}{{n}}{}".format, *[st.text(AWKWARD | PRINTABLE, max_size=4)] * 2).filter(
+        is_numbered
+    )
+)
+DESTINATIONS = PATHS.filter(lambda path: ".." not in path.split("/"))
+COPIES = st.builds(
     Directive,
     PATHS,
-    PATHS.filter(lambda path: ".." not in path.split("/")),
+    DESTINATIONS,
     st.sampled_from(Validate),
     st.sampled_from(Verify),
     st.sampled_from(Lifetime),
     st.sampled_from(Relocate),
     PATTERNS,
     PATTERNS,
-) | st.builds(
-    Directive,
-    PATHS.map("{}.tar.gz".format),
-    PATHS.filter(lambda path: ".." not in path.split("/")),
-    extract=st.just(True),
 )
+UNPACKED = st.builds(Directive, PATHS.map("{}.tar.gz".format), DESTINATIONS, extract=st.just(True))
+SHARDS = st.builds(
+    Directive,
+    PATHS,
+    DESTINATIONS,
+    st.sampled_from(Validate),
+    include=PATTERNS,
+    exclude=PATTERNS,
+    mode=st.just(Mode.SHARD),
+    by=st.just("") | NUMBERED,
+)
+DIRECTIVES = COPIES | UNPACKED | SHARDS
 
 #: Pieces from which random text comes near to what the grammars take.
 PIECES = st.sampled_from(
     [
         *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
+        *("mode", "shard", "by", "{n}"),
         *(
             ":",
             ",",
@@ -312,13 +330,13 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
         ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
         (
-            "/a:/b,mode=0644",
-            f"unknown option 'mode'; known: {KNOWN}",
+            "/a:/b,owner=0",
+            f"unknown option 'owner'; known: {KNOWN}",
             6,
         ),
         (
-            "/a:/b,mode",
-            f"unknown option 'mode'; known: {KNOWN}",
+            "/a:/b,owner",
+            f"unknown option 'owner'; known: {KNOWN}",
             6,
         ),
         ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
@@ -596,8 +614,8 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE s3://b/k /b", "the source is a URL; only files can be staged", 7),
         ("#STAGE /a s3://b/k", "the destination is a URL; only files can be staged", 10),
         (
-            "#STAGE /a /b mode=1",
-            f"unknown option 'mode'; known: {KNOWN}",
+            "#STAGE /a /b owner=1",
+            f"unknown option 'owner'; known: {KNOWN}",
             13,
         ),
         (
@@ -605,6 +623,8 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
             f"unknown option '/c'; known: {KNOWN}",
             13,
         ),
+        ("#STAGE /a /b mode=shard by=part", NO_NUMBER.format("part"), 27),
+        ("#STAGE /a /b 'by={n}'", "'by' is for mode=shard", 13),
         ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
         ("#STAGE /a /b validate", "'validate' needs a value: validate=…", 13),
         ("#STAGE /a /b validate=x", "'x' is none of stat, size, checksum, always", 22),
@@ -660,6 +680,8 @@ def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive)
     options = [f"validate={directive.validate}", f"verify={directive.verify}"]
     options.append(f"lifetime={directive.lifetime}")
     options.append(f"relocate={directive.relocate}")
+    options.append(f"mode={directive.mode}")
+    options += [f"by={directive.by}"] * bool(directive.by)
     options += ["extract"] * directive.extract
     options += [f"include={pattern}" for pattern in directive.include]
     options += [f"exclude={pattern}" for pattern in directive.exclude]
@@ -776,3 +798,63 @@ def test_extract_takes_no_value_and_is_for_archives() -> None:
         parse_value("/a.rar:/b,extract")
     known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .zip"
     assert (told.value.problem, told.value.position) == (f"'extract' is for archives: {known}", 0)
+
+
+# mode=shard
+
+
+@pytest.mark.parametrize(
+    ("text", "directive"),
+    [
+        ("/a:/b,mode=copy", Directive("/a", "/b")),
+        ("/a:/b,mode=shard", Directive("/a", "/b", mode=Mode.SHARD)),
+        ("/a:/b,mode=shard,by={n}", Directive("/a", "/b", mode=Mode.SHARD, by="{n}")),
+        ("/a:/b,by=rank{n}/,mode=shard", Directive("/a", "/b", mode=Mode.SHARD, by="rank{n}/")),
+        ("/a:/b,mode=shard,by=a\\,{n}", Directive("/a", "/b", mode=Mode.SHARD, by="a,{n}")),
+        (
+            "/a:/b,mode=shard,relocate=none,exclude=*.pyc",
+            Directive("/a", "/b", exclude=("*.pyc",), mode=Mode.SHARD),
+        ),
+    ],
+)
+def test_a_folder_may_be_spread_over_the_nodes(text: str, directive: Directive) -> None:
+    assert parse_value(text) == (directive,)
+
+
+@pytest.mark.parametrize(
+    ("directive", "text"),
+    [
+        (Directive("/a", "/b", mode=Mode.COPY), "/a:/b"),
+        (Directive("/a", "/b", mode=Mode.SHARD), "/a:/b,mode=shard"),
+        (Directive("/a", "/b", mode=Mode.SHARD, by="a:{n}"), "/a:/b,mode=shard,by=a\\:{n}"),
+    ],
+)
+def test_the_mode_is_printed_where_it_is_not_the_usual_one(directive: Directive, text: str) -> None:
+    assert print_value([directive]) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "column"),
+    [
+        ("/a:/b,mode", "'mode' needs a value: mode=…", 6),
+        ("/a:/b,mode=0644", "'0644' is none of copy, shard", 11),
+        ("/a:/b,mode=", "'' is none of copy, shard", 11),
+        ("/a:/b,mode=shard,mode=copy", "'mode' is given twice", 17),
+        ("/a:/b,mod=shard", "unknown option 'mod'; did you mean 'mode'?", 6),
+        ("/a:/b,mode=shard,by", "'by' needs a value: by=…", 17),
+        ("/a:/b,mode=shard,by={n},by={n}", "'by' is given twice", 24),
+        ("/a:/b,mode=shard,by=", NO_NUMBER.format(""), 20),
+        ("/a:/b,mode=shard,by=part-*", NO_NUMBER.format("part-*"), 20),
+        ("/a:/b,mode=shard,by={n}-{n}", NO_NUMBER.format("{n}-{n}"), 20),
+        ("/a:/b,mode=shard,by=!{n}", NO_NUMBER.format("!{n}"), 20),
+        ("/a:/b,mode=shard,by=#{n}", NO_NUMBER.format("#{n}"), 20),
+        ("/a:/b,by={n}", "'by' is for mode=shard", 6),
+        ("/a:/b,validate=size,by={n},mode=copy", "'by' is for mode=shard", 20),
+        ("/a.zip:/b,extract,mode=shard", "'extract' has no sense with mode=shard", 10),
+        ("/a.zip:/b,mode=shard,extract", "'extract' has no sense with mode=shard", 21),
+        ("/a:/b,mode=shard,relocate=venv", "'relocate' has no sense with mode=shard", 17),
+        ("/a:/b,relocate=venv,mode=shard", "'relocate' has no sense with mode=shard", 6),
+    ],
+)
+def test_a_mode_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
+    assert value_fault(text) == message(problem, text, column)

@@ -106,3 +106,33 @@ def test_a_time_that_no_column_holds_is_told_with_its_path() -> None:
     with pytest.raises(OverflowError) as told:
         Listing.of([ROOT, Row(b"a/late", Kind.FILE, mtime_ns=1 << 63)])
     assert told.value.args == (b"a/late",)
+
+
+@given(LISTINGS, st.data())
+def test_a_part_of_a_listing_has_its_rows_as_they_were(
+    listing: Listing, data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(st.sampled_from(range(len(listing))), unique=True))
+    part = listing.part(rows)
+    assert part == listing.part(sorted(rows, reverse=True))
+    assert part.paths == sorted(listing.paths[row] for row in rows)
+    for number, row in enumerate(sorted(rows)):
+        assert part.kinds[number] == listing.kinds[row]
+        assert part.sizes[number] == listing.sizes[row]
+        assert part.mtimes[number] == listing.mtimes[row]
+        assert part.targets.get(number) == listing.targets.get(row)
+        assert part.extents.get(number) == listing.extents.get(row)
+
+
+@given(LISTINGS)
+def test_all_rows_of_a_listing_are_that_listing(listing: Listing) -> None:
+    assert listing.part(range(len(listing))) == listing
+    assert listing.part(range(len(listing))).digest() == listing.digest()
+
+
+def test_what_is_more_in_a_part_stands_in_its_place() -> None:
+    listing = Listing.of([ROOT, a_file(b"a", 1), a_file(b"c", 2, (Extent(0, 1),)), a_file(b"d", 3)])
+    part = listing.part([0, 2, 3], a_file(b"b", 4))
+    assert (part.paths, list(part.sizes)) == ([b"", b"b", b"c", b"d"], [0, 4, 2, 3])
+    assert part.extents == {2: (Extent(0, 1),)}
+    assert listing.part([], a_file(b"b", 4)) == Listing.of([a_file(b"b", 4)])

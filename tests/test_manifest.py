@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stager.manifest import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
 
 RECORD = Record(
-    version=3,
+    version=4,
     source="/data/img é",
     destination="/nvme/img",
     source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40),
@@ -33,6 +33,9 @@ RECORD = Record(
         table_digest="f" * 32,
         before=120,
         relocate="venv",
+        interpreter="/nvme/python",
+        split="4:0123456789abcdef0123456789abcdef",
+        by="part-{n}.*",
     ),
 )
 
@@ -41,7 +44,7 @@ assert TREE is not None
 
 #: The file of RECORD, which later versions must still read or know for another version's.
 TEXT = """{
- "version": 3,
+ "version": 4,
  "source": "/data/img \\u00e9",
  "destination": "/nvme/img",
  "source_facts": {
@@ -69,7 +72,10 @@ TEXT = """{
   "copy_digest": "11111111111111111111111111111111",
   "table_digest": "ffffffffffffffffffffffffffffffff",
   "before": 120,
-  "relocate": "venv"
+  "relocate": "venv",
+  "interpreter": "/nvme/python",
+  "split": "4:0123456789abcdef0123456789abcdef",
+  "by": "part-{n}.*"
  }
 }
 """
@@ -107,6 +113,7 @@ CHARS = st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.c
 PATHS = st.text(CHARS, max_size=12).map("/{}".format)
 RELOCATIONS = st.sampled_from(["none", "venv"])
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
+SPLITS = st.just("") | st.builds("{}:{}".format, st.integers(1, 10_000), DIGESTS)
 RECORDS = st.builds(
     Record,
     version=st.just(VERSION),
@@ -121,7 +128,19 @@ RECORDS = st.builds(
     lifetime=st.sampled_from(["cache", "job"]),
     pinned=st.booleans(),
     tree=st.none()
-    | st.builds(TreeFacts, SIZES, SIZES, DIGESTS, DIGESTS, DIGESTS, INODES, RELOCATIONS),
+    | st.builds(
+        TreeFacts,
+        SIZES,
+        SIZES,
+        DIGESTS,
+        DIGESTS,
+        DIGESTS,
+        INODES,
+        RELOCATIONS,
+        st.just("") | PATHS,
+        SPLITS,
+        st.text(CHARS, max_size=12),
+    ),
 )
 
 JSON = st.recursive(
@@ -169,19 +188,19 @@ def test_a_record_is_read_back_as_it_was(record: Record) -> None:
 # damage, each kind with its message
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 4, -1, 10**30, None, "1", [1]])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, -1, 10**30, None, "1", [1]])
 def test_another_version_is_refused(version: object) -> None:
-    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 3 is known"
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 4 is known"
 
 
-@pytest.mark.parametrize("version", [3.0])
+@pytest.mark.parametrize("version", [4.0])
 def test_a_version_that_only_equals_the_known_one_is_refused(version: object) -> None:
     assert refusal(with_value(("version",), version)) == "version is not int"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
 def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
-    assert refusal(text) == "version None, where 3 is known"
+    assert refusal(text) == "version None, where 4 is known"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +227,8 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("tree",), False, "the fields of TreeFacts differ"),
         (("tree", "relocate"), "conda", "relocate is none that the system gives"),
         (("tree", "files"), -1, "files is none that the system gives"),
+        (("tree", "split"), None, "split is not str"),
+        (("tree", "by"), 1, "by is not str"),
         (("tree", "copy_digest"), "", "copy_digest is none that the system gives"),
     ],
 )
@@ -312,6 +333,25 @@ def test_a_path_that_no_system_gives_is_refused(name: str, path: str) -> None:
 )
 def test_a_digest_that_is_not_32_hexadecimal_digits_is_refused(digest: str) -> None:
     assert refusal(with_value(("digest",), digest))
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        "4", "4:", ":", f":{'0' * 32}", f"four:{'0' * 32}", f"-4:{'0' * 32}", f"4:{'0' * 31}",
+        f"4:{'G' * 32}", f"4:4:{'0' * 32}", f" 4:{'0' * 32}", "0" * 32,
+    ],
+)  # fmt: skip
+def test_a_split_that_is_not_a_number_of_nodes_and_a_digest_is_refused(split: str) -> None:
+    text = with_value(("tree", "split"), split)
+    assert refusal(text) == "split is none that the system gives"
+
+
+@pytest.mark.parametrize("name", ["split", "by"])
+def test_a_tree_that_is_no_part_has_no_split(name: str) -> None:
+    tree = Record.from_json(with_value(("tree", name), "")).tree
+    assert tree is not None
+    assert getattr(tree, name) == ""
 
 
 # damage of any kind

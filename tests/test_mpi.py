@@ -15,7 +15,7 @@ from stager.launch import LOCAL_ENVIRONMENT, RANK, mpiexec_argv
 TESTS = str(Path(__file__).parent / "mpi")
 
 #: Seconds for one size; a rank that fails leaves the others waiting for it.
-TIMEOUT = 120
+TIMEOUT = 240
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.plan import TransferPlan, make_plan
+from stager.plan import TransferPlan, make_plan, plan_parts
 from stager.survey import Survey
 
 
@@ -91,3 +91,54 @@ def test_what_a_node_has_unpacked_is_no_source_for_others() -> None:
     assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
     plan = make_plan(9, surveys([True, True]), 4, from_copies=False)
     assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
+
+
+# Parts
+
+
+def part(rank: int, split: str) -> Survey:
+    """The survey of a node that has a part of ``split``, or lacks it."""
+    survey_of = survey(rank, current=bool(split))
+    return replace(survey_of, split=split)
+
+
+def parts(*splits: str) -> list[Survey]:
+    return [part(rank, split) for rank, split in enumerate(splits)]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_parts_that_are_all_there_of_one_split_stay(nodes: int) -> None:
+    ranks = tuple(range(nodes))
+    plan = plan_parts(9, parts(*[f"{nodes}:a"] * nodes))
+    assert plan == TransferPlan(9, (), ranks, (0,), False, "digest")
+    assert not plan.apart
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        ("", "", ""),
+        ("3:a", "3:a", ""),
+        ("", "3:a", "3:a"),
+        ("3:a", "3:a", "3:b"),
+        ("4:a", "4:a", "4:a"),
+        ("2:a", "2:a", "2:a"),
+        ("30:a", "30:a", "30:a"),
+    ],
+    ids=["none", "the last lacks it", "the first lacks it", "of two splits", "of more nodes",
+         "of fewer nodes", "of many more nodes"],
+)  # fmt: skip
+def test_all_read_what_they_lack_where_not_all_parts_of_one_split_are_there(
+    splits: tuple[str, ...],
+) -> None:
+    plan = plan_parts(9, parts(*splits))
+    assert plan == TransferPlan(9, (0, 1, 2), (), (0, 1, 2), True, "", apart=True)
+    assert plan.members == (0, 1, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["", "2:a", "3:a", "3:b"]), min_size=1, max_size=5))
+def test_parts_move_exactly_where_one_is_missing(splits: list[str]) -> None:
+    plan = plan_parts(9, parts(*splits))
+    whole = len(set(splits)) == 1 and splits[0].startswith(f"{len(splits)}:")
+    assert (not plan.receivers, plan.apart) == (whole, not whole)

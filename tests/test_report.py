@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from stager.errors import Failure
 from stager.job import fold
 from stager.report import (
+    Counts,
     Evicted,
     ItemReport,
     Outcome,
@@ -21,6 +23,7 @@ from stager.report import (
     rate_lines,
     seconds_text,
     summary,
+    total,
 )
 
 MIB = 1 << 20
@@ -47,6 +50,11 @@ def item(
         seconds=seconds,
         reasons=reasons or ["absent"],
     )
+
+
+def spread(tree: Counts) -> ItemReport:
+    """A folder of which each node has a part."""
+    return replace(item(ALL, []), tree=tree, shard_list="/nvme/img/.stage-shards.tsv")
 
 
 def line(report: ItemReport, *, dry_run: bool = False) -> str:
@@ -132,6 +140,66 @@ def test_the_line_of_a_file_that_was_only_planned(report: ItemReport, text: str)
     assert line(report, dry_run=True) == text
 
 
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (
+            Counts(9, 9, 256 * MIB, 0, (64 * MIB,) * 4),
+            "9 files, 256.0 MiB from /data/img spread over n[1-4] (4 nodes), 64.0 MiB on each",
+        ),
+        (
+            Counts(9, 9, 256 * MIB, 0, (60 * MIB, 68 * MIB, 63 * MIB, 65 * MIB)),
+            (
+                "9 files, 256.0 MiB from /data/img spread over n[1-4] (4 nodes), "
+                "60.0 MiB to 68.0 MiB on each"
+            ),
+        ),
+        (
+            Counts(9, 9, 256 * MIB, 0, (64 * MIB, 64 * MIB, 64 * MIB - 1, 64 * MIB + 1)),
+            "9 files, 256.0 MiB from /data/img spread over n[1-4] (4 nodes), 64.0 MiB on each",
+        ),
+        (
+            Counts(9, 1, 2 * MIB, 3, (256 * MIB, 0, 0, 0)),
+            (
+                "1 file, 2.0 MiB, 8 files kept, 3 files deleted from /data/img spread over "
+                "n[1-4] (4 nodes), 0 B to 256.0 MiB on each"
+            ),
+        ),
+    ],
+    ids=["alike", "about alike", "alike as told", "one has all"],
+)
+def test_the_line_of_a_folder_that_was_spread_over_the_nodes(tree: Counts, text: str) -> None:
+    assert line(spread(tree)) == f"/nvme/img: {text}, in 2.0 s"
+
+
+def test_the_line_of_a_folder_whose_parts_are_all_there() -> None:
+    report = replace(item([], ALL, "n1"), tree=Counts(9), shard_list="/nvme/img/.stage-shards.tsv")
+    assert line(report) == (
+        "/nvme/img: current on n[1-4] (4 nodes), nothing moved (9 files, 256.0 MiB, 2.0 s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([Counts(3, 2, 20, 1, (30,))], Counts(3, 2, 20, 1, (30,))),
+        (
+            [Counts(3, 2, 20, 1, (30,)), Counts(0, 0, 0, 0, (0,)), Counts(4, 4, 40, 2, (50,))],
+            Counts(7, 6, 60, 3, (30, 0, 50)),
+        ),
+    ],
+    ids=["one node", "three nodes"],
+)
+def test_the_counts_of_a_folder_are_those_of_its_parts(parts: list[Counts], whole: Counts) -> None:
+    assert total(parts) == whole
+
+
+def test_the_lists_are_those_of_the_folders_that_are_spread() -> None:
+    assert Outcome([item(ALL, []), spread(Counts(1))], [], 1.0).shard_lists == [
+        "/nvme/img/.stage-shards.tsv"
+    ]
+
+
 def test_every_file_has_its_line_in_order() -> None:
     outcome = Outcome([item([], ["n2"]), item([], ["n1"])], [], 1.0)
     assert summary(outcome, fold) == [
@@ -200,8 +268,9 @@ def test_the_exit_code_without_failures_is_0() -> None:
         Outcome([item([], ALL)], [], 0.25, dry_run=True),
         Outcome([item(["n4"], ALL[:3], *ALL[:3])], [], 3.0, phases={"launch": 1.0, "end": 2.0}),
         Outcome([], [Failure(5, "/nvme is full", "n1"), Failure(4, "gone\udcff", "")], 1.0),
+        Outcome([spread(Counts(9, 9, 256 * MIB, 0, (100 * MIB, 156 * MIB)))], [], 1.0),
     ],
-    ids=["empty", "two files", "planned", "phases", "failed"],
+    ids=["empty", "two files", "planned", "phases", "failed", "spread"],
 )
 def test_an_outcome_is_read_back_from_its_json_as_it_was(outcome: Outcome) -> None:
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
@@ -224,6 +293,8 @@ def test_the_json_of_an_outcome() -> None:
                 "seconds": 2.0,
                 "reasons": ["absent"],
                 "tree": None,
+                "shard_list": "",
+                "note": "",
             }
         ],
         "failures": [],

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.directive import MAX_LIST, Directive, Lifetime, Relocate, Validate, Verify, parse_value
+from stager.directive import (
+    MAX_LIST,
+    Directive,
+    Lifetime,
+    Mode,
+    Relocate,
+    Validate,
+    Verify,
+    parse_value,
+)
 from stager.errors import PolicyRefusal, StageError, UsageError
 from stager.policy import LOCAL, Policy
 from stager.request import REQUEST_VARIABLE, Settings, Space, StageItem, StageRequest, resolve
@@ -42,6 +51,8 @@ ITEMS = st.builds(
     st.lists(TEXTS, max_size=2).map(tuple),
     st.lists(TEXTS, max_size=2).map(tuple),
     st.booleans(),
+    st.sampled_from(Mode),
+    TEXTS,
 )
 SETTINGS = st.builds(
     Settings,
@@ -95,6 +106,7 @@ def test_a_request_is_read_back_from_its_json_as_it_was(request: StageRequest) -
     assert again == request
     assert [type(item.validate) for item in again.items] == [Validate] * len(request.items)
     assert [type(item.verify) for item in again.items] == [Verify] * len(request.items)
+    assert [type(item.mode) for item in again.items] == [Mode] * len(request.items)
     assert type(again.transfer.algorithm) is Algorithm
 
 
@@ -264,6 +276,14 @@ def test_one_source_may_go_to_two_destinations() -> None:
                 "and from /a (validate=stat, verify=readback)"
             ),
         ),
+        (
+            Directive("/a", "/nvme/x"),
+            Directive("/a", "/nvme/x", mode=Mode.SHARD, by="part-{n}"),
+            (
+                "/nvme/x is asked for twice: from /a (validate=stat) "
+                "and from /a (validate=stat, mode=shard, by=part-{n})"
+            ),
+        ),
     ],
 )
 def test_two_sources_or_ways_for_one_destination_are_refused(
@@ -405,3 +425,10 @@ def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -
     (item,) = resolve([Directive(f"/data/env{suffix}", "/nvme/", extract=True)], SITE)
     assert item.destination == "/nvme/env"
     assert item.options == "validate=stat, extract"
+
+
+def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
+    wishes = [Directive("/a", "/nvme/", mode=Mode.SHARD, by="{n}"), Directive("/b", "/nvme/")]
+    spread, copied = resolve(wishes, SITE)
+    assert (spread.mode, spread.by) == (Mode.SHARD, "{n}")
+    assert (spread.shard_list, copied.shard_list) == ("/nvme/a/.stage-shards.tsv", "")

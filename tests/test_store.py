@@ -1105,6 +1105,34 @@ def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(words_fol
     assert (words_folder / "17.0.5").read_text() == "7\n"
 
 
+LATIN = os.fsdecode(bytes([0xE9]))
+
+
+def test_the_lists_of_what_is_spread_are_noted_for_the_jobs_tasks(words_folder: Path) -> None:
+    for step, code, lists in (
+        ("4", 0, ["/nvme/a/.stage-shards.tsv", "/nvme/b/.stage-shards.tsv"]),
+        ("5", 7, ["/nvme/c/.stage-shards.tsv"]),
+        ("6", 0, []),
+        ("7", 0, ["/nvme/a/.stage-shards.tsv", f"/nvme/{LATIN}/.stage-shards.tsv"]),
+    ):
+        words = Words(os.getuid())
+        words.hold("17.0", step)
+        words.say(code, "/a:/b", lists)
+        words.close()
+    assert (words_folder / "17.0.shards").read_bytes() == (
+        b"/nvme/a/.stage-shards.tsv\n/nvme/b/.stage-shards.tsv\n/nvme/\xe9/.stage-shards.tsv\n"
+    )
+    assert tree(words_folder)["17.0.shards"] == "-rw-------"
+
+
+def test_a_job_that_spreads_nothing_has_no_lists(words_folder: Path) -> None:
+    words = Words(os.getuid())
+    words.hold("17.0", "4")
+    words.say(0, "/a:/b", [])
+    words.close()
+    assert sorted(path.name for path in words_folder.iterdir()) == ["17.0", "17.0.4"]
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(("mode", "given"), [(0o644, 0o644), (0o640, 0o600), (0o755, 0o755)])
 def test_a_group_that_the_user_is_not_in_gives_its_right_to_nobody(mode: int, given: int) -> None:

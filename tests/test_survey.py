@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.directive import Validate
+from stager.directive import Mode, Relocate, Validate
 from stager.errors import DestinationError, SourceError
-from stager.manifest import VERSION, CopyFacts, Record, SourceFacts
+from stager.manifest import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
 from stager.request import StageItem
 from stager.store import Cache, Partial, open_cache
 from stager.survey import (
@@ -31,6 +31,7 @@ from stager.survey import (
     survey,
     survey_shared,
 )
+from stager.survey_tree import judge_tree
 from tests.test_store import USER, as_ordinary_user, on_tmpfs, ordinary_home
 
 if TYPE_CHECKING:
@@ -116,6 +117,55 @@ def test_a_copy_is_current_or_it_is_said_why_not(
 ) -> None:
     modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM, Validate.ALWAYS)
     assert tuple(judge(mode, source, record, copy) for mode in modes) == reasons
+
+
+TREE = TreeFacts(
+    files=5, allocated=4096, source_digest="0" * 32, copy_digest="1" * 32, table_digest="2" * 32
+)
+#: A whole copy of a folder, and a part of one.
+WHOLE = replace(RECORD, tree=TREE)
+PART = replace(RECORD, tree=replace(TREE, files=2, split=f"4:{DIGEST}", by="{n}"))
+FOLDER = Source(FACTS, 0o755, 0, 0, files=5, listing="0" * 32)
+COPIED = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Validate.STAT)
+SPREAD = replace(COPIED, mode=Mode.SHARD, by="{n}")
+
+
+def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> str:
+    return judge_tree(item, source, record, there(kind=stat.S_IFDIR))
+
+
+@pytest.mark.parametrize(
+    ("item", "record", "reason"),
+    [
+        (COPIED, WHOLE, ""),
+        (SPREAD, PART, ""),
+        (COPIED, PART, "a part of it"),
+        (SPREAD, WHOLE, "not split"),
+        (replace(SPREAD, by="part-{n}"), PART, "split otherwise"),
+        (replace(SPREAD, by=""), PART, "split otherwise"),
+        (replace(COPIED, relocate=Relocate.VENV), PART, "relocated otherwise"),
+        (replace(SPREAD, validate=Validate.ALWAYS), WHOLE, "validate=always"),
+        (SPREAD, RECORD, "not recorded"),
+        (SPREAD, None, "not recorded"),
+    ],
+)
+def test_a_folder_is_there_as_it_is_wanted_or_it_is_said_why_not(
+    item: StageItem, record: Record | None, reason: str
+) -> None:
+    assert judged(item, record) == reason
+
+
+def test_a_folder_that_is_not_there_is_absent_whatever_is_wanted() -> None:
+    assert judge_tree(SPREAD, FOLDER, WHOLE, None) == "absent"
+
+
+def test_a_part_is_that_of_the_source_as_it_was_listed() -> None:
+    changed = replace(FOLDER, listing="3" * 32)
+    assert judged(SPREAD, PART, changed) == "the source changed"
+    by_size = replace(SPREAD, validate=Validate.SIZE)
+    assert judged(by_size, PART, changed) == ""
+    larger = replace(changed, facts=replace(FACTS, size=11))
+    assert judged(by_size, PART, larger) == "the source changed"
 
 
 # The source

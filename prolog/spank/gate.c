@@ -27,6 +27,8 @@ enum {
 	/* Seconds that a task waits while no rank on its node is at work. */
 	PATIENCE = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
+	/* Bytes of the paths in STAGE_SHARDS. */
+	SHARDS_MAX = 16 * 1024,
 };
 
 struct gate {
@@ -329,6 +331,27 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 	return code;
 }
 
+/* Has the task find the lists of what each node holds of a folder that is spread over them. */
+static void name_shards(spank_t spank, const struct gate *gate)
+{
+	const int fd = open_word(gate, ".shards");
+	char lists[SHARDS_MAX];
+	ssize_t length = 0;
+
+	if (fd < 0)
+		return; /* as for most jobs */
+	length = read(fd, lists, sizeof(lists) - 1);
+	(void)close(fd); /* it was only read */
+	if (length <= 0)
+		return;
+	/* One a line, the last with its end. */
+	lists[length - (lists[length - 1] == '\n')] = '\0';
+	for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
+		*end = ':';
+	if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
+		tell("stage: %s cannot be set\n", STAGE_SHARDS_ENV);
+}
+
 /* Whether the environment says that this step is the helper of this very job. */
 static bool marked_as_helper(spank_t spank)
 {
@@ -365,6 +388,7 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	code = hold(spank, &gate, config);
 	if (code != 0)
 		_exit(code);
+	name_shards(spank, &gate);
 out:
 	free(gate.list);
 	return 0;

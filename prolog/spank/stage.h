@@ -35,6 +35,8 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 #define STAGE_LIST_ENV "SLURM_SPANK_STAGE"
 /* Set in the helper's step, beside the hidden option --stage-helper. */
 #define STAGE_HELPER_ENV "STAGE_HELPER"
+/* In which a job finds the lists of what each node holds of a folder with mode=shard. */
+#define STAGE_SHARDS_ENV "STAGE_SHARDS"
 
 /* What the line in plugstack.conf says after the plugin's path. */
 struct stage_config {

@@ -2,6 +2,9 @@
 
 ``python -m tests.bench.trees``: several rounds of each way in turn, in one job on the test cluster;
 medians, and their ratios round by round. Packages come from the package index that pip is set to.
+
+The shared folder of the test cluster is a local disk. `slow_folder.c` shows it with the latency of
+remote storage: each look-up, list of a folder, open and read is answered ``--latency`` later.
 """
 
 from __future__ import annotations
@@ -10,19 +13,19 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 
 from tests.bench.bench import OURS, run_rounds, table
 from tests.cluster.site import PYTHON, STAGECTL, Site
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+HERE = Path(__file__).parent
 #: What makes an environment of more than 20,000 files.
 PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "sympy", "jupyterlab")
 ENVIRONMENT, COPY, LOCAL = "/shared/bench.env", "/nvme/bench.env", "/nvme/bench.local"
+ARCHIVE, SLOW = f"{ENVIRONMENT}.tar.zst", "/shared/bench.slow"
+EMPTY = "/shared/bench.empty"
 ALONE = "import json, sys; print('alone', sum(i['seconds'] for i in json.load(sys.stdin)['items']))"
 
 
@@ -36,22 +39,64 @@ def make_environment(folder: Path) -> int:
     return sum(1 for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def ways(nodes: int) -> dict[str, dict[str, str]]:
+def mount_slow(site: Site, microseconds: int) -> None:
+    """Show the environment at SLOW on each node, as a client of remote storage of its own."""
+    program = site.shared("slow_folder")
+    flags = ["-O2", "-I/usr/include/fuse3", str(HERE / "slow_folder.c"), "-lfuse3"]
+    subprocess.run(["gcc", "-o", str(program), *flags], check=True)
+    site.shared("bench.slow").mkdir()
+    for node in site.nodes:
+        line = ["/shared/slow_folder", ENVIRONMENT, SLOW, str(microseconds)]
+        site.run(line, user="root", on=node)
+
+
+def stage(wish: str) -> str:
+    """The command that stages, and prints how long that took alone."""
+    return f'{STAGECTL} stage --json {wish} | {PYTHON} -c "{ALONE}"'
+
+
+def slow_ways(nodes: int) -> dict[str, tuple[str, str]]:
+    """From storage with a latency: commands before, and what is timed."""
+    each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
+    forget = f"{each} rm -rf {COPY}"
+    return {
+        OURS: (forget, stage(f"{SLOW}:{COPY},relocate=venv")),
+        "slurm-stage, nothing changed": ("true", stage(f"{SLOW}:{COPY},relocate=venv")),
+        "cp -a on every node": (forget, f"{each} cp -a {SLOW} {COPY}"),
+    }
+
+
+def archive_ways(nodes: int) -> dict[str, tuple[str, str]]:
+    """From an archive: commands before, and what is timed."""
+    each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
+    one = "srun -N1 -n1 -wn1"
+    forget = f"{each} bash -c 'rm -rf {COPY} {COPY}.tar.zst; mkdir {COPY}'"
+    untar = f"tar --zstd -xf {ARCHIVE} -C {COPY}"
+    return {
+        OURS: (f"{forget}; {each} rmdir {COPY}", stage(f"{ARCHIVE}:{COPY},extract")),
+        "slurm-stage, the archive as it is": (forget, stage(f"{ARCHIVE}:{COPY}.tar.zst")),
+        "tar on one node": (forget, f"{one} {untar}"),
+        "tar on every node": (forget, f"{each} {untar}"),
+    }
+
+
+def ways(nodes: int) -> dict[str, tuple[str, str]]:
     """Each way's shell commands: what comes before, not timed, and what is timed."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     one = "srun -N1 -n1 -wn1"
     forget = f"{each} rm -rf {COPY}"
-    stage = f'{STAGECTL} stage --json {ENVIRONMENT}:{COPY} | {PYTHON} -c "{ALONE}"'
+    ours = stage(f"{ENVIRONMENT}:{COPY},relocate=venv")
     local = f"{each} bash -c '[ -d {LOCAL} ] || cp -a {ENVIRONMENT} {LOCAL}'"
     tar = "/nvme/bench.tar"
     pack = f"tar -cf {tar} -C {ENVIRONMENT} . && sbcast --force {tar} {tar}.copy"
-    found = {
-        OURS: (forget, stage),
+    return {
+        OURS: (forget, ours),
         "slurm-stage, one file changed": (
             f"date >> {ENVIRONMENT}/pyvenv.cfg",
-            stage,
+            ours,
         ),
-        "slurm-stage, nothing changed": ("true", stage),
+        "slurm-stage, nothing changed": ("true", ours),
+        "slurm-stage, one empty file, current": ("true", stage(f"{EMPTY}:/nvme/empty")),
         "cp -a on every node": (forget, f"{each} cp -a {ENVIRONMENT} {COPY}"),
         "cp -a on one node, local": (
             f"{forget}; {local}",
@@ -63,10 +108,15 @@ def ways(nodes: int) -> dict[str, dict[str, str]]:
             f"{pack} && {each} tar -xf {tar}.copy -C {COPY}",
         ),
     }
-    return {
+
+
+def run(site: Site, found: dict[str, tuple[str, str]], rounds: int, title: str) -> None:
+    """Run these ways and print their table."""
+    commands = {
         name: {"before": before, "run": f"set -o pipefail; {line}"}
         for name, (before, line) in found.items()
     }
+    Console().print(table(run_rounds(site, commands, rounds), title))
 
 
 def main() -> int:
@@ -75,13 +125,19 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--nvme", choices=["tmpfs", "folder"], default="tmpfs")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--latency", type=int, default=500, help="microseconds of the slow storage")
     options = parser.parse_args()
     with Site(options.nodes, options.nvme) as site:
         count = make_environment(site.shared("bench.env"))
         site.run(["chown", "-R", "alice:", ENVIRONMENT], user="root")
-        results = run_rounds(site, ways(options.nodes), options.rounds)
-    title = f"{count} files, {options.nodes} nodes, {options.nvme}"
-    Console().print(table(results, title))
+        where = f"{count} files, {options.nodes} nodes, {options.nvme}"
+        site.run(f"touch {EMPTY}")
+        run(site, ways(options.nodes), options.rounds, where)
+        site.run([STAGECTL, "pack", ENVIRONMENT], timeout=300)
+        run(site, archive_ways(options.nodes), options.rounds, f"{where}, from a .tar.zst")
+        mount_slow(site, options.latency)
+        slow = f"{where}, shared folder with {options.latency} us for each answer"
+        run(site, slow_ways(options.nodes), options.rounds, slow)
     return 0
 
 

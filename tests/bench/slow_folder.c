@@ -1,0 +1,131 @@
+/*
+ * slow_folder FOLDER MOUNTPOINT MICROSECONDS: FOLDER seen at MOUNTPOINT as a client of remote storage
+ * sees it: whatever asks the server is answered so much later. Attributes that came with a folder's
+ * list or with a look-up are believed for a second, as network filesystems do. For reading only.
+ */
+#define FUSE_USE_VERSION 35
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static int folder;
+static struct timespec latency;
+
+/* One question to the server. */
+static void ask(void)
+{
+	(void)nanosleep(&latency, NULL);
+}
+
+static const char *inner(const char *path)
+{
+	return path[1] ? path + 1 : ".";
+}
+
+static int slow_getattr(const char *path, struct stat *facts, struct fuse_file_info *file)
+{
+	(void)file;
+	ask();
+	return fstatat(folder, inner(path), facts, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+}
+
+static int slow_readlink(const char *path, char *target, size_t size)
+{
+	ssize_t length;
+
+	ask();
+	length = readlinkat(folder, inner(path), target, size - 1);
+	if (length < 0)
+		return -errno;
+	target[length] = '\0';
+	return 0;
+}
+
+static int slow_open(const char *path, struct fuse_file_info *file)
+{
+	const int descriptor = openat(folder, inner(path), file->flags & ~O_NOFOLLOW);
+
+	ask();
+	if (descriptor < 0)
+		return -errno;
+	file->fh = (uint64_t)descriptor;
+	return 0;
+}
+
+static int slow_read(const char *path, char *data, size_t size, off_t offset,
+		     struct fuse_file_info *file)
+{
+	const ssize_t length = pread((int)file->fh, data, size, offset);
+
+	(void)path;
+	ask();
+	return length < 0 ? -errno : (int)length;
+}
+
+static int slow_release(const char *path, struct fuse_file_info *file)
+{
+	(void)path;
+	return close((int)file->fh) ? -errno : 0;
+}
+
+/* The whole list with its attributes in one answer. */
+static int slow_readdir(const char *path, void *list, fuse_fill_dir_t fill, off_t offset,
+			struct fuse_file_info *file, enum fuse_readdir_flags flags)
+{
+	const int descriptor = openat(folder, inner(path), O_RDONLY | O_DIRECTORY);
+	DIR *entries = descriptor < 0 ? NULL : fdopendir(descriptor);
+
+	(void)offset;
+	(void)file;
+	(void)flags;
+	ask();
+	if (!entries)
+		return -errno;
+	for (struct dirent *entry = readdir(entries); entry; entry = readdir(entries)) {
+		struct stat facts;
+
+		if (fstatat(descriptor, entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) == 0)
+			(void)fill(list, entry->d_name, &facts, 0, FUSE_FILL_DIR_PLUS);
+	}
+	return closedir(entries) ? -errno : 0;
+}
+
+static const struct fuse_operations operations = {
+	.getattr = slow_getattr,
+	.readlink = slow_readlink,
+	.open = slow_open,
+	.read = slow_read,
+	.release = slow_release,
+	.readdir = slow_readdir,
+};
+
+int main(int argc, char **argv)
+{
+	char *arguments[] = { argv[0], argc > 2 ? argv[2] : "", "-o",
+			      "allow_other,default_permissions,ro,max_threads=64", NULL };
+	long microseconds;
+
+	if (argc != 4) {
+		(void)fprintf(stderr, "usage: %s FOLDER MOUNTPOINT MICROSECONDS\n", argv[0]);
+		return 2;
+	}
+	folder = open(argv[1], O_RDONLY | O_DIRECTORY);
+	if (folder < 0) {
+		perror(argv[1]);
+		return 1;
+	}
+	microseconds = strtol(argv[3], NULL, 10);
+	latency.tv_sec = microseconds / 1000000;
+	latency.tv_nsec = microseconds % 1000000 * 1000;
+	(void)prctl(PR_SET_TIMERSLACK, 1); /* inherited by the threads to come */
+	return fuse_main(4, arguments, &operations, NULL);
+}
