@@ -15,7 +15,7 @@ from stager.cargo import Cargo, Opened, Published, Task
 from stager.directive import Relocate
 from stager.errors import Failure, SourceError, StageError
 from stager.file_cargo import source_changed
-from stager.interpreter import note, shared_interpreter
+from stager.interpreter import find_interpreter, note
 from stager.layout import Layout
 from stager.listing import Kind, Listing, Row
 from stager.reader import FileReader
@@ -187,8 +187,9 @@ class ArchiveCargo(Cargo):
     def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
         listing = tree.copy
         changed = relocate(self.task, tree, listing, b"\1" * len(listing), {})
-        if path := shared_interpreter(tree.path, self.task.item.source):
-            self._note = note(path, may_be_staged=False)
+        interpreter = find_interpreter(tree.path, self.task.item.source)
+        if interpreter and interpreter.is_shared:
+            self._note = note(interpreter.path, may_be_staged=False)
         for row, (_, digest) in changed.items():
             digests[listing.paths[row]] = digest
 

@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
-from stager import console, directive, job, launch, policy, report, request, staged_cli
-from stager.errors import (
-    DestinationError,
-    LaunchError,
-    PolicyRefusal,
-    SourceError,
-    StageError,
-    UsageError,
-)
+from stager import console, directive, job, launch, policy, report, request, staged_cli, store
+from stager.errors import LaunchError, PolicyRefusal, SourceError, StageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +52,9 @@ def main() -> NoReturn:
     # A pipe's reader that leaves (`stagectl status | head`) is no failure to speak of.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     # Slurm's signal ends the launcher too, and with it the ranks.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     _open_streams()
     try:
         code = cli.main(prog_name="stagectl", standalone_mode=False)
@@ -409,17 +404,17 @@ def pack_folder(folder: str, archive: str | None) -> None:
     """Make one archive of a folder of many files, to be staged by `extract`, or as it is.
 
     ARCHIVE is FOLDER.tar.zst unless it is named; a name that ends in .sqsh makes a squashfs image.
-    Nothing is packed where it is younger than all that is in FOLDER.
+    Nothing is packed where it holds FOLDER as it is.
     """
     from stager import pack  # whose libraries nothing else here needs
 
-    wanted = archive or f"{folder.rstrip('/')}{pack.SUFFIX}"
+    wanted = archive or f"{os.path.abspath(folder)}{pack.SUFFIX}"
     begun = time.monotonic()
     try:
         packed = pack.pack(folder, wanted)
     except OSError as error:
-        raise DestinationError(f"{wanted}: {error.strerror}; choose another name") from None
-    files = f"{packed.files} files, {report.bytes_text(packed.size)}"
+        raise store.as_stage_error(error, wanted) from None
+    files = f"{report.files_text(packed.files)}, {report.bytes_text(packed.size)}"
     size = report.bytes_text(packed.packed_size)
     if packed.fresh:
         seconds = report.seconds_text(time.monotonic() - begun)
@@ -430,7 +425,8 @@ def pack_folder(folder: str, archive: str | None) -> None:
         text = "a conda environment works where it was made; for another place pack it by"
         console.say(f"{text} conda-pack --dest-prefix DST")
     else:
-        console.say(f"stage it by --stage={os.path.abspath(wanted)}:DST{packed.options}")
+        source = directive.escape(os.path.abspath(wanted))
+        console.say(f"stage it by --stage={source}:DST{packed.options}")
 
 
 for _command in staged_cli.COMMANDS:

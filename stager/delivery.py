@@ -16,6 +16,7 @@ from stager.agree import RefusedError, together
 from stager.directive import Verify
 from stager.errors import Failure, IntegrityError
 from stager.phases import Phase
+from stager.plan import joint_digest
 from stager.report import total
 from stager.transfer import Result, broadcast
 
@@ -102,7 +103,8 @@ def deliver(
         published = together(comm, task.here, partial(cargo.publish, delivered.digest))
         tree = _counts(plan, [one.tree for one in published if one.tree])
         first = published[plan.receivers[0]]
-        return replace(delivered, digest=first.digest, tree=tree, note=first.note)
+        digest = joint_digest(one.digest for one in published) if plan.apart else first.digest
+        return replace(delivered, digest=digest, tree=tree, note=first.note)
 
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
@@ -137,7 +139,8 @@ def _broadcast(
     result = Result("", None, 0.0, 0.0, 0.0)
     with _members(comm, plan) as group:
         if group:
-            first = comm.rank == plan.senders[0]
+            # Of a folder's parts, the first node's stands for all.
+            first = comm.rank == plan.senders[0] and layout.data > 0
             senders = 1 if plan.apart else len(plan.senders)
             result = broadcast(
                 group, layout, senders, task.settings, cargo.reader, cargo.writer,
@@ -184,11 +187,11 @@ def _judge(task: Task, cargo: Cargo, result: Result) -> _Verdict:
 
 def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
     expected = verdicts[task.plan.senders[0]].digest
+    if task.plan.apart:  # each has other bytes
+        return expected
     text = f"{task.item.destination}: the bytes that came differ from those sent; submit again"
     members = [verdicts[rank] for rank in task.plan.members]
     wrong = [verdict.node for verdict in members if verdict.digest != expected]
-    if task.plan.apart:  # each has other bytes
-        return expected
     if wrong:
         raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])
     return expected

@@ -111,12 +111,12 @@ class Directive:
         verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
         lifetime = "" if self.lifetime is Lifetime.CACHE else f",lifetime={self.lifetime}"
         relocate = "" if self.relocate is Relocate.NONE else f",relocate={self.relocate}"
-        include = "".join(f",include={_escape(pattern)}" for pattern in self.include)
-        exclude = "".join(f",exclude={_escape(pattern)}" for pattern in self.exclude)
-        paths = f"{_escape(self.source)}:{_escape(self.destination)}"
+        include = "".join(f",include={escape(pattern)}" for pattern in self.include)
+        exclude = "".join(f",exclude={escape(pattern)}" for pattern in self.exclude)
+        paths = f"{escape(self.source)}:{escape(self.destination)}"
         extract = ",extract" if self.extract else ""
         mode = "" if self.mode is Mode.COPY else f",mode={self.mode}"
-        by = f",by={_escape(self.by)}" if self.by else ""
+        by = f",by={escape(self.by)}" if self.by else ""
         options = f"{validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}{mode}{by}"
         return f"{paths}{options}"
 
@@ -208,7 +208,8 @@ def _check_length(text: str) -> None:
         raise UsageError(f"{message}: stage an archive instead of many files")
 
 
-def _escape(path: str) -> str:
+def escape(path: str) -> str:
+    """A path or pattern as it stands in a ``--stage`` value."""
     escaped = "".join(f"\\{c}" if c in _ESCAPED else c for c in path)
     stripped = escaped.rstrip(_BLANKS)
     return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
@@ -435,7 +436,10 @@ def _numbered(text: str, value: _Field) -> str:
 
     if not is_pattern(value.value):
         shown = printable(value.value)
-        problem = f"'{shown}' is no pattern with {NUMBER} in the place of a number: part-{NUMBER}.*"
+        problem = (
+            f"'{shown}' is no pattern with {NUMBER} in the place of a number, and at most two * in "
+            f"a name: part-{NUMBER}.*"
+        )
         raise DirectiveError(problem, text, value.at)
     return value.value
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 #: Filesystems that are other machines', as the kernel names them in /proc/self/mountinfo.
 _NETWORK = frozenset(
@@ -26,24 +27,52 @@ _FUSE = "fuse."
 #: Those of them that show an image, which may well be on the node.
 _IMAGES = frozenset({"fuse.squashfuse", "fuse.squashfuse_ll", "fuse.erofsfuse"})
 
+#: By which of its names an environment's interpreter is found.
+_NAMES = ("python", "python3")
 #: What is on every node's own disk, or is to its system what that would be.
 _SYSTEM = ("/", "/usr")
 
-_PYTHON = re.compile(rb"bin/python[0-9.]*")
 _HOME = re.compile(rb"^home[ \t]*=.*$", re.MULTILINE)
 
 
-def shared_interpreter(environment: str, source: str) -> str:
-    """The real path of the ``environment``'s interpreter, if that is on shared storage, or nothing.
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What an environment needs that is not in it: the real ``path`` of its interpreter.
 
-    Such is a network's filesystem, and the one that the ``source`` of the environment is on.
+    ``links`` are the paths in the environment whose own targets lead there. ``at`` is where on the
+    nodes it is staged by the same job, or nothing.
     """
-    with suppress(OSError):
-        path = os.path.realpath(f"{environment}/bin/python", strict=True)
-        inside = path.startswith(f"{os.path.realpath(environment)}/")
-        if not inside and _is_shared(os.stat(path).st_dev, os.stat(source).st_dev):
-            return path
-    return ""
+
+    path: str
+    links: frozenset[bytes]
+    is_shared: bool
+    at: str = ""
+
+
+def find_interpreter(environment: str, source: str) -> Interpreter | None:
+    """The interpreter of the ``environment``, unless it has one of its own, or none.
+
+    It is shared where it is on a network's filesystem, or on that of the environment's ``source``.
+    """
+    home = os.path.realpath(environment)
+    for name in _NAMES:
+        with suppress(OSError):
+            path = os.path.realpath(f"{home}/bin/{name}", strict=True)
+            if path.startswith(f"{home}/"):
+                return None
+            shared = _is_shared(os.stat(path).st_dev, os.stat(source).st_dev)
+            return Interpreter(path, frozenset(_links_to(home, path)), shared)
+    return None
+
+
+def _links_to(home: str, interpreter: str) -> Iterator[bytes]:
+    """The links in the environment's ``bin`` that lead out of it, to the interpreter."""
+    with os.scandir(f"{home}/bin") as entries:
+        for entry in entries:
+            if entry.is_symlink() and os.path.realpath(entry.path) == interpreter:
+                target = os.path.join(f"{home}/bin", os.readlink(entry.path))
+                if not os.path.normpath(target).startswith(f"{home}/"):
+                    yield b"bin/" + os.fsencode(entry.name)
 
 
 def _is_shared(device: int, source: int) -> bool:
@@ -84,17 +113,15 @@ def note(interpreter: str, *, may_be_staged: bool) -> str:
     return f"{text}; add --stage={installation}:DST" if may_be_staged else text
 
 
-def relinked(targets: dict[int, bytes], paths: list[bytes], interpreter: str) -> dict[int, bytes]:
+def relinked(
+    targets: dict[int, bytes], paths: list[bytes], interpreter: Interpreter
+) -> dict[int, bytes]:
     """The ``targets`` of an environment's links, those to its interpreter led to where it is now.
 
-    Pure, as is `rehomed`.
+    A relative one would lead elsewhere from another place. Pure, as is `rehomed`.
     """
-    return {
-        row: os.fsencode(interpreter)
-        if target.startswith(b"/") and _PYTHON.fullmatch(paths[row])
-        else target
-        for row, target in targets.items()
-    }
+    target = os.fsencode(interpreter.at or interpreter.path)
+    return {row: target if paths[row] in interpreter.links else was for row, was in targets.items()}
 
 
 def rehomed(config: bytes, interpreter: str) -> bytes:

@@ -62,6 +62,8 @@ class TreeFacts:
     interpreter: str = ""
     #: Of a part of a folder, which split it is a part of; see `shard.split_name`.
     split: str = ""
+    #: The files of all parts.
+    files_in_all: int = 0
     #: The pattern by whose numbers it was split.
     by: str = ""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import xxhash
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stager.survey import Survey
 
@@ -72,5 +74,11 @@ def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
     whole = all(survey.current and survey.split == split for survey in surveys)
     # The nodes that once shared it may be more than these, each part of which is current.
     if whole and split.partition(":")[0] == str(len(surveys)):
-        return TransferPlan(size, (), ranks, ranks[:1], False, surveys[0].digest)
+        digest = joint_digest(survey.digest for survey in surveys)
+        return TransferPlan(size, (), ranks, ranks[:1], False, digest)
     return TransferPlan(size, ranks, (), ranks, True, "", apart=True)
+
+
+def joint_digest(digests: Iterable[str]) -> str:
+    """The xxh3-128 of all parts, in hexadecimal, from the ``digests`` of each."""
+    return xxhash.xxh3_128_hexdigest("".join(digests).encode())

@@ -490,10 +490,12 @@ def _look_at_source(
 
         check_place(item.destination)
     if item.relocate is Relocate.VENV and source.is_tree:
-        from stager.interpreter import shared_interpreter, staged_at  # what few need
+        from stager.interpreter import find_interpreter, staged_at  # what few need
 
-        path = shared_interpreter(item.source, item.source)
-        source = replace(source, interpreter=path, interpreter_at=staged_at(path, places))
+        found = find_interpreter(item.source, item.source)
+        if found:
+            found = replace(found, at=staged_at(found.path, places))
+        source = replace(source, interpreter=found)
     if item.mode is Mode.SHARD and not source.is_tree:
         raise UsageError(f"{item.source} is no folder; mode=shard is for the files of one")
     if source.is_tree and item.extract:
@@ -564,11 +566,11 @@ def _reasons(surveys: Sequence[Survey]) -> list[str]:
 
 
 def _note(source: Source) -> str:
-    if not source.interpreter or source.interpreter_at:
+    if not source.interpreter or source.interpreter_at or not source.interpreter.is_shared:
         return ""
     from stager.interpreter import note  # what few need
 
-    return note(source.interpreter, may_be_staged=True)
+    return note(source.interpreter.path, may_be_staged=True)
 
 
 def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:

@@ -264,9 +264,11 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
         return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
     origin = _origin(item, fold)
+    would = "would be spread" if item.shard_list else "would move"
+    way = "over" if item.shard_list else "to"
     line = (
-        f"{item.destination}: {_size(item)} would move from {origin} "
-        f"to {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
+        f"{item.destination}: {_size(item)} {would} from {origin} "
+        f"{way} {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
     )
     return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
 

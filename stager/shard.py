@@ -33,6 +33,9 @@ _SLACK = 0.02
 #: A file costs something by itself: this part of what a mean one has.
 _BY_ITSELF = 100
 
+#: Stars in one name of a pattern: with more, a name that does not match may take very long.
+_MOST_STARS = 2
+
 #: No node.
 _NOBODY = -1
 
@@ -40,6 +43,8 @@ _NOBODY = -1
 def is_pattern(text: str) -> bool:
     """Whether ``text`` can be read as a pattern that tells parts by their numbers."""
     if text.count(NUMBER) != 1 or _MARK in text or text[:1] in ("!", "#"):
+        return False
+    if any(name.count("*") > _MOST_STARS for name in text.split("/")):
         return False
     try:
         return "number" in _regex(text).groupindex
@@ -100,15 +105,17 @@ class _Balance:
 
     def _leave(self, rows: Iterable[int], held: Sequence[bytes]) -> None:
         """Leave the files where they are; of several nodes with the one that has least."""
-        several: list[tuple[int, list[int]]] = []
-        for row in rows:
-            holders = [node for node, marks in enumerate(held) if marks[row]]
-            if len(holders) == 1:
-                self._give(row, holders[0])
-            elif holders:
-                several.append((row, holders))
-        for row, holders in several:
-            self._give(row, min(holders, key=self._loads.__getitem__))
+        holders: dict[int, list[int]] = {}
+        for node, marks in enumerate(held):
+            at = -1
+            while (at := marks.find(1, at + 1)) >= 0:
+                holders.setdefault(at, []).append(node)
+        several = [row for row in rows if len(holders.get(row, ())) > 1]
+        for row, nodes in holders.items():
+            if len(nodes) == 1 and row in self._costs:
+                self._give(row, nodes[0])
+        for row in several:
+            self._give(row, min(holders[row], key=self._loads.__getitem__))
 
     def _deal(self, rows: Iterable[int]) -> None:
         heap = [(load, node) for node, load in enumerate(self._loads)]
@@ -207,7 +214,7 @@ def list_text(listing: Listing, owners: Sequence[int], names: Sequence[str]) -> 
     return b"".join(lines)
 
 
-_ESCAPES = {b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n"}
+_ESCAPES = {b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n", b"\r": b"\\r"}
 
 
 def _escaped(path: bytes) -> bytes:

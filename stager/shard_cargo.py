@@ -70,7 +70,9 @@ class ShardCargo(TreeCargo):
         self._list_row = bisect_left(part.paths, os.fsencode(LIST_NAME))
         kept_rows = array("q", (kept.rows[row] for row in rows))
         kept_rows.insert(self._list_row, -1)
-        super().__init__(task, part, Kept(kept_rows, kept.table, kept.deleted))
+        # What each node had is gone once.
+        deleted = kept.deleted if kept.part or not task.rank else 0
+        super().__init__(task, part, Kept(kept_rows, kept.table, deleted))
         self._split = whole.name
         self._text = whole.text
 

@@ -321,10 +321,9 @@ def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
         states = Counter(entry.state for entry in every)
         states.update({"missing": len(lacking.get(path, []))})
         told = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
-        sizes = [entry.size for entry in every]
         found.append(
             (
-                path, _between(min(sizes), max(sizes)), str(len(every)), told,
+                path, _sizes(every), str(len(every)), told,
                 _alternatives(map(_kept, every)),
                 _alternatives(entry.source for entry in every),
             )
@@ -444,6 +443,15 @@ def _kept(entry: Entry) -> str:
 def _size(entry: Entry) -> str:
     size = bytes_text(entry.size)
     return f"{files_text(entry.files)}, {size}" if entry.files else size
+
+
+def _sizes(entries: Sequence[Entry]) -> str:
+    """The sizes of copies that may differ."""
+    if entries[0].part:
+        return _parts(entries)
+    sizes = dict.fromkeys(map(_size, entries))
+    each = [entry.size for entry in entries]
+    return _between(min(each), max(each)) if len(sizes) > 1 else next(iter(sizes))
 
 
 def _parts(entries: Sequence[Entry]) -> str:

@@ -24,6 +24,7 @@ from stager.reader import BLOCK, FileReader
 from stager.store import existing_folder_above, kind_of, opened_way
 
 if TYPE_CHECKING:
+    from stager.interpreter import Interpreter
     from stager.listing import Listing
     from stager.manifest import Record
     from stager.request import StageItem
@@ -51,10 +52,13 @@ class Source:
     allocated: int
     files: int = 0
     listing: str = ""
-    #: Of an environment to be relocated: its interpreter if that is on shared storage, and where on
-    #: the nodes that is staged too.
-    interpreter: str = ""
-    interpreter_at: str = ""
+    #: Of an environment that is to be relocated.
+    interpreter: Interpreter | None = None
+
+    @property
+    def interpreter_at(self) -> str:
+        """Where on the nodes an environment's interpreter is staged too, or nothing."""
+        return self.interpreter.at if self.interpreter else ""
 
     @property
     def is_tree(self) -> bool:

@@ -114,10 +114,9 @@ def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts
     if not source.is_tree:  # an archive
         was, now = record.source_facts, source.facts
         return was.size == now.size if validate is Validate.SIZE else was == now
-    if validate is Validate.SIZE and tree.split:
-        return record.source_facts.size == source.facts.size
     if validate is Validate.SIZE:
-        return (tree.files, record.source_facts.size) == (source.files, source.facts.size)
+        files = tree.files_in_all if tree.split else tree.files
+        return (files, record.source_facts.size) == (source.files, source.facts.size)
     return tree.source_digest == source.listing
 
 

@@ -56,12 +56,14 @@ class Kept:
     """What of a new version is on this node already: for each row of its listing the row in the
     ``table`` of the old one, or -1.
 
-    ``deleted`` counts the files of the old version that are in the new one no more.
+    ``deleted`` counts the files of the old version that are in the new one no more; ``part``:
+    that was a part of a folder that was spread.
     """
 
     rows: array[int]
     table: Table | None = None
     deleted: int = 0
+    part: bool = False
 
 
 def look_for_kept(task: Task, listing: Listing) -> Kept:
@@ -88,8 +90,9 @@ def look_for_kept(task: Task, listing: Listing) -> Kept:
             rows[row] = before
     assert record is not None
     assert record.tree is not None
-    # The list of a split's parts was made here.
-    return Kept(rows, table, table.gone(listing) - bool(record.tree.split))
+    part = bool(record.tree.split)
+    # The list of all parts was made here.
+    return Kept(rows, table, table.gone(listing) - part, part)
 
 
 def _is(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
@@ -154,7 +157,7 @@ class TreeCargo(Cargo):
             row: led(target, item.source, item.destination)
             for row, target in listing.targets.items()
         }
-        if interpreter := self.task.source.interpreter_at:
+        if interpreter := self.task.source.interpreter:
             targets = relinked(targets, listing.paths, interpreter)
         return replace(listing, targets=targets)
 
@@ -371,6 +374,7 @@ def announce_tree(
         relocate=task.item.relocate,
         interpreter=task.source.interpreter_at,
         split=split,
+        files_in_all=task.source.files if split else 0,
         by=task.item.by,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)

@@ -380,15 +380,8 @@ class _Target:
 
     def finish(self) -> None:
         """Judge the links, and give the folders what they are to have."""
-        ways = _Ways(self._links)
-        for path, target in self._links.items():
-            if _INTERPRETER.search(path) and _PYTHON.fullmatch(target):
-                continue
-            end, count = ways.follow(path)
-            if count > _MOST_LINKS:
-                raise self.refusal(path, f"is a link that leads by more than {_MOST_LINKS} links")
-            if end is None:
-                raise self.refusal(path, "is a link that leads out of the archive")
+        for path, why in bad_links(self._links):
+            raise self.refusal(path, why)
         for path, facts in sorted(self._folders.items(), reverse=True):
             os.chmod(self._base + path, facts[0] if facts else 0o755)
             if facts:
@@ -400,6 +393,19 @@ def _digest_zeros(digest: xxhash.xxh3_128, length: int) -> None:
     for _ in range(length // BLOCK):
         digest.update(zeros)
     digest.update(zeros[: length % BLOCK])
+
+
+def bad_links(links: dict[bytes, bytes]) -> Iterator[tuple[bytes, str]]:
+    """Those of the ``links``, targets by paths, that no archive may have; and why. Pure."""
+    ways = _Ways(links)
+    for path, target in links.items():
+        if _INTERPRETER.search(path) and _PYTHON.fullmatch(target):
+            continue
+        end, count = ways.follow(path)
+        if count > _MOST_LINKS:
+            yield path, f"is a link that leads by more than {_MOST_LINKS} links"
+        elif end is None:
+            yield path, "is a link that leads out of the archive"
 
 
 class _Ways:

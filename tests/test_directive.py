@@ -40,7 +40,10 @@ APART = "source and destination stand apart: #STAGE SRC DST [key=value…]"
 EMPTY = "an empty directive: write SRC:DST"
 SECOND_COLON = "a second ':'; write \\: for one that belongs to a path"
 KNOWN = "validate, verify, lifetime, relocate, mode, include, exclude, extract, by"
-NO_NUMBER = "'{}' is no pattern with {{n}} in the place of a number: part-{{n}}.*"
+NO_NUMBER = (
+    "'{}' is no pattern with {{n}} in the place of a number, and at most two * in a name: "
+    "part-{{n}}.*"
+)
 TOO_LONG = (
     "the list of directives has {} characters; 32768 are allowed: "
     "stage an archive instead of many files"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.interpreter import note, rehomed, relinked, shared_interpreter, staged_at
+from stager.interpreter import Interpreter, find_interpreter, note, rehomed, relinked, staged_at
 from tests.test_cli import STAGECTL, run
 
 if TYPE_CHECKING:
@@ -41,22 +41,33 @@ def test_an_interpreter_beside_the_source_is_on_shared_storage(shared: Path) -> 
     interpreter.touch()
     (shared / "home/python-3.12").symlink_to("python-3.12.1")
     environment = make(shared / "env", shared / "home/python-3.12/bin/python3.12")
-    assert shared_interpreter(environment, environment) == str(interpreter)
+    (shared / "env/bin/python3-dbg").symlink_to("../../home/python-3.12/bin/python3.12")
+    (shared / "env/bin/python2").symlink_to("/usr/bin/env")
+    links = frozenset({b"bin/python3", b"bin/python3-dbg"})
+    found = Interpreter(str(interpreter), links, is_shared=True)
+    assert find_interpreter(environment, environment) == found
+    (shared / "env/bin/python").unlink()
+    assert find_interpreter(environment, environment) == found
 
 
 @pytest.mark.root
-def test_one_of_the_system_or_of_the_environment_itself_is_not(shared: Path) -> None:
-    system = make(shared / "system", "/usr/bin/env")
-    assert shared_interpreter(system, system) == ""
-    itself = make(shared / "itself", "python3.12")
-    (shared / "itself/bin/python3.12").touch()
-    assert shared_interpreter(itself, itself) == ""
+def test_one_of_the_system_is_not(shared: Path) -> None:
+    environment = make(shared / "env", "/usr/bin/env")
+    found = Interpreter("/usr/bin/env", frozenset({b"bin/python3"}), is_shared=False)
+    assert find_interpreter(environment, environment) == found
 
 
-def test_an_interpreter_that_is_nowhere_is_not(tmp_path: Path) -> None:
+@pytest.mark.root
+def test_an_environment_may_have_its_own(shared: Path) -> None:
+    environment = make(shared / "env", "python3.12")
+    (shared / "env/bin/python3.12").touch()
+    assert find_interpreter(environment, environment) is None
+
+
+def test_an_interpreter_that_is_nowhere_is_none(tmp_path: Path) -> None:
     environment = make(tmp_path / "env", "/nowhere/python3")
-    assert shared_interpreter(environment, environment) == ""
-    assert shared_interpreter(str(tmp_path), str(tmp_path)) == ""
+    assert find_interpreter(environment, environment) is None
+    assert find_interpreter(str(tmp_path), str(tmp_path)) is None
 
 
 def test_it_lies_where_its_installation_is_staged(tmp_path: Path) -> None:
@@ -71,12 +82,16 @@ def test_it_lies_where_its_installation_is_staged(tmp_path: Path) -> None:
 
 
 def test_the_links_to_it_and_no_others_are_led_there() -> None:
-    paths = [b"", b"bin/python", b"bin/python3", b"bin/python3.12", b"bin/tool", b"lib64"]
-    targets = {1: b"/home/a/bin/python3.12", 2: b"python", 3: b"/x", 4: b"/home/a/tool", 5: b"lib"}
-    assert relinked(targets, paths, "/nvme/python/bin/python3.12") == {
-        1: b"/nvme/python/bin/python3.12", 2: b"python", 3: b"/nvme/python/bin/python3.12",
-        4: b"/home/a/tool", 5: b"lib",
-    }  # fmt: skip
+    paths = [b"", b"bin/python", b"bin/python3", b"bin/tool", b"lib64"]
+    targets = {1: b"python3", 2: b"../../inst/bin/python3.12", 3: b"/home/a/tool", 4: b"lib"}
+    links = frozenset({b"bin/python3"})
+    path = "/home/a/inst/bin/python3.12"
+    for at, now in (
+        ("/nvme/inst/bin/python3.12", b"/nvme/inst/bin/python3.12"),
+        ("", path.encode()),
+    ):
+        found = Interpreter(path, links, is_shared=True, at=at)
+        assert relinked(targets, paths, found) == {**targets, 2: now}
 
 
 def test_pyvenv_cfg_names_its_folder() -> None:

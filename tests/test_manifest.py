@@ -35,6 +35,7 @@ RECORD = Record(
         relocate="venv",
         interpreter="/nvme/python",
         split="4:0123456789abcdef0123456789abcdef",
+        files_in_all=12,
         by="part-{n}.*",
     ),
 )
@@ -75,6 +76,7 @@ TEXT = """{
   "relocate": "venv",
   "interpreter": "/nvme/python",
   "split": "4:0123456789abcdef0123456789abcdef",
+  "files_in_all": 12,
   "by": "part-{n}.*"
  }
 }
@@ -139,6 +141,7 @@ RECORDS = st.builds(
         RELOCATIONS,
         st.just("") | PATHS,
         SPLITS,
+        SIZES,
         st.text(CHARS, max_size=12),
     ),
 )

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import tarfile
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stager.errors import LaunchError, SourceError, UsageError
+import stager.pack
+from stager.errors import IntegrityError, LaunchError, SourceError, UsageError
 from stager.pack import pack
 from stager.unpack import Limits, unpack
 from stager.walk import walk
@@ -78,8 +80,11 @@ def test_without_the_program_for_images_it_says_what_else_there_is(
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
 
 
-def test_it_is_packed_once_and_again_when_something_changed(folder: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar"
+@pytest.mark.parametrize("suffix", [*TARS, "sqsh"])
+def test_it_is_packed_once_and_again_when_something_changed(
+    folder: Path, tmp_path: Path, suffix: str
+) -> None:
+    archive = tmp_path / f"a.{suffix}"
 
     def fresh() -> bool:
         return pack(str(folder), str(archive)).fresh
@@ -89,19 +94,55 @@ def test_it_is_packed_once_and_again_when_something_changed(folder: Path, tmp_pa
     assert [fresh(), fresh()] == [True, False]
     (folder / "bin/link").unlink()
     assert [fresh(), fresh()] == [True, False]
+    archive.write_bytes(b"")
+    assert [fresh(), fresh()] == [True, False]
+    # A folder that takes the other's place, and is older than the archive.
+    shutil.copytree(folder, tmp_path / "other", symlinks=True)
+    folder.rename(tmp_path / "old")
+    (tmp_path / "other").rename(folder)
+    os.utime(archive)
+    assert [fresh(), fresh()] == [True, False]
 
 
-def test_equal_folders_make_equal_archives(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "again", symlinks=True)
-    (tmp_path / "again/twin").unlink()
-    (tmp_path / "again/twin").hardlink_to(tmp_path / "again/bin/tool")
-    for path in [tmp_path / "again", folder]:
-        os.utime(path, (0, 0))
-        for name in ("x.tar.gz", "x.tar.zst"):
-            pack(str(path), str(tmp_path / f"{path.name}.{name}"))
-    for name in ("x.tar.gz", "x.tar.zst"):
-        one, other = (tmp_path / f"{which}.{name}" for which in ("again", "env"))
-        assert one.read_bytes() == other.read_bytes()
+@pytest.mark.parametrize("suffix", ["tar", "sqsh"])
+def test_a_folder_that_changes_meanwhile_is_not_packed(
+    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(*arguments: Any) -> None:
+        write(*arguments)
+        (folder / "twin").touch()
+
+    write = stager.pack._write
+    monkeypatch.setattr("stager.pack._write", changing)
+    with pytest.raises(IntegrityError) as told:
+        pack(str(folder), str(tmp_path / f"a.{suffix}"))
+    text = f"{folder} changed while it was packed; pack it again once it rests"
+    assert str(told.value) == text
+    assert [path.name for path in tmp_path.iterdir()] == ["env"]
+
+
+def test_what_extract_would_refuse_is_not_packed_or_mended(folder: Path, tmp_path: Path) -> None:
+    (folder / "bin/tool").chmod(0o4755)
+    pack(str(folder), str(tmp_path / "a.tar"))
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert tar.getmember("bin/tool").mode == 0o755
+    (folder / "bin/out").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError) as told:
+        pack(str(folder), str(tmp_path / "a.tar"))
+    assert str(told.value) == (
+        f"{folder}/bin/out is a link that leads out of the archive, and extract would refuse it; "
+        "remove it, or pack a .sqsh"
+    )
+    pack(str(folder), str(tmp_path / "a.sqsh"))
+
+
+@pytest.mark.parametrize(("mode", "given"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
+def test_an_archive_is_for_those_only_who_may_see_the_folder(
+    folder: Path, tmp_path: Path, mode: int, given: int
+) -> None:
+    folder.chmod(mode)
+    pack(str(folder), str(tmp_path / "a.tar"))
+    assert (tmp_path / "a.tar").stat().st_mode & 0o777 == given
 
 
 def test_what_cannot_be_packed_is_told_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
@@ -118,6 +159,10 @@ def test_what_cannot_be_packed_is_told_and_leaves_nothing(folder: Path, tmp_path
     os.mkfifo(folder / "pipe")
     with pytest.raises(SourceError, match=r"/pipe is a named pipe, which cannot be staged"):
         pack(str(folder), str(tmp_path / "a.tar"))
+    (tmp_path / "b.tar").mkdir()
+    with pytest.raises(UsageError, match=r"/b\.tar is no plain file; choose another name"):
+        pack(str(folder), str(tmp_path / "b.tar"))
+    (tmp_path / "b.tar").rmdir()
     with pytest.raises(SourceError, match=r"/nothing: No such file or directory"):
         pack(str(tmp_path / "nothing"), str(tmp_path / "a.tar"))
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
@@ -156,5 +201,5 @@ def test_the_command_says_what_to_write_into_the_job(folder: Path) -> None:
         "conda-pack --dest-prefix DST"
     )
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
-    text = "stage: /nowhere/a.tar: No such file or directory; choose another name\n"
+    text = "stage: /nowhere/a.tar: No such file or directory\n"
     assert (ran.code, ran.err) == (6, text)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.plan import TransferPlan, make_plan, plan_parts
+from stager.plan import TransferPlan, joint_digest, make_plan, plan_parts
 from stager.survey import Survey
 
 
@@ -110,7 +110,8 @@ def parts(*splits: str) -> list[Survey]:
 def test_parts_that_are_all_there_of_one_split_stay(nodes: int) -> None:
     ranks = tuple(range(nodes))
     plan = plan_parts(9, parts(*[f"{nodes}:a"] * nodes))
-    assert plan == TransferPlan(9, (), ranks, (0,), False, "digest")
+    digest = joint_digest(["digest"] * nodes)
+    assert plan == TransferPlan(9, (), ranks, (0,), False, digest)
     assert not plan.apart
 
 

@@ -334,6 +334,8 @@ def test_a_file_of_any_name_that_does_not_match_can_be_told() -> None:
         ("\ue000{n}", False),
         ("[{n}]", False),
         ("x[{n}]y", False),
+        ("**/*a*{n}", True),
+        ("*a*b*{n}", False),
     ],
 )
 def test_a_pattern_has_one_number(text: str, is_one: bool) -> None:
@@ -414,7 +416,7 @@ def test_the_list_of_no_files_is_empty() -> None:
         (b"a\nb", b"a\\nb"),
         (b"a\\b", b"a\\\\b"),
         (b"a\\n\n\\", b"a\\\\n\\n\\\\"),
-        (b"\xff\r", b"\xff\r"),
+        (b"\xff\r", b"\xff\\r"),
     ],
 )
 def test_of_a_path_what_would_end_it_is_escaped(path: bytes, text: bytes) -> None:

@@ -124,7 +124,7 @@ TREE = TreeFacts(
 )
 #: A whole copy of a folder, and a part of one.
 WHOLE = replace(RECORD, tree=TREE)
-PART = replace(RECORD, tree=replace(TREE, files=2, split=f"4:{DIGEST}", by="{n}"))
+PART = replace(RECORD, tree=replace(TREE, files=2, split=f"4:{DIGEST}", files_in_all=5, by="{n}"))
 FOLDER = Source(FACTS, 0o755, 0, 0, files=5, listing="0" * 32)
 COPIED = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Validate.STAT)
 SPREAD = replace(COPIED, mode=Mode.SHARD, by="{n}")
@@ -166,6 +166,7 @@ def test_a_part_is_that_of_the_source_as_it_was_listed() -> None:
     assert judged(by_size, PART, changed) == ""
     larger = replace(changed, facts=replace(FACTS, size=11))
     assert judged(by_size, PART, larger) == "the source changed"
+    assert judged(by_size, PART, replace(changed, files=6)) == "the source changed"
 
 
 # The source

@@ -195,7 +195,8 @@ static int open_word(const struct gate *gate, const char *suffix)
 	if (snprintf(path, sizeof(path), "%s/%u/%s%s", WORDS, (unsigned int)gate->uid, gate->word,
 		     suffix) < 0)
 		return -1;
-	return open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	/* Its user may have put something else there, which is not to be waited for. */
+	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
 /* Whether an earlier stage of this job has brought all of the list; it has a line for each. */
@@ -344,6 +345,11 @@ static void name_shards(spank_t spank, const struct gate *gate)
 	(void)close(fd); /* it was only read */
 	if (length <= 0)
 		return;
+	if (length == sizeof(lists) - 1) {
+		tell("stage: %s is not set: the paths of the lists are too long\n",
+		     STAGE_SHARDS_ENV);
+		return;
+	}
 	/* One a line, the last with its end. */
 	lists[length - (lists[length - 1] == '\n')] = '\0';
 	for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))

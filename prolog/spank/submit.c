@@ -68,6 +68,7 @@ int stage_submit_forget_outer_job(void)
 {
 	static const char *const names[] = {
 		STAGE_LIST_ENV,
+		STAGE_SHARDS_ENV,
 		"SPANK_STAGE",
 		"_SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",

@@ -190,7 +190,7 @@ def test_status_verify_and_evict_know_trees(site: Site) -> None:
     stage(site)
     code, told = in_job(site, "status")
     assert code == "0:0"
-    row = rf"n\[1-4\] +{COPY} +\d+\.\d MiB +\d+ s ago +whole +- +{SOURCE} +\d+\n"
+    row = rf"n\[1-4\] +{COPY} +513 files, \d+\.\d MiB +\d+ s ago +whole +- +{SOURCE} +\d+\n"
     assert re.search(row, told)
     assert in_job(site, "verify") == ("0:0", f"stage: {COPY}: verified on n[1-4] (4 nodes)\n")
     damaged = site.copy("n2", COPY) / "lib/file11"
@@ -250,8 +250,9 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         job = site.sbatch("true", "-N4", f"--stage=/shared/zeros.tgz:{COPY},extract")
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
-            r"stage: n3: /nvme/\.slurm-stage/5001/partial/[0-9a-f]+: the disk is full; "
-            rf"make room and submit again\n{re.escape(NOT_STARTED.format(5))}",
+            r"stage: n3: the archive unpacks to more than the \d+ bytes that you may still write "
+            r"on this disk; make room or ask for nodes with more\n"
+            + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert site.leftovers() == []
