@@ -237,27 +237,13 @@ def _room(task: Task) -> int:
 def narrow(folder: str, mode: int, group: int) -> None:
     """Let nobody into the ``folder`` who may not read the archive, which has that mode and group.
 
-    A group that is not the archive's own may do no more than all others; see store.Partial.seal.
     Raises OSError.
     """
     descriptor = os.open(folder, _FOLDER)
     try:
-        facts = os.fstat(descriptor)
-        may = stat.S_IMODE(facts.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO)
+        may = stat.S_IMODE(os.fstat(descriptor).st_mode)
         for read, access in ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO)):
-            if mode & read:
-                may |= facts.st_mode & access
-        if not _take_group(descriptor, group):
-            may &= ~(stat.S_IRWXG | stat.S_ISGID) | (may & stat.S_IRWXO) << 3
-        os.fchmod(descriptor, may)
+            may &= -1 if mode & read else ~access
+        os.fchmod(descriptor, store.give_group(descriptor, group, may))
     finally:
         os.close(descriptor)
-
-
-def _take_group(descriptor: int, group: int) -> bool:
-    if os.fstat(descriptor).st_gid != group:
-        try:
-            os.fchown(descriptor, -1, group)
-        except PermissionError:
-            return False
-    return True

@@ -143,11 +143,6 @@ class Listing:
         few = self.targets.get(number, b""), self.extents.get(number)
         return Row._make((self.paths[number], Kind(self.kinds[number]), *numbers, *few))
 
-    def extents_of(self, number: int) -> tuple[Extent, ...]:
-        """Where the file has data."""
-        size = self.sizes[number]
-        return self.extents.get(number, (Extent(0, size),) if size else ())
-
     def data(self, number: int) -> int:
         """Bytes of the file that travel."""
         found = self.lengths.get(number)

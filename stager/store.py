@@ -461,6 +461,20 @@ def make_movable(name: str, folder: int) -> bool:
     return True
 
 
+def give_group(descriptor: int, group: int, mode: int) -> int:
+    """Give a file or folder its ``group``; of the ``mode`` that it is to have what is right then.
+
+    A group that its user is not in cannot be given, and another may do no more than all others.
+    Raises OSError.
+    """
+    try:
+        if os.fstat(descriptor).st_gid != group:
+            os.fchown(descriptor, -1, group)
+    except PermissionError:
+        return mode & (~(stat.S_IRWXG | stat.S_ISGID) | (mode & stat.S_IRWXO) << 3)
+    return mode
+
+
 def remove_tree(path: str) -> None:
     """Remove what is at ``path`` and all that is in it, as far as that can be removed."""
     folders = [path]
@@ -576,20 +590,10 @@ class Partial:
         may write it; and a group that is not the source's own may do no more than all others.
         """
         with raising(self._folder):
-            mode = mode & 0o755 | stat.S_IRUSR
-            if not self._take_group(group):
-                mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+            mode = give_group(self._file.descriptor, group, mode & 0o755 | stat.S_IRUSR)
             os.fchmod(self._file.descriptor, mode)
             os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
             os.fsync(self._file.descriptor)
-
-    def _take_group(self, group: int) -> bool:
-        if os.fstat(self._file.descriptor).st_gid != group:
-            try:
-                os.fchown(self._file.descriptor, -1, group)
-            except PermissionError:
-                return False
-        return True
 
     def publish(self, path: str) -> CopyFacts:
         """Put the sealed file at ``path`` in one step, in place of what is there."""

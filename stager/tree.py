@@ -169,11 +169,7 @@ class PartialTree:
         else:
             mode = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR
         if group != self._group:
-            try:
-                os.fchown(descriptor, -1, group)
-            except PermissionError:  # a group that is not the source's may do no more than all
-                mode &= ~(stat.S_IRWXG | stat.S_ISGID)
-                mode |= (mode & stat.S_IRWXO) << 3
+            mode = store.give_group(descriptor, group, mode)
         os.fchmod(descriptor, mode)
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         self._note(row, os.fstat(descriptor))

@@ -71,7 +71,8 @@ def build(cache: Cache, source: Path, listing: Listing) -> PartialTree:
         data = (source / os.fsdecode(listing.paths[row])).read_bytes()
         if not listing.data(row):
             tree.create(row)
-        for offset, length in listing.extents_of(row):
+            continue
+        for offset, length in listing.extents.get(row, [(0, len(data))]):
             part = memoryview(data)[offset : offset + length]
             tree.write(row, part, offset)
     tree.seal()
