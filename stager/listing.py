@@ -10,7 +10,7 @@ import os
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import xxhash
@@ -26,6 +26,8 @@ _MAGIC = b"stage listing 1\n"
 _UNSIGNED, _SIGNED = "Q", "q"
 #: The parts of a listing's text, and the types of the columns of numbers among them.
 _PARTS = 14
+#: Rows that become columns at a time: many, for it is fast then, and not all, which are large.
+_BATCH = 4096
 _TYPES = (_UNSIGNED, _UNSIGNED, _SIGNED, _SIGNED, _UNSIGNED, _UNSIGNED, _UNSIGNED)
 
 
@@ -94,18 +96,23 @@ class Listing:
         columns = [array(code) for code in _TYPES]
         targets: dict[int, bytes] = {}
         extents: dict[int, tuple[Extent, ...]] = {}
-        for number, row in enumerate(rows):
-            paths.append(row.path)
-            kinds.append(row.kind)
+        left = iter(rows)
+        while batch := list(islice(left, _BATCH)):
+            begin = len(paths)
+            batch_paths, batch_kinds, *numbers, batch_targets, batch_extents = zip(
+                *batch, strict=True
+            )
             try:
-                for column, value in zip(columns, row[2:9], strict=True):
-                    column.append(value)
+                for column, values in zip(columns, numbers, strict=True):
+                    column.extend(values)
             except OverflowError:
-                raise OverflowError(row.path) from None
-            if row.target:
-                targets[number] = row.target
-            if row.extents is not None:
-                extents[number] = row.extents
+                raise OverflowError(_misfit(batch)) from None
+            paths.extend(batch_paths)
+            kinds.extend(batch_kinds)
+            targets.update((row, one) for row, one in enumerate(batch_targets, begin) if one)
+            extents.update(
+                (row, one) for row, one in enumerate(batch_extents, begin) if one is not None
+            )
         order = sorted(range(len(paths)), key=paths.__getitem__)
         modes, sizes, mtimes, ctimes, inodes, owners, groups = (
             array(column.typecode, map(column.__getitem__, order)) for column in columns
@@ -205,6 +212,17 @@ class Listing:
         return (
             self.modes, self.sizes, self.mtimes, self.ctimes, self.inodes, self.owners, self.groups,
         )  # fmt: skip
+
+
+def _misfit(rows: Iterable[Row]) -> bytes:
+    """The path of the first of the ``rows`` that has a number which is no column's."""
+    for row in rows:
+        for code, value in zip(_TYPES, row[2:9], strict=True):
+            try:
+                array(code, [value])
+            except OverflowError:
+                return row.path
+    return b""
 
 
 def pack(*parts: bytes) -> bytes:

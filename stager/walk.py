@@ -120,10 +120,11 @@ class _Walker:
         found = _Found([], [], [])
         above = self._root + b"/" + path if path else self._root
         prefix = path + b"/" if path else b""
+        everything = self._patterns is None
         try:
             with os.scandir(above) as entries:
                 for entry in entries:
-                    if not self._leaves_out(prefix, entry):
+                    if everything or not self._leaves_out(prefix, entry):
                         self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
         except OSError as error:
             where = text_of(os.fsencode(error.filename or above))
@@ -140,7 +141,7 @@ class _Walker:
 
     def _sort(self, path: bytes, facts: os.stat_result, found: _Found) -> None:
         row = self._row(path, facts)
-        if row.kind is Kind.FILE and facts.st_nlink > 1:
+        if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
             return
         found.rows.append(row)
