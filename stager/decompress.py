@@ -42,6 +42,7 @@ def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a file, in blocks."""
     while block := archive.read(BLOCK):
         yield block
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,18 +107,23 @@ class Directive:
     by: str = ""
 
     def __str__(self) -> str:
-        validate = "" if self.validate is Validate.STAT else f",validate={self.validate}"
-        verify = "" if self.verify is Verify.STREAM else f",verify={self.verify}"
-        lifetime = "" if self.lifetime is Lifetime.CACHE else f",lifetime={self.lifetime}"
-        relocate = "" if self.relocate is Relocate.NONE else f",relocate={self.relocate}"
-        include = "".join(f",include={escape(pattern)}" for pattern in self.include)
-        exclude = "".join(f",exclude={escape(pattern)}" for pattern in self.exclude)
-        paths = f"{escape(self.source)}:{escape(self.destination)}"
-        extract = ",extract" if self.extract else ""
-        mode = "" if self.mode is Mode.COPY else f",mode={self.mode}"
-        by = f",by={escape(self.by)}" if self.by else ""
-        options = f"{validate}{verify}{lifetime}{relocate}{include}{exclude}{extract}{mode}{by}"
-        return f"{paths}{options}"
+        options = (
+            f",{key}={escape(value)}" if value else f",{key}" for key, value in chosen_options(self)
+        )
+        return f"{escape(self.source)}:{escape(self.destination)}{''.join(options)}"
+
+
+def chosen_options(wish: object) -> Iterator[tuple[str, str]]:
+    """What of the options is not as usual, of a Directive or of what has the same; with its value.
+
+    That which takes no value has an empty one.
+    """
+    for option in fields(Directive)[2:]:  # behind the paths
+        value = getattr(wish, option.name)
+        if value == option.default:
+            continue
+        values = value if isinstance(value, tuple) else ("" if value is True else value,)
+        yield from ((option.name, one) for one in values)
 
 
 #: The keys that may stand behind a destination, and their values.

@@ -185,7 +185,7 @@ def _compressed(file: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix.endswith("zst"):
         packer = zstandard.ZstdCompressor(level=_LEVEL, threads=_ALL_CORES)
         return cast("IO[bytes]", packer.stream_writer(file, closefd=False))
-    return cast("IO[bytes]", open(os.dup(file.fileno()), "wb"))
+    return file
 
 
 def _add(tar: tarfile.TarFile, folder: str, name: str) -> None:
@@ -201,7 +201,7 @@ def _add(tar: tarfile.TarFile, folder: str, name: str) -> None:
         member.mode &= ~(stat.S_ISUID | stat.S_ISGID)  # which extract refuses
         with open(path, "rb") as file:
             tar.addfile(member, file)
-    except (FileNotFoundError, tarfile.ReadError):
+    except FileNotFoundError:
         raise IntegrityError(_changed(folder)) from None
     except PermissionError as error:
         raise SourceError(f"{path}: {error.strerror}") from None

@@ -19,6 +19,7 @@ from stager.directive import (
     Validate,
     Verify,
     archive_suffix,
+    chosen_options,
     merge,
 )
 from stager.errors import PolicyRefusal, UsageError
@@ -71,16 +72,12 @@ class StageItem:
     @property
     def options(self) -> str:
         """What the directive says behind the destination."""
-        verify = "" if self.verify is Verify.STREAM else f", verify={self.verify}"
-        lifetime = "" if self.lifetime is Lifetime.CACHE else f", lifetime={self.lifetime}"
-        relocate = "" if self.relocate is Relocate.NONE else f", relocate={self.relocate}"
-        include = "".join(f", include={pattern}" for pattern in self.include)
-        exclude = "".join(f", exclude={pattern}" for pattern in self.exclude)
-        extract = ", extract" if self.extract else ""
-        mode = "" if self.mode is Mode.COPY else f", mode={self.mode}"
-        by = f", by={self.by}" if self.by else ""
-        options = f"{verify}{lifetime}{relocate}{include}{exclude}{extract}{mode}{by}"
-        return f"validate={self.validate}{options}"
+        others = (
+            f", {key}={value}" if value else f", {key}"
+            for key, value in chosen_options(self)
+            if key != "validate"
+        )
+        return f"validate={self.validate}{''.join(others)}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; there may be thousands, so it is short."""

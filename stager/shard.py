@@ -32,10 +32,8 @@ _DIGITS = r"(?<![0-9])(?P<number>[0-9]+)(?![0-9])"
 _SLACK = 0.02
 #: A file costs something by itself: this part of what a mean one has.
 _BY_ITSELF = 100
-
 #: Stars in one name of a pattern: with more, a name that does not match may take very long.
 _MOST_STARS = 2
-
 #: No node.
 _NOBODY = -1
 
@@ -93,7 +91,6 @@ class _Balance:
         self._costs = {row: listing.sizes[row] + by_itself for row in files}
         self._loads = [0] * len(held)
         self.owners = array("q", [_NOBODY]) * len(listing)
-        # In the same order on all ranks.
         largest_first = sorted(files, key=lambda row: -self._costs[row])
         self._leave(largest_first, held)
         self._deal(row for row in largest_first if self.owners[row] == _NOBODY)

@@ -282,8 +282,7 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
     ``now`` in seconds since 1970. Of a ``whole_job`` it is told too which nodes lack what.
     """
     where: dict[Row, list[str]] = {}
-    staged: dict[Row, list[int]] = {}
-    parts: dict[Row, list[Entry]] = {}
+    entries: dict[Row, list[Entry]] = {}
     for node, one in nodes.items():
         for entry in one.entries:
             job = str(entry.used_by_job) if entry.used_by_job else "-"
@@ -292,13 +291,13 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
                 entry.source, job,
             )  # fmt: skip
             where.setdefault(key, []).append(node)
-            staged.setdefault(key, []).append(entry.staged_at)
-            parts.setdefault(key, []).append(entry)
+            entries.setdefault(key, []).append(entry)
     order = {node: place for place, node in enumerate(nodes)}
     found: list[tuple[str, int, Row]] = []
     for key, names in where.items():
         path, size, *rest = key
-        row = (fold(names), path, size or _parts(parts[key]), _ages(staged[key], now), *rest)
+        ages = _ages([entry.staged_at for entry in entries[key]], now)
+        row = (fold(names), path, size or _parts(entries[key]), ages, *rest)
         found.append((path, order[names[0]], row))
     if whole_job:
         size_and_source = {key[0]: (key[1], key[4]) for key in where}

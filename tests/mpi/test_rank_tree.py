@@ -316,10 +316,10 @@ def test_a_disk_that_is_too_small_is_told_before_a_byte_moves(world: World) -> N
     assert not world.copy.exists()
 
 
-def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def assert_unchanged_by_a_failure(
+    world: World, monkeypatch: pytest.MonkeyPatch, **request: object
 ) -> None:
-    world.stage()
+    """One node fails when all is written, and all copies of what has changed stay as they were."""
     before = as_copy(walk(str(world.copy)))
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
 
@@ -328,10 +328,17 @@ def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
 
     if world.comm.rank == world.comm.size - 1:
         monkeypatch.setattr(PartialTree, "seal", fail)
-    outcome = world.run()
+    outcome = world.run(**request)
     assert [failure.code for failure in outcome.failures] == [5]
     assert as_copy(walk(str(world.copy))) == before
     monkeypatch.undo()
+
+
+def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stage()
+    assert_unchanged_by_a_failure(world, monkeypatch)
     assert world.stage().tree == Counts(len(FILES), 1, 7)
 
 
@@ -1051,16 +1058,5 @@ def test_a_node_that_fails_in_the_end_leaves_all_without_new_parts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread_all(world)
-    before = as_copy(walk(str(world.copy)))
-    world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
-
-    def fail(_: PartialTree) -> None:
-        raise OSError(28, "No space left on device")
-
-    if world.comm.rank == world.comm.size - 1:
-        monkeypatch.setattr(PartialTree, "seal", fail)
-    outcome = world.run(items=world.wish(mode=Mode.SHARD))
-    assert [failure.code for failure in outcome.failures] == [5]
-    assert as_copy(walk(str(world.copy))) == before
-    monkeypatch.undo()
+    assert_unchanged_by_a_failure(world, monkeypatch, items=world.wish(mode=Mode.SHARD))
     assert counts(spread_all(world)) == Counts(len(FILES), 1, 7)
