@@ -1,5 +1,5 @@
 """``python -m stager`` is ``stagectl``, for callers that must name their interpreter."""
 
-from stager.cli import main
+from stager.cli.main import main
 
 main()

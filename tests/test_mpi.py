@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.launch import LOCAL_ENVIRONMENT, RANK, mpiexec_argv
+from stager.launch.environment import RANK
+from stager.launch.mpiexec import LOCAL_ENVIRONMENT, mpiexec_argv
 
 TESTS = str(Path(__file__).parent / "mpi")
 

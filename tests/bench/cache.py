@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from stager import directive, store
-from stager.manifest import VERSION, CopyFacts, Record
-from stager.request import StageItem
-from stager.survey import look_at_source, survey
+from stager.base.options import Options, Validate
+from stager.copies.survey import survey
+from stager.disk.cache import open_cache
+from stager.disk.record import VERSION, CopyFacts, Record
+from stager.request.items import StageItem
+from stager.source.posix import look_at_source
 from tests.cluster.site import REPOSITORY
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Node:
         self.nodes = folder / str(count)
         self.disk = self.nodes / "node1"
         self.disk.mkdir(parents=True)
-        self.cache = store.open_cache(str(self.disk), os.getuid())
+        self.cache = open_cache(str(self.disk), os.getuid())
         self.source = folder / f"source-{count}"
         self.source.write_bytes(b"x" * 100)
         for number in range(count):
@@ -65,20 +67,20 @@ class Node:
 
     def survey(self) -> None:
         """What a rank does for one file that is current."""
-        item = StageItem(str(self.source), "/file00003", "", directive.Validate.STAT)
+        item = StageItem(str(self.source), "/file00003", "", Options(validate=Validate.STAT))
         for _ in range(SURVEYS):
-            cache = store.open_cache(str(self.disk), os.getuid())
+            cache = open_cache(str(self.disk), os.getuid())
             source = look_at_source(item.source)
             answer = survey(item, f"{self.disk}{item.destination}", source, cache, "node1")
             assert answer.current
 
     def prepare(self) -> None:
         """Root's part before a job."""
-        _run(sys.executable, "-I", "-m", "stager.prepare", f"--config={self.config}", "0")
+        _run(sys.executable, "-I", "-m", "stager.root.prepare", f"--config={self.config}", "0")
 
     def epilog(self) -> None:
         """Root's part at a job's end, the reading of all records for the figures included."""
-        _run(sys.executable, "-I", "-m", "stager.tidy", "--usage", f"--config={self.config}")
+        _run(sys.executable, "-I", "-m", "stager.copies.tidy", "--usage", f"--config={self.config}")
 
     def status(self) -> None:
         """A user's look."""

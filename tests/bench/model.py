@@ -3,7 +3,7 @@
 ``python -m tests.bench.model`` prints the README's table and, with ``--svg FILE``, draws its plot;
 ``--measured FILE`` sets the model beside times that were measured.
 
-The transfer is played chunk by chunk and rank by rank along `stager.route`'s own routes:
+The transfer is played chunk by chunk and rank by rank along `stager.wire.route`'s own routes:
 
 - A chunk takes a buffer of the ring before it is read or sent here, and gives it back once it is
   sent to all children and written. Chunk k waits until all chunks up to k - depth have done so.
@@ -38,8 +38,8 @@ from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from stager.request import Settings
-from stager.route import Algorithm, best_depth, choose, route
+from stager.wire.route import Algorithm, best_depth, choose, route
+from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,8 +60,8 @@ class System:
     wire: float = 22e9
     #: Of one message, from software to software, over InfiniBand or Slingshot.
     latency: float = 2e-6
-    #: From a chunk's arrival until it is noticed: half of `stager.transfer`'s longest pause, and
-    #: the 50 us by which Linux lets any sleep run over (PR_SET_TIMERSLACK).
+    #: From a chunk's arrival until it is noticed: half of the longest pause in `wire.transfer`,
+    #: and the 50 us by which Linux lets any sleep run over (PR_SET_TIMERSLACK).
     handling: float = 150e-6
     #: One reader's, and all readers' together.
     source: float = 10e9
@@ -297,7 +297,7 @@ class _World:
 
 
 class _PointToPoint(_World):
-    """Along a route of `stager.route`, from the first rank on."""
+    """Along a route of `stager.wire.route`, from the first rank on."""
 
     def __init__(
         self, algorithm: Algorithm, nodes: int, system: System, transfer: Transfer

@@ -36,18 +36,24 @@ NESTED_SCRIPT = """
 import os, shlex, sys
 from dataclasses import replace
 from pathlib import Path
-from stager import directive, job, launch, policy, request
+from stager.launch import job
+from stager.launch.environment import rank_environment
+from stager.launch.srun import srun_argv
+from stager.request import policy
+from stager.request.directive import parse_value
+from stager.request.items import StageRequest
+from stager.request.resolve import resolve
 context, rules = job.find(os.environ), policy.load(Path("/etc/slurm/stage.toml"))
-items = request.resolve(directive.parse_value(sys.argv[1]), rules)
-wanted = request.StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
-environment = launch.rank_environment(os.environ, rules, wanted)
+items = resolve(parse_value(sys.argv[1]), rules)
+wanted = StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
+environment = rank_environment(os.environ, rules, wanted)
 words = [f"{name}={value}" for name, value in environment.items()]
-print("exec", shlex.join(["env", "-i", *words, *launch.srun_argv(context, rules)]))
+print("exec", shlex.join(["env", "-i", *words, *srun_argv(context, rules)]))
 """
 #: Stands for a program, runs it and notes when it began and ended; what is not the gate's or the
 #: nested step's goes straight on.
 TIMED = """#!/bin/sh
-case " $* " in *" gate "* | *stager.start*) ;; *) exec {program} "$@" ;; esac
+case " $* " in *" gate "* | *stager.rank*) ;; *) exec {program} "$@" ;; esac
 begun=$(date +%s.%N)
 {program} "$@"
 code=$?

@@ -99,7 +99,7 @@ class Site(Cluster):
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
             found += [f"{node}: {path.name}" for path in partial]
-            ranks = self.run(["pgrep", "-af", "stager.start"], user="root", on=node, check=False)
+            ranks = self.run(["pgrep", "-af", "stager.rank"], user="root", on=node, check=False)
             found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
             marks = self.path(node, "/run/slurm-stage").glob("jobs/*")
             found += [f"{node}: job {mark.name}" for mark in marks]

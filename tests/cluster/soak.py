@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ClusterShell.NodeSet import NodeSet
 
-from stager.report import bytes_text
+from stager.base.text import bytes_text
 from tests.cluster.cluster import USERS
 from tests.cluster.site import Site, digest
 
@@ -450,7 +450,7 @@ def processes(site: Site) -> list[Process]:
 
 def is_rank(process: Process) -> bool:
     """One of the ranks that move the bytes."""
-    return "stager.start" in process.words
+    return "stager.rank" in process.words
 
 
 def is_gate(process: Process) -> bool:

@@ -262,7 +262,7 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
     wait_for_ranks(site)
-    site.run(["pkill", "-9", "-f", "stager.start"], on="n3", user="root")
+    site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     # Whoever is first to notice: the neighbours of the rank, or Slurm.
@@ -423,7 +423,8 @@ def test_a_source_that_was_replaced_while_the_job_waited_is_staged_anew(site: Si
 #: A process that holds the lock of /nvme/data until it is killed.
 HOLD_LOCK = """
 import sys, time
-from stager.store import Cache, Locks
+from stager.disk.cache import Cache
+from stager.disk.locks import Locks
 assert Locks(Cache(sys.argv[1])).take("/nvme/data")
 print(flush=True)
 time.sleep(60)

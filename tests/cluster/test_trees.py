@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.walk import walk
+from stager.tree.walk import walk
 from tests.cluster.site import STAGECTL
 from tests.cluster.soak import is_rank, processes
 from tests.cluster.watch import Watch

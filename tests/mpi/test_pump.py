@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mpi4py import MPI
 
-from stager import transfer
-from stager.layout import Layout
-from stager.ring import OK, Ring
-from stager.route import Algorithm
+from stager.wire import transfer
+from stager.wire.layout import Layout
+from stager.wire.ring import OK, Ring
+from stager.wire.route import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.agree import Here, RefusedError, together
-from stager.directive import Lifetime, Validate, Verify
-from stager.errors import DestinationError, SourceError
-from stager.phases import Phase, Stopwatch
-from stager.rank import run
-from stager.reader import FileReader
-from stager.report import Evicted
-from stager.request import Settings, Space, StageItem, StageRequest
-from stager.route import Algorithm
-from stager.store import Partial, open_cache
+from stager.base.errors import DestinationError, SourceError
+from stager.base.options import Lifetime, Options, Validate, Verify
+from stager.base.outcome import Evicted
+from stager.base.phases import Phase, Stopwatch
+from stager.disk.cache import open_cache
+from stager.disk.partial import Partial
+from stager.disk.reader import FileReader
+from stager.rank.agree import Here, RefusedError, together
+from stager.rank.main import run
+from stager.request.items import Space, StageItem, StageRequest
+from stager.wire.route import Algorithm
+from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mpi4py import MPI
 
-    from stager.manifest import Record
-    from stager.report import Outcome
+    from stager.base.outcome import Outcome
+    from stager.disk.record import Record
 
 DATA = bytes(range(256)) * 100
 
@@ -44,7 +46,7 @@ class World:
         self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
         self.copy = disk / "nvme" / "data"
         self.nodes = [f"node{rank}" for rank in range(comm.size)]
-        item = StageItem(str(self.source), "/nvme/data", "/nvme", Validate.STAT)
+        item = StageItem(str(self.source), "/nvme/data", "/nvme", Options(validate=Validate.STAT))
         self.request = StageRequest(
             items=(item,), nodes=comm.size, lock_timeout=0.2,
             transfer=Settings(chunk=4096, depth=2),
@@ -273,7 +275,7 @@ def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
                 raise SourceError(f"{path}: Input/output error")
             super().__init__(path)
 
-    monkeypatch.setattr("stager.file_cargo.FileReader", OnFailingDisk)
+    monkeypatch.setattr("stager.rank.file_cargo.FileReader", OnFailingDisk)
     world.comm.Barrier()
     (item,) = world.run().items
     assert world.copy.read_bytes() == DATA
@@ -348,7 +350,8 @@ def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: W
 def hold_lock(folder: str) -> subprocess.Popen[bytes]:
     """A process that holds the lock of /nvme/data until it is killed."""
     code = (
-        "import sys, time\nfrom stager.store import Cache, Locks\n"
+        "import sys, time\nfrom stager.disk.cache import Cache\n"
+        "from stager.disk.locks import Locks\n"
         "assert Locks(Cache(sys.argv[1])).take('/nvme/data')\nprint(flush=True)\ntime.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE)
@@ -441,7 +444,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.evict.free_bytes", lambda *_: 0)
+        monkeypatch.setattr("stager.copies.evict.free_bytes", lambda *_: 0)
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
     size = world.comm.bcast(size, root=last)
@@ -458,7 +461,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     world.write_source(DATA * 2)
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.evict.free_bytes", lambda *_: 100)
+        monkeypatch.setattr("stager.copies.evict.free_bytes", lambda *_: 100)
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
     assert world.complaints(outcome) == [

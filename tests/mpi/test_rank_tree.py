@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING
 import pytest
 from mpi4py import MPI
 
-from stager.agree import Here
-from stager.directive import Mode, Relocate, Validate, Verify
-from stager.errors import DestinationError, SourceError, SpaceError
-from stager.listing import Kind
-from stager.phases import Phase, Stopwatch
-from stager.rank import run
-from stager.report import Counts
-from stager.request import Settings, Space, StageItem, StageRequest
-from stager.store import Cache, open_cache
-from stager.stream import StreamReader
-from stager.table import as_copy
-from stager.tree import PartialTree
-from stager.walk import walk
+from stager.base.errors import DestinationError, SourceError, SpaceError
+from stager.base.options import Mode, Options, Relocate, Validate, Verify
+from stager.base.outcome import Counts
+from stager.base.phases import Phase, Stopwatch
+from stager.disk.cache import Cache, open_cache
+from stager.rank.agree import Here
+from stager.rank.main import run
+from stager.request.items import Space, StageItem, StageRequest
+from stager.tree.listing import Kind
+from stager.tree.partial import PartialTree
+from stager.tree.stream import StreamReader
+from stager.tree.table import as_copy
+from stager.tree.walk import walk
+from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stager.listing import Listing
-    from stager.report import ItemReport, Outcome
+    from stager.base.outcome import ItemReport, Outcome
+    from stager.tree.listing import Listing
 
 #: How many files of which sizes: some share a chunk, one takes several.
 FILES = {f"sub{number % 7}/file{number}": number for number in range(100)}
@@ -50,7 +51,7 @@ class World:
         self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
         self.copy = disk / "nvme/tree"
         self.nodes = [f"node{rank}" for rank in range(comm.size)]
-        item = StageItem(str(self.source), "/nvme/tree", "/nvme", Validate.STAT)
+        item = StageItem(str(self.source), "/nvme/tree", "/nvme", Options(validate=Validate.STAT))
         self.request = StageRequest(
             items=(item,), nodes=comm.size, lock_timeout=0.2,
             transfer=Settings(chunk=4096, depth=2),
@@ -681,7 +682,9 @@ def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) 
     assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
     for validate in (Validate.STAT, Validate.CHECKSUM):
-        (item,) = world.run(items=(replace(wish[0], validate=validate),)).items
+        (item,) = world.run(
+            items=(replace(wish[0], options=replace(wish[0].options, validate=validate)),)
+        ).items
         assert (item.received, item.reasons) == ([], [])
 
 
@@ -752,7 +755,7 @@ def list_of(world: World, owners: dict[str, int]) -> str:
     sizes = {
         os.fsdecode(path): (world.source / os.fsdecode(path)).stat().st_size
         for path, kind in zip(listing.paths, listing.kinds, strict=True)
-        if kind in (Kind.FILE, Kind.TWIN)
+        if kind in (Kind.FILE, Kind.HARD_LINK)
     }
     return "".join(
         f"{world.nodes[owners[name]]}\t{sizes[name]}\t{name}\n" for name in sizes if name in owners

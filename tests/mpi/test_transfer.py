@@ -12,13 +12,14 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stager.errors import SourceError, SpaceError
-from stager.layout import Extent, Layout, rounded
-from stager.reader import FileReader
-from stager.request import Settings
-from stager.ring import Ring
-from stager.route import Algorithm
-from stager.transfer import Result, broadcast, ring_depth
+from stager.base.errors import SourceError, SpaceError
+from stager.base.extents import Extent, rounded
+from stager.disk.reader import FileReader
+from stager.wire.layout import Layout
+from stager.wire.ring import Ring
+from stager.wire.route import Algorithm
+from stager.wire.settings import Settings
+from stager.wire.transfer import Transferred, broadcast, ring_depth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,13 +68,13 @@ class World:
         *,
         readers: int = 1,
         how: Settings = Settings(depth=3),  # noqa: B008 - frozen
-    ) -> Result:
+    ) -> Transferred:
         readers = min(readers, self.comm.size)
         layout = layout or Layout.dense(len(self.data), CHUNK)
         reader = self.reader if self.comm.rank < readers else None
         return broadcast(self.comm, layout, readers, how, reader, self.writer)
 
-    def assert_arrived(self, result: Result) -> None:
+    def assert_arrived(self, result: Transferred) -> None:
         assert result.error is None
         assert result.digest == xxhash.xxh3_128_hexdigest(self.data)
         assert self.writer is None or bytes(self.writer.data) == self.data
@@ -173,7 +174,7 @@ def test_a_reader_that_is_not_found_slow_reads_alone(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine any reader may be waited for; here none is for twice the whole time.
-    monkeypatch.setattr("stager.transfer._SLOW_READER", 2.0)
+    monkeypatch.setattr("stager.wire.transfer._SLOW_READER", 2.0)
     world = World(comm, random_bytes(100 * CHUNK))
     world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=4)))
     assert world.reader.bytes_read in ((100 * CHUNK,) if comm.rank == 0 else (0,))

@@ -1,0 +1,1 @@
+"""How is an archive unpacked safely, and how is one made?"""

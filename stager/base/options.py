@@ -1,0 +1,125 @@
+"""Define the options that may follow a destination: the one value that holds them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Validate(StrEnum):
+    """What makes a node's copy current; see `survey.judge`."""
+
+    STAT = "stat"
+    SIZE = "size"
+    CHECKSUM = "checksum"
+    ALWAYS = "always"
+
+
+class Verify(StrEnum):
+    """What is compared with the source's digest before a copy is published."""
+
+    #: The bytes as they passed on their way; nothing is read again.
+    STREAM = "stream"
+    #: The written file, read again from the disk past its cache.
+    READBACK = "readback"
+
+
+class Lifetime(StrEnum):
+    """How long a copy stays on a node."""
+
+    #: Until its room is needed for something else.
+    CACHE = "cache"
+    #: Until the last job that uses it has ended.
+    JOB = "job"
+
+
+class Relocate(StrEnum):
+    """What is changed in a folder so that it works where it comes to lie; see `relocate`."""
+
+    NONE = "none"
+    #: A Python virtual environment's own path in its scripts.
+    VENV = "venv"
+
+
+class Mode(StrEnum):
+    """What of a folder each node gets."""
+
+    #: All of it.
+    COPY = "copy"
+    #: A part: each file is on one node; see `shard`.
+    SHARD = "shard"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one directive. A field's name is the key that the user writes."""
+
+    validate: Validate = Validate.STAT
+    verify: Verify = Verify.STREAM
+    lifetime: Lifetime = Lifetime.CACHE
+    relocate: Relocate = Relocate.NONE
+    #: Patterns of the names in a folder that are staged, and of those that are not; see
+    #: `tree.patterns`.
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    #: Whether the source is an archive that is to be unpacked.
+    extract: bool = False
+    mode: Mode = Mode.COPY
+    #: With mode=shard, a pattern that takes a file's node from a number in its path; see
+    #: `tree.shard`.
+    by: str = ""
+
+    def __str__(self) -> str:
+        """Return the options as messages show them: ``validate=stat, extract``."""
+        chosen = {"validate": str(self.validate)}
+        others = ((key, value) for key, value in self.given() if key not in chosen)
+        pairs = (*chosen.items(), *others)
+        return ", ".join(f"{key}={value}" if value else key for key, value in pairs)
+
+    def given(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and value of each option that differs from its default.
+
+        An option without a value has an empty one; an option that was repeated comes repeatedly.
+        """
+        for name, value in self.to_json().items():
+            values = value if isinstance(value, tuple) else ("" if value is True else value,)
+            yield from ((name, one) for one in values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, for `from_json`."""
+        return {
+            option.name: value
+            for option in fields(self)
+            if (value := getattr(self, option.name)) != option.default
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Return the options that `to_json` wrote. Raise ValueError or TypeError for others."""
+        return cls(**{name: _KINDS[name](value) for name, value in data.items()})
+
+    @property
+    def is_whole_copy(self) -> bool:
+        """Whether the destination gets all of the source, unchanged."""
+        changed = self.extract or self.include or self.exclude or self.relocate is not Relocate.NONE
+        return not changed and self.mode is Mode.COPY
+
+
+#: The type of each option's value.
+_KINDS: dict[str, type] = {
+    "validate": Validate,
+    "verify": Verify,
+    "lifetime": Lifetime,
+    "relocate": Relocate,
+    "include": tuple,
+    "exclude": tuple,
+    "extract": bool,
+    "mode": Mode,
+    "by": str,
+}
+#: What a directive without options asks for.
+DEFAULT_OPTIONS = Options()

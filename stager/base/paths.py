@@ -1,0 +1,15 @@
+"""The folders that slurm-stage itself uses on a node, each named once.
+
+Root's programs import this module besides the standard library, so it imports nothing. The plugin
+has the same folders in ``prolog/spank/stage.h``.
+"""
+
+#: The folder beneath each cache root that holds one folder of records for each user.
+RECORDS_FOLDER = ".slurm-stage"
+#: The parent and the name of `RUN_FOLDER`, for root's programs, which open it step by step.
+RUN, RUN_NAME = "/run", "slurm-stage"
+#: One folder for each user, in which the ranks leave the status of a stage for the job's other
+#: steps, and what the job uses. A reboot empties it.
+RUN_FOLDER = f"{RUN}/{RUN_NAME}"
+#: One file ``JOB.UID``, made by root, for each job that stages on this node and has not ended here.
+JOBS_FOLDER = f"{RUN_FOLDER}/jobs"

@@ -1,0 +1,1 @@
+"""What do users type and read? The only package that prints."""

@@ -1,0 +1,178 @@
+"""The ranks' outcome in, one summary line a file or one message a failure out. Pure.
+
+Ranks speak to the process that launched them by events, one line of JSON each on stdout:
+``started``, ``waiting``, ``progress``, and last ``result``; or ``crashed``, unforeseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from stager.base.text import bytes_text, files_text, seconds_text
+
+if TYPE_CHECKING:
+    from stager.base.errors import Failure
+    from stager.base.outcome import ItemReport, Outcome, Rate
+
+Fold = Callable[[list[str]], str]
+
+
+#: Evicted files that are named one by one.
+_MOST_EVICTED = 8
+
+
+def summary(outcome: Outcome, fold: Fold) -> list[str]:
+    """The lines for the job's output: one an item, or one a failure."""
+    if outcome.failures:
+        return failure_lines(outcome.failures, fold)
+    tell = _planned_line if outcome.dry_run else _item_line
+    evicted = _evicted_lines(outcome, fold)
+    notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
+    return [*evicted, *(tell(item, fold) for item in outcome.items), *notes]
+
+
+def phase_line(outcome: Outcome) -> str:
+    """Where the time went, and what took most of it."""
+    times = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in outcome.phases.items())
+    longest = max(outcome.phases, key=outcome.phases.__getitem__)
+    return f"{outcome.seconds:.2f} s: {times}; bounded by {longest}"
+
+
+def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
+    """Each different message once, led by all the nodes that it comes from."""
+    nodes: dict[str, list[str]] = {}
+    for failure in failures:
+        nodes.setdefault(failure.message, []).append(failure.node)
+    return [
+        f"{fold(where)}: {message}" if any(where) else message for message, where in nodes.items()
+    ]
+
+
+def _item_line(item: ItemReport, fold: Fold) -> str:
+    if not item.received:
+        return (
+            f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
+            f"({_size(item)}, {seconds_text(item.seconds)})"
+        )
+    origin = _origin(item, fold)
+    if item.tree and item.tree.parts:
+        return _spread_line(item, fold)
+    moved = item.tree.moved_size if item.tree else item.size
+    rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
+    line = (
+        f"{item.destination}: {_moved(item)} from {origin} "
+        f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+    )
+    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def _spread_line(item: ItemReport, fold: Fold) -> str:
+    assert item.tree is not None
+    least, most = (bytes_text(part(item.tree.parts)) for part in (min, max))
+    part = least if least == most else f"{least} to {most}"
+    return (
+        f"{item.destination}: {_moved(item)} from {item.source} spread over "
+        f"{_nodes(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
+    )
+
+
+def _size(item: ItemReport) -> str:
+    size = bytes_text(item.size)
+    return f"{files_text(item.tree.files)}, {size}" if item.tree else size
+
+
+def _moved(item: ItemReport) -> str:
+    """What moved; of a tree of which a part is there already, that part and what was deleted."""
+    tree = item.tree
+    if tree is None or (tree.moved == tree.files and not tree.deleted):
+        return _size(item)
+    kept = f", {files_text(tree.files - tree.moved)} kept" if tree.moved < tree.files else ""
+    deleted = f", {files_text(tree.deleted)} deleted" if tree.deleted else ""
+    return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)}{kept}{deleted}"
+
+
+def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
+    """What had to go, each file once with its nodes; a long list in one line."""
+    gone = "would be evicted" if outcome.dry_run else "evicted"
+    nodes: dict[str, list[str]] = {}
+    for one in outcome.evicted:
+        nodes.setdefault(one.destination, []).append(one.node)
+    if len(nodes) > _MOST_EVICTED:
+        total = bytes_text(sum(one.size for one in outcome.evicted))
+        everywhere = _nodes(sorted({one.node for one in outcome.evicted}), fold)
+        return [f"{len(nodes)} files {gone} on {everywhere} to make room: {total} in all"]
+    return [
+        f"{path}: {gone} on {_nodes(where, fold)} to make room" for path, where in nodes.items()
+    ]
+
+
+def _planned_line(item: ItemReport, fold: Fold) -> str:
+    if not item.received:
+        return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
+    origin = _origin(item, fold)
+    would = "would be spread" if item.shard_list else "would move"
+    way = "over" if item.shard_list else "to"
+    line = (
+        f"{item.destination}: {_size(item)} {would} from {origin} "
+        f"{way} {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
+    )
+    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+
+
+def rate_lines(rates: Sequence[Rate]) -> list[str]:
+    """A table of the wire by size and algorithm, the rates beside it, and what bounds a stage."""
+    wire = [rate for rate in rates if rate.what == "wire"]
+    algorithms = list(dict.fromkeys(rate.algorithm for rate in wire))
+    lines = [f"{'message':>10}{'best time':>14}" + "".join(f"{name:>12}" for name in algorithms)]
+    for size in dict.fromkeys(rate.size for rate in wire):
+        row = [rate for rate in wire if rate.size == size]
+        best = 1e6 * min(rate.seconds for rate in row)
+        speeds = "".join(f"{_speed(rate.speed):>12}" for rate in row)
+        lines.append(f"{bytes_text(size):>10}{best:>11.0f} us{speeds}")
+    others = [rate for rate in rates if rate.what != "wire"]
+    lines += [f"{_RATES[rate.what]} {rate.node}: {_speed(rate.speed)}" for rate in others]
+    return [*lines, _verdict(wire, others)]
+
+
+_RATES = {
+    "write": "disk, written and synced, slowest on",
+    "read": "disk, read past its cache, slowest on",
+    "source": "source, one stream, read on",
+}
+
+
+def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
+    """What is slowest of what a stage needs."""
+    largest = max(rate.size for rate in wire)
+    speeds = {"the wire": max(rate.speed for rate in wire if rate.size == largest)}
+    names = {"write": "the disk", "source": "the source"}
+    speeds |= {names[rate.what]: rate.speed for rate in others if rate.what in names}
+    slowest = min(speeds, key=speeds.__getitem__)
+    return f"a stage is bounded by {slowest}: {_speed(speeds[slowest])} a node"
+
+
+def _speed(rate: float) -> str:
+    """In decimal units, as vendors of wires and disks give theirs."""
+    return f"{rate / 1e9:.2f} GB/s"
+
+
+def _origin(item: ItemReport, fold: Fold) -> str:
+    if not item.senders:
+        return item.source
+    return f"the {'copies' if len(item.senders) > 1 else 'copy'} on {fold(item.senders)}"
+
+
+def _nodes(names: list[str], fold: Fold) -> str:
+    return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
+
+
+def progress_line(destination: str, done: int, total: int, seconds: float) -> str:
+    """How far a transfer is: bytes, share, rate and time left."""
+    rate = done / seconds if seconds > 0 else 0.0
+    left = seconds_text((total - done) / rate) if rate else "?"
+    share = 100 * done // total if total else 100
+    return (
+        f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %, "
+        f"{bytes_text(rate)}/s, {left} left"
+    )

@@ -1,0 +1,234 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stager.base.options import Lifetime
+from stager.base.text import bytes_text, files_text, printable
+
+if TYPE_CHECKING:
+    from stager.copies.status import DiskRoom, Entry, NodeStatus
+
+Fold = Callable[[list[str]], str]
+Row = tuple[str, ...]
+
+
+HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB")
+FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
+USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
+#: What stands to the right in its column.
+_TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
+
+
+# Tables. Pure.
+
+
+def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
+    """The nodes that lack a file which another one has recorded, by destination."""
+    held = {
+        node: {entry.destination for entry in one.entries if not entry.shared}
+        for node, one in nodes.items()
+    }
+    everything = sorted(set().union(*held.values())) if held else []
+    lacking = {path: [node for node in nodes if path not in held[node]] for path in everything}
+    return {path: where for path, where in lacking.items() if where}
+
+
+def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool) -> list[Row]:
+    """A table's rows, as HEADERS names them; rows that are equal but for the node are one.
+
+    ``now`` in seconds since 1970. Of a ``whole_job`` it is told too which nodes lack what.
+    """
+    where: dict[Row, list[str]] = {}
+    entries: dict[Row, list[Entry]] = {}
+    for node, one in nodes.items():
+        for entry in one.entries:
+            job = str(entry.used_by_job) if entry.used_by_job else "-"
+            key: Row = (
+                entry.destination, "" if entry.part else _size(entry), entry.state, _kept(entry),
+                entry.source, job,
+            )  # fmt: skip
+            where.setdefault(key, []).append(node)
+            entries.setdefault(key, []).append(entry)
+    order = {node: place for place, node in enumerate(nodes)}
+    found: list[tuple[str, int, Row]] = []
+    for key, names in where.items():
+        path, size, *rest = key
+        ages = _ages([entry.staged_at for entry in entries[key]], now)
+        row = (fold(names), path, size or _parts(entries[key]), ages, *rest)
+        found.append((path, order[names[0]], row))
+    if whole_job:
+        size_and_source = {key[0]: (key[1], key[4]) for key in where}
+        for path, names in missing(nodes).items():
+            size, source = size_and_source[path]
+            lacking = (fold(names), path, size or "-", "-", "missing", "-", source, "-")
+            found.append((path, order[names[0]], lacking))
+    return [_printed(row) for _, _, row in sorted(found)]
+
+
+def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
+    """One row a file, as FILE_HEADERS names them: on how many nodes it is in which state."""
+    entries: dict[str, list[Entry]] = {}
+    for one in nodes.values():
+        for entry in one.entries:
+            entries.setdefault(entry.destination, []).append(entry)
+    lacking = missing(nodes) if whole_job else {}
+    found: list[Row] = []
+    for path, every in sorted(entries.items()):
+        states = Counter(entry.state for entry in every)
+        states.update({"missing": len(lacking.get(path, []))})
+        told = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
+        found.append(
+            (
+                path, _sizes(every), str(len(every)), told,
+                _alternatives(map(_kept, every)),
+                _alternatives(entry.source for entry in every),
+            )
+        )  # fmt: skip
+    return [_printed(row) for row in found]
+
+
+def user_rows(
+    nodes: Mapping[str, NodeStatus], fold: Fold, name_of: Callable[[int], str]
+) -> list[Row]:
+    """One row a user, as USER_HEADERS names them."""
+    found: list[Row] = []
+    users = {entry.user for one in nodes.values() for entry in one.entries}
+    for user in sorted(users):
+        theirs = {
+            node: [entry for entry in one.entries if entry.user == user]
+            for node, one in nodes.items()
+        }
+        every = [entry for some in theirs.values() for entry in some]
+        found.append(
+            (
+                name_of(user),
+                str(len({entry.destination for entry in every})),
+                str(len(every)),
+                bytes_text(sum(entry.size for entry in every)),
+                fold([node for node, some in theirs.items() if some]),
+            )
+        )
+    return [_printed(row) for row in found]
+
+
+def total_line(nodes: Mapping[str, NodeStatus]) -> str:
+    """How much lies there in all."""
+    every = [entry for one in nodes.values() for entry in one.entries]
+    files = len({(entry.user, entry.destination) for entry in every})
+    size = bytes_text(sum(entry.size for entry in every))
+    copies = f", {len(every)} copies" if len(nodes) > 1 else ""
+    return f"{files} file{'' if files == 1 else 's'}{copies}, {size} in all"
+
+
+def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
+    """What is free beneath each root: the least and the most of the nodes."""
+    rooms: dict[str, dict[str, DiskRoom]] = {}
+    for node, one in nodes.items():
+        for room in one.rooms:
+            rooms.setdefault(room.root, {})[node] = room
+    return [
+        f"{printable(root)}: "
+        f"{_between(min(r.free for r in by_node.values()), max(r.free for r in by_node.values()))} "
+        f"free of "
+        f"{_between(min(r.size for r in by_node.values()), max(r.size for r in by_node.values()))}"
+        f" on {fold(list(by_node))}"
+        for root, by_node in rooms.items()
+    ]
+
+
+def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
+    """The records that cannot be read: how many on each node, and why the first cannot."""
+    lines: list[str] = []
+    for node, one in nodes.items():
+        count = len(one.unread)
+        if count:
+            first = min(one.unread)
+            what = (
+                "1 record cannot be read and counts"
+                if count == 1
+                else (f"{count} records cannot be read and count")
+            )
+            such = "" if count == 1 else "such as "
+            lines.append(printable(f"{node}: {what} as absent: {such}{first.path}: {first.why}"))
+    return lines
+
+
+def table(headers: Row, found: Sequence[Row]) -> Iterator[str]:
+    """The lines of a table in plain columns."""
+    # By hand: a library's table takes seconds for thousands of rows.
+    widths = [max(map(len, column)) for column in zip(headers, *found, strict=True)]
+    right = [header in _TO_THE_RIGHT for header in headers]
+    for row in (headers, *found):
+        cells = (
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def age_text(seconds: float) -> str:
+    """``5000`` → ``1 h``: whole units, so that nodes which staged together say the same."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{int(max(0.0, seconds))} s"
+
+
+def _ages(staged: Sequence[int], now: float) -> str:
+    newest, oldest = age_text(now - max(staged)), age_text(now - min(staged))
+    # One transfer ends on all nodes within a second or two; that is no span to speak of.
+    together = newest == oldest or max(staged) - min(staged) <= _TOGETHER
+    return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
+
+
+#: Seconds between copies of one transfer.
+_TOGETHER = 10
+
+
+def _kept(entry: Entry) -> str:
+    """Why an entry stays, or how long."""
+    reasons = ["pinned"] if entry.pinned else []
+    if entry.jobs:
+        plural = "s" if len(entry.jobs) > 1 else ""
+        reasons.append(f"job{plural} {','.join(map(str, entry.jobs))}")
+    elif entry.lifetime == Lifetime.JOB and not entry.pinned:
+        reasons.append("until its job ends")
+    return ", ".join(reasons) or "-"
+
+
+def _size(entry: Entry) -> str:
+    size = bytes_text(entry.size)
+    return f"{files_text(entry.files)}, {size}" if entry.files else size
+
+
+def _sizes(entries: Sequence[Entry]) -> str:
+    """The sizes of copies that may differ."""
+    if entries[0].part:
+        return _parts(entries)
+    sizes = dict.fromkeys(map(_size, entries))
+    each = [entry.size for entry in entries]
+    return _between(min(each), max(each)) if len(sizes) > 1 else next(iter(sizes))
+
+
+def _parts(entries: Sequence[Entry]) -> str:
+    """All parts of a folder that is spread over nodes."""
+    sizes = [entry.size for entry in entries]
+    files = files_text(sum(entry.files for entry in entries))
+    return f"{files}, {_between(min(sizes), max(sizes))} on each"
+
+
+def _between(least: int, most: int) -> str:
+    low, high = bytes_text(least), bytes_text(most)
+    return low if low == high else f"{low} to {high}"
+
+
+def _alternatives(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _printed(row: Row) -> Row:
+    return tuple(map(printable, row))

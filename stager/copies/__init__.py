@@ -1,0 +1,1 @@
+"""Which copies are here already? Their currency, eviction, status and upkeep."""

@@ -1,0 +1,1 @@
+"""Which nodes are meant, and how are ranks started on them?"""

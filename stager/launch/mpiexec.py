@@ -1,0 +1,36 @@
+"""Start ranks on this machine by mpiexec, one for each simulated node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stager.launch.environment import RANK
+
+#: Simulated nodes share one machine's cores, and a demonstration may run as root.
+LOCAL_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def mpiexec_argv(count: int) -> list[str]:
+    """Return the command of ``count`` ranks, by the MPI beside this Python where there is one."""
+    embedded = _embedded()
+    return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
+
+
+def mpiexec_environment() -> dict[str, str]:
+    """Return what mpiexec needs besides the environment of any rank."""
+    # The search for networks takes a second, and ranks of one machine use shared memory.
+    transports = {"OMPI_MCA_btl": "self,sm"} if _embedded().exists() else {}
+    return LOCAL_ENVIRONMENT | transports
+
+
+def _embedded() -> Path:
+    """Return the path of the mpiexec that the extra ``local`` installs beside this Python."""
+    return Path(sys.executable).parent / "mpiexec"

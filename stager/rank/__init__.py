@@ -1,0 +1,1 @@
+"""What does each rank do? The MPI program, one rank a node."""

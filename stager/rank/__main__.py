@@ -1,0 +1,51 @@
+"""Start a rank: initialise MPI for one rank a node, run `rank.main`, finalise MPI.
+
+``python -m stager.rank`` replaces mpi4py's runner, ``python -m mpi4py -m …``, and keeps its one
+promise: an uncaught exception in one rank ends all ranks, which would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+
+import mpi4py
+
+from stager.rank.fabrics import DEBIAN, FABRICS, LAYERS, pass_over_absent_fabrics
+
+
+def main() -> None:
+    """Initialise MPI and run the rank. End the ranks of all nodes if it raises."""
+    # A single thread calls MPI, so the library needs no locks.
+    mpi4py.rc(initialize=False, finalize=True, thread_level="funneled")
+    from mpi4py import MPI
+    from mpi4py.run import set_abort_status
+
+    if DEBIAN in MPI.Get_library_version() and not {FABRICS, LAYERS} & os.environ.keys():
+        pass_over_absent_fabrics()
+    MPI.Init_thread(MPI.THREAD_FUNNELED)
+    try:
+        # Imported after MPI_Init: the import takes a while, and MPI_Init waits for all ranks.
+        from stager.rank import main as program
+
+        program.main()
+    except BaseException as error:
+        _tell_why(error)
+        set_abort_status(error)
+        raise
+
+
+def _tell_why(error: BaseException) -> None:
+    """Report the error to the launching process: MPI's own abort message hides the traceback."""
+    from stager.base.outcome import event
+
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    sys.stdout.write(event("crashed", node=node, error=text) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

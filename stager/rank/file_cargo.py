@@ -1,0 +1,104 @@
+"""A single file as a Cargo: a FileReader to send it, a store.Partial to receive it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import Failure, IntegrityError, SourceError
+from stager.base.extents import rounded
+from stager.disk.files import made_parents
+from stager.disk.partial import Partial
+from stager.disk.reader import FileReader
+from stager.rank.cargo import Cargo, Opened, Published, Task
+from stager.source.posix import data_size, facts_of
+from stager.wire.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stager.wire.transfer import Transferred
+
+
+class FileCargo(Cargo):
+    """Brings the bytes of one file."""
+
+    _file: FileReader | None = None
+    _partial: Partial | None = None
+
+    def need(self) -> int:
+        task = self.task
+        if task.plan.receivers and task.plan.from_source:
+            return data_size(task.item.source, task.source)
+        return task.source.allocated
+
+    def need_in_all(self) -> int:
+        return 0
+
+    def open(self) -> Opened:
+        task, plan = self.task, self.task.plan
+        if task.receives:
+            self.stack.enter_context(made_parents(task.path))
+            self.writer = self._partial = Partial(task.cache, direct=task.settings.direct)
+            self.stack.callback(self._partial.close)
+        if not task.sends:
+            return Opened()
+        try:
+            self.reader = self._file = FileReader(
+                task.item.source if plan.from_source else task.path
+            )
+            self.stack.callback(self._file.close)
+            if task.rank == plan.senders[0]:
+                return Opened(rounded(self._file.extents(plan.size), plan.size))
+        except SourceError:
+            if plan.from_source:
+                raise
+            return Opened(stale=task.damaged_copy())
+        return Opened()
+
+    def layout(self, opened: Sequence[Opened]) -> Layout:
+        plan = self.task.plan
+        return Layout(plan.size, self.task.settings.chunk, opened[plan.senders[0]].extents)
+
+    def allocate(self, layout: Layout) -> None:
+        if self._partial:
+            self._partial.allocate(layout)
+
+    def staleness(self, result: Transferred) -> Failure | None:
+        task = self.task
+        if not self._file:
+            return None
+        if task.plan.from_source:
+            return source_changed(task, self._file)
+        if not result.error and result.digest == task.plan.digest:
+            return None
+        return task.damaged_copy()
+
+    def seal(self) -> None:
+        source = self.task.source
+        if self._partial:
+            self._partial.seal(source.mode, source.group, source.facts.mtime_ns)
+
+    def verify(self, digest: str) -> None:
+        if self._partial and self._partial.read_back() != digest:
+            raise self.task.unlike()
+
+    def announce(self) -> None:
+        pass
+
+    def publish(self, digest: str) -> Published:
+        if self._partial:
+            copy = self._partial.publish(self.task.path)
+            self.task.cache.save(self.task.record(copy, digest))
+        return Published(digest)
+
+
+def source_changed(task: Task, reader: FileReader) -> Failure | None:
+    """What to say if the file that was read is no longer, or never was, the one that was listed."""
+    with suppress(OSError):
+        named = facts_of(os.stat(task.item.source))
+        if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
+            return None
+    text = f"{task.item.source} changed while it was read; submit again once it rests"
+    return Failure(IntegrityError.code, text, task.here.name)

@@ -1,0 +1,1 @@
+"""What may be asked? Directives, the site's policy and the request made of both."""

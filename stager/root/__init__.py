@@ -1,0 +1,1 @@
+"""What runs as root on a node? Before a job and after it; the standard library alone."""

@@ -1,0 +1,92 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of stage.toml concerns root: folders, bytes, and percent of a disk."""
+
+    roots: list[str]
+    shared_roots: list[str]
+    keep_free: int
+    keep_free_percent: float
+    headroom: int
+    #: Prometheus' file, empty for none.
+    textfile: str
+
+
+def read_rules(config: str) -> Rules:
+    """The rules in stage.toml. Raises OSError, or ValueError where they are wrong."""
+    with open(config, "rb") as file:
+        document = tomllib.load(file)
+    if "roots" not in document:
+        raise ValueError("roots is missing")
+    roots, shared = (_folders(document, key) for key in ("roots", "shared_roots"))
+    cache, metrics = (_section(document, name) for name in ("cache", "metrics"))
+    textfile = metrics.get("textfile", "")
+    if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
+        raise ValueError("metrics.textfile is not an absolute path")
+    keep_free, headroom = (_read(cache, key, byte_size) for key in ("keep_free", "headroom"))
+    percent = _read(cache, "keep_free_percent", percentage)
+    return Rules(roots, shared, keep_free, percent, headroom, textfile)
+
+
+def _folders(document: dict[str, Any], key: str) -> list[str]:
+    folders: Any = document.get(key, [])
+    if not isinstance(folders, list) or not all(
+        isinstance(folder, str) and folder.startswith("/") for folder in folders
+    ):
+        raise ValueError(f"{key} is not a list of absolute paths")
+    return folders
+
+
+def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    section = document.get(name, {})
+    if not isinstance(section, dict):
+        raise ValueError(f"{name} is not a table")  # noqa: TRY004 - one kind for the caller
+    return section
+
+
+_UNITS = {
+    "": 1, "b": 1,
+    **{name: 1000**power for power, name in enumerate("kmgtpe", 1)},
+    **{f"{name}b": 1000**power for power, name in enumerate("kmgtpe", 1)},
+    **{f"{name}ib": 1024**power for power, name in enumerate("kmgtpe", 1)},
+}  # fmt: skip
+_BYTES = re.compile(r"\s*(\d*\.?\d+)\s*(\w*)\s*")
+
+
+def byte_size(value: object) -> int:
+    """Bytes of a number, or of a text with a unit. Raises ValueError."""
+    if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
+        number, unit = found.groups()
+        if unit.lower() in _UNITS:
+            return int(float(number) * _UNITS[unit.lower()])
+    if type(value) is not int or value < 0:
+        raise ValueError('must be a number of bytes, or a text such as "10GiB"')
+    return value
+
+
+def percentage(value: object) -> float:
+    """A share of a disk. Raises ValueError."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 100:
+        raise ValueError("must be a number from 0 to less than 100")
+    return value
+
+
+def _read(section: dict[str, Any], key: str, read: Callable[[object], T]) -> T:
+    try:
+        return read(section.get(key, 0))
+    except ValueError as error:
+        raise ValueError(f"cache.{key} {error}") from None

@@ -1,0 +1,1 @@
+"""Where do the bytes come from? What identifies a source, and how it is read."""

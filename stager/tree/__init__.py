@@ -1,0 +1,1 @@
+"""How is a folder listed, streamed and rebuilt? Without MPI."""

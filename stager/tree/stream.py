@@ -1,0 +1,285 @@
+"""A Listing and the rows that are needed in, their files' data as one stream out, and back.
+
+Fifty thousand small files so travel as one large one does, in full chunks: for `transfer` the
+stream is the file. Holes are no part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import xxhash
+
+from stager.base.digest import Digest
+from stager.base.errors import IntegrityError, SourceError
+from stager.tree.listing import Kind, text_of
+from stager.tree.walk import THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+    from contextlib import AbstractContextManager
+
+    from stager.tree.listing import Listing
+
+#: Bytes of a digest.
+DIGEST_SIZE = 16
+#: Seconds for a file that are slow: several times what a local disk takes.
+_SLOW = 200e-6
+_READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+def place(row: int) -> slice:
+    """Where the digest of the row's file stands among those of all rows."""
+    return slice(row * DIGEST_SIZE, (row + 1) * DIGEST_SIZE)
+
+
+class Part(NamedTuple):
+    """``length`` bytes that lie at ``start`` in a buffer and at ``offset`` in the file ``row``."""
+
+    row: int
+    start: int
+    offset: int
+    length: int
+
+
+class Stream:
+    """The data of the files in the rows of ``listing`` that ``needed`` has marked, in order."""
+
+    def __init__(self, listing: Listing, needed: bytes | bytearray) -> None:
+        self.listing = listing
+        #: The marked files, and those of them that are nothing, or nothing but a hole.
+        self.rows = array("Q", (row for row in listing.rows(Kind.FILE) if needed[row]))
+        self.without_data = array("Q", (row for row in self.rows if not listing.data(row)))
+        self._rows = array("Q", (row for row in self.rows if listing.data(row)))
+        self._extent_ends: dict[int, list[int]] = {}
+        self._ends = array("Q", accumulate(listing.data(row) for row in self._rows))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole stream."""
+        return self._ends[-1] if self._ends else 0
+
+    def parts(self, offset: int, length: int) -> Iterator[Part]:
+        """What lies in ``length`` bytes of the stream from ``offset`` on, in order."""
+        end = offset + length
+        at = offset
+        number = bisect_right(self._ends, at)
+        while at < end:
+            row, behind = self._rows[number], min(end, self._ends[number])
+            within = at - (self._ends[number] - self.listing.data(row))
+            yield from self._parts_of(row, at - offset, within, behind - at)
+            at = behind
+            number += 1
+
+    def _parts_of(self, row: int, start: int, within: int, length: int) -> Iterator[Part]:
+        """Of one file ``length`` bytes of its data, ``within`` bytes behind the first."""
+        if row not in self.listing.extents:
+            yield Part(row, start, within, length)
+            return
+        extents = self.listing.extents[row]
+        if row not in self._extent_ends:
+            self._extent_ends[row] = list(accumulate(extent.length for extent in extents))
+        ends = self._extent_ends[row]
+        at, behind = within, within + length
+        number = bisect_right(ends, at)
+        while at < behind:
+            extent, end = extents[number], min(behind, ends[number])
+            offset = extent.offset + at - (ends[number] - extent.length)
+            yield Part(row, start + at - within, offset, end - at)
+            at = end
+            number += 1
+
+
+class StreamReader:
+    """Reads a stream from the files beneath ``folder``, and counts the bytes that it took.
+
+    Where they are the source's, each is compared with its row of the listing when it was read. What
+    a copy does not hold any more as it came is taken from the ``originals``, by its row.
+    Raises SourceError, IntegrityError.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        stream: Stream,
+        *,
+        is_source: bool,
+        originals: Mapping[int, bytes] | None = None,
+    ) -> None:
+        self._originals = originals or {}
+        self._folder = os.fsencode(folder) + b"/"
+        self._stream = stream
+        self._is_source = is_source
+        self._pool: ThreadPoolExecutor | None = None
+        #: A file that goes on in the next buffer stays open.
+        self._large: tuple[int, int] | None = None
+        self.bytes_read = 0
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset`` bytes of the stream on."""
+        whole: list[Part] = []
+        data = self._stream.listing.data
+        for part in self._stream.parts(offset, len(buffer)):
+            if part.length < data(part.row):
+                self._read_large(buffer, part)
+            else:
+                whole.append(part)
+        self._read_whole(buffer, whole)
+        self.bytes_read += len(buffer)
+
+    def _read_whole(self, buffer: memoryview, parts: Sequence[Part]) -> None:
+        """Read files that are whole in the buffer, several at once where each takes its time."""
+        if not parts:
+            return
+        if self._pool:
+            count = min(THREADS, len(parts))
+            shares = [parts[number::count] for number in range(count)]
+            list(self._pool.map(lambda share: self._read_all(buffer, share), shares))
+            return
+        begun = time.monotonic()
+        self._read_all(buffer, parts)
+        if time.monotonic() - begun > len(parts) * _SLOW:
+            from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
+
+            self._pool = ThreadPoolExecutor(THREADS)
+
+    def _read_all(self, buffer: memoryview, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.row in self._originals:
+                self._copy(buffer, part)
+                continue
+            descriptor = self._open(part.row)
+            try:
+                self._read(descriptor, buffer, part)
+            finally:
+                os.close(descriptor)
+
+    def _copy(self, buffer: memoryview, part: Part) -> None:
+        data = self._originals[part.row][part.offset : part.offset + part.length]
+        if len(data) != part.length:
+            raise self._changed(part.row)
+        buffer[part.start : part.start + part.length] = data
+
+    def _read_large(self, buffer: memoryview, part: Part) -> None:
+        if part.row in self._originals:
+            self._copy(buffer, part)
+            return
+        if not self._large or self._large[0] != part.row:
+            self._close_large()
+            self._large = part.row, self._open(part.row)
+        self._read(self._large[1], buffer, part)
+
+    def _path(self, row: int) -> bytes:
+        return self._folder + self._stream.listing.paths[row]
+
+    def _open(self, row: int) -> int:
+        try:
+            return os.open(self._path(row), _READ_ONLY)
+        except FileNotFoundError:
+            raise self._changed(row) from None
+        except OSError as error:
+            raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
+
+    def _read(self, descriptor: int, buffer: memoryview, part: Part) -> None:
+        at, end, offset = part.start, part.start + part.length, part.offset
+        try:
+            while at < end:
+                count = os.preadv(descriptor, [buffer[at:end]], offset)
+                if not count:
+                    raise self._changed(part.row)
+                at += count
+                offset += count
+            facts = os.fstat(descriptor)
+        except OSError as error:
+            raise SourceError(f"{text_of(self._path(part.row))}: {error.strerror}") from None
+        listing, row = self._stream.listing, part.row
+        was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
+        now = facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+        if self._is_source and was != now:
+            raise self._changed(row)
+
+    def _changed(self, row: int) -> IntegrityError:
+        path = text_of(self._path(row))
+        return IntegrityError(f"{path} changed while it was read; submit again once it rests")
+
+    def _close_large(self) -> None:
+        if self._large:
+            os.close(self._large[1])
+            self._large = None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._close_large()
+        if self._pool:
+            self._pool.shutdown()
+
+
+class StreamDigest:
+    """The digest of each file of a stream that passes in order, and one of all of them."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._file: tuple[int, Digest] | None = None
+        #: DIGEST_SIZE bytes for each row of the listing; zeros for what is not in the stream.
+        self.digests = bytearray(DIGEST_SIZE * len(stream.listing))
+        for row in stream.without_data:
+            self._file = row, Digest()
+            self._end_file()
+
+    def update(self, data: memoryview, offset: int) -> None:
+        """Take the ``data`` at ``offset`` bytes of the stream; the next in order."""
+        for row, start, within, length in self._stream.parts(offset, len(data)):
+            part = data[start : start + length]
+            if length == self._stream.listing.sizes[row]:
+                self._note(row, xxhash.xxh3_128_digest(part))
+                continue
+            if not self._file or self._file[0] != row:
+                self._end_file()
+                self._file = row, Digest()
+            self._file[1].update(part, within)
+
+    def hexdigest(self, size: int) -> str:
+        """The xxh3-128 of all the files' digests, in hexadecimal."""
+        self._end_file()
+        return xxhash.xxh3_128_hexdigest(self.digests)
+
+    def _end_file(self) -> None:
+        if self._file:
+            row, digest = self._file
+            self._note(row, bytes.fromhex(digest.hexdigest(self._stream.listing.sizes[row])))
+            self._file = None
+
+    def _note(self, row: int, digest: bytes) -> None:
+        self.digests[place(row)] = digest
+
+
+class Tree(Protocol):
+    """Where the files go; may be called by several threads at once."""
+
+    def writing(self) -> AbstractContextManager[None]:
+        """In which files are written."""
+
+    def write(self, row: int, data: memoryview, offset: int) -> None:
+        """Put ``data`` at ``offset`` bytes of the file."""
+
+
+class StreamWriter:
+    """Writes those files of a stream into a tree that it ``needs``, a byte for each row."""
+
+    def __init__(self, tree: Tree, stream: Stream, needs: bytes | bytearray) -> None:
+        self._tree = tree
+        self._stream = stream
+        self._needs = needs
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Put the ``data`` at ``offset`` bytes of the stream where they belong."""
+        with self._tree.writing():
+            for row, start, within, length in self._stream.parts(offset, len(data)):
+                if self._needs[row]:
+                    self._tree.write(row, data[start : start + length], within)

@@ -1,0 +1,1 @@
+"""How do chunks move between ranks? Without any knowledge of disks or of Slurm."""

@@ -1,0 +1,443 @@
+"""What goes to make room: as little as will do, oldest first, and nothing that is in use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stager.base import paths
+from stager.base.errors import DestinationError, SpaceError
+from stager.base.outcome import Evicted
+from stager.copies.evict import (
+    Candidate,
+    Need,
+    RoomPlan,
+    choose,
+    free_bytes,
+    look,
+    oldest,
+    plan_room,
+    remove,
+    rooms,
+)
+from stager.disk.cache import open_cache
+from stager.disk.jobs import note_uses
+from stager.disk.locks import Locks
+from stager.disk.record import CopyFacts, Record
+from stager.request.items import Space
+from tests.support.records import RECORD
+from tests.support.users import on_tmpfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+def kept(
+    name: str, size: int, used_at: int, *, may_go: bool = True, job: bool = False
+) -> Candidate:
+    lifetime = "job" if job else "cache"
+    record = replace(RECORD, destination=f"/nvme/{name}", used_at=used_at, lifetime=lifetime)
+    return Candidate(record, size, may_go)
+
+
+# Choosing
+
+KEPT = st.lists(
+    st.builds(
+        kept, st.text("abc", min_size=1, max_size=3), st.integers(0, 9), st.integers(0, 5),
+        may_go=st.booleans(), job=st.booleans(),
+    ),
+    max_size=8, unique_by=lambda one: one.record.destination,
+)  # fmt: skip
+
+
+@given(KEPT, st.integers(-5, 40))
+def test_enough_goes_and_nothing_in_vain(every: list[Candidate], goal: int) -> None:
+    chosen = choose(every, goal)
+    freed = sum(one.size for one in chosen)
+    assert freed >= goal or chosen == oldest(every)
+    assert all(one.may_go for one in chosen)
+    if freed >= goal:
+        assert all(freed - one.size < goal for one in chosen)
+
+
+@given(KEPT)
+def test_what_nobody_wants_kept_goes_first_and_then_the_least_recently_used(
+    every: list[Candidate],
+) -> None:
+    keys = [(one.record.lifetime != "job", one.record.used_at) for one in oldest(every)]
+    assert keys == sorted(keys)
+    assert {one.record.destination for one in oldest(every)} == {
+        one.record.destination for one in every if one.may_go and one.size
+    }
+
+
+def test_a_large_copy_that_must_go_spares_the_small_ones_before_it() -> None:
+    small, large, late = kept("a", 1, 1), kept("b", 10, 2), kept("c", 10, 3)
+    assert choose([late, large, small], 10) == [large]
+    assert choose([late, large, small], 11) == [small, large]
+
+
+# Room
+
+
+def refusal(*arguments: object) -> str:
+    with pytest.raises(SpaceError) as caught:
+        plan_room("/nvme", *arguments)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_where_there_is_room_nothing_goes() -> None:
+    assert plan_room("/nvme", 10, 10, 0, [kept("a", 5, 1)]) == []
+    assert plan_room("/nvme", 0, 0, 0, []) == []
+
+
+def test_as_much_goes_as_lacks() -> None:
+    first, second = kept("a", 5, 1), kept("b", 5, 2)
+    assert plan_room("/nvme", 10, 6, 0, [first, second]) == [first]
+    assert plan_room("/nvme", 10, 4, 0, [first, second]) == [first, second]
+
+
+def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
+    other = kept("a", 5, 1)
+    assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
+    assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
+    assert refusal(2, 100, 9, [other], 10).startswith(
+        "/nvme: 10 bytes are needed, where you have 5"
+    )
+
+
+def test_too_little_room_is_told_in_bytes() -> None:
+    assert refusal(110, 100, 0, []) == (
+        "/nvme: 110 bytes are needed and 100 free, 10 too few; make room or ask for nodes with more"
+    )
+    every = [kept("a", 3, 1), kept("b", 4, 1, may_go=False)]
+    assert refusal(110, 100, 0, every) == (
+        "/nvme: 110 bytes are needed and 100 free, 3 more by eviction, 7 too few; 4 of yours are "
+        "in use or pinned; make room or ask for nodes with more"
+    )
+
+
+def test_a_users_limit_counts_all_that_he_has_there() -> None:
+    first, second = kept("a", 40, 1), kept("b", 40, 2)
+    assert plan_room("/nvme", 20, 1000, 100, [first, second]) == []
+    assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
+    pinned = replace(first, may_go=False)
+    assert refusal(61, 1000, 100, [pinned, second]) == (
+        "/nvme: 61 bytes are needed, where you have 80 of the 100 that the site lets a user have; "
+        "40 of yours are in use or pinned; ask for less, or unpin some"
+    )
+
+
+# On a disk
+
+
+@pytest.fixture
+def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /run of the test's own, where root marks jobs."""
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path / "run"))
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", str(tmp_path / "run/jobs"))
+    (tmp_path / f"run/{os.getuid()}").mkdir(parents=True)
+    (tmp_path / "run/jobs").mkdir()
+
+
+class Node:
+    """A disk with a cache, and files in it."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk = disk
+        self.cache = open_cache(str(disk), os.getuid())
+
+    def put(self, name: str, size: int, used_at: int = 0, *, pinned: bool = False) -> Record:
+        path = self.disk / name
+        path.write_bytes(b"x" * size)
+        there = path.stat()
+        copy = CopyFacts(size, there.st_mtime_ns, there.st_ino, there.st_uid)
+        record = replace(
+            RECORD, destination=str(path), copy_facts=copy, used_at=used_at, pinned=pinned
+        )
+        self.cache.save(record)
+        return record
+
+    def remove(self, name: str) -> Record | None:
+        with closing(Locks(self.cache)) as locks:
+            return remove(self.cache, locks, "", str(self.disk / name))
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.disk.iterdir() if path.is_file())
+
+
+@pytest.fixture
+def node(tmp_path: Path, _jobs: None) -> Node:
+    (tmp_path / "disk").mkdir()
+    return Node(tmp_path / "disk")
+
+
+def test_a_copy_goes_with_its_record(node: Node) -> None:
+    record = node.put("a", 10)
+    assert node.remove("a") == record
+    assert node.names() == []
+    assert list(node.cache.records()) == []
+    assert node.remove("a") is None
+
+
+def _replace(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(b"mine")
+    path.with_suffix(".new").rename(path)
+
+
+def _edit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"mine")
+    os.utime(path, ns=(1, 1))
+
+
+def _link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize(
+    "change", [_replace, _edit, _link, lambda path: (path.unlink(), path.mkdir())]
+)
+def test_what_a_user_put_in_the_copys_place_stays(
+    node: Node, change: Callable[[Path], object]
+) -> None:
+    node.put("a", 10)
+    change(node.disk / "a")
+    there = (node.disk / "a").lstat()
+    assert node.remove("a") is not None
+    assert (node.disk / "a").lstat() == there
+    assert list(node.cache.records()) == []
+
+
+def test_a_file_that_got_the_copys_inode_number_stays(node: Node) -> None:
+    """As a filesystem gives it away again at once."""
+    record = node.put("a", 10)
+    (node.disk / "a").write_bytes(b"quite mine")
+    os.utime(node.disk / "a", ns=(5, 5))
+    assert (node.disk / "a").stat().st_ino == record.copy_facts.inode
+    assert node.remove("a") is not None
+    assert (node.disk / "a").read_bytes() == b"quite mine"
+
+
+def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
+    os.rmdir(f"{node.cache.folder}/records")
+    assert look(node.cache, "") == []
+
+
+def test_a_record_whose_copy_is_gone_goes_alone(node: Node) -> None:
+    node.put("a", 10)
+    (node.disk / "a").unlink()
+    assert node.remove("a") is not None
+    assert list(node.cache.records()) == []
+
+
+def test_what_is_pinned_stays(node: Node) -> None:
+    node.put("a", 10, pinned=True)
+    assert node.remove("a") is None
+    assert node.names() == ["a"]
+
+
+def test_what_a_job_uses_stays_as_long_as_it_runs(node: Node) -> None:
+    node.put("a", 10)
+    mark = f"{paths.JOBS_FOLDER}/17.{os.getuid()}"
+    os.close(os.open(mark, os.O_CREAT, 0o644))
+    note_uses(os.getuid(), 17, [str(node.disk / "a")])
+    assert [one.may_go for one in look(node.cache, "")] == [False]
+    assert node.remove("a") is None
+    os.unlink(mark)
+    assert [one.may_go for one in look(node.cache, "")] == [True]
+    assert node.remove("a") is not None
+
+
+def test_where_jobs_are_not_marked_nothing_may_go(node: Node) -> None:
+    node.put("a", 10)
+    os.rmdir(paths.JOBS_FOLDER)
+    assert [one.may_go for one in look(node.cache, "")] == [False]
+
+
+def test_what_another_process_has_locked_stays(node: Node) -> None:
+    node.put("a", 10)
+    script = (
+        "import sys; from stager.disk.cache import Cache; from stager.disk.locks import Locks; "
+        "print(Locks(Cache(sys.argv[1])).take(sys.argv[2]), flush=True); sys.stdin.read()"
+    )
+    line = [sys.executable, "-c", script, node.cache.folder, f"{node.disk}/a"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(line, text=True, **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline() == "True\n"
+        assert node.remove("a") is None
+        other.stdin.close()
+    assert node.remove("a") is not None
+
+
+def test_a_folder_that_became_a_link_leads_nowhere(node: Node, tmp_path: Path) -> None:
+    (node.disk / "sub").mkdir()
+    node.put("sub/a", 10)
+    (node.disk / "sub").rename(tmp_path / "elsewhere")
+    (node.disk / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DestinationError, match="sub is a symbolic link, not a folder"):
+        node.remove("sub/a")
+    assert (tmp_path / "elsewhere/a").exists()
+
+
+def test_a_copy_with_a_second_name_gives_no_room(node: Node) -> None:
+    node.put("a", 100_000)
+    (node.disk / "b").hardlink_to(node.disk / "a")
+    assert [one.size for one in look(node.cache, "")] == [0]
+
+
+def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPlan:
+    """Room for one more file on the disk, where its user may have no more than ``limit``."""
+    wish = Need("/nvme", node.cache, str(node.disk / name), need)
+    (room,) = rooms([wish], [wish.destination], Space(user_limit=limit), "")
+    return room
+
+
+def make(node: Node, room: RoomPlan) -> list[Evicted]:
+    with closing(Locks(node.cache)) as locks:
+        return room.make({node.cache: locks}, "n1")
+
+
+def bytes_taken(node: Node) -> int:
+    return sum(one.size for one in look(node.cache, ""))
+
+
+def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node) -> None:
+    for number, name in enumerate("abc"):
+        node.put(name, MIB, used_at=number)
+    room = room_on(node, 1, bytes_taken(node))
+    assert [one.record.destination for _, one in room.plan()] == [f"{node.disk}/a"]
+    os.close(os.open(f"{paths.JOBS_FOLDER}/17.{os.getuid()}", os.O_CREAT, 0o644))
+    note_uses(os.getuid(), 17, [str(node.disk / "a")])
+    size = (node.disk / "b").stat().st_blocks * 512
+    assert make(node, room) == [Evicted("n1", f"{node.disk}/b", size)]
+    assert node.names() == ["a", "c"]
+
+
+def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> None:
+    node.put("a", MIB)
+    size = bytes_taken(node)
+    room = room_on(node, 1, size)
+    node.put("a", MIB, pinned=True)
+    with pytest.raises(SpaceError) as caught:
+        make(node, room)
+    assert str(caught.value) == (
+        f"/nvme: 1 bytes are needed, where you have {size} of the {size} that the site lets a "
+        f"user have; {size} of yours are in use or pinned; ask for less, or unpin some"
+    )
+    assert node.names() == ["a"]
+
+
+def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
+    node.put("a", MIB)
+    assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []
+
+
+def test_what_is_not_ones_own_copy_any_more_gives_no_room(node: Node) -> None:
+    node.put("a", MIB)
+    _replace(node.disk / "a")
+    node.put("b", MIB)
+    (node.disk / "b").unlink()
+    assert bytes_taken(node) == 0
+
+
+@pytest.mark.root
+def test_the_sites_share_stays_free_by_bytes_and_by_percent(tmp_path: Path) -> None:
+    def act() -> list[int]:
+        spaces = [
+            Space(),
+            Space(keep_free=3 * MIB),
+            Space(keep_free_percent=25),
+            Space(keep_free=3 * MIB, keep_free_percent=25),
+            Space(keep_free=MIB, keep_free_percent=25),
+            Space(keep_free=9 * MIB),
+        ]
+        return [free_bytes(str(tmp_path), space) for space in spaces]
+
+    assert [free // MIB for free in on_tmpfs(tmp_path, "size=8m", act)] == [8, 5, 6, 5, 6, 0]
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_jobs")
+def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def act() -> tuple[list[str], list[str], str]:
+        node = Node(disk)
+        for number in range(7):
+            node.put(f"f{number}", MIB, used_at=10 - number, pinned=number == 6)
+
+        def wish(need: int) -> list[Need]:
+            return [Need("/nvme", node.cache, str(disk / "new"), need)]
+
+        (room,) = rooms(wish(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
+        with closing(Locks(node.cache)) as locks:
+            gone = room.make({node.cache: locks}, "n1")
+        with pytest.raises(SpaceError) as caught:
+            rooms(wish(9 * MIB), [], Space(), "")[0].plan()
+        return [one.destination for one in gone], node.names(), str(caught.value)
+
+    gone, left, message = on_tmpfs(disk, "size=8m", act)
+    # The oldest is pinned, the next one wanted.
+    assert gone == [f"{disk}/f4", f"{disk}/f3", f"{disk}/f2"]
+    assert left == ["f0", "f1", "f5", "f6"]
+    assert message.endswith(
+        f"too few; {MIB} of yours are in use or pinned; make room or ask for nodes with more"
+    )
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_jobs")
+def test_wishes_for_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def act() -> list[int]:
+        wishes = []
+        for name in ("a", "b"):
+            (disk / name).mkdir()
+            node = Node(disk / name)
+            wishes.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
+        with pytest.raises(SpaceError):
+            [room.plan() for room in rooms(wishes, [], Space(), "")]
+        full = [Node(disk / name) for name in ("a", "b")]
+        full[1].put("old", MIB)
+        caches = [one.cache for one in full]
+        limit = Space(user_limit=3 * MIB)
+        (room,) = rooms(wishes[:1], [], limit, "", caches)
+        with closing(Locks(caches[0])) as locks:
+            gone = room.make({caches[0]: locks}, "n1")
+        assert [one.destination for one in gone] == [f"{disk}/b/old"]
+        kept_free = rooms(wishes[:1], [], Space(keep_free_percent=20), "")[0].plan()
+        with pytest.raises(SpaceError):
+            rooms(wishes[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
+        return [len(rooms(wishes, [], Space(), "")), len(kept_free)]
+
+    assert on_tmpfs(disk, "size=4m", act) == [1, 0]
+
+
+def test_a_copy_that_cannot_be_removed_is_passed_over_for_the_next(
+    node: Node, tmp_path: Path
+) -> None:
+    (node.disk / "sub").mkdir()
+    node.put("sub/a", MIB, used_at=1)
+    node.put("b", MIB, used_at=2)
+    (node.disk / "sub").rename(tmp_path / "elsewhere")
+    (node.disk / "sub").symlink_to(tmp_path / "elsewhere")
+    gone = make(node, room_on(node, MIB, limit=2 * MIB))
+    assert [one.destination for one in gone] == [f"{node.disk}/b"]
+    assert (tmp_path / "elsewhere/a").exists()

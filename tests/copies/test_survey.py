@@ -1,0 +1,695 @@
+"""What one node finds out about a source, about its own copy, and about the place for a new one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stager.base.errors import DestinationError, SourceError
+from stager.base.options import Mode, Options, Relocate, Validate
+from stager.copies.survey import Survey, judge, survey, survey_shared
+from stager.copies.survey_tree import judge_tree
+from stager.disk.cache import Cache, open_cache
+from stager.disk.files import digest_of
+from stager.disk.partial import Partial
+from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
+from stager.request.items import StageItem
+from stager.source.posix import Source, data_size, facts_of, for_all, look_at_source
+from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BYTES = b"some bytes of an image\n" * 1000
+#: The xxh3-128 of BYTES.
+DIGEST = "699d1a1bb1d6d2fe73e053a6cb413952"
+
+FACTS = SourceFacts(size=10, mtime_ns=20, ctime_ns=30, inode=40)
+RECORD = Record(
+    version=VERSION,
+    source="/shared/img.sqsh",
+    destination="/nvme/img.sqsh",
+    source_facts=FACTS,
+    copy_facts=CopyFacts(size=10, mtime_ns=20, inode=50, owner=60),
+    digest=DIGEST,
+    staged_at=70,
+    used_at=80,
+    used_by_job=0,
+    lifetime="cache",
+    pinned=False,
+)
+
+
+# Judging
+
+
+def there(
+    *, size: int = 10, mtime_ns: int = 20, inode: int = 50, owner: int = 60, links: int = 1,
+    kind: int = stat.S_IFREG,
+) -> os.stat_result:  # fmt: skip
+    """A stat of the copy, by default as RECORD has it."""
+    fields = (kind | 0o644, inode, 1, links, owner, 0, size, 0, 0, 0)
+    return os.stat_result(fields, {"st_mtime_ns": mtime_ns})
+
+
+SOURCE, COPY = "the source changed", "the copy changed"
+#: What is found, and why the copy is then not current by stat, size, checksum and always.
+JUDGED: dict[
+    str, tuple[SourceFacts, Record | None, os.stat_result | None, tuple[str, str, str, str]]
+] = {
+    "nothing changed": (FACTS, RECORD, there(), ("", "", "", "validate=always")),
+    "no copy": (FACTS, RECORD, None, ("absent", "absent", "absent", "absent")),
+    "neither copy nor record": (FACTS, None, None, ("absent", "absent", "absent", "absent")),
+    "no record": (FACTS, None, there(), ("not recorded",) * 4),
+    "source: size": (
+        replace(FACTS, size=11), RECORD, there(), (SOURCE, SOURCE, SOURCE, "validate=always"),
+    ),
+    "source: mtime": (
+        replace(FACTS, mtime_ns=21), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "source: ctime": (
+        replace(FACTS, ctime_ns=31), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "source: inode": (
+        replace(FACTS, inode=41), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+    ),
+    "copy: size": (FACTS, RECORD, there(size=11), (COPY, COPY, COPY, "validate=always")),
+    "copy: mtime": (FACTS, RECORD, there(mtime_ns=21), (COPY, "", "", "validate=always")),
+    "copy: inode": (FACTS, RECORD, there(inode=51), (COPY, "", "", "validate=always")),
+    "copy: a second name": (FACTS, RECORD, there(links=2), (COPY, "", "", "validate=always")),
+    "copy: owner": (
+        FACTS, RECORD, there(owner=61), ("replaced", "replaced", "replaced", "validate=always"),
+    ),
+    "copy: a symlink": (
+        FACTS, RECORD, there(kind=stat.S_IFLNK),
+        ("replaced", "replaced", "replaced", "validate=always"),
+    ),
+    "source and copy": (
+        replace(FACTS, size=11), RECORD, there(size=11),
+        (SOURCE, SOURCE, SOURCE, "validate=always"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "record", "copy", "reasons"), JUDGED.values(), ids=JUDGED)
+def test_a_copy_is_current_or_it_is_said_why_not(
+    source: SourceFacts,
+    record: Record | None,
+    copy: os.stat_result | None,
+    reasons: tuple[str, str, str, str],
+) -> None:
+    modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM, Validate.ALWAYS)
+    assert tuple(judge(mode, source, record, copy) for mode in modes) == reasons
+
+
+TREE = TreeFacts(
+    files=5, allocated=4096, source_digest="0" * 32, copy_digest="1" * 32, table_digest="2" * 32
+)
+#: A whole copy of a folder, and a part of one.
+WHOLE = replace(RECORD, tree=TREE)
+PART = replace(RECORD, tree=replace(TREE, files=2, split=f"4:{DIGEST}", files_in_all=5, by="{n}"))
+FOLDER = Source(FACTS, 0o755, 0, 0, files=5, listing="0" * 32)
+COPIED = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
+
+
+def having(item: StageItem, **options: Any) -> StageItem:
+    return replace(item, options=replace(item.options, **options))
+
+
+SPREAD = having(COPIED, mode=Mode.SHARD, by="{n}")
+
+
+def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> str:
+    return judge_tree(item, source, record, there(kind=stat.S_IFDIR))
+
+
+@pytest.mark.parametrize(
+    ("item", "record", "reason"),
+    [
+        (COPIED, WHOLE, ""),
+        (SPREAD, PART, ""),
+        (COPIED, PART, "a part of it"),
+        (SPREAD, WHOLE, "not split"),
+        (having(SPREAD, by="part-{n}"), PART, "split otherwise"),
+        (having(SPREAD, by=""), PART, "split otherwise"),
+        (having(COPIED, relocate=Relocate.VENV), PART, "relocated otherwise"),
+        (having(SPREAD, validate=Validate.ALWAYS), WHOLE, "validate=always"),
+        (SPREAD, RECORD, "not recorded"),
+        (SPREAD, None, "not recorded"),
+    ],
+)
+def test_a_folder_is_there_as_it_is_wanted_or_it_is_said_why_not(
+    item: StageItem, record: Record | None, reason: str
+) -> None:
+    assert judged(item, record) == reason
+
+
+def test_a_folder_that_is_not_there_is_absent_whatever_is_wanted() -> None:
+    assert judge_tree(SPREAD, FOLDER, WHOLE, None) == "absent"
+
+
+def test_a_part_is_that_of_the_source_as_it_was_listed() -> None:
+    changed = replace(FOLDER, listing="3" * 32)
+    assert judged(SPREAD, PART, changed) == "the source changed"
+    by_size = having(SPREAD, validate=Validate.SIZE)
+    assert judged(by_size, PART, changed) == ""
+    larger = replace(changed, facts=replace(FACTS, size=11))
+    assert judged(by_size, PART, larger) == "the source changed"
+    assert judged(by_size, PART, replace(changed, files=6)) == "the source changed"
+
+
+# The source
+
+
+def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(BYTES)
+    path.chmod(0o640)
+    facts = path.stat()
+    assert look_at_source(str(path)) == Source(
+        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
+        0o640,
+        facts.st_gid,
+        len(BYTES),
+    )
+
+
+def test_a_source_takes_on_its_disk_what_is_not_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 1 << 30)
+    source = look_at_source(str(path))
+    assert (source.facts.size, source.allocated) == (1 << 30, 4096)
+
+
+def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "img.sqsh").write_bytes(BYTES)
+    (tmp_path / "link").symlink_to("img.sqsh")
+    assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
+
+
+def _bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+
+
+NOTHING_ELSE = "only a plain file or a folder can be staged"
+MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+#: How a source that cannot be staged is made, and what is said of it behind its path.
+NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, f": {MISSING}"),
+    "a dangling symlink": (lambda path: path.symlink_to("nowhere"), f": {MISSING}"),
+    "a symlink to itself": (
+        lambda path: path.symlink_to(path),
+        ": Too many levels of symbolic links",
+    ),
+    "a named pipe": (os.mkfifo, f" is a named pipe; {NOTHING_ELSE}"),
+    "a socket": (_bind_socket, f" is a socket; {NOTHING_ELSE}"),
+    "a device": (
+        lambda path: path.symlink_to("/dev/null"),
+        f" is a character device; {NOTHING_ELSE}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "problem"), NO_SOURCES.values(), ids=NO_SOURCES)
+def test_what_cannot_be_a_source_is_named_by_its_kind(
+    make: Callable[[Path], object], problem: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # whose path is short enough for a socket
+        path = Path(folder, "source")
+        make(path)
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(path))
+    assert str(caught.value) == f"{path}{problem}"
+
+
+@pytest.mark.root
+def test_a_block_device_is_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
+    with pytest.raises(SourceError) as caught:
+        look_at_source(str(path))
+    assert str(caught.value) == f"{path} is a block device; {NOTHING_ELSE}"
+
+
+def test_a_source_beneath_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError) as caught:
+        look_at_source(f"{tmp_path}/file/img.sqsh")
+    assert str(caught.value) == f"{tmp_path}/file/img.sqsh: Not a directory"
+
+
+def test_a_source_in_a_closed_folder_is_named(home: Path) -> None:
+    home.chmod(0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(f"{home}/img.sqsh")
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/img.sqsh: Permission denied"
+
+
+# A node
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder of an ordinary user."""
+    with ordinary_home() as folder:
+        yield folder
+
+
+class Node:
+    """A node's disk with a copy that was staged to it, and the source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = folder / "disk"
+        self.disk.mkdir(exist_ok=True)
+        self.source = folder / "img.sqsh"
+        self.source.write_bytes(BYTES)
+        self.copy = self.disk / "copy.sqsh"
+        self.cache: Cache = open_cache(str(self.disk), os.getuid())
+
+    def stage(self) -> None:
+        """Put the copy in place and record it."""
+        source = look_at_source(str(self.source))
+        partial = Partial(self.cache, direct=True)
+        partial.write(memoryview(BYTES), 0)
+        partial.seal(source.mode, source.group, source.facts.mtime_ns)
+        copy = partial.publish(str(self.copy))
+        partial.close()
+        self.cache.save(
+            replace(
+                RECORD, source=str(self.source), destination=str(self.copy),
+                source_facts=source.facts, copy_facts=copy,
+            )
+        )  # fmt: skip
+
+    def survey(self, validate: Validate = Validate.STAT, path: Path | None = None) -> Survey:
+        """The node's answer."""
+        path = path or self.copy
+        item = StageItem(str(self.source), str(path), str(self.disk), Options(validate=validate))
+        source = look_at_source(str(self.source))
+        return survey(item, str(path), source, self.cache, "n1")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+CURRENT = Survey(node="n1", reason="", digest=DIGEST)
+
+
+def needed(reason: str) -> Survey:
+    return Survey(node="n1", reason=reason, digest="")
+
+
+@pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
+def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
+    node: Node, validate: Validate
+) -> None:
+    node.stage()
+    answer = node.survey(validate)
+    assert answer == CURRENT
+    assert answer.current
+
+
+def test_a_node_that_is_always_to_receive_is_never_current(node: Node) -> None:
+    node.stage()
+    answer = node.survey(Validate.ALWAYS)
+    assert answer == needed("validate=always")
+    assert not answer.current
+
+
+def test_a_node_without_a_copy_lacks_it_though_its_folders_are_to_be_made(node: Node) -> None:
+    assert node.survey() == needed("absent")
+    assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed("absent")
+
+
+def test_a_survey_writes_nothing(node: Node) -> None:
+    before = sorted(node.disk.rglob("*"))
+    node.survey(path=node.disk / "a/b/copy.sqsh")
+    assert sorted(node.disk.rglob("*")) == before
+
+
+def _touch_source(node: Node) -> None:
+    os.utime(node.source, ns=(1, 1))
+
+
+def _replace_source(node: Node) -> None:
+    """Another file of the same size and mtime under the same name."""
+    facts = node.source.stat()
+    node.source.rename(node.source.with_name("old"))
+    node.source.write_bytes(BYTES.swapcase())
+    os.utime(node.source, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _touch_copy(node: Node) -> None:
+    os.utime(node.copy, ns=(1, 1))
+
+
+def _replace_copy(node: Node) -> None:
+    facts = node.copy.stat()
+    node.copy.rename(node.copy.with_name("old"))
+    node.copy.write_bytes(BYTES)
+    os.utime(node.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _damage_copy(node: Node) -> None:
+    """Another byte in the middle, and no other trace of it but the ctime."""
+    facts = node.copy.stat()
+    with node.copy.open("r+b") as file:
+        file.seek(len(BYTES) // 2)
+        file.write(b"X")
+    os.utime(node.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _link_copy(node: Node) -> None:
+    node.copy.with_name("second").hardlink_to(node.copy)
+
+
+def _append_to_copy(node: Node) -> None:
+    with node.copy.open("ab") as file:
+        file.write(b"X")
+
+
+def _copy_as_symlink(node: Node) -> None:
+    node.copy.rename(node.copy.with_name("moved"))
+    node.copy.symlink_to("moved")
+
+
+DIFFER = "its bytes differ from its digest"
+#: What happens to a staged node, and what it answers then by stat, size and checksum.
+EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
+    (_touch_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
+    (_replace_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
+    (_touch_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_replace_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_damage_copy, (CURRENT, CURRENT, needed(DIFFER))),
+    (_link_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_append_to_copy, (needed(COPY), needed(COPY), needed(COPY))),
+    (_copy_as_symlink, (needed("replaced"), needed("replaced"), needed("replaced"))),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "answers"), EVENTS, ids=[change.__name__.strip("_") for change, _ in EVENTS]
+)
+def test_what_happens_to_files_on_disk_is_found_out(
+    node: Node, change: Callable[[Node], object], answers: tuple[Survey, Survey, Survey]
+) -> None:
+    node.stage()
+    change(node)
+    modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM)
+    found = tuple(node.survey(mode) for mode in modes)
+    assert tuple(replace(survey, fresh=True) for survey in found) == answers
+    # By its size alone a copy may pass for current that is of an older source.
+    record = node.cache.load(str(node.copy))
+    assert record is not None
+    of_today = look_at_source(str(node.source)).facts == record.source_facts
+    assert {survey.fresh for survey in found if survey.current} <= {of_today}
+
+
+def test_the_facts_of_a_source_are_those_of_its_stat(tmp_path: Path) -> None:
+    facts = tmp_path.stat()
+    assert facts_of(facts) == SourceFacts(
+        facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "digest"),
+    [(b"", "99aa06d3014798d86001c324468d497f"), (BYTES, DIGEST)],
+    ids=["empty", "some bytes"],
+)
+def test_the_digest_of_a_file_is_its_xxh3_128(tmp_path: Path, data: bytes, digest: str) -> None:
+    (tmp_path / "file").write_bytes(data)
+    assert digest_of(f"{tmp_path}/file") == digest
+
+
+# Where nothing can be put
+
+
+def refusal(node: Node, path: Path) -> str:
+    with pytest.raises(DestinationError) as caught:
+        node.survey(path=path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda path: path.mkdir(), "a folder"),
+        (os.mkfifo, "a named pipe"),
+    ],
+    ids=["a folder", "a named pipe"],
+)
+def test_a_destination_that_is_no_file_is_named_by_its_kind(
+    node: Node, make: Callable[[Path], object], kind: str
+) -> None:
+    make(node.copy)
+    assert refusal(node, node.copy) == f"{node.copy} is {kind}; choose another destination"
+
+
+@pytest.mark.parametrize("below", ["copy.sqsh", "a/b/copy.sqsh"])
+def test_a_file_where_a_folder_is_wanted_is_named(node: Node, below: str) -> None:
+    (node.disk / "file").write_bytes(b"")
+    message = f"{node.disk}/file is a plain file, not a folder"
+    assert refusal(node, node.disk / "file" / below) == message
+
+
+@pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
+def test_a_symlink_where_a_folder_is_wanted_is_named(node: Node, target: str) -> None:
+    (node.disk / "link").symlink_to(target)
+    message = f"{node.disk}/link is a symbolic link, not a folder"
+    assert refusal(node, node.disk / "link/copy.sqsh") == message
+
+
+def test_a_name_that_the_filesystem_cannot_hold_is_named(node: Node) -> None:
+    path = node.disk / ("x" * 256)
+    assert refusal(node, path) == f"{path}: File name too long"
+
+
+@pytest.mark.root
+def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    other = node.disk / "other"
+    other.mkdir()
+    message = f"{other} is on another filesystem than its cache root; choose another destination"
+    assert on_tmpfs(other, "size=1m", lambda: refusal(node, other / "copy.sqsh")) == message
+
+
+@pytest.mark.root
+def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
+    node.stage()
+    os.chown(node.copy, USER, USER)
+    message = f"{node.copy} belongs to uid {USER}; choose another destination"
+    assert refusal(node, node.copy) == message
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (0o500, "{disk}/closed: no permission to write there"),
+        (0o600, "{disk}/closed/copy.sqsh: Permission denied"),
+    ],
+    ids=["no writing", "no entering"],
+)
+def test_a_folder_without_permission_is_named(home: Path, mode: int, message: str) -> None:
+    def act() -> str:
+        node = Node(home)
+        (node.disk / "closed").mkdir()
+        (node.disk / "closed").chmod(mode)
+        return refusal(node, node.disk / "closed/copy.sqsh")
+
+    assert as_ordinary_user(act) == message.format(disk=home / "disk")
+
+
+# What root staged for all
+
+
+def share(node: Node, named: str = "") -> Survey | str:
+    """What a user is told who wants what lies there as root's, by another ``named`` source."""
+    item = StageItem(named or str(node.source), str(node.copy), str(node.disk), shared=True)
+    source = look_at_source(str(node.source))
+    try:
+        return survey_shared(item, str(node.copy), source, node.cache, "n1")
+    except DestinationError as error:
+        return str(error)
+
+
+def not_current(node: Node, why: str) -> str:
+    return (
+        f"{node.copy} is root's to stage, and not current there: {why}; choose another "
+        "destination, or ask the administrator"
+    )
+
+
+def test_what_root_staged_is_used_as_long_as_it_is_current(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
+    assert share(node) == not_current(node, "absent")
+    node.stage()
+    assert share(node) == CURRENT
+    node.source.write_bytes(BYTES)
+    assert share(node) == not_current(node, "the source changed")
+    node.stage()
+    assert share(node, "/elsewhere") == not_current(node, "staged from another source")
+    node.cache.forget(str(node.copy))
+    assert share(node) == not_current(node, "not recorded")
+
+
+def test_what_is_absent_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stager.copies.survey._PUBLICATION", (60.0,))
+    assert share(node) == not_current(node, "absent")
+
+
+@pytest.mark.root
+def test_what_root_staged_for_a_few_is_refused_to_others(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
+    home.chmod(0o755)
+    node = Node(home)
+    node.source.chmod(0o600)
+    os.chown(node.disk, 0, 0)
+    node.cache = open_cache(str(node.disk), 0, shared=True)
+    node.stage()
+    node.source.chmod(0o644)  # the copy is as closed as its source was, whatever that is now
+    record = node.cache.load(str(node.copy))
+    assert record
+    facts = look_at_source(str(node.source)).facts
+    node.cache.save(replace(record, source_facts=facts))
+    message = f"{node.copy}: no permission to read it; choose another destination"
+    assert as_ordinary_user(lambda: share(node)) == message
+    node.copy.chmod(0o644)
+    assert as_ordinary_user(lambda: share(node)) == CURRENT
+
+
+def test_a_damaged_record_is_told(node: Node) -> None:
+    node.stage()
+    Path(node.cache.record_path(str(node.copy))).write_text("{}")
+    assert node.survey() == needed("its record cannot be read")
+
+
+def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> None:
+    node.stage()
+    whole = node.cache.load(str(node.copy))
+    assert whole
+    node.cache.forget(str(node.copy))
+    timer = threading.Timer(0.3, lambda: node.cache.save(whole))
+    timer.start()
+    assert share(node) == CURRENT
+    timer.join()
+
+
+@pytest.mark.root
+def test_who_may_not_read_the_source_may_not_use_the_copy(home: Path) -> None:
+    (home / "secret").write_bytes(BYTES)
+    (home / "secret").chmod(0o600)
+    os.chown(home / "secret", 0, 0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(home / "secret"), to_be_read=True)
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/secret: Permission denied"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "above", "copied"),
+    [(0o644, 0o755, 0o644), (0o640, 0o711, 0o640), (0o644, 0o750, 0o600), (0o755, 0o700, 0o700)],
+)
+def test_a_copy_for_all_is_closed_where_a_folder_above_the_source_is(
+    home: Path, mode: int, above: int, copied: int
+) -> None:
+    home.chmod(0o755)
+    folder = home / "data"
+    folder.mkdir()
+    (folder / "img").write_bytes(BYTES)
+    (folder / "img").chmod(mode)
+    (home / "link").symlink_to(folder / "img")
+    folder.chmod(above)
+    for path in (folder / "img", home / "link"):
+        assert for_all(str(path), look_at_source(str(path))).mode == copied
+
+
+@pytest.mark.root
+def test_a_copy_for_all_is_closed_where_a_list_says_more_than_the_mode(home: Path) -> None:
+    home.chmod(0o755)
+    source = home / "img"
+    source.write_bytes(BYTES)
+    source.chmod(0o644)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    entries = [(1, 6, 0xFFFFFFFF), (2, 4, 4711), (4, 0, 0xFFFFFFFF), (16, 4, 0xFFFFFFFF)]
+    text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
+    os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+    os.removexattr(source, "system.posix_acl_access")
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    os.setxattr(home, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    home.chmod(0o755)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+
+
+@pytest.mark.root
+def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: Node) -> None:
+    node.stage()
+    item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
+    source = replace(look_at_source(item.source), mode=0o600)
+    node.copy.chmod(0o644)
+    answer = survey(item, str(node.copy), source, node.cache, "n1")
+    assert answer == needed("its permissions are too wide")
+
+
+def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
+    node.stage()
+    with node.copy.open("r+b") as file:
+        file.write(b"damage")
+    item = StageItem(
+        str(node.source),
+        str(node.copy),
+        str(node.disk),
+        Options(validate=Validate.CHECKSUM),
+        shared=True,
+    )
+    with pytest.raises(DestinationError, match="its bytes differ from its digest"):
+        survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) + 5])
+def test_a_copy_takes_what_the_source_has_data_for(tmp_path: Path, size: int) -> None:
+    source = tmp_path / "img"
+    source.write_bytes(b"x" * size)
+    facts = look_at_source(str(source))
+    assert data_size(str(source), facts) == size
+    # As a filesystem says that compresses it, or has it on tape.
+    assert data_size(str(source), replace(facts, allocated=0)) == size
+    os.truncate(source, size + (1 << 30))
+    facts = look_at_source(str(source))
+    assert size <= data_size(str(source), facts) <= size + 4096
+
+
+def test_a_root_that_is_the_whole_disk_has_nothing_above(node: Node) -> None:
+    node.stage()
+    item = StageItem(str(node.source), str(node.copy), "", Options(validate=Validate.STAT))
+    source = look_at_source(str(node.source))
+    assert survey(item, str(node.copy), source, node.cache, "n1").current

@@ -1,0 +1,138 @@
+"""What is left of a job on a node goes with it, by its user's own hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stager.base.paths import JOBS_FOLDER, RUN_FOLDER
+from stager.copies import tidy
+from stager.disk.cache import open_cache
+from stager.disk.jobs import note_uses
+from stager.disk.record import CopyFacts
+from stager.root.prepare import mark_job
+from tests.support.records import RECORD
+from tests.support.users import on_tmpfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.root
+
+
+class Node:
+    """A disk with copies, and a /run in which root marks jobs."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk = disk
+        self.cache = open_cache(str(disk), os.getuid())
+        self.config = disk / "stage.toml"
+        self.config.write_text(f'roots = ["{disk}", "/nowhere"]\n')
+        Path(RUN_FOLDER, str(os.getuid())).mkdir(parents=True)
+
+    def put(self, name: str, *, lifetime: str = "cache", used_at: int = 0) -> None:
+        path = self.disk / name
+        path.write_bytes(b"x" * 5000)
+        there = path.stat()
+        copy = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+        self.cache.save(
+            replace(
+                RECORD, destination=str(path), copy_facts=copy, lifetime=lifetime, used_at=used_at
+            )
+        )
+
+    def run_job(self, job: int, *names: str) -> None:
+        mark_job(job, os.getuid())
+        note_uses(os.getuid(), job, [str(self.disk / name) for name in names])
+
+    def end_job(self, job: int) -> None:
+        os.unlink(f"{JOBS_FOLDER}/{job}.{os.getuid()}")
+
+    def tidy(self, *options: str) -> dict[str, Any]:
+        line = [sys.executable, "-I", "-m", "stager.copies.tidy"]
+        line += [f"--config={self.config}", *options]
+        said: dict[str, Any] = json.loads(
+            subprocess.run(line, check=True, capture_output=True).stdout
+        )
+        return said
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.disk.glob("?"))
+
+
+def on_node(tmp_path: Path, act: Callable[[Node], object]) -> Any:
+    """What ``act`` returns of a node whose /run is its own."""
+    (tmp_path / "disk").mkdir()
+    return on_tmpfs(Path("/run"), "mode=755", lambda: act(Node(tmp_path / "disk")))
+
+
+def test_what_was_wanted_for_a_job_goes_with_the_last_that_uses_it(tmp_path: Path) -> None:
+    def act(node: Node) -> list[list[str]]:
+        node.put("a", lifetime="job")
+        node.put("b", lifetime="job")
+        node.put("c")
+        node.run_job(17, "a", "b", "c")
+        node.run_job(18, "b")
+        node.end_job(17)
+        assert node.tidy("--job=17") == {"removed": 1}
+        seen = [node.names()]
+        node.end_job(18)
+        assert node.tidy("--job=18") == {"removed": 1}
+        assert node.tidy("--job=18") == {"removed": 0}
+        return [*seen, node.names()]
+
+    assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
+
+
+def test_usage_is_told_by_root_and_what_an_unnoticed_end_left_goes(tmp_path: Path) -> None:
+    def act(node: Node) -> tuple[dict[str, Any], list[str]]:
+        node.put("a")
+        node.put("b", lifetime="job")
+        node.put("c", lifetime="job")
+        node.run_job(17, "c")
+        return node.tidy("--usage"), node.names()
+
+    said, names = on_node(tmp_path, act)
+    assert said == {"removed": 0, "usage": {str(tmp_path / "disk"): [2 * 8192, 2]}}
+    assert names == ["a", "c"]
+
+
+def test_the_oldest_go_in_the_order_in_which_they_are_told(tmp_path: Path) -> None:
+    def act(node: Node) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        for number, name in enumerate("dcba"):
+            node.put(name, used_at=number)
+        node.run_job(17, "c")
+        told = node.tidy(f"--root={node.disk}")
+        return told, node.tidy(f"--root={node.disk}", "--oldest=2"), node.names()
+
+    told, done, names = on_node(tmp_path, act)
+    assert told == {"removed": 0, "evicted": 0, "may_go": [[0, 8192], [2, 8192], [3, 8192]]}
+    assert done == {"removed": 0, "evicted": 2, "may_go": [[3, 8192]]}
+    assert names == ["a", "c"]
+
+
+def test_a_user_of_whom_nothing_is_there_is_told_of_in_zeros(tmp_path: Path) -> None:
+    def act(node: Node) -> dict[str, Any]:
+        os.rmdir(f"{node.cache.folder}/records")
+        return node.tidy("--job=17", "--usage", f"--root={node.disk}")
+
+    disk = str(tmp_path / "disk")
+    assert on_node(tmp_path, act) == {
+        "removed": 0, "usage": {disk: [0, 0]}, "evicted": 0, "may_go": [],
+    }  # fmt: skip
+
+
+def test_other_processes_of_the_user_cannot_look_into_it(tmp_path: Path) -> None:
+    def act(node: Node) -> int:
+        os.setresuid(65534, 65534, 65534)
+        tidy._shut_out_others()
+        return os.stat(f"/proc/{os.getpid()}/mem").st_uid
+
+    assert on_node(tmp_path, act) == 0

@@ -1,0 +1,399 @@
+"""What verify, evict, pin and unpin do on one node, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import xxhash
+
+from stager.base.errors import UsageError
+from stager.copies import upkeep
+from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, carry_out
+from stager.disk.cache import open_cache
+from stager.disk.files import digest_of
+from stager.disk.jobs import note_uses
+from stager.disk.locks import Locks
+from stager.disk.record import VERSION, CopyFacts, Record
+from stager.source.posix import facts_of
+from tests.support.users import as_ordinary_user, forked, ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+NOW = int(time.time())
+
+
+class Node:
+    """A node whose disk is a folder, and the user's copies beneath its root /nvme."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk = disk
+        (disk / "nvme").mkdir(parents=True)
+        self.cache = open_cache(f"{disk}/nvme", os.getuid())
+
+    def stage(self, name: str, age: int = 0, data: bytes = b"data", **changes: object) -> Path:
+        """A copy that was used ``age`` seconds ago, and its record."""
+        copy = self.disk / "nvme" / name
+        copy.write_bytes(data)
+        facts = copy.stat()
+        record = Record(
+            version=VERSION, source="/shared/a", destination=f"/nvme/{name}",
+            source_facts=facts_of(facts),
+            copy_facts=CopyFacts(
+                facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid
+            ),
+            digest=xxhash.xxh3_128_hexdigest(data), staged_at=NOW - age, used_at=NOW - age,
+            used_by_job=17, lifetime="cache", pinned=False,
+        )  # fmt: skip
+        self.cache.save(replace(record, **changes))  # type: ignore[arg-type]
+        return copy
+
+    def do(self, action: Action, *names: str, **too: object) -> NodeResult:
+        destinations = tuple(f"/nvme/{name}" for name in names)
+        order = Command(action, ("/nvme",), destinations=destinations, **too)  # type: ignore[arg-type]
+        return carry_out(order, str(self.disk))
+
+    def left(self) -> list[str]:
+        """The copies that are there, each with its record."""
+        recorded = sorted(record.destination for record in self.cache.records())
+        assert recorded == sorted(f"/nvme/{p.name}" for p in self.disk.glob("nvme/[a-z]*"))
+        return [path.removeprefix("/nvme/") for path in recorded]
+
+    def pinned(self, name: str) -> bool:
+        record = self.cache.load(f"/nvme/{name}")
+        assert record
+        return record.pinned
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node1")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Notes that a running job of this user uses a copy."""
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path / "run"))
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", str(tmp_path / "run/jobs"))
+    (tmp_path / "run/jobs").mkdir(parents=True)
+    (tmp_path / f"run/{os.getuid()}").mkdir()
+
+    def use(job: int, name: str) -> None:
+        (tmp_path / f"run/jobs/{job}.{os.getuid()}").touch()
+        note_uses(os.getuid(), job, [f"/nvme/{name}"])
+
+    return use
+
+
+def refused(result: NodeResult) -> list[tuple[int, str]]:
+    assert result.done == []
+    return [(one.code, one.message) for one in result.refused]
+
+
+def held_by_another(node: Node, name: str, act: Callable[[], NodeResult]) -> NodeResult:
+    """What ``act`` does while another process, of job 23, stages the copy."""
+
+    def child() -> NodeResult:
+        return act()
+
+    with closing(Locks(node.cache)) as locks:
+        assert locks.take(f"/nvme/{name}")
+        return forked(child)  # a lock is its process's: the child is another one
+
+
+# Orders
+
+
+def test_an_order_travels_as_one_plain_word() -> None:
+    order = Command(
+        Action.EVICT,
+        ("/nvme", ""),
+        ("/site",),
+        ("/nvme/a b'\n", "/nvme/\udce9"),
+        7,
+        8,
+        dry_run=True,
+    )
+    text = order.to_text()
+    assert text.replace("-", "").replace("_", "").rstrip("=").isalnum()
+    assert Command.from_text(text) == order
+
+
+@pytest.mark.parametrize("text", ["", "x", "AAAA", "bnVsbA==", "e30=", "eyJkZWVkIjogMX0="])
+def test_what_is_no_order_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Command.from_text(text)
+    assert str(caught.value) == "this is for stagectl on another node to call"
+
+
+def test_a_result_travels() -> None:
+    result = NodeResult([Done("/nvme/a", 1)], [Refused(2, "no", "/nvme/b")], 3)
+    assert NodeResult.from_wire(result.to_wire()) == result
+
+
+@pytest.mark.parametrize("action", [Action.VERIFY, Action.EVICT, Action.PIN, Action.UNPIN])
+def test_what_is_not_staged_is_named_and_the_others_are_done(node: Node, action: Action) -> None:
+    node.stage("a")
+    result = node.do(action, "x", "a")
+    assert [one.destination for one in result.done] == ["/nvme/a"]
+    assert result.refused == [Refused(2, "/nvme/x is not staged here", "/nvme/x")]
+
+
+def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
+    order = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
+    assert refused(carry_out(order, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
+    assert carry_out(Command(Action.VERIFY, ("/nvme",)), str(tmp_path)) == NodeResult()
+
+
+# pin and unpin
+
+
+def test_a_pin_is_kept_in_the_record(node: Node) -> None:
+    node.stage("a")
+    assert node.do(Action.PIN, "a") == NodeResult([Done("/nvme/a", 4)])
+    assert node.pinned("a")
+    assert node.do(Action.UNPIN, "a") == NodeResult([Done("/nvme/a", 4)])
+    assert not node.pinned("a")
+
+
+def test_what_is_being_staged_is_not_pinned(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.stage("a")
+    result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
+    holder = _holder()
+    message = f"/nvme/a is being staged by {holder}; try again when that is over"
+    assert refused(result) == [(9, message)]
+    assert not node.pinned("a")
+
+
+def _holder() -> str:
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"job {job}" if job else f"process {os.getpid()}"
+
+
+# evict
+
+
+def test_evicted_copies_are_gone_with_their_records(node: Node) -> None:
+    for name in "abc":
+        node.stage(name)
+    assert node.do(Action.EVICT, "a", "c") == NodeResult(
+        [Done("/nvme/a", 4096), Done("/nvme/c", 4096)]
+    )
+    assert node.left() == ["b"]
+
+
+def test_a_dry_run_evicts_nothing(node: Node) -> None:
+    node.stage("a", 3600)
+    done = NodeResult([Done("/nvme/a", 4096)])
+    assert node.do(Action.EVICT, "a", dry_run=True) == done
+    assert node.do(Action.EVICT, older=60, dry_run=True) == done
+    assert node.left() == ["a"]
+
+
+def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
+    node.stage("a", 3600, pinned=True)
+    message = "/nvme/a is pinned; stagectl unpin it first"
+    assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
+    assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
+    assert node.left() == ["a"]
+
+
+def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], None]) -> None:
+    node.stage("a", 3600)
+    jobs(17, "a")
+    message = "/nvme/a is used by job 17; it may go when that has ended"
+    assert refused(node.do(Action.EVICT, "a")) == [(9, message)]
+    jobs(9, "a")
+    assert refused(node.do(Action.EVICT, "a", dry_run=True)) == [
+        (9, "/nvme/a is used by jobs 17,9; it may go when that has ended")
+    ]
+    assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
+    assert node.left() == ["a"]
+
+
+def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
+    node.stage("a", 3600)
+    result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
+    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    assert refused(result) == [(9, message)]
+    assert held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60)) == NodeResult(stay=1)
+    assert node.left() == ["a"]
+
+
+def test_what_was_not_used_for_long_goes(node: Node) -> None:
+    for name, age in {"a": 90_000, "b": 100, "c": 100_000}.items():
+        node.stage(name, age)
+    assert node.do(Action.EVICT, older=86_400) == NodeResult(
+        [Done("/nvme/a", 4096), Done("/nvme/c", 4096)]
+    )
+    assert node.left() == ["b"]
+
+
+def free(node: Node) -> int:
+    room = os.statvfs(node.disk)
+    return room.f_bavail * room.f_frsize
+
+
+def test_the_least_recently_used_go_until_enough_is_free(node: Node) -> None:
+    for name, age in {"a": 30, "b": 20, "c": 10}.items():
+        node.stage(name, age, bytes(64 * MIB))
+    # The disk is not this test's alone: half a copy's size to either side.
+    result = node.do(Action.EVICT, to_free=free(node) + 96 * MIB)
+    assert result == NodeResult([Done("/nvme/a", 64 * MIB), Done("/nvme/b", 64 * MIB)])
+    assert node.left() == ["c"]
+    assert node.do(Action.EVICT, to_free=free(node) - 32 * MIB) == NodeResult()
+
+
+def test_nothing_goes_where_all_would_not_be_enough(node: Node) -> None:
+    node.stage("a")
+    node.stage("b", pinned=True)
+    [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
+    assert code == 5
+    assert message.startswith("/nvme: 1024.0 PiB cannot be free: ")
+    end = " are, and 4.0 KiB more if all your copies go that may; 1 is pinned or in use"
+    assert message.endswith(end)
+    assert node.left() == ["a", "b"]
+
+
+def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
+    copy = node.stage("a")
+    copy.rename(copy.with_name("other"))
+    copy.write_bytes(b"mine")
+    message = "/nvme/a is not what was staged and stays, its record is gone: remove it yourself"
+    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
+    assert copy.read_bytes() == b"mine"
+
+
+def test_a_disk_that_fails_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.stage("a")
+    node.stage("b")
+    shutil.rmtree(f"{node.cache.folder}/partial")
+    assert (
+        refused(node.do(Action.PIN, "a", "b"))
+        == [(6, f"{node.cache.folder}/partial: No such file or directory")] * 2
+    )
+
+
+# verify
+
+
+def _touched(copy: Path) -> None:
+    copy.write_bytes(b"DATA")
+    os.utime(copy, ns=(1, 1))
+
+
+def _damaged(copy: Path) -> None:
+    facts = copy.stat()
+    with copy.open("r+b") as file:
+        file.write(b"x")
+    os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _gone(copy: Path) -> None:
+    copy.unlink()
+
+
+def _linked(copy: Path) -> None:
+    copy.rename(copy.with_name("other"))
+    copy.symlink_to("other")
+
+
+FAULTS: dict[Callable[[Path], None], str] = {
+    _touched: "it was written to since it was staged; evict it and stage it again",
+    _damaged: "it is damaged: its bytes differ from its digest; evict it and stage it again",
+    _gone: "its copy is gone; stage it again",
+    _linked: "something else was put in its place; evict it and stage it again",
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"), FAULTS.items(), ids=[act.__name__.strip("_") for act in FAULTS]
+)
+def test_a_damaged_copy_is_told_and_the_others_are_verified(
+    node: Node, damage: Callable[[Path], None], fault: str
+) -> None:
+    copies = {name: node.stage(name) for name in "abc"}
+    damage(copies["b"])
+    expected = NodeResult(
+        [Done("/nvme/a", 4), Done("/nvme/c", 4)], [Refused(7, f"/nvme/b: {fault}")]
+    )
+    assert node.do(Action.VERIFY) == expected
+    assert node.do(Action.VERIFY, "a", "b", "c") == expected
+
+
+def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> None:
+    def act(home: Path) -> NodeResult:
+        node = Node(home / "node1")
+        node.stage("a").chmod(0)
+        node.stage("b")
+        return node.do(Action.VERIFY)
+
+    with ordinary_home() as home:
+        result = as_ordinary_user(lambda: act(home))
+    fault = (
+        "/nvme/a: it cannot be read: Permission denied; evict it and stage it again, "
+        "or use another node"
+    )
+    assert result == NodeResult([Done("/nvme/b", 4)], [Refused(7, fault)])
+
+
+def test_a_copy_that_is_being_replaced_is_no_damaged_one(node: Node) -> None:
+    copy = node.stage("a")
+    copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
+    result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
+    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    assert refused(result) == [(9, message)]
+
+
+def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.stage("a")
+    really = digest_of
+
+    def replaced_meanwhile(path: str) -> str:
+        monkeypatch.setattr(upkeep, "digest_of", really)
+        node.stage("a", data=b"newer")
+        return really(path)
+
+    monkeypatch.setattr(upkeep, "digest_of", replaced_meanwhile)
+    assert node.do(Action.VERIFY) == NodeResult([Done("/nvme/a", 5)])
+
+
+# What is root's
+
+
+@pytest.mark.root
+def test_only_root_may_change_what_is_shared_and_all_may_verify_it() -> None:
+    with ordinary_home() as home:
+        (home / "site").mkdir()
+        os.chown(home, 0, 0)
+        home.chmod(0o755)
+        node = Node(home / "node1")
+        (home / "site/a").write_bytes(b"data")
+        staged = node.cache
+        node.stage("x")
+        record = staged.load("/nvme/x")
+        assert record
+        facts = (home / "site/a").stat()
+        copy = CopyFacts(4, facts.st_mtime_ns, facts.st_ino, 0)
+        shared = replace(record, destination="/site/a", copy_facts=copy)
+        open_cache(f"{home}/site", 0, shared=True).save(shared)
+
+        def do(action: Action) -> NodeResult:
+            return carry_out(Command(action, (), ("/site",), ("/site/a",)), str(home))
+
+        for action in (Action.EVICT, Action.PIN, Action.UNPIN):
+            message = f"/site/a is root's, for all: only root may {action} it"
+            assert refused(as_ordinary_user(partial(do, action))) == [(3, message)]
+        assert as_ordinary_user(lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
+        assert do(Action.PIN) == NodeResult([Done("/site/a", 4)])

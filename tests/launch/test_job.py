@@ -1,0 +1,358 @@
+"""How a process learns which nodes its job has, from the environment or from Slurm."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import types
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import LaunchError, UsageError
+from stager.launch.job import (
+    JobContext,
+    end_step,
+    find,
+    fold,
+    is_away,
+    is_drained,
+    look_up,
+    node_states,
+    own_name,
+    unfold,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
+ENVIRONMENT = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4",
+}  # fmt: skip
+OUTSIDE = (
+    "not inside a Slurm job: use sbatch, salloc or srun first, "
+    "or --local N to simulate N nodes on this machine"
+)
+UNKNOWN = "Slurm does not tell which nodes job 17 has; is it still running?"
+
+
+class Asked:
+    """Probes that write down which of them was asked for which job."""
+
+    def __init__(self) -> None:
+        self.by_name: list[tuple[str, int]] = []
+
+    def probe(self, name: str, answer: JobContext | None) -> Callable[[int], JobContext | None]:
+        def ask(job: int) -> JobContext | None:
+            self.by_name.append((name, job))
+            return answer
+
+        return ask
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+# From the environment
+
+
+def test_a_job_whose_environment_tells_its_nodes_asks_nobody(asked: Asked) -> None:
+    assert find(ENVIRONMENT, [asked.probe("first", None)]) == JOB
+    assert asked.by_name == []
+
+
+@pytest.mark.parametrize("job", [None, "", "x", "17.0", "-1", " 17"])
+def test_a_process_outside_of_a_job_is_told_so(job: str | None, asked: Asked) -> None:
+    environment = {} if job is None else {**ENVIRONMENT, "SLURM_JOB_ID": job}
+    with pytest.raises(UsageError) as caught:
+        find(environment, [asked.probe("first", JOB)])
+    assert str(caught.value) == OUTSIDE
+    assert asked.by_name == []
+
+
+# From the probes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_JOB_NODELIST": ""},
+        {"SLURM_JOB_NUM_NODES": ""},
+        {"SLURM_JOB_NUM_NODES": "four"},
+        {"SLURM_JOB_NUM_NODES": "2-4"},
+    ],
+    ids=str,
+)
+def test_probes_are_asked_in_order_until_one_knows(change: dict[str, str], asked: Asked) -> None:
+    probes = [asked.probe("first", None), asked.probe("second", JOB), asked.probe("third", None)]
+    assert find({**ENVIRONMENT, **change}, probes) == JOB
+    assert asked.by_name == [("first", 17), ("second", 17)]
+
+
+def test_a_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
+    with pytest.raises(LaunchError) as caught:
+        find({"SLURM_JOB_ID": "17"}, [asked.probe("first", None), asked.probe("second", None)])
+    assert str(caught.value) == UNKNOWN
+    assert asked.by_name == [("first", 17), ("second", 17)]
+
+
+# From scontrol
+
+#: What `scontrol --oneliner show job 17` prints, the middle of it left out.
+ANSWER = (
+    "JobId=17 JobName=train it UserId=u(1000) GroupId=u(1000) JobState=RUNNING Reason=None "
+    "RunTime=00:00:07 NodeList=n[1-4] BatchHost=n1 ReqNodeList=(null) ExcNodeList=n9 "
+    "NumNodes=4 NumCPUs=8 NumTasks=4 WorkDir=/home/u/a b StdErr=/home/u/slurm-17.out"
+)
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/{name}.asked\n{script}\n')
+    path.chmod(0o755)
+
+
+def asked_of(folder: Path, name: str) -> list[str]:
+    return (folder / f"{name}.asked").read_text().splitlines()
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder before all others on PATH, where no pyslurm is to be had."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+    return tmp_path
+
+
+def test_scontrol_is_asked_where_the_environment_does_not_tell(programs: Path) -> None:
+    program(programs, "scontrol", f"echo '{ANSWER}'")
+    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert asked_of(programs, "scontrol") == ["--oneliner show job 17"]
+
+
+def test_what_scontrol_tells_need_not_be_utf8(programs: Path) -> None:
+    answer = ANSWER.replace("train", "caf\\0351")
+    program(programs, "scontrol", f"printf '%b\\n' '{answer}'")
+    assert find({"SLURM_JOB_ID": "17"}) == JOB
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+        f"echo '{ANSWER}'; exit 1",
+        "exit 0",
+        "echo 'JobId=17 NodeList= NumNodes=4'",
+        "echo 'JobId=17 NodeList=(null) NumNodes=4'",
+        "echo 'JobId=17 NodeList=n[1-4] NumNodes=2-4'",
+        "echo 'JobId=17 NodeList=n[1-4]'",
+    ],
+    ids=[
+        "no such job", "a failure", "nothing", "no nodes", "null nodes", "a range of counts",
+        "no count",
+    ],
+)  # fmt: skip
+def test_a_job_that_scontrol_does_not_know_is_a_launch_error(programs: Path, script: str) -> None:
+    program(programs, "scontrol", script)
+    with pytest.raises(LaunchError) as caught:
+        find({"SLURM_JOB_ID": "17"})
+    assert str(caught.value) == UNKNOWN
+
+
+def test_a_machine_without_scontrol_knows_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+    with pytest.raises(LaunchError) as caught:
+        find({"SLURM_JOB_ID": "17"})
+    assert str(caught.value) == UNKNOWN
+
+
+# From pyslurm
+
+
+class RPCError(Exception):
+    """As pyslurm's."""
+
+
+def pyslurm(load: Callable[[int], object]) -> types.ModuleType:
+    """A module with the three names of pyslurm that are used."""
+    module = types.ModuleType("pyslurm")
+    module.__dict__.update(RPCError=RPCError, Job=types.SimpleNamespace(load=load))
+    return module
+
+
+def test_pyslurm_is_asked_before_scontrol(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(programs, "scontrol", "exit 1")
+    answer = types.SimpleNamespace(allocated_nodes="n[1-4]", num_nodes=4)
+    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm({17: answer}.__getitem__))
+    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert not (programs / "scontrol.asked").exists()
+
+
+def test_scontrol_is_asked_where_pyslurm_fails(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: int) -> object:
+        raise RPCError
+
+    program(programs, "scontrol", f"echo '{ANSWER}'")
+    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(load))
+    assert find({"SLURM_JOB_ID": "17"}) == JOB
+
+
+# Another job
+
+
+def test_another_job_is_not_that_of_the_environment(asked: Asked) -> None:
+    other = JobContext(18, "n7", 1)
+    assert look_up(18, ENVIRONMENT, [asked.probe("first", other)]) == other
+    assert look_up(17, ENVIRONMENT, [asked.probe("first", other)]) == JOB
+    assert asked.by_name == [("first", 18)]
+
+
+def test_another_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
+    with pytest.raises(LaunchError) as caught:
+        look_up(18, ENVIRONMENT, [asked.probe("first", None)])
+    assert str(caught.value) == UNKNOWN.replace("17", "18")
+
+
+# States of nodes
+
+STATES = {"n1": "idle", "n2": "down*"}
+
+
+def test_states_are_asked_for_until_somebody_knows() -> None:
+    asked: list[str] = []
+
+    def nobody(nodes: str) -> dict[str, str]:
+        asked.append(nodes)
+        return {}
+
+    assert node_states("n[1-2]", [nobody, lambda _: STATES, nobody]) == STATES
+    assert asked == ["n[1-2]"]
+    assert node_states("n1", [nobody]) == {}
+
+
+def test_sinfo_tells_states_once_a_partition(programs: Path) -> None:
+    program(programs, "sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n1|idle'; echo oops")
+    assert node_states("n[1-2]") == STATES
+    assert asked_of(programs, "sinfo") == ["--noheader --Node --format=%N|%T --nodes=n[1-2]"]
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exec sleep 10", "exit 0"])
+def test_without_an_answer_in_time_no_state_is_known(programs: Path, script: str) -> None:
+    program(programs, "sinfo", script)
+    assert node_states("n1") == {}
+
+
+def test_pyslurm_tells_states_before_sinfo(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {
+        name: types.SimpleNamespace(state=state)
+        for name, state in {"n1": "IDLE", "n2": "IDLE+DRAIN", "n3": "DOWN"}.items()
+    }
+    module = pyslurm(lambda job: job)
+    module.__dict__["Nodes"] = types.SimpleNamespace(load=lambda: nodes)
+    monkeypatch.setitem(sys.modules, "pyslurm", module)
+    assert node_states("n[1-2],n9") == {"n1": "idle", "n2": "idle+drain"}
+    assert not (programs / "sinfo.asked").exists()
+
+
+def test_sinfo_tells_states_where_pyslurm_knows_no_such_call(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(programs, "sinfo", "echo 'n1|idle'")
+    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(lambda job: job))
+    assert node_states("n1") == {"n1": "idle"}
+
+
+@pytest.mark.parametrize(
+    ("state", "away", "drained"),
+    [
+        ("idle", False, False), ("mixed", False, False), ("idle*", False, False),
+        ("", False, False),
+        ("down", True, False), ("down*", True, False), ("idle~", True, False),
+        ("powering_up", True, False), ("drained", False, True), ("draining", False, True),
+        ("idle+drain", False, True), ("down+drain", True, True),
+        ("IDLE+CLOUD+POWERED_DOWN", True, False),
+    ],
+)  # fmt: skip
+def test_which_nodes_can_answer(state: str, away: bool, drained: bool) -> None:
+    assert (is_away(state), is_drained(state)) == (away, drained)
+
+
+# Steps and names
+
+
+def test_a_step_is_ended_by_scancel(programs: Path) -> None:
+    program(programs, "scancel", "echo 'said nothing about'; exit 1")
+    end_step(ENVIRONMENT, "3")
+    assert asked_of(programs, "scancel") == ["--signal=TERM 17.3"]
+
+
+def test_a_step_that_cannot_be_ended_is_let_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    end_step(ENVIRONMENT, "3")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["n1"], "n1"),
+        (["n1", "n2", "n3", "n4"], "n[1-4]"),
+        (["n3", "n1", "n1"], "n[1,3]"),
+        (["n08", "n09", "n10"], "n[08-10]"),
+        (["gpu2", "cpu1", "gpu1"], "cpu1,gpu[1-2]"),
+        (["r1n1", "r1n2", "r2n1", "r2n2"], "r[1-2]n[1-2]"),
+        (["login.site.org"], "login.site.org"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_node_names_are_folded_as_slurm_writes_them(names: list[str], text: str) -> None:
+    assert fold(names) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("n[08-10],login", ["login", "n08", "n09", "n10"]),
+        ("n2,n1,n2", ["n1", "n2"]),
+        ("n[1-4]!n3", ["n1", "n2", "n4"]),
+    ],
+)
+def test_lists_of_nodes_are_unfolded(text: str, names: list[str]) -> None:
+    assert unfold(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n[1-", 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        ("n[1-x]", None),
+        ("@nowhere\n", None),
+        ("n1!n1", None),
+        ("", "the list of nodes names none"),
+    ],
+)
+def test_what_is_no_list_of_nodes_is_told_on_one_line(text: str, why: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        unfold(text)
+    assert why in (None, str(caught.value))
+    assert str(caught.value).isprintable()
+
+
+def test_a_node_has_the_name_that_slurm_gives_it() -> None:
+    assert own_name({"SLURMD_NODENAME": "n7"}) == "n7"
+    assert own_name({}) == socket.gethostname()

@@ -1,0 +1,463 @@
+"""How the ranks are started, what they are given, and what is made of all that they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stager.base.errors import Failure, LaunchError
+from stager.base.options import Options, Validate
+from stager.base.outcome import ItemReport, Outcome, event
+from stager.launch.environment import rank_environment
+from stager.launch.job import JobContext
+from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
+from stager.launch.run import run
+from stager.launch.srun import srun_argv
+from stager.request.items import StageItem, StageRequest
+from stager.request.policy import Launch, Policy
+from tests.support.users import within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
+POLICY = Policy(roots=("/nvme",))
+ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
+REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
+#: REQUEST as the ranks find it.
+REQUEST_JSON = (
+    '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
+    '"root": "/nvme"}], "nodes": 4, '
+    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
+    '"writers": 0, "algorithm": "auto", "direct": true}, '
+    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
+    '"job": 17, "status_file": "", "step": "", '
+    '"directives": "", "dry_run": false, "bench": 0, "local_root": ""}'
+)
+
+#: What every launcher starts.
+RANK = [sys.executable, "-I", "-m", "stager.rank"]
+
+
+# Argument lists
+
+
+def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
+    assert srun_argv(JOB, POLICY) == [
+        "srun", "--jobid", "17", "--job-name=stage", "--quiet", "--overlap", "--mpi=pmix",
+        "--export=ALL", "-N", "4", "-n", "4", "--ntasks-per-node=1", "--mem=0", "--gres=none",
+        "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
+    ]  # fmt: skip
+
+
+def test_the_site_chooses_its_srun_and_its_mpi() -> None:
+    policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
+    assert srun_argv(JobContext(4711, "login", 1), policy) == [
+        "/opt/slurm/bin/srun", "--jobid", "4711", "--job-name=stage", "--quiet", "--overlap",
+        "--mpi=pmi2", "--export=ALL", "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0",
+        "--gres=none", "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30",
+        "--input=none", *RANK,
+    ]  # fmt: skip
+
+
+def test_mpiexec_is_the_one_beside_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpiexec").touch()
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
+    assert mpiexec_argv(3) == [f"{tmp_path}/mpiexec", "-n", "3", *RANK]
+
+
+def test_mpiexec_is_the_systems_where_none_is_beside_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
+    assert mpiexec_argv(3) == ["mpiexec", "-n", "3", *RANK]
+
+
+# The ranks' environment
+
+#: What a rank is always given.
+GIVEN = {
+    "HOME": "/",
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "SLURM_PMIX_FENCE": "ring",
+    "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
+    "STAGE_HELPER": "17",
+    "STAGE_REQUEST": REQUEST_JSON,
+}
+#: All that may pass from a job to the ranks.
+ALLOWED = {
+    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
+    "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES",
+    "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
+}  # fmt: skip
+
+
+def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes_the_step() -> None:
+    job = {
+        "HOME": "/home/u", "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
+        "PATH": "/home/u/bin", "LD_PRELOAD": "/home/u/evil.so", "LD_LIBRARY_PATH": "/home/u/lib",
+        "PYTHONPATH": "/home/u/py", "PYTHONSTARTUP": "/home/u/rc", "BASH_ENV": "/home/u/rc",
+        "SLURM_NTASKS": "64", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MPI_TYPE": "none",
+        "SLURM_HINT": "nomultithread", "SLURM_DISTRIBUTION": "cyclic", "SLURM_STEP_ID": "0",
+        "SLURM_EXPORT_ENV": "NONE", "SRUN_DEBUG": "5", "PMIX_RANK": "0", "PMI_RANK": "0",
+        "OMPI_MCA_pml": "ucx", "OMPI_COMM_WORLD_RANK": "0", "MPIR_CVAR_X": "1",
+        "STAGE_DIRECTIVES": "/a:/b", "STAGE_REQUEST": "{}",
+    }  # fmt: skip
+    assert rank_environment(job, POLICY, REQUEST) == {
+        **GIVEN, "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
+    }  # fmt: skip
+
+
+def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
+    request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
+    found = rank_environment({}, POLICY, request, mpiexec_environment())
+    assert {name: value for name, value in found.items() if name not in GIVEN} == {
+        "OMPI_MCA_btl": "self,sm",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+
+
+def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> None:
+    site = {"PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc", "STAGE_REQUEST": "{}"}
+    policy = Policy(roots=("/nvme",), launch=Launch(environment=site))
+    assert rank_environment({"HOME": "/home/u", "UCX_TLS": "tcp"}, policy, REQUEST) == {
+        **GIVEN, "PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc",
+    }  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(ALLOWED | set(GIVEN))) | st.text(min_size=1).map("SLURM_".__add__),
+        st.text(),
+    )
+)
+@settings(database=None, max_examples=50)
+def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> None:
+    allowed = {name: value for name, value in job.items() if name in ALLOWED}
+    assert rank_environment(job, POLICY, REQUEST) == {**GIVEN, **allowed}
+
+
+# Listening
+
+#: The remedy that every failure to begin ends with.
+REMEDY = (
+    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
+    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+)
+DONE = Outcome(
+    items=[
+        ItemReport(
+            source="/shared/img.sqsh", destination="/nvme/img.sqsh", size=5,
+            received=["n1", "n2"], current=[], senders=[], digest="00", source_bytes_read=5,
+            peak_memory=0,
+            seconds=0.5, reasons=["absent"],
+        )
+    ],
+    failures=[],
+    seconds=0.75,
+    phases={"MPI init": 0.5, "survey": 0.25},
+)  # fmt: skip
+REFUSED = Outcome(
+    [], [Failure(5, "/nvme: 1 bytes are needed", "n2")], 0.25, phases={"survey": 0.25}
+)
+STARTED: dict[str, Any] = {"event": "started", "nodes": 4}
+
+
+def result(outcome: Outcome) -> str:
+    return event("result", outcome=outcome.to_json())
+
+
+def without_launch(outcome: Outcome) -> Outcome:
+    """The ranks' own outcome: without the time before it and after it, which add up to all."""
+    assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
+    phases = dict(outcome.phases)
+    assert next(iter(phases)) == "launch"
+    assert phases.pop("launch") >= 0
+    assert phases.pop("end") > 0
+    return replace(outcome, phases=phases, seconds=sum(phases.values()))
+
+
+class Launcher:
+    """A shell script in the launcher's place, its lines in variables that the script prints."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def run(self, script: str, start_timeout: float = 10, **lines: str) -> Outcome:
+        environment = {"PATH": os.defpath, "STARTED": json.dumps(STARTED), **lines}
+        argv = ["/bin/sh", "-c", script]
+        return without_launch(run(argv, environment, start_timeout, self.events.append))
+
+    def failure(self, script: str, start_timeout: float = 10, **lines: str) -> str:
+        with pytest.raises(LaunchError) as caught:
+            self.run(script, start_timeout, **lines)
+        assert caught.value.code == 8
+        return str(caught.value)
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return Launcher()
+
+
+def say(*names: str) -> str:
+    """A script that prints the named variables, each as a line."""
+    return "; ".join(f"printf '%s\\n' \"${name}\"" for name in names)
+
+
+@pytest.mark.parametrize("outcome", [DONE, REFUSED], ids=["done", "refused"])
+def test_the_outcome_that_the_ranks_agreed_on_is_returned(
+    launcher: Launcher, outcome: Outcome
+) -> None:
+    assert launcher.run(say("STARTED", "RESULT"), RESULT=result(outcome)) == outcome
+
+
+def test_events_are_passed_on_in_order_but_not_the_result(launcher: Launcher) -> None:
+    waiting = {"event": "waiting", "node": "n1", "holder": "job 16", "seconds": 0}
+    progress = {"event": "progress", "destination": "/b", "sent": 1, "size": 2, "seconds": 1.5}
+    launcher.run(
+        say("STARTED", "WAITING", "PROGRESS", "RESULT"),
+        WAITING=json.dumps(waiting), PROGRESS=json.dumps(progress), RESULT=result(DONE),
+    )  # fmt: skip
+    assert launcher.events == [STARTED, waiting, progress]
+
+
+def test_an_outcome_counts_whatever_code_the_launcher_ends_with(launcher: Launcher) -> None:
+    assert launcher.run(say("STARTED", "RESULT") + "; exit 3", RESULT=result(DONE)) == DONE
+
+
+def test_noise_beside_the_events_does_no_harm(launcher: Launcher) -> None:
+    script = f"echo noise; echo noise >&2; {say('STARTED')}; echo; {say('RESULT')}; echo noise"
+    assert launcher.run(script, RESULT=result(DONE)) == DONE
+    assert launcher.events == [STARTED]
+
+
+def test_an_event_may_come_in_pieces(launcher: Launcher) -> None:
+    script = f"""printf '{{"eve'; sleep 0.05; printf 'nt": "started", '; echo noise >&2
+        sleep 0.05; printf '"nodes": 4}}\n{{"event": "waiting"}}\n'; {say("RESULT")}"""
+    assert launcher.run(script, RESULT=result(DONE)) == DONE
+    assert launcher.events == [STARTED, {"event": "waiting"}]
+
+
+def test_a_last_event_needs_no_newline(launcher: Launcher) -> None:
+    script = f"{say('STARTED')}; printf '%s' \"$RESULT\""
+    assert launcher.run(script, RESULT=result(DONE)) == DONE
+
+
+def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    names = [f"node{number:06}" for number in range(20_000)]
+    outcome = Outcome(
+        [], [Failure(5, "/nvme: no room", name) for name in names], 1.0, phases={"survey": 1.0}
+    )
+    (tmp_path / "result").write_text(result(outcome) + "\n")
+    assert launcher.run(f"{say('STARTED')}; cat {tmp_path}/result") == outcome
+
+
+def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
+    told = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
+    script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 0.1'
+    begun = time.monotonic()
+    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(told)}, 10, lambda _: None)
+    whole = time.monotonic() - begun
+    assert list(outcome.phases) == ["launch", "survey", "end"]
+    assert outcome.phases["launch"] >= 0.15
+    assert outcome.phases["survey"] == 0.03125
+    assert outcome.phases["end"] >= 0.1 + 0.01875
+    assert 0.3 <= outcome.seconds <= whole
+    assert outcome.seconds == sum(outcome.phases.values())
+
+
+def test_ranks_that_say_they_took_longer_than_they_could_leave_no_time_to_the_launcher() -> None:
+    """Their clocks are those of other processes, and coarser."""
+    told = Outcome([], [], 60.0, phases={"survey": 60.0})
+    outcome = run(["/bin/echo", result(told)], {}, 10, lambda _: None)
+    assert outcome.phases == {"launch": 0.0, "survey": 60.0, "end": outcome.phases["end"]}
+    assert 0 < outcome.phases["end"] == pytest.approx(outcome.seconds - 60)
+
+
+def test_the_launcher_has_the_given_environment_and_nothing_to_read() -> None:
+    with pytest.raises(LaunchError) as caught:
+        run(["/usr/bin/env"], {"B": "2", "A": "1"}, 10, lambda _: None)
+    assert str(caught.value) == f"MPI did not start: env ended with code 0; {REMEDY}\n  B=2\n  A=1"
+    with pytest.raises(LaunchError) as caught:
+        run(["/bin/cat"], {}, 10, lambda _: None)
+    assert str(caught.value) == f"MPI did not start: cat ended with code 0; {REMEDY}"
+
+
+# Failing
+
+
+def test_a_launcher_that_is_not_there_is_named() -> None:
+    with pytest.raises(LaunchError) as caught:
+        run(["/nowhere/srun", "-n", "4"], {}, 10, lambda _: None)
+    assert str(caught.value) == "/nowhere/srun cannot be started: No such file or directory"
+
+
+def test_a_launcher_that_is_no_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("not executable")
+    with pytest.raises(LaunchError) as caught:
+        run([f"{tmp_path}/srun"], {}, 10, lambda _: None)
+    assert str(caught.value) == f"{tmp_path}/srun cannot be started: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ({"LIST": "x" * (1 << 20)}, "Argument list too long"),
+        ({"A=B": "x"}, "illegal environment variable name"),
+        ({"A": "\0"}, "embedded null byte"),
+    ],
+    ids=["too long", "a name with =", "a null byte"],
+)
+def test_an_environment_that_no_program_can_have_is_a_launch_error(
+    environment: Mapping[str, str], problem: str
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        run(["/bin/true"], environment, 10, lambda _: None)
+    assert str(caught.value) == f"/bin/true cannot be started: {problem}"
+
+
+NOT_STARTED, CUT_OFF = "MPI did not start", "the ranks ended before the stage was done"
+#: Scripts that end without a result, and the whole of what is said of them.
+ENDS: dict[str, tuple[str, str]] = {
+    "at once": ("exit 3", f"{NOT_STARTED}: sh ended with code 3; {REMEDY}"),
+    "at once, as if all was well": ("exit 0", f"{NOT_STARTED}: sh ended with code 0; {REMEDY}"),
+    "at once, by a signal": (
+        "kill -KILL $$", f"{NOT_STARTED}: sh was ended by signal 9; {REMEDY}",
+    ),
+    "once begun": (
+        f"{say('STARTED')}; exit 1", f"{CUT_OFF}: sh ended with code 1; submit again",
+    ),
+    "once begun, as if all was well": (
+        say("STARTED"), f"{CUT_OFF}: sh ended with code 0; submit again",
+    ),
+    "once begun, by a signal": (
+        f"{say('STARTED')}; kill -TERM $$", f"{CUT_OFF}: sh was ended by signal 15; submit again",
+    ),
+    "in the middle of its result": (
+        f"""{say("STARTED")}; printf '{{"event": "result", "outc'""",
+        f'{CUT_OFF}: sh ended with code 0; submit again\n  {{"event": "result", "outc',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "message"), ENDS.values(), ids=ENDS)
+def test_ranks_that_end_without_a_result_are_explained(
+    launcher: Launcher, script: str, message: str
+) -> None:
+    assert launcher.failure(script) == message
+
+
+ENDED = f"{NOT_STARTED}: sh ended with code 1; {REMEDY}"
+#: What a launcher says before it ends with code 1, and the lines of it that are repeated.
+NOISE: dict[str, tuple[str, list[str]]] = {
+    "on stderr": ("echo one >&2; echo two >&2", ["one", "two"]),
+    "on stdout": ("echo one; echo two", ["one", "two"]),
+    "12 lines": ("seq 12", [str(number) for number in range(1, 13)]),
+    "more than 12 lines": ("seq 100", [str(number) for number in range(89, 101)]),
+    "blank lines": ("echo one; echo; echo '  '; echo two", ["one", "two"]),
+    "blanks at the ends": ("printf '  one \\t\\r\\n'", ["  one"]),
+    "a line that is not ended": ("printf 'one\\ntw'; printf o", ["one", "two"]),
+    "bytes that are no text": ("printf 'caf\\351\\n'", ["caf\N{REPLACEMENT CHARACTER}"]),
+    "what is nearly an event": ("""echo '{"event": started}'""", ['{"event": started}']),
+    "JSON that is no event": ("""echo '{"result": 1}'""", ['{"result": 1}']),
+    "a very long line": ("printf %0300000d 7; echo; echo end", ["0" * 299_999 + "7", "end"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "lines"), NOISE.values(), ids=NOISE)
+def test_the_launchers_last_lines_are_repeated(
+    launcher: Launcher, script: str, lines: list[str]
+) -> None:
+    assert launcher.failure(f"{script}; exit 1") == "\n  ".join([ENDED, *lines])
+
+
+def test_the_last_lines_of_both_streams_are_repeated(launcher: Launcher) -> None:
+    ended, *lines = launcher.failure("echo one; echo two >&2; exit 1").split("\n  ")
+    assert (ended, sorted(lines)) == (ENDED, ["one", "two"])
+
+
+# Waiting
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_rank_that_nobody_foresaw_to_fail_is_named_above_what_mpi_says_of_it(
+    launcher: Launcher,
+) -> None:
+    lines = [event("crashed", node=node, error="KeyError: 'size'") for node in ("n3", "n1")]
+    script = f"{say('STARTED', 'FIRST', 'SECOND')}; echo MPI_ABORT was invoked >&2; exit 1"
+    assert launcher.failure(script, FIRST=lines[0], SECOND=lines[1]) == (
+        f"{CUT_OFF}: n3: KeyError: 'size'; submit again\n  MPI_ABORT was invoked"
+    )
+
+
+def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
+    message, _, pid = launcher.failure("echo $$; exec sleep 60", 0.3).partition("\n  ")
+    assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+    assert _is_gone(int(pid))
+
+
+def test_noise_is_no_sign_of_ranks_that_begin(launcher: Launcher) -> None:
+    script = "while echo waiting for resources >&2; do sleep 0.02; done"
+    message, *lines = launcher.failure(script, 0.3).split("\n  ")
+    assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+    assert set(lines) == {"waiting for resources"}
+
+
+def test_noise_without_a_pause_does_not_put_off_the_end() -> None:
+    def act() -> str:
+        with pytest.raises(LaunchError) as caught:
+            run(["/usr/bin/yes"], {}, 0.3, lambda _: None)
+        return str(caught.value)
+
+    lines = "\n  y" * 12
+    assert within(2, act) == f"MPI did not start within 0.3 s; {REMEDY}{lines}"
+
+
+def test_ranks_that_began_take_the_time_they_need(launcher: Launcher) -> None:
+    script = f"{say('STARTED')}; sleep 0.5; {say('RESULT')}"
+    assert launcher.run(script, 0.3, RESULT=result(DONE)) == DONE
+
+
+@pytest.mark.parametrize("forever", [1e9, float("inf")])
+def test_a_site_may_let_ranks_begin_whenever_they_like(launcher: Launcher, forever: float) -> None:
+    assert launcher.run(say("STARTED", "RESULT"), forever, RESULT=result(DONE)) == DONE
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_the_launcher_ends_with_its_listener(interrupt: type[BaseException]) -> None:
+    pids: list[int] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        pids.append(event["pid"])
+        raise interrupt
+
+    script = """echo '{"event": "started", "pid": '$$'}'; exec sleep 60"""
+    with pytest.raises(interrupt):
+        run(["/bin/sh", "-c", script], {"PATH": os.defpath}, 10, hear)
+    assert [_is_gone(pid) for pid in pids] == [True]

@@ -1,0 +1,114 @@
+"""An unpacked archive: who may come into it, and how much of the disk it may take."""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from stager.copies import evict
+from stager.rank import archive_cargo
+from stager.rank.archive_cargo import ArchiveCargo, narrow
+from stager.request.items import Space
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stager.rank.cargo import Task
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    folder.chmod(0o755)
+    return folder
+
+
+def mode_of(folder: Path) -> int:
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("archive", "root", "now"),
+    [
+        (0o600, 0o755, 0o700),
+        (0o640, 0o755, 0o750),
+        (0o644, 0o755, 0o755),
+        (0o604, 0o755, 0o705),
+        (0o444, 0o755, 0o755),
+        (0o644, 0o700, 0o700),
+        (0o644, 0o710, 0o710),
+        (0o622, 0o755, 0o700),
+        (0o640, 0o2755, 0o2750),
+        (0o600, 0o1755, 0o1700),
+    ],
+)
+def test_who_may_not_read_the_archive_does_not_come_in(
+    folder: Path, archive: int, root: int, now: int
+) -> None:
+    folder.chmod(root)
+    narrow(str(folder), archive, os.getgid())
+    assert mode_of(folder) == now
+
+
+@pytest.mark.parametrize(
+    ("archive", "root", "now"),
+    [(0o640, 0o2755, 0o700), (0o644, 0o755, 0o755), (0o604, 0o755, 0o705), (0o640, 0o750, 0o700)],
+)
+def test_another_group_may_do_no_more_than_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, archive: int, root: int, now: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    folder.chmod(root)
+    monkeypatch.setattr(os, "fchown", refuse)
+    narrow(str(folder), archive, os.getgid() + 1)
+    assert (mode_of(folder), folder.stat().st_gid) == (now, os.getgid())
+
+
+def test_the_archives_group_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(os, "fchown", lambda _, owner, group: taken.extend((owner, group)))
+    narrow(str(folder), 0o640, os.getgid() + 1)
+    assert taken == [-1, os.getgid() + 1]
+    assert mode_of(folder) == 0o750
+
+
+def a_task(folder: Path, space: Space, source: str = "/shared/x.tar") -> Task:
+    tree = SimpleNamespace(allocated=5000)
+    cache = SimpleNamespace(folder=str(folder), load=lambda _: SimpleNamespace(tree=tree))
+    item = SimpleNamespace(source=source, destination="/nvme/x")
+    facts = SimpleNamespace(allocated=8000)
+    here = SimpleNamespace(disk="")
+    task = SimpleNamespace(
+        space=space, item=item, cache=cache, here=here, source=facts, receives=True
+    )
+    return cast("Task", task)
+
+
+def test_the_room_is_what_the_site_and_the_user_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    kept = [
+        SimpleNamespace(size=size, record=SimpleNamespace(destination=destination))
+        for size, destination in ((300, "/nvme/x"), (200, "/nvme/y"))
+    ]
+    monkeypatch.setattr(evict, "look", lambda *_: kept)
+    monkeypatch.setattr(evict, "free_bytes", lambda _, space: free - space.keep_free)
+    assert archive_cargo._room(a_task(folder, Space(keep_free=1000))) == free - 1000
+    assert archive_cargo._room(a_task(folder, Space(user_limit=1000))) == 800
+
+
+@pytest.mark.parametrize(
+    ("source", "need"), [("/shared/x.tar", 8000), ("/shared/x.zip", 8000 + 5000)]
+)
+def test_a_zip_needs_room_beside_what_is_in_it(folder: Path, source: str, need: int) -> None:
+    cargo = ArchiveCargo(a_task(folder, Space(), source))
+    assert (cargo.need(), cargo.need_in_all()) == (need, 8000)

@@ -1,0 +1,145 @@
+"""Who needs a file, who reads and who sends, for any surveys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stager.copies.survey import Survey
+from stager.rank.plan import TransferPlan, joint_digest, make_plan, plan_parts
+
+
+def survey(rank: int, *, current: bool) -> Survey:
+    if current:
+        return Survey(f"n{rank}", "", "digest")
+    return Survey(f"n{rank}", "absent", "")
+
+
+def surveys(current: list[bool]) -> list[Survey]:
+    return [survey(rank, current=held) for rank, held in enumerate(current)]
+
+
+WORLDS = st.lists(st.booleans(), min_size=1, max_size=12).map(surveys)
+
+
+@pytest.mark.parametrize(
+    ("current", "plan", "members"),
+    [
+        ([False], TransferPlan(9, (0,), (), (0,), True, ""), (0,)),
+        ([True], TransferPlan(9, (), (0,), (0,), False, "digest"), (0,)),
+        ([False] * 3, TransferPlan(9, (0, 1, 2), (), (0, 1), True, ""), (0, 1, 2)),
+        ([True] * 3, TransferPlan(9, (), (0, 1, 2), (0,), False, "digest"), (0,)),
+        ([False, True, False], TransferPlan(9, (0, 2), (1,), (1,), False, "digest"), (1, 0, 2)),
+        ([False, True, True], TransferPlan(9, (0,), (1, 2), (1,), False, "digest"), (1, 0)),
+        ([True, True, False], TransferPlan(9, (2,), (0, 1), (0,), False, "digest"), (0, 2)),
+    ],
+)
+def test_a_plan_and_its_members(
+    current: list[bool], plan: TransferPlan, members: tuple[int, ...]
+) -> None:
+    made = make_plan(9, surveys(current), readers=2)
+    assert (made, made.members) == (plan, members)
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORLDS)
+def test_every_rank_that_is_not_current_receives_and_no_other(world: list[Survey]) -> None:
+    plan = make_plan(9, world)
+    assert [rank in plan.receivers for rank in range(len(world))] == [
+        not answer.current for answer in world
+    ]
+    assert sorted(plan.receivers + plan.current) == list(range(len(world)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORLDS)
+def test_the_source_is_read_exactly_when_nobody_is_current(world: list[Survey]) -> None:
+    plan = make_plan(9, world)
+    assert plan.from_source == (not any(answer.current for answer in world))
+    for sender in plan.senders:
+        assert world[sender].current != plan.from_source
+        assert plan.digest == world[sender].digest
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORLDS, st.integers(0, 20))
+def test_the_members_are_the_senders_and_the_receivers_without_repeats(
+    world: list[Survey], readers: int
+) -> None:
+    plan = make_plan(9, world, readers)
+    assert plan.members[: len(plan.senders)] == plan.senders
+    assert sorted(plan.members) == sorted({*plan.senders, *plan.receivers})
+    assert plan.senders == (plan.current[:1] or plan.receivers[: readers or 1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORLDS, st.integers(0, 2**62))
+def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: int) -> None:
+    assert make_plan(size, world, 3) == replace(make_plan(9, world, 3), size=size)
+
+
+@pytest.mark.parametrize(("size", "readers"), [(1, 1), ((64 << 20) - 1, 1), (64 << 20, 4)])
+def test_auto_may_take_four_readers_where_a_file_is_worth_it(size: int, readers: int) -> None:
+    assert len(make_plan(size, surveys([False] * 5)).senders) == readers
+
+
+def test_what_a_node_has_unpacked_is_no_source_for_others() -> None:
+    plan = make_plan(9, surveys([True, False]), 4, from_copies=False)
+    assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
+    plan = make_plan(9, surveys([True, True]), 4, from_copies=False)
+    assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
+
+
+# Parts
+
+
+def part(rank: int, split: str) -> Survey:
+    """The survey of a node that has a part of ``split``, or lacks it."""
+    survey_of = survey(rank, current=bool(split))
+    return replace(survey_of, split=split)
+
+
+def parts(*splits: str) -> list[Survey]:
+    return [part(rank, split) for rank, split in enumerate(splits)]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_parts_that_are_all_there_of_one_split_stay(nodes: int) -> None:
+    ranks = tuple(range(nodes))
+    plan = plan_parts(9, parts(*[f"{nodes}:a"] * nodes))
+    digest = joint_digest(["digest"] * nodes)
+    assert plan == TransferPlan(9, (), ranks, (0,), False, digest)
+    assert not plan.apart
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        ("", "", ""),
+        ("3:a", "3:a", ""),
+        ("", "3:a", "3:a"),
+        ("3:a", "3:a", "3:b"),
+        ("4:a", "4:a", "4:a"),
+        ("2:a", "2:a", "2:a"),
+        ("30:a", "30:a", "30:a"),
+    ],
+    ids=["none", "the last lacks it", "the first lacks it", "of two splits", "of more nodes",
+         "of fewer nodes", "of many more nodes"],
+)  # fmt: skip
+def test_all_read_what_they_lack_where_not_all_parts_of_one_split_are_there(
+    splits: tuple[str, ...],
+) -> None:
+    plan = plan_parts(9, parts(*splits))
+    assert plan == TransferPlan(9, (0, 1, 2), (), (0, 1, 2), True, "", apart=True)
+    assert plan.members == (0, 1, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["", "2:a", "3:a", "3:b"]), min_size=1, max_size=5))
+def test_parts_move_exactly_where_one_is_missing(splits: list[str]) -> None:
+    plan = plan_parts(9, parts(*splits))
+    whole = len(set(splits)) == 1 and splits[0].startswith(f"{len(splits)}:")
+    assert (not plan.receivers, plan.apart) == (whole, not whole)

@@ -1,0 +1,93 @@
+"""A rank's process: how MPI begins in it, and that an exception in one rank ends them all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from stager.base.outcome import event
+from stager.launch.environment import RANK
+from stager.launch.mpiexec import LOCAL_ENVIRONMENT, mpiexec_argv
+from stager.rank.fabrics import fabrics_to_try
+
+DEBIAN = """\
+# Note that this file is only applicable where it is visible.
+btl_base_warn_component_unused=0
+# mtl = psm2
+mtl = ^ofi
+btl = ^uct,openib,ofi
+pml = ^ucx
+"""
+#: Settings, devices, and the value of mtl that the rank gets.
+FABRICS: dict[str, tuple[str, list[str], str]] = {
+    "Debian's settings": (DEBIAN, ["null", "shm"], "^ofi,psm,psm2"),
+    "no settings": ("", [], "^psm,psm2"),
+    "an empty setting": ("mtl =\n", [], "^psm,psm2"),
+    "a node with Omni-Path": (DEBIAN, ["null", "hfi1_0"], "^ofi,psm"),
+    "a node with TrueScale": (DEBIAN, ["ipath", "ipath0"], "^ofi,psm2"),
+    "a node with both": (DEBIAN, ["hfi1_0", "ipath0"], ""),
+    "a site that has left both out": ("mtl = ^psm2,ofi,psm # none here\n", [], ""),
+    "a site that names one": ("mtl = psm2\n", [], ""),
+    "the last of several lines": ("mtl = psm2\nmtl=^ofi\n", [], "^ofi,psm,psm2"),
+}
+
+
+@pytest.mark.parametrize(("settings", "devices", "value"), FABRICS.values(), ids=FABRICS)
+def test_fabrics_that_a_node_lacks_are_left_out_and_the_sites_choice_is_kept(
+    settings: str, devices: list[str], value: str
+) -> None:
+    assert fabrics_to_try(settings, devices) == value
+
+
+#: Replaces `stager.rank.main` by a program whose last rank raises while the others wait for it.
+RAISES = """
+import sys, types
+import stager.rank
+from stager.rank import __main__ as start
+def main():
+    from mpi4py import MPI
+    print("thread level", MPI.Query_thread() == MPI.THREAD_FUNNELED, flush=True)
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        {end}
+    MPI.COMM_WORLD.Barrier()
+stager.rank.main = sys.modules["stager.rank.main"] = types.SimpleNamespace(main=main)
+start.main()
+"""
+
+
+def run_ranks(end: str) -> subprocess.CompletedProcess[str]:
+    launcher = mpiexec_argv(3)[: -len(RANK)]
+    return subprocess.run(
+        [*launcher, sys.executable, "-I", "-c", RAISES.format(end=end)],
+        env={**os.environ, **LOCAL_ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_an_exception_in_one_rank_ends_all_of_them() -> None:
+    done = run_ranks('raise RuntimeError("out of luck")')
+    assert done.returncode == 1
+    assert "RuntimeError: out of luck" in done.stderr
+    told = event("crashed", node=socket.gethostname(), error="RuntimeError: out of luck")
+    assert told in done.stdout.splitlines()
+
+
+def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
+    end = "import time; from stager.wire.ring import _start; _start(lambda: 1 / 0); time.sleep(30)"
+    done = run_ranks(end)
+    assert done.returncode != 0
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_an_exit_with_a_code_ends_all_of_them_with_it() -> None:
+    assert run_ranks("sys.exit(5)").returncode == 5
+
+
+def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
+    done = run_ranks("pass")
+    assert done.returncode == 0, done.stderr  # mpiexec's code were another without MPI_Finalize
+    assert done.stdout.splitlines() == ["thread level True"] * 3

@@ -1,0 +1,401 @@
+"""What stage.toml may say, and the whole message for each way in which it can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from stager.base.errors import PolicyRefusal
+from stager.request.policy import LOCAL, Launch, Policy, Transfer, load, load_if_present
+
+SHIPPED = Path(__file__).parents[2] / "slurm-config" / "stage.toml"
+ROOTS = 'roots = ["/nvme"]\n'
+NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
+
+FULL = """
+roots = ["/nvme", "/scratch/local"]
+destinations = ["/nvme/jobs"]
+shared_roots = ["/nvme/all"]
+lock_timeout = 2.5
+
+[cache]
+keep_free = "10GB"
+keep_free_percent = 2.5
+user_limit = "1TiB"
+headroom = 5
+unpacked_size = "2GiB"
+unpacked_members = 6
+
+[launch]
+srun = "/opt/slurm/bin/srun"
+mpi = "pmi2"
+start_timeout = 30
+environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
+
+[transfer]
+chunk = "1MiB"
+memory = "4MiB"
+algorithm = "tree"
+readers = 4
+writers = 2
+direct = false
+
+[metrics]
+textfile = "/var/lib/node_exporter/stage.prom"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stage.toml"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PolicyRefusal) as caught:
+        load(path)
+    return str(caught.value)
+
+
+def test_the_shipped_file_shows_the_defaults() -> None:
+    assert load(SHIPPED) == Policy(roots=("/nvme",))
+
+
+def test_the_defaults_are_these() -> None:
+    assert Policy(roots=("/nvme",)).model_dump() == {
+        "roots": ("/nvme",),
+        "destinations": (),
+        "shared_roots": (),
+        "lock_timeout": 1800,
+        "cache": {
+            "keep_free": 0,
+            "keep_free_percent": 0,
+            "user_limit": 0,
+            "headroom": 0,
+            "unpacked_size": 1 << 40,
+            "unpacked_members": 10_000_000,
+        },
+        "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
+        "transfer": {
+            "chunk": 2_097_152,
+            "memory": None,
+            "algorithm": "auto",
+            "readers": 0,
+            "writers": 0,
+            "direct": True,
+        },
+        "metrics": {"textfile": ""},
+    }
+
+
+def test_every_key_can_be_set(path: Path) -> None:
+    path.write_text(FULL)
+    assert load(path).model_dump() == {
+        "roots": ("/nvme", "/scratch/local"),
+        "destinations": ("/nvme/jobs",),
+        "shared_roots": ("/nvme/all",),
+        "lock_timeout": 2.5,
+        "cache": {
+            "keep_free": 10_000_000_000,
+            "keep_free_percent": 2.5,
+            "user_limit": 1 << 40,
+            "headroom": 5,
+            "unpacked_size": 2 << 30,
+            "unpacked_members": 6,
+        },
+        "launch": {
+            "srun": "/opt/slurm/bin/srun",
+            "mpi": "pmi2",
+            "start_timeout": 30,
+            "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
+        },
+        "transfer": {
+            "chunk": 1_048_576,
+            "memory": 4_194_304,
+            "algorithm": "tree",
+            "readers": 4,
+            "writers": 2,
+            "direct": False,
+        },
+        "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("chunk", "memory", "depth"), [(2, 32, 16), (2, 5, 2), (4, 4, 2), (1024, 1, 2), (1, 100, 100)]
+)
+def test_the_ring_has_the_chunks_that_fit_but_two(chunk: int, memory: int, depth: int) -> None:
+    sizes = {"chunk": f"{chunk}MiB", "memory": f"{memory}MiB"}
+    assert Policy.model_validate({"roots": ["/nvme"], "transfer": sizes}).transfer.depth == depth
+
+
+def test_by_default_the_ring_is_as_deep_as_the_ranks_see_fit(path: Path) -> None:
+    path.write_text(f'{ROOTS}[transfer]\nmemory = "auto"\n')
+    assert load(path).transfer.depth == Policy(roots=("/nvme",)).transfer.depth == 0
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    policy = Policy(roots=("/nvme",))
+    with pytest.raises(ValidationError, match="Instance is frozen"):
+        policy.lock_timeout = 1  # type: ignore[misc]
+
+
+def test_without_a_site_everything_lies_beneath_the_simulated_disks() -> None:
+    assert (LOCAL.roots, LOCAL.launch, LOCAL.transfer) == (("",), Launch(), Transfer())
+
+
+@pytest.mark.parametrize(
+    ("chunk", "count"),
+    [
+        ("131072", 131_072),
+        ('"128KiB"', 131_072),
+        ('"1 MiB"', 1_048_576),
+        ('"4.096MB"', 4_096_000),
+        ('"1GiB"', 1_073_741_824),
+    ],
+)
+def test_a_chunk_is_bytes_or_a_text_with_a_unit(path: Path, chunk: str, count: int) -> None:
+    path.write_text(f"{ROOTS}[transfer]\nchunk = {chunk}\n")
+    assert load(path).transfer.chunk == count
+
+
+@pytest.mark.parametrize("key", ["readers", "writers"])
+@pytest.mark.parametrize(("value", "count"), [('"auto"', 0), ("1", 1), ("64", 64)])
+def test_readers_and_writers_are_a_number_or_auto(
+    path: Path, key: str, value: str, count: int
+) -> None:
+    path.write_text(f"{ROOTS}[transfer]\n{key} = {value}\n")
+    assert load(path).transfer.model_dump() == {**Transfer().model_dump(), key: count}
+
+
+def test_an_absent_file_is_refused(path: Path) -> None:
+    assert refusal(path) == (
+        f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+    )
+
+
+def test_where_a_site_may_have_no_file_an_absent_one_is_no_policy(path: Path) -> None:
+    assert load_if_present(path) is None
+    path.write_text(ROOTS)
+    assert load_if_present(path) == Policy(roots=("/nvme",))
+
+
+def test_a_folder_in_the_file_s_place_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path} cannot be read: Is a directory"
+
+
+def test_a_path_beneath_a_plain_file_is_refused(path: Path) -> None:
+    path.touch()
+    assert refusal(path / "stage.toml") == f"{path}/stage.toml cannot be read: Not a directory"
+
+
+def test_a_file_that_is_not_utf_8_is_refused(path: Path) -> None:
+    path.write_bytes(b'roots = ["/nvm\xe9"]\n')
+    assert refusal(path) == (
+        f"{path} is not TOML: 'utf-8' codec can't decode byte 0xe9 in position 14: "
+        "invalid continuation byte"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("roots", "Expected '=' after a key in a key/value pair (at end of document)"),
+        ("roots =", "Invalid value (at end of document)"),
+        ("roots = [\n", "Invalid value (at end of document)"),
+        ("roots = /nvme\n", "Invalid value (at line 1, column 9)"),
+        (f"{ROOTS}{ROOTS}", "Cannot overwrite a value (at line 2, column 18)"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path} is not TOML: {fault}"
+
+
+def test_a_number_without_end_is_refused(path: Path) -> None:
+    path.write_text("lock_timeout = " + "9" * 5000)
+    assert refusal(path) == (
+        f"{path} is not TOML: Exceeds the limit (4300 digits) for integer string conversion: "
+        "value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit"
+    )
+
+
+def test_a_file_that_is_nested_without_end_is_refused(path: Path) -> None:
+    path.write_text("roots = " + "[" * 100_000)
+    assert refusal(path) == f"{path} is not TOML: it is nested too deeply"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{ROOTS}lock_timout = 1", "lock_timout"),
+        (f"{ROOTS}Roots = []", "Roots"),
+        (f"{ROOTS}[launcher]\nmpi = 'pmix'", "launcher"),
+        (f"{ROOTS}[launch]\nnodes = 1", "launch.nodes"),
+        (f"{ROOTS}[transfer]\nroots = []", "transfer.roots"),
+    ],
+)
+def test_an_unknown_key_is_refused(path: Path, text: str, key: str) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path}: {key}: unknown key"
+
+
+def test_a_file_without_roots_is_refused(path: Path) -> None:
+    path.write_text("lock_timeout = 1\n")
+    assert refusal(path) == f"{path}: roots: Field required"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("roots = []", "roots: must not be empty"),
+        ('roots = "/nvme"', "roots: must be a list"),
+        ("roots = {}", "roots: must be a list"),
+        (f"{ROOTS}launch = 3", "launch: must be a table"),
+        (f"{ROOTS}transfer = [8]", "transfer: must be a table"),
+    ],
+)
+def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
+    path: Path, text: str, fault: str
+) -> None:
+    path.write_text(text)
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('lock_timeout = "soon"', "lock_timeout: Input should be a valid number"),
+        ('lock_timeout = "10"', "lock_timeout: Input should be a valid number"),
+        ("lock_timeout = true", "lock_timeout: Input should be a valid number"),
+        ("lock_timeout = 1979-05-27", "lock_timeout: Input should be a valid number"),
+        ("[launch]\nsrun = 5", "launch.srun: Input should be a valid string"),
+        ("[launch]\nmpi = []", "launch.mpi: Input should be a valid string"),
+        ("[launch.environment]\nA = 1", "launch.environment.A: Input should be a valid string"),
+        *(
+            (
+                f"[transfer]\n{key} = {value}",
+                f'transfer.{key}: must be "auto" or a number from 1 to 64',
+            )
+            for key in ("readers", "writers")
+            for value in ('"8"', "8.0", "true", "0", "65")
+        ),
+        ('[transfer]\ndirect = "no"', "transfer.direct: Input should be a valid boolean"),
+        (
+            '[transfer]\nalgorithm = "rsync"',
+            "transfer.algorithm: Input should be 'auto', 'bcast', 'ibcast', 'chain' or 'tree'",
+        ),
+        (
+            '[cache]\nuser_limit = "all"',
+            'cache.user_limit: must be a number of bytes, or a text such as "10GiB"',
+        ),
+        (
+            '[transfer]\nchunk = "much"',
+            "transfer.chunk: could not parse value and unit from byte string",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("lock_timeout = 0", "lock_timeout: Input should be greater than 0"),
+        ("lock_timeout = -1.5", "lock_timeout: Input should be greater than 0"),
+        ("lock_timeout = inf", "lock_timeout: Input should be a finite number"),
+        ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
+        ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
+        ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
+        (
+            "[transfer]\nchunk = 131071",
+            "transfer.chunk: Input should be greater than or equal to 131072",
+        ),
+        ('[transfer]\nchunk = "1MB"', "transfer.chunk: must be a multiple of 4096"),
+        (
+            '[transfer]\nchunk = "1025MiB"',
+            "transfer.chunk: Input should be less than or equal to 1073741824",
+        ),
+        (
+            "[transfer]\nmemory = 8191",
+            "transfer.memory: Input should be greater than or equal to 8192",
+        ),
+        (
+            '[transfer]\nmemory = "65GiB"',
+            "transfer.memory: Input should be less than or equal to 68719476736",
+        ),
+        *(
+            (
+                f"[cache]\n{key} = -1",
+                f'cache.{key}: must be a number of bytes, or a text such as "10GiB"',
+            )
+            for key in ("keep_free", "user_limit", "headroom")
+        ),
+        (
+            "[cache]\nkeep_free_percent = 100",
+            "cache.keep_free_percent: must be a number from 0 to less than 100",
+        ),
+        (
+            "[cache]\nkeep_free_percent = nan",
+            "cache.keep_free_percent: must be a number from 0 to less than 100",
+        ),
+    ],
+)
+def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('destinations = ["/home"]', "destinations: /home is not beneath one of roots"),
+        ('destinations = ["/nvme2"]', "destinations: /nvme2 is not beneath one of roots"),
+        ('shared_roots = ["/nvme"]', "shared_roots: /nvme is one of roots, where users stage"),
+    ],
+)
+def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, fault: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    "root", ["", "nvme", "./nvme", "/", "//", "/nvme/", "/a//b", "/a/./b", "/a/.."]
+)
+def test_a_root_that_is_no_plain_absolute_path_is_refused(path: Path, root: str) -> None:
+    path.write_text(f'roots = ["{root}"]\n')
+    assert refusal(path) == f"{path}: roots.0: {NOT_PLAIN}"
+
+
+def test_a_wrong_root_is_named_by_its_place_in_the_list(path: Path) -> None:
+    path.write_text('roots = ["/nvme", "scratch", "/ssd", 5]\n')
+    assert refusal(path) == (
+        f"{path}: roots.1: {NOT_PLAIN}; roots.3: Input should be a valid string"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "fault"),
+    [
+        ('"" = "1"', "", "no variable can have this name"),
+        ('"A=B" = "1"', "A=B", "no variable can have this name"),
+        ('"A\\u0000" = "1"', "A\0", "no variable can have this name"),
+        ('A = "\\u0000"', "A", "no variable can hold a null byte"),
+    ],
+)
+def test_a_variable_that_no_environment_can_hold_is_refused(
+    path: Path, entry: str, key: str, fault: str
+) -> None:
+    path.write_text(f"{ROOTS}[launch.environment]\n{entry}\n")
+    assert refusal(path) == f"{path}: launch.environment.{key}: {fault}"
+
+
+def test_all_faults_are_told_at_once(path: Path) -> None:
+    path.write_text(f"{ROOTS}lock_timeout = 0\n[launch]\nsrun = 5\nnodes = 1\n")
+    assert refusal(path) == (
+        f"{path}: lock_timeout: Input should be greater than 0; "
+        "launch.srun: Input should be a valid string; launch.nodes: unknown key"
+    )

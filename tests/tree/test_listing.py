@@ -1,0 +1,138 @@
+"""Listings: what was written is read, whatever the names; what is damaged is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stager.base.extents import ALIGNMENT, Extent
+from stager.tree.listing import Kind, Listing, Row, pack, text_of, unpack
+
+NAMES = st.binary(min_size=1, max_size=12).map(lambda name: name.replace(b"\0", b"?"))
+NUMBERS = st.integers(0, 2**64 - 1)
+TIMES = st.integers(-(2**63), 2**63 - 1)
+EXTENTS = st.lists(st.builds(Extent, st.integers(0, 2**40), st.integers(1, 2**40)), max_size=3)
+ROWS = st.builds(
+    Row,
+    path=NAMES,
+    kind=st.sampled_from(Kind),
+    mode=NUMBERS,
+    size=NUMBERS,
+    mtime_ns=TIMES,
+    ctime_ns=TIMES,
+    inode=NUMBERS,
+    owner=NUMBERS,
+    group=NUMBERS,
+    target=st.just(b"") | NAMES,
+    extents=st.none() | EXTENTS.map(tuple),
+)
+ROOT = Row(b"", Kind.FOLDER, 0o755)
+LISTINGS = st.lists(ROWS, max_size=8, unique_by=lambda row: row.path).map(
+    lambda rows: Listing.of([*rows, ROOT])
+)
+
+
+def a_file(path: bytes, size: int, extents: tuple[Extent, ...] | None = None) -> Row:
+    return Row(path, Kind.FILE, 0o644, size, extents=extents)
+
+
+@given(LISTINGS)
+def test_a_listing_is_read_as_it_was_written(listing: Listing) -> None:
+    assert Listing.from_bytes(listing.to_bytes()) == listing
+
+
+@given(LISTINGS)
+def test_a_listing_that_is_cut_is_none(listing: Listing) -> None:
+    text = listing.to_bytes()
+    for length in range(0, len(text), 7):
+        with pytest.raises(ValueError, match=r"^it (is no listing|ends early|has other columns)$"):
+            Listing.from_bytes(text[:length])
+
+
+def test_columns_of_different_length_are_none() -> None:
+    text = Listing.of([ROOT]).to_bytes()
+    magic = text[: text.index(b"\n") + 1]
+    parts = [bytes(part) for part in unpack(memoryview(text)[len(magic) :])]
+    parts[4] = b""
+    with pytest.raises(ValueError, match=r"^its columns differ in length$"):
+        Listing.from_bytes(magic + pack(*parts))
+
+
+def test_folders_stand_before_what_is_in_them_in_whatever_order_they_were_found() -> None:
+    rows = [a_file(b"a/b", 1), a_file(b"a-b", 2), Row(b"a", Kind.FOLDER), ROOT]
+    listing = Listing.of(rows)
+    assert listing.paths == [b"", b"a", b"a-b", b"a/b"]
+    assert listing == Listing.of(rows[::-1])
+    assert listing.digest() == Listing.of(rows[::-1]).digest()
+    assert list(listing.rows(Kind.FILE)) == [2, 3]
+    assert (listing.files, listing.size) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        a_file(b"b", 1),
+        a_file(b"a", 2),
+        Row(b"a", Kind.LINK, 0o644, 1),
+        Row(b"a", Kind.FILE, 0o600, 1),
+        Row(b"a", Kind.FILE, 0o644, 1, mtime_ns=1),
+        Row(b"a", Kind.FILE, 0o644, 1, ctime_ns=1),
+        Row(b"a", Kind.FILE, 0o644, 1, inode=1),
+        Row(b"a", Kind.FILE, 0o644, 1, group=1),
+        Row(b"a", Kind.FILE, 0o644, 1, target=b"t"),
+    ],
+)
+def test_whatever_differs_makes_another_version(other: Row) -> None:
+    assert Listing.of([ROOT, a_file(b"a", 1)]).digest() != Listing.of([ROOT, other]).digest()
+
+
+def test_what_travels_and_what_it_takes_on_a_disk() -> None:
+    holes = (Extent(0, 4096), Extent(1 << 20, 8192))
+    listing = Listing.of(
+        [ROOT, a_file(b"empty", 0), a_file(b"f", 5000), a_file(b"h", 1 << 30, holes)]
+    )
+    assert [listing.data(row) for row in range(4)] == [0, 0, 5000, 12288]
+    assert listing.extents == {3: holes}
+    assert listing.allocated() == (1 + 1 + 2 + 3) * ALIGNMENT
+    assert listing.allocated([2]) == 2 * ALIGNMENT
+
+
+def test_a_name_of_any_bytes_can_be_told() -> None:
+    assert text_of(b"a/\xff\xc3\xa9") == "a/\\udcff\N{LATIN SMALL LETTER E WITH ACUTE}"
+
+
+def test_a_time_that_no_column_holds_is_told_with_its_path() -> None:
+    with pytest.raises(OverflowError) as told:
+        Listing.of([ROOT, Row(b"a/late", Kind.FILE, mtime_ns=1 << 63)])
+    assert told.value.args == (b"a/late",)
+
+
+@given(LISTINGS, st.data())
+def test_a_part_of_a_listing_has_its_rows_as_they_were(
+    listing: Listing, data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(st.sampled_from(range(len(listing))), unique=True))
+    part = listing.part(rows)
+    assert part == listing.part(sorted(rows, reverse=True))
+    assert part.paths == sorted(listing.paths[row] for row in rows)
+    for number, row in enumerate(sorted(rows)):
+        assert part.kinds[number] == listing.kinds[row]
+        assert part.sizes[number] == listing.sizes[row]
+        assert part.mtimes[number] == listing.mtimes[row]
+        assert part.targets.get(number) == listing.targets.get(row)
+        assert part.extents.get(number) == listing.extents.get(row)
+
+
+@given(LISTINGS)
+def test_all_rows_of_a_listing_are_that_listing(listing: Listing) -> None:
+    assert listing.part(range(len(listing))) == listing
+    assert listing.part(range(len(listing))).digest() == listing.digest()
+
+
+def test_what_is_more_in_a_part_stands_in_its_place() -> None:
+    listing = Listing.of([ROOT, a_file(b"a", 1), a_file(b"c", 2, (Extent(0, 1),)), a_file(b"d", 3)])
+    part = listing.part([0, 2, 3], a_file(b"b", 4))
+    assert (part.paths, list(part.sizes)) == ([b"", b"b", b"c", b"d"], [0, 4, 2, 3])
+    assert part.extents == {2: (Extent(0, 1),)}
+    assert listing.part([], a_file(b"b", 4)) == Listing.of([a_file(b"b", 4)])

@@ -1,0 +1,316 @@
+"""Trees on a real disk: built out of sight, exchanged in one step, gone if not published."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import SpaceError
+from stager.disk.cache import Cache, open_cache
+from stager.tree import partial as module
+from stager.tree.listing import Kind, Listing, Row
+from stager.tree.partial import PartialTree
+from stager.tree.table import as_copy
+from stager.tree.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WHEN = 1_700_000_000_123_456_789
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    disk = tmp_path / "nvme"
+    disk.mkdir()
+    return disk
+
+
+@pytest.fixture
+def cache(disk: Path) -> Cache:
+    return open_cache(str(disk), os.getuid())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with entries of every kind, and modes that forbid much."""
+    source = tmp_path / "source"
+    (source / "closed/empty").mkdir(parents=True)
+    (source / "closed/file").write_bytes(b"closed")
+    (source / "closed/twin").hardlink_to(source / "closed/file")
+    (source / "program").write_bytes(b"#!/bin/sh\n")
+    (source / "nothing").touch()
+    (source / "link").symlink_to("closed/file")
+    with (source / "sparse").open("wb") as file:
+        file.truncate(3 << 20)
+        file.seek(1 << 20)
+        file.write(b"data")
+    (source / "program").chmod(0o755)
+    (source / "nothing").chmod(0o640)
+    (source / "closed").chmod(0o555)
+    for path in (source / "link", source / "program", source / "closed"):
+        os.utime(path, ns=(WHEN, WHEN), follow_symlinks=False)
+    source.chmod(0o555)
+    return source
+
+
+def build(cache: Cache, source: Path, listing: Listing) -> PartialTree:
+    """A sealed tree with the bytes of ``source``."""
+    tree = PartialTree(cache, listing)
+    tree.lay_out()
+    for row in listing.rows(Kind.FILE):
+        data = (source / os.fsdecode(listing.paths[row])).read_bytes()
+        if not listing.data(row):
+            tree.create(row)
+            continue
+        for offset, length in listing.extents.get(row, [(0, len(data))]):
+            part = memoryview(data)[offset : offset + length]
+            tree.write(row, part, offset)
+    tree.seal()
+    return tree
+
+
+def seen(folder: Path) -> list[tuple[object, ...]]:
+    """All that a user would see of a tree, but for its inodes."""
+    listing = walk(str(folder))
+    return [
+        (
+            path, listing.kinds[row], listing.modes[row], listing.sizes[row], listing.mtimes[row],
+            listing.groups[row], listing.targets.get(row), listing.extents.get(row),
+            (folder / os.fsdecode(path)).read_bytes() if listing.kinds[row] == Kind.FILE else b"",
+        )
+        for row, path in enumerate(listing.paths)
+    ]  # fmt: skip
+
+
+def partial_names(cache: Cache) -> list[str]:
+    return os.listdir(f"{cache.folder}/partial")
+
+
+def test_a_published_tree_is_what_its_source_is(cache: Cache, source: Path, disk: Path) -> None:
+    tree = build(cache, source, walk(str(source)))
+    assert not (disk / "tree").exists()
+    tree.publish(f"{disk}/tree")
+    facts = tree.facts()
+    tree.close()
+    assert seen(disk / "tree") == seen(source)
+    assert as_copy(tree.copy) == as_copy(walk(f"{disk}/tree", holes=False))
+    twins = [(disk / "tree/closed" / name).stat().st_ino for name in ("file", "twin")]
+    assert twins[0] == twins[1]
+    assert (disk / "tree/sparse").stat().st_blocks * 512 < 1 << 20
+    there = (disk / "tree").stat()
+    assert (facts.inode, facts.owner, facts.size) == (
+        there.st_ino, os.getuid(), walk(str(source)).size,
+    )  # fmt: skip
+    assert partial_names(cache) == []
+
+
+def make_closed(path: Path) -> None:
+    (path / "closed").mkdir(parents=True)
+    (path / "closed/file").touch()
+    (path / "closed").chmod(0o500)
+    path.chmod(0o500)
+
+
+BEFORE: dict[str, Callable[[Path], object]] = {
+    "a tree": make_closed,
+    "an empty folder": lambda path: path.mkdir(),
+    "a file": lambda path: path.write_bytes(b"old"),
+    "a link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("make", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("able", [True, False], ids=["in one step", "in two"])
+def test_what_was_there_is_replaced_and_gone(
+    cache: Cache, source: Path, disk: Path, make: Callable[[Path], object], *, able: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    make(disk / "tree")
+    if not able:
+        monkeypatch.setattr(module, "_libc", _Unable())
+    tree = build(cache, source, walk(str(source)))
+    tree.publish(f"{disk}/tree")
+    tree.close()
+    assert seen(disk / "tree") == seen(source)
+    assert partial_names(cache) == []
+    assert sorted(os.listdir(disk)) == [".slurm-stage", "tree"]
+
+
+class _Unable:
+    """The C library on a filesystem that knows no flags of renameat2."""
+
+    def renameat2(self, *_: object) -> int:
+        import ctypes
+
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    def syncfs(self, _: int) -> int:
+        return 0
+
+
+def test_whoever_looks_sees_the_old_tree_or_the_new_one(
+    cache: Cache, tmp_path: Path, disk: Path
+) -> None:
+    sides = [tmp_path / "even", tmp_path / "odd"]
+    for number, side in enumerate(sides):
+        side.mkdir()
+        for name in ("a", "b"):
+            (side / name).write_bytes(b"%d" % number)
+    torn: list[set[bytes]] = []
+    looks: list[None] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            folder = os.open(disk / "tree", os.O_RDONLY | os.O_DIRECTORY)
+            found: set[bytes] = set()
+            with suppress(FileNotFoundError):  # of a tree that is being removed
+                for name in ("a", "b"):
+                    descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)
+                    found.add(os.read(descriptor, 1))
+                    os.close(descriptor)
+                looks.append(None)
+            if len(found) > 1:
+                torn.append(found)
+            os.close(folder)
+
+    build(cache, sides[0], walk(str(sides[0]))).publish(f"{disk}/tree")
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for number in range(1, 60):
+        side = sides[number % 2]
+        tree = build(cache, side, walk(str(side)))
+        tree.publish(f"{disk}/tree")
+        tree.close()
+        assert {(disk / "tree" / name).read_bytes() for name in "ab"} == {b"%d" % (number % 2)}
+    over.set()
+    watcher.join()
+    assert looks
+    assert torn == []
+
+
+def test_what_is_not_published_leaves_nothing(cache: Cache, source: Path, disk: Path) -> None:
+    tree = build(cache, source, walk(str(source)))
+    assert partial_names(cache) != []
+    tree.close()
+    assert partial_names(cache) == []
+    assert os.listdir(disk) == [".slurm-stage"]
+
+
+def test_a_file_of_which_a_part_came_leaves_nothing(cache: Cache) -> None:
+    rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"large", Kind.FILE, 0o644, 8)]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    tree.write(1, memoryview(b"half"), 4)
+    tree.close()
+    assert partial_names(cache) == []
+
+
+def test_the_parts_of_a_file_may_come_from_many_threads_in_any_order(
+    cache: Cache, disk: Path
+) -> None:
+    size = 64
+    rows = [
+        Row(b"", Kind.FOLDER, 0o755),
+        *(Row(b"%03d" % number, Kind.FILE, 0o600, size, WHEN) for number in range(50)),
+    ]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    data = bytes(range(size))
+
+    def write(offset: int) -> None:
+        for row in range(1, 51):
+            tree.write(row, memoryview(data)[offset : offset + 8], offset)
+
+    threads = [threading.Thread(target=write, args=(offset,)) for offset in range(0, size, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tree.seal()
+    tree.publish(f"{disk}/tree")
+    tree.close()
+    for number in range(50):
+        path = disk / f"tree/{number:03}"
+        assert path.read_bytes() == data
+        assert path.stat().st_mtime_ns == WHEN
+
+
+def test_a_living_tree_is_not_swept_and_a_dead_one_is(cache: Cache, source: Path) -> None:
+    tree = build(cache, source, walk(str(source)))
+    cache.sweep()
+    assert len(partial_names(cache)) == 1
+    os.close(tree._descriptor)  # as the end of its process would
+    cache.sweep()
+    assert partial_names(cache) == []
+
+
+def test_neither_setuid_bits_come_along_nor_rights_of_others_to_write(
+    cache: Cache, disk: Path
+) -> None:
+    rows = [
+        Row(b"", Kind.FOLDER, 0o755),
+        Row(b"program", Kind.FILE, 0o6777, 1),
+        Row(b"spool", Kind.FOLDER, 0o3777),
+    ]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    tree.write(1, memoryview(b"x"), 0)
+    tree.seal()
+    tree.publish(f"{disk}/tree")
+    tree.close()
+    modes = {
+        name: stat.S_IMODE((disk / "tree" / name).stat().st_mode) for name in ("program", "spool")
+    }
+    assert modes == {"program": 0o755, "spool": 0o3755}
+
+
+@pytest.mark.parametrize("clones", [True, False], ids=["cloned", "linked"])
+def test_a_file_that_is_there_is_taken_over(
+    cache: Cache, disk: Path, monkeypatch: pytest.MonkeyPatch, *, clones: bool
+) -> None:
+    old = disk / "old"
+    old.write_bytes(b"data")
+    os.utime(old, ns=(WHEN, WHEN))
+    if clones:  # as a filesystem that can
+        monkeypatch.setattr(fcntl, "ioctl", _clone)
+    rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"new", Kind.FILE, 0o644, 4, WHEN)]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    assert tree.take_over(1, os.fsencode(old))
+    tree.seal()
+    tree.publish(f"{disk}/tree")
+    tree.close()
+    new = disk / "tree/new"
+    assert (new.read_bytes(), new.stat().st_mtime_ns) == (b"data", WHEN)
+    assert (new.stat().st_ino == old.stat().st_ino) == (not clones)
+
+
+def _clone(descriptor: int, request: int, source: int) -> int:
+    assert request == module._FICLONE
+    return os.sendfile(descriptor, source, 0, 1 << 20)
+
+
+def test_a_full_disk_is_told(cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = PartialTree(cache, walk(str(source)))
+    tree.lay_out()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("stager.tree.partial.write_all", full)
+    with pytest.raises(SpaceError) as told, tree.writing():
+        tree.write(3, memoryview(b"closed"), 0)
+    tree.close()
+    assert str(told.value) == f"{tree.path}: the disk is full; make room and submit again"
+    assert partial_names(cache) == []

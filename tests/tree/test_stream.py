@@ -1,0 +1,205 @@
+"""Streams: the data of many files as one, whatever their sizes and wherever chunks are cut."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stager.base.errors import IntegrityError, SourceError
+from stager.base.extents import Extent
+from stager.tree import stream as module
+from stager.tree.listing import Kind, Listing, Row
+from stager.tree.stream import DIGEST_SIZE, Part, Stream, StreamDigest, StreamReader, StreamWriter
+from stager.tree.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+SIZES = st.lists(st.integers(0, 300), max_size=20)
+
+
+def listing_of(sizes: list[int], holes: dict[int, tuple[Extent, ...]] | None = None) -> Listing:
+    rows = [
+        Row(f"{number:03}".encode(), Kind.FILE, size=size, extents=(holes or {}).get(number))
+        for number, size in enumerate(sizes)
+    ]
+    return Listing.of([Row(b"", Kind.FOLDER), *rows])
+
+
+def everything(listing: Listing) -> bytes:
+    return b"\1" * len(listing)
+
+
+def cuts(size: int, chunk: int) -> Iterator[tuple[int, int]]:
+    return ((at, min(chunk, size - at)) for at in range(0, size, chunk))
+
+
+class Memory:
+    """A tree in memory, as a StreamWriter sees it."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.files = {row: bytearray(listing.sizes[row]) for row in listing.rows(Kind.FILE)}
+        self.left = {row: listing.data(row) for row in self.files}
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def write(self, row: int, data: memoryview, offset: int) -> None:
+        self.left[row] -= len(data)
+        self.files[row][offset : offset + len(data)] = data
+
+
+@given(SIZES, st.lists(st.booleans(), min_size=20, max_size=20), st.integers(1, 500))
+def test_the_parts_of_the_chunks_are_the_needed_files_in_order(
+    sizes: list[int], wanted: list[bool], chunk: int
+) -> None:
+    listing = listing_of(sizes)
+    needed = bytes([0, *wanted])
+    stream = Stream(listing, needed)
+    rows = [row for row in listing.rows(Kind.FILE) if needed[row]]
+    assert list(stream.rows) == rows
+    assert list(stream.without_data) == [row for row in rows if not listing.sizes[row]]
+    assert stream.size == sum(listing.sizes[row] for row in rows)
+    told = dict.fromkeys(rows, 0)
+    last = 0
+    for offset, length in cuts(stream.size, chunk):
+        at = 0
+        for part in stream.parts(offset, length):
+            assert part.row >= last
+            assert (part.start, part.offset) == (at, told[part.row])
+            assert part.length > 0
+            last = part.row
+            at += part.length
+            told[part.row] += part.length
+        assert at == length
+    assert told == {row: listing.sizes[row] for row in rows}
+
+
+def test_holes_are_no_part_of_it() -> None:
+    holes = {1: (Extent(0, 10), Extent(100, 10)), 2: ()}
+    stream = Stream(listing_of([5, 200, 50, 7], holes), b"\1" * 5)
+    assert stream.size == 5 + 20 + 7
+    assert list(stream.without_data) == [3]
+    assert list(stream.parts(0, 32)) == [
+        Part(1, 0, 0, 5), Part(2, 5, 0, 10), Part(2, 15, 100, 10), Part(4, 25, 0, 7),
+    ]  # fmt: skip
+    assert list(stream.parts(10, 10)) == [Part(2, 0, 5, 5), Part(2, 5, 100, 5)]
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["one thread", "many"])
+@settings(max_examples=50, deadline=None)
+@given(sizes=SIZES, chunk=st.integers(1, 500), seed=st.integers(0, 255))
+def test_what_is_read_is_what_is_written(
+    threads: bool, sizes: list[int], chunk: int, seed: int
+) -> None:
+    slow, module._SLOW = module._SLOW, -1.0 if threads else 1e9
+    with tempfile.TemporaryDirectory() as folder:
+        contents: dict[int, bytes] = {}
+        for number, size in enumerate(sizes):
+            contents[number + 1] = bytes((seed + number + i) % 256 for i in range(size))
+            Path(folder, f"{number:03}").write_bytes(contents[number + 1])
+        listing = walk(folder)
+        stream = Stream(listing, everything(listing))
+        reader = StreamReader(folder, stream, is_source=True)
+        digest, memory = StreamDigest(stream), Memory(listing)
+        writer = StreamWriter(memory, stream, everything(listing))
+        for offset, length in cuts(stream.size, chunk):
+            buffer = memoryview(bytearray(length))
+            reader.read_into(buffer, offset)
+            digest.update(buffer, offset)
+            writer.write(buffer, offset)
+        reader.close()
+        assert reader.bytes_read == stream.size
+    module._SLOW = slow
+    assert {row: bytes(data) for row, data in memory.files.items()} == contents
+    assert set(memory.left.values()) <= {0}
+    whole = digest.hexdigest(stream.size)
+    wanted = b"".join(xxhash.xxh3_128_digest(contents[row]) for row in sorted(contents))
+    assert bytes(digest.digests) == bytes(DIGEST_SIZE) + wanted
+    assert whole == xxhash.xxh3_128_hexdigest(digest.digests)
+
+
+def test_the_digest_of_a_file_with_holes_is_that_of_all_its_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(3 << 20)
+        file.seek(1 << 20)
+        file.write(b"data")
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 20)
+    listing = walk(str(tmp_path))
+    stream = Stream(listing, everything(listing))
+    assert stream.size == 4096
+    reader, digest = StreamReader(str(tmp_path), stream, is_source=True), StreamDigest(stream)
+    buffer = memoryview(bytearray(stream.size))
+    reader.read_into(buffer, 0)
+    digest.update(buffer, 0)
+    digest.hexdigest(stream.size)
+    reader.close()
+    for row, name in ((1, "hole"), (2, "sparse")):
+        found = digest.digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE]
+        assert found == xxhash.xxh3_128_digest((tmp_path / name).read_bytes())
+
+
+def test_what_a_node_has_already_is_not_written() -> None:
+    listing = listing_of([1, 2, 3])
+    memory, stream = Memory(listing), Stream(listing, b"\1" * 4)
+    StreamWriter(memory, stream, b"\0\1\0\1").write(memoryview(b"abbccc"), 0)
+    assert {row: bytes(data) for row, data in memory.files.items()} == {
+        1: b"a", 2: b"\0\0", 3: b"ccc",
+    }  # fmt: skip
+
+
+def read_all(folder: Path, listing: Listing, *, is_source: bool = True) -> bytes:
+    stream = Stream(listing, everything(listing))
+    reader = StreamReader(str(folder), stream, is_source=is_source)
+    buffer = bytearray(stream.size)
+    try:
+        reader.read_into(memoryview(buffer), 0)
+    finally:
+        reader.close()
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["a large file", "small ones"])
+def test_a_file_that_changed_since_it_was_listed_is_named(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"before")
+    listing = walk(str(tmp_path))
+    changed = f"{tmp_path}/a changed while it was read; submit again once it rests"
+    for act in (
+        lambda path: os.utime(path, ns=(0, 0)),
+        lambda path: path.write_bytes(b"be"),
+        lambda path: path.unlink(),
+    ):
+        act(tmp_path / "a")
+        with pytest.raises(IntegrityError) as told:
+            read_all(tmp_path, listing)
+        assert str(told.value) == changed
+
+
+def test_a_copy_is_not_compared_with_the_listing_of_its_source(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"data")
+    listing = walk(str(tmp_path))
+    os.utime(tmp_path / "a", ns=(0, 0))
+    assert read_all(tmp_path, listing, is_source=False) == b"data"
+
+
+def test_a_link_in_a_files_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"data")
+    listing = walk(str(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").symlink_to("b")
+    with pytest.raises(SourceError) as told:
+        read_all(tmp_path, listing)
+    assert str(told.value) == f"{tmp_path}/a: Too many levels of symbolic links"

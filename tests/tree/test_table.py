@@ -1,0 +1,152 @@
+"""Tables of trees: what need not move again is what is as it was, on both sides."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.tree.listing import Kind, Listing
+from stager.tree.stream import DIGEST_SIZE
+from stager.tree.table import Table, as_copy
+from stager.tree.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAMES = ("a", "b", "sub/c", "sub/d")
+
+
+class Mirror:
+    """A source with a copy of it, and their table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.copy = folder / "source", folder / "copy"
+        for side in (self.source, self.copy):
+            (side / "sub").mkdir(parents=True)
+            for number, name in enumerate(NAMES):
+                (side / name).write_bytes(b"x" * number)
+                os.utime(side / name, ns=(number, number))
+        source = walk(str(self.source))
+        digests = bytes(range(len(source))) * DIGEST_SIZE
+        self.table = Table.of(source, walk(str(self.copy)), digests, {2: b"was", 4: b""})
+
+    def kept(self) -> list[str]:
+        """The names of what need not move, as things are now."""
+        now = walk(str(self.source))
+        pairs = list(self.table.kept(now, walk(str(self.copy))))
+        for row, before in pairs:
+            assert now.paths[row] == self.table.source.paths[before]
+        return [now.paths[row].decode() for row, _ in pairs]
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    return Mirror(tmp_path)
+
+
+def test_a_table_is_read_as_it_was_written(mirror: Mirror) -> None:
+    assert Table.from_bytes(mirror.table.to_bytes()) == mirror.table
+
+
+def test_a_table_that_is_cut_is_none(mirror: Mirror) -> None:
+    text = mirror.table.to_bytes()
+    for length in range(len(text)):
+        with pytest.raises(ValueError, match=r"."):
+            Table.from_bytes(text[:length])
+
+
+def test_what_nobody_changed_is_kept(mirror: Mirror) -> None:
+    assert mirror.kept() == list(NAMES)
+    assert mirror.table.gone(walk(str(mirror.source))) == 0
+
+
+def _replace(path: Path) -> None:
+    facts = path.stat()
+    path.with_name("new").write_bytes(path.read_bytes())
+    os.utime(path.with_name("new"), ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    path.with_name("new").replace(path)
+
+
+def _make_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("a")
+
+
+def _make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "written": lambda path: path.write_bytes(b"changed"),
+    "touched": lambda path: os.utime(path, ns=(99, 99)),
+    "removed": lambda path: path.unlink(),
+    "replaced": _replace,
+    "a link now": _make_link,
+    "a folder now": _make_folder,
+    "of another mode": lambda path: path.chmod(0o600),
+}
+
+
+@pytest.mark.parametrize("side", ["source", "copy"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changed_on_either_side_is_not(
+    mirror: Mirror, change: Callable[[Path], object], side: str
+) -> None:
+    change(getattr(mirror, side) / "b")
+    assert mirror.kept() == ["a", "sub/c", "sub/d"]
+
+
+def test_what_is_new_is_not_and_what_is_gone_is_counted(mirror: Mirror) -> None:
+    (mirror.source / "sub/new").touch()
+    (mirror.source / "a").unlink()
+    assert mirror.kept() == ["b", "sub/c", "sub/d"]
+    assert mirror.table.gone(walk(str(mirror.source))) == 1
+
+
+def test_a_tree_is_ours_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> None:
+    for name in NAMES:
+        assert mirror.table.is_at(str(mirror.copy))
+        (mirror.copy / name).unlink()
+    assert not mirror.table.is_at(str(mirror.copy))
+
+
+def test_a_tree_without_files_is_ours_as_long_as_nothing_else_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    listing = walk(str(tmp_path))
+    table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE), {})
+    assert table.is_at(str(tmp_path))
+    (tmp_path / "sub/result").touch()
+    assert not table.is_at(str(tmp_path))
+
+
+def copy_digest(mirror: Mirror) -> str:
+    return as_copy(walk(str(mirror.copy))).digest()
+
+
+def test_traces_in_a_folders_time_are_no_change_of_a_copy(mirror: Mirror) -> None:
+    before = copy_digest(mirror)
+    (mirror.copy / "sub/new").touch()
+    assert copy_digest(mirror) != before
+    (mirror.copy / "sub/new").unlink()
+    (mirror.copy / "elsewhere").hardlink_to(mirror.copy / "a")
+    (mirror.copy / "elsewhere").unlink()
+    assert copy_digest(mirror) == before
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_any_other_change_of_a_copy_is_seen(
+    mirror: Mirror, change: Callable[[Path], object]
+) -> None:
+    before = copy_digest(mirror)
+    change(mirror.copy / "sub/d")
+    assert copy_digest(mirror) != before
+
+
+def test_only_folders_lose_their_times() -> None:
+    listing = Listing.of([])
+    assert as_copy(listing) == listing
+    assert Kind.FOLDER not in listing.kinds
