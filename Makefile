@@ -4,7 +4,9 @@
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
 #   make bench     beside other tools, on the test cluster; takes a while
 #   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
-#   make lint      formatting, types, import rules, the C code
+#   make check     the quick checks before a commit: lint, and the tests that need no cluster
+#   make lint      formatting, types, import rules, spelling, scripts, the C code
+#   make hooks     have git run the quick part of lint before each commit
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
 
@@ -16,14 +18,18 @@ NODES ?= 4
 KIND ?= folder
 MINUTES ?= 10
 PREFIX ?= /opt/slurm-stage
+# The tests that need neither Slurm nor a world of MPI ranks nor the package index.
+UNIT = not cluster and not mpi and not install
 ROOT := $(filter 0,$(shell id -u))
 
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev libfuse3-dev squashfs-tools rsync zstd cppcheck \
-	clang-tidy python3-venv python3-dev procps util-linux e2fsprogs
+	clang-format clang-tidy shellcheck python3-venv python3-dev procps util-linux e2fsprogs
+SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
+	tests/cluster/namespaces.sh
 
-.PHONY: demo test lint bench soak cluster install packages clean
+.PHONY: demo test check lint hooks bench soak cluster install packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -32,12 +38,22 @@ test: .venv/.done packages
 	.venv/bin/python -m pytest $(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
+# The unit tests run on all cores, and report which lines they reach.
+check: lint
+	.venv/bin/python -m pytest --numprocesses auto --quiet --cov --cov-report term \
+		-m '$(UNIT)$(if $(ROOT),, and not root)'
+
 lint: .venv/.done packages
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell $$(git ls-files)
+	shellcheck $(SCRIPTS)
 	$(MAKE) --silent -C prolog/spank lint
+
+hooks: .venv/.done packages
+	.venv/bin/pre-commit install
 
 bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.bench

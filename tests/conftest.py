@@ -31,11 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the real cluster."""
+    """Mark the tests of the real cluster, and those that start MPI worlds."""
     for item in items:
         if (TESTS / "cluster") in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.root)
+        if item.path == TESTS / "test_mpi.py":
+            item.add_marker(pytest.mark.mpi)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
