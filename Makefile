@@ -3,6 +3,7 @@
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
 #   make bench     beside other tools, on the test cluster; takes a while
+#   make compare   beside another revision of itself (REVISION=HEAD~1)
 #   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
 #   make check     the quick checks before a commit: lint, and the tests that need no cluster
 #   make lint      formatting, types, import rules, spelling, scripts, the C code
@@ -17,6 +18,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 NODES ?= 4
 KIND ?= folder
 MINUTES ?= 10
+REVISION ?= HEAD~1
 PREFIX ?= /opt/slurm-stage
 # The tests that need neither Slurm nor a world of MPI ranks nor the package index.
 UNIT = not cluster and not mpi and not install
@@ -29,7 +31,7 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
 	tests/cluster/namespaces.sh
 
-.PHONY: demo test check lint hooks bench soak cluster install packages clean
+.PHONY: demo test check lint hooks bench compare soak cluster install packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -54,6 +56,9 @@ lint: .venv/.done packages
 
 hooks: .venv/.done packages
 	.venv/bin/pre-commit install
+
+compare: .venv/.done packages
+	.venv/bin/python -m tests.bench.compare $(REVISION)
 
 bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.bench
