@@ -24,6 +24,8 @@
 
 #include <slurm/spank.h>
 
+#include "list.h"
+
 /* Exit codes of the design, for what the plugin itself has to refuse. */
 enum { STAGE_USAGE = 2, STAGE_LAUNCH = 8 };
 
@@ -54,10 +56,6 @@ int stage_options_register(spank_t spank);
 size_t stage_options_count(void);
 const char *stage_options_value(size_t index);
 bool stage_options_helper(void);
-
-/* list.c: lists of directives, joined by ';' */
-bool stage_list_contains(const char *list, const char *part);
-char *stage_list_join(const char *first, const char *second);
 
 /* submit.c */
 int stage_submit_forget_outer_job(void);
