@@ -1,4 +1,4 @@
-/* The arguments in plugstack.conf: python=PATH and config=PATH. */
+/* The plugin's line in plugstack.conf, and its arguments: python=PATH and config=PATH. */
 #include <string.h>
 
 #include "stage.h"
@@ -29,6 +29,19 @@ struct stage_config stage_config_parse(int argc, char **argv)
 			config.fault = argv[i];
 	}
 	return config;
+}
+
+/* Lines that name this file: Slurm initializes the plugin for each, and loads it once. */
+static unsigned int lines;
+
+void stage_config_count_line(void)
+{
+	lines++;
+}
+
+bool stage_config_is_repeated(void)
+{
+	return lines > 1;
 }
 
 void stage_config_complain(const struct stage_config *config)

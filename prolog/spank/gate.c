@@ -40,6 +40,7 @@ struct gate {
 	char *list;   /* directives joined by ';', may be empty */
 	char *script; /* of a batch step that has #STAGE lines, else NULL */
 	char word[128];
+	char node[256]; /* the name of this node, for messages */
 };
 
 /* What a word on this node says to a task. */
@@ -115,6 +116,9 @@ static bool look(spank_t spank, struct gate *gate)
 		gate->restart = (uint32_t)strtoul(restart, NULL, 10);
 	else if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &gate->restart) != ESPANK_SUCCESS)
 		gate->restart = 0;
+	if (spank_getenv(spank, "SLURMD_NODENAME", gate->node, sizeof(gate->node)) !=
+	    ESPANK_SUCCESS)
+		(void)snprintf(gate->node, sizeof(gate->node), "this node");
 	gate->list = find_list(spank);
 	if (!gate->list)
 		return false;
@@ -382,6 +386,10 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	}
 	if (!gate.list[0] && !gate.script)
 		goto out;
+	if (stage_config_is_repeated()) {
+		tell("stage: %s: %s\n", gate.node, STAGE_REPEATED);
+		_exit(STAGE_POLICY);
+	}
 	if (config->fault) {
 		stage_config_complain(config);
 		tell("stage: plugstack.conf on this node has a fault; tell the administrator\n");

@@ -26,7 +26,10 @@ static bool submitting(void)
 int slurm_spank_init(spank_t spank, int argc, char **argv)
 {
 	const struct stage_config config = stage_config_parse(argc, argv);
+	bool repeated = false;
 
+	stage_config_count_line();
+	repeated = stage_config_is_repeated();
 	if (submitting()) {
 		if (config.fault) {
 			stage_config_complain(&config);
@@ -34,11 +37,15 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		}
 		if (stage_submit_forget_outer_job() != 0)
 			return -1;
-		return stage_options_register(spank);
+		/* Slurm would warn every user of options that two lines register. */
+		return repeated ? 0 : stage_options_register(spank);
 	}
-	if (spank_context() == S_CTX_SLURMD)
+	if (spank_context() == S_CTX_SLURMD) {
+		if (repeated)
+			slurm_error("stage: %s", STAGE_REPEATED);
 		stage_expect_marks();
-	if (spank_context() == S_CTX_REMOTE && stage_options_register(spank) != 0)
+	}
+	if (spank_context() == S_CTX_REMOTE && !repeated && stage_options_register(spank) != 0)
 		slurm_error("stage: the options cannot be registered");
 	return 0;
 }

@@ -27,7 +27,7 @@
 #include "list.h"
 
 /* Exit codes of the design, for what the plugin itself has to refuse. */
-enum { STAGE_USAGE = 2, STAGE_LAUNCH = 8 };
+enum { STAGE_USAGE = 2, STAGE_POLICY = 3, STAGE_LAUNCH = 8 };
 
 /* Longest list of directives, in bytes: it travels in environment strings of 128 KiB at most. */
 enum { STAGE_LIST_MAX = 120 * 1024 };
@@ -50,6 +50,12 @@ struct stage_config {
 /* config.c */
 struct stage_config stage_config_parse(int argc, char **argv);
 void stage_config_complain(const struct stage_config *config);
+/* Every init counts the line it is called for; all are counted when the first init_post_opt runs. */
+void stage_config_count_line(void);
+bool stage_config_is_repeated(void);
+#define STAGE_REPEATED                                                                         \
+	"spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; " \
+	"tell the administrator to keep one line"
 
 /* options.c */
 int stage_options_register(spank_t spank);

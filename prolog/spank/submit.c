@@ -107,6 +107,15 @@ static void refuse_het_job(void)
 	exit(STAGE_USAGE);
 }
 
+/* Which of the lines is meant is not known, and Slurm calls for each as for another component. */
+static void refuse_repeated_plugin(void)
+{
+	if (!stage_config_is_repeated() || stage_options_count() == 0)
+		return;
+	(void)fprintf(stderr, "stage: %s\n", STAGE_REPEATED);
+	exit(STAGE_POLICY);
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step goes on with its job's list. */
@@ -117,6 +126,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 
 	if (stage_options_helper())
 		return 0;
+	refuse_repeated_plugin();
 	refuse_het_job();
 	if (all_inherited(inherited))
 		return 0;
