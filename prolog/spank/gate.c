@@ -27,8 +27,8 @@ enum {
 	/* Seconds that a task waits while no rank on its node is at work. */
 	PATIENCE = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
-	/* Bytes of the paths in STAGE_SHARDS. */
-	SHARDS_MAX = 16 * 1024,
+	/* Bytes of STAGE_SHARDS, which the kernel limits to 128 KiB with its name. */
+	SHARDS_MAX = 120 * 1024,
 };
 
 struct gate {
@@ -82,12 +82,13 @@ static bool has_stage_lines(const char *path)
 /* The list that the job's environment holds, else the one value that Slurm forwards by itself. */
 static char *find_list(spank_t spank)
 {
-	char *text = malloc(STAGE_LIST_MAX);
-	const spank_err_t got =
-		text ? spank_getenv(spank, STAGE_LIST_ENV, text, STAGE_LIST_MAX) : ESPANK_ERROR;
+	const int size = STAGE_LIST_MAX + 1;
+	char *text = malloc(size);
+	const spank_err_t got = text ? spank_getenv(spank, STAGE_LIST_ENV, text, size) :
+				       ESPANK_ERROR;
 
 	if (got == ESPANK_NOSPACE) {
-		tell("stage: the list of directives is too long; stage an archive instead\n");
+		tell(STAGE_TOO_LONG, STAGE_LIST_MAX);
 		_exit(STAGE_USAGE);
 	}
 	if (got == ESPANK_SUCCESS || !text)
@@ -340,26 +341,29 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 static void name_shards(spank_t spank, const struct gate *gate)
 {
 	const int fd = open_word(gate, ".shards");
-	char lists[SHARDS_MAX];
-	ssize_t length = 0;
+	char *lists = NULL;
+	ssize_t length = -1;
 
 	if (fd < 0)
 		return; /* as for most jobs */
-	length = read(fd, lists, sizeof(lists) - 1);
+	lists = malloc(SHARDS_MAX + 2);
+	if (lists)
+		length = read(fd, lists, SHARDS_MAX + 2);
 	(void)close(fd); /* it was only read */
-	if (length <= 0)
-		return;
-	if (length == sizeof(lists) - 1) {
-		tell("stage: %s is not set: the paths of the lists are too long\n",
-		     STAGE_SHARDS_ENV);
-		return;
+	if (length > 0 && lists[length - 1] == '\n')
+		length--;
+	if (length > SHARDS_MAX) {
+		tell("stage: %s: %s is not set: the paths of its lists are longer than %d bytes "
+		     "together; stage fewer folders with mode=shard\n",
+		     gate->node, STAGE_SHARDS_ENV, SHARDS_MAX);
+	} else if (length > 0) {
+		lists[length] = '\0';
+		for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
+			*end = ':';
+		if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
+			tell("stage: %s: %s cannot be set\n", gate->node, STAGE_SHARDS_ENV);
 	}
-	/* One a line, the last with its end. */
-	lists[length - (lists[length - 1] == '\n')] = '\0';
-	for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
-		*end = ':';
-	if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
-		tell("stage: %s cannot be set\n", STAGE_SHARDS_ENV);
+	free(lists);
 }
 
 /* Whether the environment says that this step is the helper of this very job. */

@@ -19,8 +19,14 @@ static int take_value(int val, const char *text, int remote)
 	for (size_t i = 0; i < count; i++)
 		if (strcmp(values[i], text) == 0)
 			return 0;
-	if (count == VALUES_MAX || !(values[count] = strdup(text))) {
-		slurm_error("stage: too many --stage options; join directives by ';'");
+	if (count == VALUES_MAX) {
+		slurm_error("stage: more than %d --stage options; join directives by ';'",
+			    VALUES_MAX);
+		return -1;
+	}
+	values[count] = strdup(text);
+	if (!values[count]) {
+		slurm_error("stage: out of memory");
 		return -1;
 	}
 	count++;

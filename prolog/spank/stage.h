@@ -29,8 +29,14 @@
 /* Exit codes of the design, for what the plugin itself has to refuse. */
 enum { STAGE_USAGE = 2, STAGE_POLICY = 3, STAGE_LAUNCH = 8 };
 
-/* Longest list of directives, in bytes: it travels in environment strings of 128 KiB at most. */
+/*
+ * Bytes of the longest list of directives from --stage options. It travels in environment strings,
+ * and the kernel limits each to 128 KiB with its name.
+ */
 enum { STAGE_LIST_MAX = 120 * 1024 };
+#define STAGE_TOO_LONG                                                                          \
+	"stage: the --stage options are longer than %d bytes together; write #STAGE lines in " \
+	"the batch script instead, or stage a folder or an archive\n"
 
 /* The list travels by this name through spank_job_control_setenv, Slurm adds the prefix. */
 #define STAGE_LIST_NAME "STAGE"

@@ -131,9 +131,8 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	if (all_inherited(inherited))
 		return 0;
 	list = with_new_values(inherited);
-	if (!list || strlen(list) >= STAGE_LIST_MAX) {
-		(void)fprintf(stderr, "stage: the list of directives is too long; "
-				      "stage an archive instead\n");
+	if (!list || strlen(list) > STAGE_LIST_MAX) {
+		(void)fprintf(stderr, STAGE_TOO_LONG, STAGE_LIST_MAX);
 		exit(STAGE_USAGE);
 	}
 	check_or_exit(config);
