@@ -20,9 +20,6 @@
 
 #include "stage.h"
 
-/* Where the ranks leave their word, in a folder a user: see stager/store.py. */
-#define WORDS "/run/slurm-stage"
-
 enum {
 	/* Seconds that a task waits while no rank on its node is at work. */
 	PATIENCE = 300,
@@ -197,7 +194,7 @@ static int open_word(const struct gate *gate, const char *suffix)
 {
 	char path[256];
 
-	if (snprintf(path, sizeof(path), "%s/%u/%s%s", WORDS, (unsigned int)gate->uid, gate->word,
+	if (snprintf(path, sizeof(path), STAGE_RUN_USER "/%s%s", (unsigned int)gate->uid, gate->word,
 		     suffix) < 0)
 		return -1;
 	/* Its user may have put something else there, which is not to be waited for. */

@@ -13,14 +13,6 @@
 
 #include "stage.h"
 
-/*
- * Only root can write in either; users may look for a mark that they know, and not list them. The
- * second is made by slurmd: one that was not restarted since the plugin was installed would not
- * run its epilog, and marks would stay for ever. Where it is missing, nothing is evicted.
- */
-#define RUN "/run/slurm-stage"
-#define JOBS RUN "/jobs"
-
 /* Seconds after which the clean-up is ended: Slurm has the node wait for it. */
 enum { CLEAN_UP_LIMIT = 60 };
 
@@ -35,7 +27,7 @@ static bool find_job(spank_t spank, struct job *job)
 	if (spank_get_item(spank, S_JOB_ID, &job->id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &job->uid) != ESPANK_SUCCESS)
 		return false;
-	return snprintf(job->mark, sizeof(job->mark), JOBS "/%u.%u", job->id,
+	return snprintf(job->mark, sizeof(job->mark), STAGE_RUN_JOBS "/%u.%u", job->id,
 			(unsigned int)job->uid) > 0;
 }
 
@@ -46,10 +38,15 @@ static bool make_folder(const char *path, mode_t mode)
 	return errno == EEXIST;
 }
 
+/*
+ * Only root can write in either folder. Users may look up a mark that they know, but not list all.
+ * slurmd makes the folder of the marks, so that there are none before slurmd runs the plugin's
+ * epilog, which removes them: without the folder no job is marked, and nothing is evicted.
+ */
 void stage_expect_marks(void)
 {
-	if (!make_folder(RUN, 0755) || !make_folder(JOBS, 0711))
-		slurm_error("stage: %s: %s", JOBS, strerror(errno));
+	if (!make_folder(STAGE_RUN, 0755) || !make_folder(STAGE_RUN_JOBS, 0711))
+		slurm_error("stage: %s: %s", STAGE_RUN_JOBS, strerror(errno));
 }
 
 void stage_mark(spank_t spank)

@@ -15,9 +15,6 @@
 
 #include "stage.h"
 
-/* Where stager/prepare.py leaves its note: in root's own folder, so that it can be believed. */
-#define NOTE "/run/slurm-stage/%u.prepared"
-
 /* What differs between any two versions of a file, as stager/prepare.py writes it. */
 static bool is_version(const char *path, const char *version)
 {
@@ -56,7 +53,7 @@ static bool already_prepared(uid_t uid, const char *config)
 	ssize_t length = 0;
 	FILE *note = NULL;
 
-	(void)snprintf(path, sizeof(path), NOTE, (unsigned int)uid);
+	(void)snprintf(path, sizeof(path), STAGE_RUN_PREPARED, (unsigned int)uid);
 	note = fopen(path, "re");
 	if (!note)
 		return false;

@@ -46,6 +46,18 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 /* In which a job finds the lists of what each node holds of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 
+/*
+ * The folder on each node in which root and the ranks leave files for each other, in memory, so
+ * that a reboot empties it. stager has the same paths, and the layout of a user's folder.
+ */
+#define STAGE_RUN "/run/slurm-stage"
+/* Root's folder of the marks of jobs: JOB.UID. */
+#define STAGE_RUN_JOBS STAGE_RUN "/jobs"
+/* Root's note that a user's folders are made, by uid. */
+#define STAGE_RUN_PREPARED STAGE_RUN "/%u.prepared"
+/* A user's own folder, by uid. */
+#define STAGE_RUN_USER STAGE_RUN "/%u"
+
 /* What the line in plugstack.conf says after the plugin's path. */
 struct stage_config {
 	const char *python; /* the Python that has the package `stager` */
