@@ -31,7 +31,7 @@ struct stage_config stage_config_parse(int argc, char **argv)
 	return config;
 }
 
-/* Lines that name this file: Slurm initializes the plugin for each, and loads it once. */
+/* Lines of plugstack.conf: Slurm loads the plugin once and calls its init for each line. */
 static unsigned int lines;
 
 void stage_config_count_line(void)
@@ -46,7 +46,7 @@ bool stage_config_is_repeated(void)
 
 void stage_config_complain(const struct stage_config *config)
 {
-	slurm_error("stage: plugstack.conf: '%s' is not understood; "
-		    "known are python=/PATH and config=/PATH",
+	slurm_error("stage: plugstack.conf: argument '%s' is not valid; "
+		    "write python=/PATH and config=/PATH",
 		    config->fault);
 }

@@ -20,7 +20,7 @@ static bool is_blank(char character)
 	return character == ' ' || character == '\t';
 }
 
-/* Only a scan from the item's start can tell which ';' is escaped: backslashes escape each other. */
+/* Scans from the item's start, as a backslash before a ';' may be escaped itself. */
 static struct item read_item(const char *at)
 {
 	struct item item = { 0 };

@@ -1,6 +1,6 @@
 /*
- * Root's mark of a job that stages on this node, from its helper's step to the job's end: as long
- * as it is there, what the job uses is not evicted (stager/store.py).
+ * Root's mark of a job that stages on this node, from its helper's step to the job's end. While the
+ * mark exists, copies that the job uses are not evicted.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 #include "stage.h"
 
-/* Seconds after which the clean-up is ended: Slurm has the node wait for it. */
+/* Seconds after which the clean-up is stopped: the node takes no jobs until it is over. */
 enum { CLEAN_UP_LIMIT = 60 };
 
 struct job {
@@ -34,7 +34,7 @@ static bool find_job(spank_t spank, struct job *job)
 static bool make_folder(const char *path, mode_t mode)
 {
 	if (mkdir(path, mode) == 0)
-		return chmod(path, mode) == 0; /* whatever slurmstepd's mask */
+		return chmod(path, mode) == 0; /* mkdir obeyed the umask */
 	return errno == EEXIST;
 }
 
@@ -77,11 +77,12 @@ void stage_clean_up(spank_t spank, const struct stage_config *config)
 	(void)snprintf(id, sizeof(id), "%u", job.id);
 	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job.uid);
 	const char *const argv[] = {
-		config->python, "-I", "-m", "stager.epilog", "--config", config->config, id, uid, NULL,
+		config->python, "-I", "-m", "stager.epilog", "--config", config->config, id, uid,
+		NULL,
 	};
 	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
 	if (code != 0)
-		slurm_error("stage: the clean-up after job %s failed (exit code %d)", id, code);
+		slurm_error("stage: cleaning up after job %s failed (exit code %d)", id, code);
 	if (unlink(job.mark) != 0 && errno != ENOENT)
 		slurm_error("stage: %s: %s", job.mark, strerror(errno));
 }
