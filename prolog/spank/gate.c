@@ -178,10 +178,8 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 
 	(void)snprintf(step, sizeof(step), "%u", gate->step);
 	const char *const argv[] = {
-		config->python, "-I",	    "-m",	    "stager",
-		"gate",		"--config", config->config, "--word",
-		gate->name,	"--step",   step,	    gate->script ? "--script" : NULL,
-		gate->script,	NULL,
+		STAGE_PROGRAM(config, "stager", "gate"), "--word",     gate->name, "--step", step,
+		gate->script ? "--script" : NULL,	 gate->script, NULL
 	};
 	if (environment)
 		code = stage_child_run((char *const *)argv, environment, 0);

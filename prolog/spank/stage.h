@@ -96,6 +96,10 @@ void stage_expect_marks(void);
 void stage_mark(spank_t spank);
 void stage_clean_up(spank_t spank, const struct stage_config *config);
 
+/* The first arguments of every program: the Python module, its subcommand, the site's rules. */
+#define STAGE_PROGRAM(config, ...)                                                                 \
+	(config)->python, "-I", "-m", __VA_ARGS__, "--config", (config)->config
+
 /*
  * child.c: runs a program and returns its exit code, STAGE_NOT_RUN, or STAGE_SIGNALLED + N after
  * signal N. After `limit` seconds the program gets SIGALRM; 0 is no limit.

@@ -19,8 +19,7 @@ enum { FIXED_ARGUMENTS = 9 };
 static void check_or_exit(const struct stage_config *config)
 {
 	const char *const fixed[FIXED_ARGUMENTS] = {
-		config->python, "-I",	    "-m",	    "stager", "check",
-		"--quiet",	"--config", config->config, "--",
+		STAGE_PROGRAM(config, "stager", "check", "--quiet"), "--"
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
