@@ -177,10 +177,14 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	int code = STAGE_LAUNCH;
 
 	(void)snprintf(step, sizeof(step), "%u", gate->step);
-	const char *const argv[] = {
-		STAGE_PROGRAM(config, "stager", "gate"), "--word",     gate->name, "--step", step,
-		gate->script ? "--script" : NULL,	 gate->script, NULL
-	};
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager", "gate"),
+				     "--status-file",
+				     gate->name,
+				     "--step",
+				     step,
+				     gate->script ? "--script" : NULL,
+				     gate->script,
+				     NULL };
 	if (environment)
 		code = stage_child_run((char *const *)argv, environment, 0);
 	free(environment);

@@ -76,7 +76,7 @@ void stage_clean_up(spank_t spank, const struct stage_config *config)
 		return;
 	(void)snprintf(id, sizeof(id), "%u", job.id);
 	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job.uid);
-	const char *const argv[] = { STAGE_PROGRAM(config, "stager.epilog"), id, uid, NULL };
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.epilog"), id, uid, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
 	if (code != 0)
 		slurm_error("stage: cleaning up after job %s failed (exit code %d)", id, code);

@@ -82,7 +82,7 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	}
 	if (already_prepared(uid, config->config))
 		return;
-	const char *const argv[] = { STAGE_PROGRAM(config, "stager.prepare"), uid_text, NULL };
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), uid_text, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, 0);
 	if (code != 0)
 		slurm_error("stage: making the folders of uid %s failed (exit code %d)", uid_text,
