@@ -1,4 +1,4 @@
-/* Running a program with nothing of slurmstepd's or sbatch's inside it but its stdio. */
+/* Runs a program that inherits nothing from slurmstepd or sbatch but stdin, stdout and stderr. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -11,11 +11,11 @@
 
 #include "stage.h"
 
-/* What root's own programs are given. */
+/* The environment of the programs that run as root. */
 char *const stage_clean_environment[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
 					  NULL };
 
-enum { NOT_STARTED = 127, SIGNALLED = 128, FIRST_FREE_FD = 3, FALLBACK_FDS = 1024 };
+enum { FIRST_FREE_FD = 3, FALLBACK_FDS = 1024 };
 
 static void close_descriptors(void)
 {
@@ -27,14 +27,14 @@ static void close_descriptors(void)
 		(void)close(fd); /* most are not open */
 }
 
-/* slurmstepd blocks and ignores signals; the program is to die of them as any other would. */
+/* slurmstepd blocks and ignores signals, and the program would inherit that. */
 static void reset_signals(void)
 {
 	sigset_t none;
 
 	for (int number = 1; number < NSIG; number++)
 		(void)signal(number, SIG_DFL); /* KILL, STOP and some others refuse */
-	/* But not of those that a user has sent to a program that is not here yet. */
+	/* A user sends these to the job's own program, which has not started. */
 	(void)signal(SIGUSR1, SIG_IGN);
 	(void)signal(SIGUSR2, SIG_IGN);
 	if (sigemptyset(&none) == 0)
@@ -46,15 +46,15 @@ static void child(pid_t parent, char *const argv[], char *const envp[], unsigned
 	const int null = open("/dev/null", O_RDONLY);
 
 	if (null < 0 || dup2(null, STDIN_FILENO) < 0)
-		_exit(NOT_STARTED);
+		_exit(STAGE_NOT_RUN);
 	reset_signals();
-	/* Whoever kills the one who waits kills the helper too. */
+	/* If the waiting process is killed, the helper ends too. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent)
-		_exit(NOT_STARTED);
+		_exit(STAGE_NOT_RUN);
 	close_descriptors();
 	(void)alarm(limit);
 	(void)execve(argv[0], argv, envp);
-	_exit(NOT_STARTED);
+	_exit(STAGE_NOT_RUN);
 }
 
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
@@ -64,12 +64,11 @@ int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
 	int status = 0;
 
 	if (pid < 0)
-		return NOT_STARTED;
+		return STAGE_NOT_RUN;
 	if (pid == 0)
 		child(parent, argv, envp, limit);
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
-			return NOT_STARTED;
-	/* A signalled helper has not done its work, whatever it had come to. */
-	return WIFEXITED(status) ? WEXITSTATUS(status) : SIGNALLED + WTERMSIG(status);
+			return STAGE_NOT_RUN;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : STAGE_SIGNALLED + WTERMSIG(status);
 }

@@ -1,4 +1,4 @@
-/* The arguments in plugstack.conf: python=PATH and config=PATH. */
+/* The plugin's line in plugstack.conf, and its arguments: python=PATH and config=PATH. */
 #include <string.h>
 
 #include "stage.h"
@@ -31,9 +31,22 @@ struct stage_config stage_config_parse(int argc, char **argv)
 	return config;
 }
 
+/* Lines of plugstack.conf: Slurm loads the plugin once and calls its init for each line. */
+static unsigned int lines;
+
+void stage_config_count_line(void)
+{
+	lines++;
+}
+
+bool stage_config_is_repeated(void)
+{
+	return lines > 1;
+}
+
 void stage_config_complain(const struct stage_config *config)
 {
-	slurm_error("stage: plugstack.conf: '%s' is not understood; "
-		    "known are python=/PATH and config=/PATH",
+	slurm_error("stage: plugstack.conf: argument '%s' is not valid; "
+		    "write python=/PATH and config=/PATH",
 		    config->fault);
 }

@@ -1,9 +1,10 @@
 /*
- * In every task, as the user, after its output was connected and before its program starts: hold
- * it until the stage is over. The first task of a step runs the helper, which stages to all nodes
- * of the job; the others wait for the word that the helper's rank leaves on their node.
+ * In every task, as the user, when its output is connected and before its program starts: hold the
+ * task until the stage is over. The first task of a step runs the helper, which stages to all nodes
+ * of the job. The others wait for the step status that a rank writes on their node.
  *
- * To fail is to _exit with the helper's code: the job fails with it, and no node is drained.
+ * A task that may not start calls _exit with the helper's code: the job fails with that code, and
+ * no node is drained.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -20,15 +21,12 @@
 
 #include "stage.h"
 
-/* Where the ranks leave their word, in a folder a user: see stager/store.py. */
-#define WORDS "/run/slurm-stage"
-
 enum {
-	/* Seconds that a task waits while no rank on its node is at work. */
-	PATIENCE = 300,
+	/* Seconds that a task waits while no rank works on its node. */
+	WAIT_LIMIT = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
-	/* Bytes of the paths in STAGE_SHARDS. */
-	SHARDS_MAX = 16 * 1024,
+	/* Bytes of STAGE_SHARDS, which the kernel limits to 128 KiB with its name. */
+	SHARDS_MAX = 120 * 1024,
 };
 
 struct gate {
@@ -37,17 +35,18 @@ struct gate {
 	uint32_t step;
 	uint32_t restart;
 	uint32_t task;
-	char *list;   /* directives joined by ';', may be empty */
-	char *script; /* of a batch step that has #STAGE lines, else NULL */
-	char word[128];
+	char *list;	/* directives joined by ';', may be empty */
+	char *script;	/* a batch step's script if it has #STAGE lines, else NULL */
+	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
+	char node[256]; /* the name of this node, for messages */
 };
 
-/* What a word on this node says to a task. */
-enum word { WORD_NONE, WORD_AT_WORK, WORD_SAID };
+/* A step's status on this node: no rank has come, a rank works, the stage has ended. */
+enum status { STATUS_NONE, STATUS_WORKING, STATUS_ENDED };
 
-static void tell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-static void tell(const char *format, ...)
+static void complain(const char *format, ...)
 {
 	va_list arguments;
 
@@ -56,7 +55,7 @@ static void tell(const char *format, ...)
 	va_end(arguments);
 }
 
-/* Whether the comment lines at the script's head hold one that begins with #STAGE. */
+/* Whether the script's head, the comment lines before its first command, has a #STAGE line. */
 static bool has_stage_lines(const char *path)
 {
 	FILE *script = fopen(path, "re");
@@ -65,7 +64,7 @@ static bool has_stage_lines(const char *path)
 	bool found = false;
 
 	if (!script)
-		return false; /* a script that the user cannot read cannot run either */
+		return false; /* the user cannot read the script, so it will not run either */
 	while (!found && getline(&line, &size, script) >= 0) {
 		const char *text = line + strspn(line, " \t\r\n\f\v");
 
@@ -74,19 +73,23 @@ static bool has_stage_lines(const char *path)
 		found = strncmp(line, "#STAGE", 6) == 0 && strchr(" \t\r\n", line[6]);
 	}
 	free(line);
-	(void)fclose(script); /* it was only read */
+	(void)fclose(script); /* nothing was written */
 	return found;
 }
 
-/* The list that the job's environment holds, else the one value that Slurm forwards by itself. */
-static char *find_list(spank_t spank)
+/*
+ * The list in the job's environment; in a step without srun's environment, the last value of
+ * --stage, which Slurm forwards. The caller frees it. NULL if out of memory.
+ */
+static char *read_list(spank_t spank)
 {
-	char *text = malloc(STAGE_LIST_MAX);
+	const int size = STAGE_LIST_MAX + 1;
+	char *text = malloc(size);
 	const spank_err_t got =
-		text ? spank_getenv(spank, STAGE_LIST_ENV, text, STAGE_LIST_MAX) : ESPANK_ERROR;
+		text ? spank_getenv(spank, STAGE_LIST_ENV, text, size) : ESPANK_ERROR;
 
 	if (got == ESPANK_NOSPACE) {
-		tell("stage: the list of directives is too long; stage an archive instead\n");
+		complain(STAGE_TOO_LONG, STAGE_LIST_MAX);
 		_exit(STAGE_USAGE);
 	}
 	if (got == ESPANK_SUCCESS || !text)
@@ -99,7 +102,8 @@ static char *find_list(spank_t spank)
 	return text;
 }
 
-static bool look(spank_t spank, struct gate *gate)
+/* Fills `gate`; false if Slurm does not give the task's job or step. */
+static bool read_task(spank_t spank, struct gate *gate)
 {
 	char restart[16];
 	char **argv = NULL;
@@ -110,25 +114,28 @@ static bool look(spank_t spank, struct gate *gate)
 	    spank_get_item(spank, S_JOB_STEPID, &gate->step) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_TASK_GLOBAL_ID, &gate->task) != ESPANK_SUCCESS)
 		return false;
-	/* Slurm 22.05 has the count in the environment alone. */
+	/* In Slurm 22.05 only the environment has the count. */
 	if (spank_getenv(spank, "SLURM_RESTART_COUNT", restart, sizeof(restart)) == ESPANK_SUCCESS)
 		gate->restart = (uint32_t)strtoul(restart, NULL, 10);
 	else if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &gate->restart) != ESPANK_SUCCESS)
 		gate->restart = 0;
-	gate->list = find_list(spank);
+	if (spank_getenv(spank, "SLURMD_NODENAME", gate->node, sizeof(gate->node)) !=
+	    ESPANK_SUCCESS)
+		(void)snprintf(gate->node, sizeof(gate->node), "this node");
+	gate->list = read_list(spank);
 	if (!gate->list)
 		return false;
 	if (gate->step == SLURM_BATCH_SCRIPT &&
 	    spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 &&
 	    has_stage_lines(argv[0]))
 		gate->script = argv[0];
-	return snprintf(gate->word, sizeof(gate->word), "%u.%u", gate->job, gate->restart) > 0;
+	return snprintf(gate->name, sizeof(gate->name), "%u.%u", gate->job, gate->restart) > 0;
 }
 
-/* The helper's environment: Slurm's variables and a few that say who and where the user is. */
-static bool wanted(const char *variable)
+/* Whether the helper gets a variable: Slurm's own, and a few about the user and the place. */
+static bool is_for_helper(const char *variable)
 {
-	static const char *const names[] = { "SLURM_", "SLURMD_", "HOME=", "USER=", "LOGNAME=",
+	static const char *const names[] = { "SLURM_", "SLURMD_", "HOME=", "USER=",  "LOGNAME=",
 					     "LANG=",  "TZ=",	  "TERM=", "TMPDIR=" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -137,7 +144,7 @@ static bool wanted(const char *variable)
 	return false;
 }
 
-/* Returns NULL without memory. The strings belong to slurmstepd, but for the list's. */
+/* The caller frees the array, but not its strings. NULL if out of memory. */
 static char **helper_environment(spank_t spank, const char *list)
 {
 	char **all = NULL;
@@ -153,7 +160,7 @@ static char **helper_environment(spank_t spank, const char *list)
 	if (!kept)
 		return NULL;
 	for (size_t i = 0; i < count; i++)
-		if (wanted(all[i]))
+		if (is_for_helper(all[i]))
 			kept[used++] = all[i];
 	kept[used++] = "PATH=/usr/local/bin:/usr/bin:/bin";
 	if (asprintf(&kept[used], "STAGE_DIRECTIVES=%s", list) < 0) {
@@ -170,39 +177,42 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	int code = STAGE_LAUNCH;
 
 	(void)snprintf(step, sizeof(step), "%u", gate->step);
-	const char *const argv[] = {
-		config->python, "-I",	"-m",	  "stager", "gate", "--config", config->config,
-		"--word",	gate->word, "--step", step,
-		gate->script ? "--script" : NULL, gate->script, NULL,
-	};
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager", "gate"),
+				     "--status-file",
+				     gate->name,
+				     "--step",
+				     step,
+				     gate->script ? "--script" : NULL,
+				     gate->script,
+				     NULL };
 	if (environment)
 		code = stage_child_run((char *const *)argv, environment, 0);
 	free(environment);
-	if (code == 127)
-		tell("stage: %s cannot be run on this node; tell the administrator\n",
-		     config->python);
-	if (code > 128)
-		tell("stage: ended by signal %d; the job's own program was not started\n",
-		     code - 128);
+	if (code == STAGE_NOT_RUN)
+		complain("stage: %s: %s cannot be run; tell the administrator\n", gate->node,
+			 config->python);
+	if (code > STAGE_SIGNALLED)
+		complain("stage: ended by signal %d; the job's own program was not started\n",
+			 code - STAGE_SIGNALLED);
 	return code;
 }
 
-/* Opens a file of this job's words, see stager/store.py; `suffix` is empty or names a step. */
-static int open_word(const struct gate *gate, const char *suffix)
+/* Opens a file that the ranks left for this job on this node; `suffix` says which. */
+static int open_job_file(const struct gate *gate, const char *suffix)
 {
 	char path[256];
 
-	if (snprintf(path, sizeof(path), "%s/%u/%s%s", WORDS, (unsigned int)gate->uid, gate->word,
-		     suffix) < 0)
+	if (snprintf(path, sizeof(path), STAGE_RUN_USER "/%s%s", (unsigned int)gate->uid,
+		     gate->name, suffix) < 0)
 		return -1;
-	/* Its user may have put something else there, which is not to be waited for. */
+	/* The folder is the user's: a FIFO in the file's place must not block the task. */
 	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
-/* Whether an earlier stage of this job has brought all of the list; it has a line for each. */
-static bool already_done(const struct gate *gate)
+/* Whether an earlier stage of this job staged the whole list: each wrote its list as one line. */
+static bool is_done(const struct gate *gate)
 {
-	const int fd = open_word(gate, "");
+	const int fd = open_job_file(gate, "");
 	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
 	char *line = NULL;
 	size_t size = 0;
@@ -220,96 +230,97 @@ static bool already_done(const struct gate *gate)
 		done = stage_list_contains(line, gate->list);
 	}
 	free(line);
-	(void)fclose(file); /* it was only read */
+	(void)fclose(file); /* nothing was written */
 	return done;
 }
 
-/* Looks at the step's word on this node; the rank holds a lock on the file while it is at work. */
-static enum word read_word(const struct gate *gate, int *code)
+/* Reads the step status on this node; the rank holds a lock on its file while it works. */
+static enum status read_status(const struct gate *gate, int *code)
 {
 	char suffix[16];
 	char text[16] = "";
-	enum word word = WORD_NONE;
+	enum status status = STATUS_NONE;
 	char *rest = NULL;
 	int fd = -1;
 
 	(void)snprintf(suffix, sizeof(suffix), ".%u", gate->step);
-	fd = open_word(gate, suffix);
+	fd = open_job_file(gate, suffix);
 	if (fd < 0)
-		return WORD_NONE;
+		return STATUS_NONE;
 	if (flock(fd, LOCK_SH | LOCK_NB) != 0) {
-		word = WORD_AT_WORK;
+		status = STATUS_WORKING;
 	} else if (read(fd, text, sizeof(text) - 1) > 0) {
-		const long said = strtol(text, &rest, 10);
+		const long written = strtol(text, &rest, 10);
 
-		if (rest != text && rest[0] == '\n' && said >= 0 && said <= 255) {
-			*code = (int)said;
-			word = WORD_SAID;
+		if (rest != text && rest[0] == '\n' && written >= 0 && written <= 255) {
+			*code = (int)written;
+			status = STATUS_ENDED;
 		}
 	}
-	(void)close(fd); /* it was only read */
-	return word;
+	(void)close(fd); /* nothing was written */
+	return status;
 }
 
-static volatile sig_atomic_t ended;
+static volatile sig_atomic_t cancelled;
 
-/* Signals of the user's own are for a program that is not here yet. */
-static void end(int number)
+/* USR1, USR2 and ALRM are the user's own, for a program that has not started. */
+static void handle_signal(int number)
 {
 	if (number != SIGUSR1 && number != SIGUSR2 && number != SIGALRM)
-		ended = number;
+		cancelled = 1;
 }
 
-/* What `hear_scancel` changes in this process, for `unhear_scancel` to put back. */
-static const int heard[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU, SIGUSR1, SIGUSR2, SIGALRM };
-static struct sigaction old_actions[sizeof(heard) / sizeof(heard[0])];
+/* What `catch_signals` changes in this process, for `restore_signals`. */
+static const int caught[] = { SIGTERM, SIGINT, SIGHUP, SIGXCPU, SIGUSR1, SIGUSR2, SIGALRM };
+static struct sigaction old_actions[sizeof(caught) / sizeof(caught[0])];
 static sigset_t old_mask;
 static char old_name[16]; /* TASK_COMM_LEN */
 
 /*
- * A task that has not started yet is a child of slurmstepd by name and by signal mask, and
- * proctrack/linuxproc passes over processes of that name: scancel would not reach it.
+ * A task whose program has not started still has slurmstepd's name and signal mask, and
+ * proctrack/linuxproc skips processes of that name: scancel would not reach it.
  */
-static void hear_scancel(void)
+static void catch_signals(void)
 {
-	struct sigaction action = { .sa_handler = end };
+	struct sigaction action = { .sa_handler = handle_signal };
 	sigset_t set;
 
 	(void)sigemptyset(&set);
-	for (size_t i = 0; i < sizeof(heard) / sizeof(heard[0]); i++) {
-		(void)sigaction(heard[i], &action, &old_actions[i]);
-		(void)sigaddset(&set, heard[i]);
+	for (size_t i = 0; i < sizeof(caught) / sizeof(caught[0]); i++) {
+		(void)sigaction(caught[i], &action, &old_actions[i]);
+		(void)sigaddset(&set, caught[i]);
 	}
 	(void)sigprocmask(SIG_UNBLOCK, &set, &old_mask);
 	(void)prctl(PR_GET_NAME, old_name);
 	(void)prctl(PR_SET_NAME, "stage-gate");
 }
 
-static void unhear_scancel(void)
+static void restore_signals(void)
 {
 	(void)prctl(PR_SET_NAME, old_name);
 	(void)sigprocmask(SIG_SETMASK, &old_mask, NULL);
-	for (size_t i = 0; i < sizeof(heard) / sizeof(heard[0]); i++)
-		(void)sigaction(heard[i], &old_actions[i], NULL);
+	for (size_t i = 0; i < sizeof(caught) / sizeof(caught[0]); i++)
+		(void)sigaction(caught[i], &old_actions[i], NULL);
 }
 
-/* Waits for this node's word and returns the code that it tells. */
-static int wait_for_word(const struct gate *gate)
+/* Waits until the stage has ended and returns the code in this node's step status. */
+static int wait_for_status(const struct gate *gate)
 {
 	const struct timespec pause = { 0, PAUSE_NS };
 	time_t last_work = time(NULL);
 	int code = 0;
 
-	while (!ended) {
-		const enum word word = read_word(gate, &code);
+	while (!cancelled) {
+		const enum status status = read_status(gate, &code);
 
-		if (word == WORD_SAID)
+		if (status == STATUS_ENDED)
 			return code;
-		if (word == WORD_AT_WORK)
+		if (status == STATUS_WORKING)
 			last_work = time(NULL);
-		if (time(NULL) - last_work > PATIENCE) {
-			tell("stage: no word of the stage for %d s; this task was not started\n",
-			     PATIENCE);
+		if (time(NULL) - last_work > WAIT_LIMIT) {
+			complain("stage: %s: no rank has worked here for %d s, so this task was "
+				 "not started; submit again\n",
+				 gate->node, WAIT_LIMIT);
 			return STAGE_LAUNCH;
 		}
 		(void)nanosleep(&pause, NULL); /* a signal may cut it short */
@@ -317,56 +328,60 @@ static int wait_for_word(const struct gate *gate)
 	return STAGE_LAUNCH;
 }
 
-/* The code with which the stage ended, once it has. */
+/* Waits until the stage has ended and returns its code. */
 static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	int code = 0;
 
-	if (gate->step != SLURM_BATCH_SCRIPT && already_done(gate))
+	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate))
 		return 0;
-	hear_scancel();
-	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_word(gate);
-	if (code == 0 && ended)
-		code = STAGE_LAUNCH; /* the job was cancelled when the stage was just done */
-	unhear_scancel();
+	catch_signals();
+	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_status(gate);
+	if (code == 0 && cancelled)
+		code = STAGE_LAUNCH; /* the job was cancelled just when the stage was done */
+	restore_signals();
 	return code;
 }
 
-/* Has the task find the lists of what each node holds of a folder that is spread over them. */
-static void name_shards(spank_t spank, const struct gate *gate)
+/* Sets STAGE_SHARDS in the task's environment if a folder was staged with mode=shard. */
+static void set_shards(spank_t spank, const struct gate *gate)
 {
-	const int fd = open_word(gate, ".shards");
-	char lists[SHARDS_MAX];
-	ssize_t length = 0;
+	const int fd = open_job_file(gate, ".shards");
+	char *lists = NULL;
+	ssize_t length = -1;
 
 	if (fd < 0)
-		return; /* as for most jobs */
-	length = read(fd, lists, sizeof(lists) - 1);
-	(void)close(fd); /* it was only read */
-	if (length <= 0)
-		return;
-	if (length == sizeof(lists) - 1) {
-		tell("stage: %s is not set: the paths of the lists are too long\n",
-		     STAGE_SHARDS_ENV);
-		return;
+		return; /* most jobs stage nothing with mode=shard */
+	lists = malloc(SHARDS_MAX + 2);
+	if (lists)
+		length = read(fd, lists, SHARDS_MAX + 2);
+	(void)close(fd); /* nothing was written */
+	if (length > 0 && lists[length - 1] == '\n')
+		length--;
+	if (length > SHARDS_MAX) {
+		complain(
+			"stage: %s: %s is not set: the paths of its lists are longer than %d bytes "
+			"together; stage fewer folders with mode=shard\n",
+			gate->node, STAGE_SHARDS_ENV, SHARDS_MAX);
+	} else if (length > 0) {
+		lists[length] = '\0';
+		for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
+			*end = ':';
+		if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
+			complain("stage: %s: %s cannot be set\n", gate->node, STAGE_SHARDS_ENV);
 	}
-	/* One a line, the last with its end. */
-	lists[length - (lists[length - 1] == '\n')] = '\0';
-	for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
-		*end = ':';
-	if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
-		tell("stage: %s cannot be set\n", STAGE_SHARDS_ENV);
+	free(lists);
 }
 
-/* Whether the environment says that this step is the helper of this very job. */
-static bool marked_as_helper(spank_t spank)
+/* Whether the environment marks this step as the helper of this job, and not of an outer one. */
+static bool is_helper_by_environment(spank_t spank)
 {
-	char said[24];
+	char id[24];
 	uint32_t job = 0;
 
-	return spank_getenv(spank, STAGE_HELPER_ENV, said, sizeof(said)) == ESPANK_SUCCESS &&
+	return spank_getenv(spank, STAGE_HELPER_ENV, id, sizeof(id)) == ESPANK_SUCCESS &&
 	       spank_get_item(spank, S_JOB_ID, &job) == ESPANK_SUCCESS &&
-	       strtoul(said, NULL, 10) == job;
+	       strtoul(id, NULL, 10) == job;
 }
 
 int stage_gate(spank_t spank, const struct stage_config *config)
@@ -374,27 +389,35 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	struct gate gate = { 0 };
 	int code = 0;
 
-	if (stage_options_helper() || marked_as_helper(spank))
+	if (stage_options_helper() || is_helper_by_environment(spank))
 		return 0;
-	if (!look(spank, &gate)) {
-		tell("stage: Slurm does not tell the plugin what this job is\n");
+	if (!read_task(spank, &gate)) {
+		complain("stage: Slurm does not give the plugin the job, the step or the task; "
+			 "submit again\n");
 		_exit(STAGE_LAUNCH);
 	}
 	if (!gate.list[0] && !gate.script)
 		goto out;
+	if (stage_config_is_repeated()) {
+		complain("stage: %s: %s\n", gate.node, STAGE_REPEATED);
+		_exit(STAGE_POLICY);
+	}
 	if (config->fault) {
-		stage_config_complain(config);
-		tell("stage: plugstack.conf on this node has a fault; tell the administrator\n");
+		complain("stage: %s: plugstack.conf: argument '%s' is not valid; tell the "
+			 "administrator\n",
+			 gate.node, config->fault);
 		_exit(STAGE_LAUNCH);
 	}
 	if (geteuid() != gate.uid || getuid() != gate.uid) {
-		tell("stage: this task does not run as the job's user\n");
+		complain("stage: %s: this task does not run as the job's user; tell the "
+			 "administrator\n",
+			 gate.node);
 		_exit(STAGE_LAUNCH);
 	}
 	code = hold(spank, &gate, config);
 	if (code != 0)
 		_exit(code);
-	name_shards(spank, &gate);
+	set_shards(spank, &gate);
 out:
 	free(gate.list);
 	return 0;

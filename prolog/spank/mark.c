@@ -1,6 +1,6 @@
 /*
- * Root's mark of a job that stages on this node, from its helper's step to the job's end: as long
- * as it is there, what the job uses is not evicted (stager/store.py).
+ * Root's mark of a job that stages on this node, from its helper's step to the job's end. While the
+ * mark exists, copies that the job uses are not evicted.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,15 +13,7 @@
 
 #include "stage.h"
 
-/*
- * Only root can write in either; users may look for a mark that they know, and not list them. The
- * second is made by slurmd: one that was not restarted since the plugin was installed would not
- * run its epilog, and marks would stay for ever. Where it is missing, nothing is evicted.
- */
-#define RUN "/run/slurm-stage"
-#define JOBS RUN "/jobs"
-
-/* Seconds after which the clean-up is ended: Slurm has the node wait for it. */
+/* Seconds after which the clean-up is stopped: the node takes no jobs until it is over. */
 enum { CLEAN_UP_LIMIT = 60 };
 
 struct job {
@@ -35,21 +27,26 @@ static bool find_job(spank_t spank, struct job *job)
 	if (spank_get_item(spank, S_JOB_ID, &job->id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &job->uid) != ESPANK_SUCCESS)
 		return false;
-	return snprintf(job->mark, sizeof(job->mark), JOBS "/%u.%u", job->id,
+	return snprintf(job->mark, sizeof(job->mark), STAGE_RUN_JOBS "/%u.%u", job->id,
 			(unsigned int)job->uid) > 0;
 }
 
 static bool make_folder(const char *path, mode_t mode)
 {
 	if (mkdir(path, mode) == 0)
-		return chmod(path, mode) == 0; /* whatever slurmstepd's mask */
+		return chmod(path, mode) == 0; /* mkdir obeyed the umask */
 	return errno == EEXIST;
 }
 
+/*
+ * Only root can write in either folder. Users may look up a mark that they know, but not list all.
+ * slurmd makes the folder of the marks, so that there are none before slurmd runs the plugin's
+ * epilog, which removes them: without the folder no job is marked, and nothing is evicted.
+ */
 void stage_expect_marks(void)
 {
-	if (!make_folder(RUN, 0755) || !make_folder(JOBS, 0711))
-		slurm_error("stage: %s: %s", JOBS, strerror(errno));
+	if (!make_folder(STAGE_RUN, 0755) || !make_folder(STAGE_RUN_JOBS, 0711))
+		slurm_error("stage: %s: %s", STAGE_RUN_JOBS, strerror(errno));
 }
 
 void stage_mark(spank_t spank)
@@ -79,12 +76,10 @@ void stage_clean_up(spank_t spank, const struct stage_config *config)
 		return;
 	(void)snprintf(id, sizeof(id), "%u", job.id);
 	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job.uid);
-	const char *const argv[] = {
-		config->python, "-I", "-m", "stager.epilog", "--config", config->config, id, uid, NULL,
-	};
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.epilog"), id, uid, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
 	if (code != 0)
-		slurm_error("stage: the clean-up after job %s failed (exit code %d)", id, code);
+		slurm_error("stage: cleaning up after job %s failed (exit code %d)", id, code);
 	if (unlink(job.mark) != 0 && errno != ENOENT)
 		slurm_error("stage: %s: %s", job.mark, strerror(errno));
 }

@@ -1,10 +1,10 @@
-/* --stage and the hidden --stage-helper: registered in every context, collected as they come. */
+/* The options --stage and --stage-helper: registers them and collects their values. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "stage.h"
 
-/* More occurrences than this on one command line are a fault in the caller's script. */
+/* Occurrences on one command line; a value may hold many directives. */
 enum { VALUES_MAX = 256 };
 
 static char *values[VALUES_MAX];
@@ -15,12 +15,18 @@ static int take_value(int val, const char *text, int remote)
 {
 	(void)val;
 	(void)remote;
-	/* Slurm calls back twice for one occurrence in a step, and again for a job's own value. */
+	/* Slurm calls twice for one occurrence in a step, and again for the job's own value. */
 	for (size_t i = 0; i < count; i++)
 		if (strcmp(values[i], text) == 0)
 			return 0;
-	if (count == VALUES_MAX || !(values[count] = strdup(text))) {
-		slurm_error("stage: too many --stage options; join directives by ';'");
+	if (count == VALUES_MAX) {
+		slurm_error("stage: more than %d --stage options; join directives by ';'",
+			    VALUES_MAX);
+		return -1;
+	}
+	values[count] = strdup(text);
+	if (!values[count]) {
+		slurm_error("stage: out of memory");
 		return -1;
 	}
 	count++;
@@ -39,16 +45,17 @@ static int take_helper(int val, const char *text, int remote)
 static struct spank_option stage_option = {
 	"stage",
 	"SRC:DST[,key=value...]",
-	"put the file SRC at DST on every node before the job's program starts; "
-	"repeat the option or join several by ';'",
+	"stage the file, folder or archive SRC to DST on every node before the job starts; "
+	"repeat the option, or join several directives by ';'",
 	1,
 	0,
 	take_value,
 };
 
-/* Marks the step of the helper; unlike an environment variable it survives --export=NONE. */
+/* Marks the helper's step; unlike an environment variable, it works with --export=NONE. */
 static struct spank_option helper_option = {
-	"stage-helper", NULL, "for the stage itself: this step is its helper", 0, 0, take_helper,
+	"stage-helper", NULL, "used by the stage itself: mark this step as its helper", 0, 0,
+	take_helper,
 };
 
 int stage_options_register(spank_t spank)

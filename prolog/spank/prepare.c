@@ -1,10 +1,10 @@
 /*
- * On every node, as root, before the helper's rank: have the user's folders made, by the same
- * program that a site's prolog may run. It is told a uid and the site's own stage.toml, and
- * touches no path that a user named. Whatever it cannot do, the rank finds and explains.
+ * On every node, as root, before the helper's rank starts: run the program that makes the user's
+ * folders, the same one that a site's Prolog may run. It gets a uid and the site's stage.toml, and
+ * touches no path that a user named. If it fails, the rank finds the folder missing and says so.
  *
- * To start that program takes longer than all else that the plugin does, and the ranks wait for
- * it. So it leaves a note of what it has made, and as long as that holds it is not run again.
+ * The ranks wait for that program, and starting it takes longer than all else that the plugin does.
+ * So it leaves a note of the folders that it made, and is not run again while the note is valid.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -15,10 +15,7 @@
 
 #include "stage.h"
 
-/* Where stager/prepare.py leaves its note: in root's own folder, so that it can be believed. */
-#define NOTE "/run/slurm-stage/%u.prepared"
-
-/* What differs between any two versions of a file, as stager/prepare.py writes it. */
+/* Whether the file is the version that the note names: by device, inode and ctime. */
 static bool is_version(const char *path, const char *version)
 {
 	char text[96];
@@ -32,7 +29,7 @@ static bool is_version(const char *path, const char *version)
 	return strcmp(text, version) == 0;
 }
 
-/* Whether a folder that users pass is root's and has one of the user's own in it. */
+/* Whether `parent` is root's, only root can write in it, and it has the user's own folder. */
 static bool holds_folder_of(const char *parent, uid_t uid)
 {
 	char path[PATH_MAX];
@@ -45,7 +42,7 @@ static bool holds_folder_of(const char *parent, uid_t uid)
 	return lstat(path, &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == uid;
 }
 
-/* Whether the note of an earlier run holds: for this stage.toml, all folders are there. */
+/* Whether an earlier run's note is valid: stage.toml is unchanged and all folders exist. */
 static bool already_prepared(uid_t uid, const char *config)
 {
 	char path[64];
@@ -56,16 +53,16 @@ static bool already_prepared(uid_t uid, const char *config)
 	ssize_t length = 0;
 	FILE *note = NULL;
 
-	(void)snprintf(path, sizeof(path), NOTE, (unsigned int)uid);
+	(void)snprintf(path, sizeof(path), STAGE_RUN_PREPARED, (unsigned int)uid);
 	note = fopen(path, "re");
 	if (!note)
 		return false;
 	while (good && (length = getline(&line, &size, note)) > 0) {
-		line[length - 1] = '\0'; /* the newline; a line that was cut short is no folder */
+		line[length - 1] = '\0'; /* the newline; a truncated line names no folder */
 		good = lines++ == 0 ? is_version(config, line) : holds_folder_of(line, uid);
 	}
 	free(line);
-	(void)fclose(note); /* it was only read */
+	(void)fclose(note); /* nothing was written */
 	return good && lines > 1;
 }
 
@@ -80,16 +77,14 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	stage_mark(spank);
 	if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid) < 0) {
-		slurm_error("stage: the job's user is not known");
+		slurm_error("stage: Slurm does not give the plugin the job's user");
 		return;
 	}
 	if (already_prepared(uid, config->config))
 		return;
-	const char *const argv[] = {
-		config->python, "-I", "-m", "stager.prepare", "--config", config->config, uid_text, NULL,
-	};
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), uid_text, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, 0);
 	if (code != 0)
-		slurm_error("stage: the folders of uid %s were not made (exit code %d)", uid_text,
+		slurm_error("stage: making the folders of uid %s failed (exit code %d)", uid_text,
 			    code);
 }

@@ -1,5 +1,5 @@
 /*
- * The dispatcher: which part of the plugin acts in which context, and nothing else.
+ * The dispatcher: says which part of the plugin acts in which context.
  *
  *   context              init       init_post_opt   task_init_privileged   task_init
  *   srun, sbatch, salloc options    submit          -                      -
@@ -7,8 +7,9 @@
  *   slurmd               expect_marks
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
- * On the nodes, init, init_post_opt and job_epilog never fail, and user_init, task_post_fork and
- * job_prolog are left alone: a failure there drains the node, in the two tasks' the job alone fails.
+ * A failure in a node's init, init_post_opt, user_init, task_post_fork, job_prolog or job_epilog
+ * drains the node; one in the two task functions fails the job. So on the nodes the functions of
+ * the first kind always return 0 here, or are not defined.
  */
 #include <stdlib.h>
 
@@ -26,7 +27,10 @@ static bool submitting(void)
 int slurm_spank_init(spank_t spank, int argc, char **argv)
 {
 	const struct stage_config config = stage_config_parse(argc, argv);
+	bool repeated = false;
 
+	stage_config_count_line();
+	repeated = stage_config_is_repeated();
 	if (submitting()) {
 		if (config.fault) {
 			stage_config_complain(&config);
@@ -34,12 +38,16 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		}
 		if (stage_submit_forget_outer_job() != 0)
 			return -1;
-		return stage_options_register(spank);
+		/* If two lines register the options, Slurm warns the user of every command. */
+		return repeated ? 0 : stage_options_register(spank);
 	}
-	if (spank_context() == S_CTX_SLURMD)
+	if (spank_context() == S_CTX_SLURMD) {
+		if (repeated)
+			slurm_error("stage: %s", STAGE_REPEATED);
 		stage_expect_marks();
-	if (spank_context() == S_CTX_REMOTE && stage_options_register(spank) != 0)
-		slurm_error("stage: the options cannot be registered");
+	}
+	if (spank_context() == S_CTX_REMOTE && !repeated && stage_options_register(spank) != 0)
+		slurm_error("stage: registering the options failed");
 	return 0;
 }
 

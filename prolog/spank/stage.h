@@ -1,19 +1,19 @@
 /*
- * slurm-stage's SPANK plugin: what its files share.
+ * The declarations that the files of slurm-stage's SPANK plugin share.
  *
- * The life of a job, and which file takes part in it:
+ * The order in which the files act in the life of a job:
  *
  *   sbatch, salloc, srun     options.c   collects the values of --stage
- *                            submit.c    has them checked, hands the list to the job
- *   on each node, as root    prepare.c   has the user's folders made, in the helper's step only
+ *                            submit.c    checks them and passes the list to the job
+ *   on each node, as root    prepare.c   makes the user's folders, in the helper's step only
  *                            mark.c      marks the job as one that stages here
  *   on each node, as user    gate.c      holds the tasks until every node has its files
- *   at the job's end there   mark.c      has unmarked and cleaned up after it, as root
+ *   there, at the job's end  mark.c      cleans up after the job and removes its mark, as root
  *
- * The helper that all of them execute is `python -I -m stager`; child.c starts it. Its contract:
- * text for the user on stdout and stderr, exit code 0 to go on, any other to fail the job with it.
- * A job that stages nothing pays for a few getenv and, in its batch step, the reading of its
- * script's first comment lines.
+ * child.c runs the helper, `python -I -m stager`, which does the work. Its contract: text for the
+ * user on stdout and stderr; exit code 0 to go on, any other fails the job with that code. For a
+ * job that stages nothing the plugin only reads a few variables and, in the batch step, the comment
+ * lines at the head of the script.
  */
 #ifndef STAGE_H
 #define STAGE_H
@@ -24,40 +24,62 @@
 
 #include <slurm/spank.h>
 
-/* Exit codes of the design, for what the plugin itself has to refuse. */
-enum { STAGE_USAGE = 2, STAGE_LAUNCH = 8 };
+#include "list.h"
 
-/* Longest list of directives, in bytes: it travels in environment strings of 128 KiB at most. */
+/* Exit codes for what the plugin itself refuses; stager has the same. */
+enum { STAGE_USAGE = 2, STAGE_POLICY = 3, STAGE_LAUNCH = 8 };
+
+/*
+ * Bytes of the longest list of directives from --stage options. It travels in environment strings,
+ * and the kernel limits each to 128 KiB with its name.
+ */
 enum { STAGE_LIST_MAX = 120 * 1024 };
+#define STAGE_TOO_LONG                                                                             \
+	"stage: the --stage options are longer than %d bytes together; write #STAGE lines in "     \
+	"the batch script instead, or stage a folder or an archive\n"
 
-/* The list travels by this name through spank_job_control_setenv, Slurm adds the prefix. */
+/* The list's name for spank_job_control_setenv, and with the prefix that Slurm adds. */
 #define STAGE_LIST_NAME "STAGE"
 #define STAGE_LIST_ENV "SLURM_SPANK_STAGE"
-/* Set in the helper's step, beside the hidden option --stage-helper. */
+/* Set in the helper's step, in addition to the option --stage-helper. */
 #define STAGE_HELPER_ENV "STAGE_HELPER"
-/* In which a job finds the lists of what each node holds of a folder with mode=shard. */
+/* Names the files that list which node holds which part of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 
-/* What the line in plugstack.conf says after the plugin's path. */
+/*
+ * The folder on each node in which root and the ranks leave files for each other, in memory, so
+ * that a reboot empties it. stager has the same paths, and the layout of a user's folder.
+ */
+#define STAGE_RUN "/run/slurm-stage"
+/* Root's folder of the marks of jobs: JOB.UID. */
+#define STAGE_RUN_JOBS STAGE_RUN "/jobs"
+/* Root's note that a user's folders are made, by uid. */
+#define STAGE_RUN_PREPARED STAGE_RUN "/%u.prepared"
+/* A user's own folder, by uid. */
+#define STAGE_RUN_USER STAGE_RUN "/%u"
+
+/* The arguments after the plugin's path in plugstack.conf. */
 struct stage_config {
 	const char *python; /* the Python that has the package `stager` */
 	const char *config; /* the site's stage.toml */
-	const char *fault;  /* the argument that is not understood, or NULL */
+	const char *fault;  /* an argument that is not valid, or NULL */
 };
 
 /* config.c */
 struct stage_config stage_config_parse(int argc, char **argv);
 void stage_config_complain(const struct stage_config *config);
+/* Each init counts its line, so that the number is final in any later function of the plugin. */
+void stage_config_count_line(void);
+bool stage_config_is_repeated(void);
+#define STAGE_REPEATED                                                                             \
+	"spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; "     \
+	"tell the administrator to keep one line"
 
 /* options.c */
 int stage_options_register(spank_t spank);
 size_t stage_options_count(void);
 const char *stage_options_value(size_t index);
 bool stage_options_helper(void);
-
-/* list.c: lists of directives, joined by ';' */
-bool stage_list_contains(const char *list, const char *part);
-char *stage_list_join(const char *first, const char *second);
 
 /* submit.c */
 int stage_submit_forget_outer_job(void);
@@ -74,10 +96,15 @@ void stage_expect_marks(void);
 void stage_mark(spank_t spank);
 void stage_clean_up(spank_t spank, const struct stage_config *config);
 
+/* The first arguments of every program: the Python module, its subcommand, the site's rules. */
+#define STAGE_PROGRAM(config, ...)                                                                 \
+	(config)->python, "-I", "-m", __VA_ARGS__, "--config", (config)->config
+
 /*
- * child.c: run a program and return its exit code; 128 + N after signal N, 127 if not started.
- * After `limit` seconds it gets SIGALRM, 0 for never.
+ * child.c: runs a program and returns its exit code, STAGE_NOT_RUN, or STAGE_SIGNALLED + N after
+ * signal N. After `limit` seconds the program gets SIGALRM; 0 is no limit.
  */
+enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128 };
 extern char *const stage_clean_environment[];
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
 

@@ -1,10 +1,9 @@
 /*
- * In sbatch, salloc and srun, after the command line was read, as the user: have the values of
- * --stage checked, then hand the list to the job.
+ * In sbatch, salloc and srun, as the user, when the command line has been read: check the values of
+ * --stage, then pass the list to the job.
  *
- * Slurm forwards only the last value of an option to the nodes, so the whole list travels in the
- * job's environment: through spank_job_control_setenv to a batch job's own, and by srun's to its
- * step.
+ * Slurm forwards only the last value of an option to the nodes. So the whole list travels in the
+ * environment: in a batch job's through spank_job_control_setenv, in a step's with srun's own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,14 +12,14 @@
 
 #include "stage.h"
 
-/* What stands before the values in the helper's argument list, and the NULL behind them. */
+/* The helper's arguments before the values. */
 enum { FIXED_ARGUMENTS = 9 };
 
-/* Ends the command where a value is wrong, with the helper's exit code and nothing but its text. */
+/* Checks the values; if one is wrong, exits with the helper's code. The helper prints why. */
 static void check_or_exit(const struct stage_config *config)
 {
-	const char *const fixed[FIXED_ARGUMENTS - 1] = {
-		config->python, "-I", "-m", "stager", "check", "--quiet", "--config", config->config,
+	const char *const fixed[FIXED_ARGUMENTS] = {
+		STAGE_PROGRAM(config, "stager", "check", "--quiet"), "--"
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
@@ -28,7 +27,6 @@ static void check_or_exit(const struct stage_config *config)
 
 	if (argv) {
 		memcpy(argv, fixed, sizeof(fixed));
-		argv[FIXED_ARGUMENTS - 1] = "--";
 		for (size_t i = 0; i < values; i++)
 			argv[FIXED_ARGUMENTS + i] = stage_options_value(i);
 		code = stage_child_run((char *const *)argv, environ, 0);
@@ -36,13 +34,13 @@ static void check_or_exit(const struct stage_config *config)
 	}
 	if (code == 0)
 		return;
-	if (code == 127)
+	if (code == STAGE_NOT_RUN)
 		(void)fprintf(stderr, "stage: %s cannot be run; tell the administrator\n",
 			      config->python);
 	exit(code);
 }
 
-/* The values that `inherited` lacks, joined to it; NULL without memory. */
+/* Joins to `inherited` the values that it lacks; the caller frees it. NULL if out of memory. */
 static char *with_new_values(const char *inherited)
 {
 	char *list = stage_list_join(inherited, "");
@@ -61,8 +59,8 @@ static char *with_new_values(const char *inherited)
 }
 
 /*
- * A job submitted from within a job starts with its own list alone. Slurm would hand it the outer
- * job's: the variables below, and the option of that name as if it had been given again.
+ * Removes the outer job's list from the environment of a job that is submitted within a job. Slurm
+ * would pass it on in these variables, and take some for the option given again.
  */
 int stage_submit_forget_outer_job(void)
 {
@@ -83,7 +81,7 @@ int stage_submit_forget_outer_job(void)
 	return 0;
 }
 
-/* Whether the job has all of the values already; Slurm repeats a job's own to its steps. */
+/* Whether the job's list has all values: Slurm gives a job's own to each of its steps again. */
 static bool all_inherited(const char *inherited)
 {
 	for (size_t i = 0; i < stage_options_count(); i++)
@@ -93,8 +91,8 @@ static bool all_inherited(const char *inherited)
 }
 
 /*
- * Slurm calls once for each component of a heterogeneous job, each of which would need a stage of
- * its own; the options of all are collected together.
+ * Slurm calls stage_submit for each component of a heterogeneous job. Each component would need a
+ * stage of its own, but here the options of all are collected together.
  */
 static void refuse_het_job(void)
 {
@@ -107,9 +105,18 @@ static void refuse_het_job(void)
 	exit(STAGE_USAGE);
 }
 
+/* The lines may differ, and Slurm calls stage_submit for each as for one more component. */
+static void refuse_repeated_plugin(void)
+{
+	if (!stage_config_is_repeated() || stage_options_count() == 0)
+		return;
+	(void)fprintf(stderr, "stage: %s\n", STAGE_REPEATED);
+	exit(STAGE_POLICY);
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
-	/* A step goes on with its job's list. */
+	/* A step adds to its job's list. */
 	const char *had = spank_context() == S_CTX_LOCAL ? getenv(STAGE_LIST_ENV) : NULL;
 	const char *inherited = had ? had : "";
 	char *list = NULL;
@@ -117,13 +124,15 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 
 	if (stage_options_helper())
 		return 0;
+	refuse_repeated_plugin();
 	refuse_het_job();
 	if (all_inherited(inherited))
 		return 0;
 	list = with_new_values(inherited);
-	if (!list || strlen(list) >= STAGE_LIST_MAX) {
-		(void)fprintf(stderr, "stage: the list of directives is too long; "
-				      "stage an archive instead\n");
+	if (!list)
+		return -1;
+	if (strlen(list) > STAGE_LIST_MAX) {
+		(void)fprintf(stderr, STAGE_TOO_LONG, STAGE_LIST_MAX);
 		exit(STAGE_USAGE);
 	}
 	check_or_exit(config);

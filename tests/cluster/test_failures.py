@@ -209,8 +209,8 @@ def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None
     finally:
         site.write_plugstack(PLUGSTACK)
     assert (
-        "stage: plugstack.conf: 'conf=/etc/slurm/stage.toml' is not understood; "
-        "known are python=/PATH and config=/PATH"
+        "stage: plugstack.conf: argument 'conf=/etc/slurm/stage.toml' is not valid; "
+        "write python=/PATH and config=/PATH"
     ) in refused.value.stderr
 
 

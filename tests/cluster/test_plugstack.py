@@ -1,0 +1,93 @@
+"""A plugstack.conf that names the plugin twice, as an included file may do.
+
+Which of the two lines is meant is not known: jobs that stage are refused, all others run as ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.site import PLUGSTACK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+OPTION = "--stage=/shared/a:/nvme/a"
+REFUSED = (
+    "spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; "
+    "tell the administrator to keep one line\n"
+)
+
+
+@pytest.fixture
+def twice(site: Site) -> Iterator[Site]:
+    """The site with two lines for the plugin."""
+    site.run("echo a > /shared/a")
+    site.write_plugstack("include /etc/slurm/plugstack.d/*\n")
+    folder = site.path("login", "/etc/slurm/plugstack.d")
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).write_text(PLUGSTACK)
+    yield site
+    for name in ("one", "two"):
+        (folder / name).unlink()
+    folder.rmdir()
+    site.write_plugstack(PLUGSTACK)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["sbatch", OPTION, "--wrap", "true"],
+        ["salloc", OPTION, "true"],
+        ["srun", OPTION, "true"],
+        ["sbatch", "-N1", ":", "-N1", OPTION, "--wrap", "true"],
+    ],
+    ids=["sbatch", "salloc", "srun", "heterogeneous"],
+)
+def test_a_job_that_stages_is_refused(twice: Site, line: list[str]) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        twice.run(line)
+    assert (refused.value.code, refused.value.stdout) == (3, "")
+    assert refused.value.stderr == f"stage: {REFUSED}"
+    assert twice.run(["squeue", "-h"]).stdout == ""
+
+
+def test_a_job_with_stage_lines_fails(twice: Site) -> None:
+    job = twice.sbatch("#!/bin/bash\n#STAGE /shared/a /nvme/a\necho started\n", "-N1", "-w", "n1")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "3:0")
+    assert job.output() == f"stage: n1: {REFUSED}"
+
+
+def test_a_job_that_was_submitted_before_fails(twice: Site) -> None:
+    twice.write_plugstack(PLUGSTACK)
+    job = twice.sbatch("echo started", "-N1", "-w", "n1", "--hold", OPTION)
+    twice.write_plugstack("include /etc/slurm/plugstack.d/*\n")
+    twice.run(["scontrol", "release", job.id])
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "3:0")
+    assert job.output() == f"stage: n1: {REFUSED}"
+
+
+def test_other_jobs_are_not_disturbed(twice: Site) -> None:
+    job = twice.sbatch("srun -N2 echo task", "-N2")
+    assert job.wait().exit_code == "0:0"
+    assert (job.message, job.output()) == ("", "task\n" * 2)
+    done = twice.run(["salloc", "-N1", "srun", "echo", "task"])
+    assert done.stdout == "task\n"
+    assert "stage" not in done.stderr
+    het = ["sbatch", "--parsable", "-N1", ":", "-N1", "-o", "/dev/null", "--wrap", "true"]
+    assert twice.run(het).stderr == ""
+
+
+def test_slurmd_names_the_fault(twice: Site) -> None:
+    log = twice.base / "log/slurmd-n2.log"
+    before = log.stat().st_size
+    twice.restart_slurmd("n2")
+    assert f"error: stage: {REFUSED}" in log.read_text()[before:]

@@ -1,0 +1,137 @@
+"""The plugin's lists of directives (prolog/spank/list.c), compiled with sanitizers.
+
+The C code is compared with `contains`, a plain model of the grammar in `stager`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PLUGIN = Path(__file__).parents[2] / "prolog/spank"
+SERVER = Path(__file__).with_name("list_server.c")
+FLAGS = (
+    "-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 "
+    "-fsanitize=address,undefined -fno-sanitize-recover=all"
+)
+
+#: A character, with the backslash that escapes it; a backslash at the end stands for itself.
+_CHARACTER = re.compile(r"\\?.", re.DOTALL)
+
+
+def items(text: str) -> list[str]:
+    """Return the directives of a list, without the blanks around each."""
+    found: list[list[str]] = [[]]
+    for character in _CHARACTER.findall(text):
+        if character == ";":
+            found.append([])
+        else:
+            found[-1].append(character)
+    return ["".join(_stripped(item)) for item in found]
+
+
+def _stripped(item: list[str]) -> list[str]:
+    kept = [at for at, character in enumerate(item) if character not in (" ", "\t")]
+    return item[kept[0] : kept[-1] + 1] if kept else []
+
+
+def contains(text: str, part: str) -> bool:
+    """Return whether the directives of ``part`` stand in the list, one behind the other."""
+    listed, wanted = items(text), items(part)
+    if "" in wanted:
+        return False
+    starts = range(len(listed) - len(wanted) + 1)
+    return any(listed[at : at + len(wanted)] == wanted for at in starts)
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], bool]]:
+    """Ask the compiled code whether a list contains a part."""
+    program = tmp_path_factory.mktemp("list") / "list_server"
+    sources = [str(SERVER), str(PLUGIN / "list.c")]
+    subprocess.run(["gcc", *FLAGS.split(), f"-I{PLUGIN}", "-o", str(program), *sources], check=True)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin
+        assert server.stdout
+        questions, answers = server.stdin, server.stdout
+
+        def question(text: str, part: str) -> bool:
+            questions.write(f"{text}\0{part}\0".encode())
+            questions.flush()
+            return {b"0": False, b"1": True}[answers.read(1)]
+
+        yield question
+        questions.close()
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "expected"),
+    [
+        ("/a:/b", "/a:/b", True),
+        ("/x:/y;/a:/b", "/a:/b", True),
+        ("/a:/b;/x:/y", "/a:/b", True),
+        ("/x:/y;/a:/b;/c:/d", "/a:/b;/c:/d", True),
+        ("/a:/b;/x:/y;/c:/d", "/a:/b;/c:/d", False),
+        ("/a:/bc", "/a:/b", False),
+        ("/z/a:/b", "/a:/b", False),
+        ("/a:/b;/c", "/c:/d", False),
+        # an escaped ';' belongs to a path
+        (r"/x\;/a:/b", "/a:/b", False),
+        (r"/a:/b\;/c", "/a:/b", False),
+        (r"/a:/b\;/c", "/a:/b\\", False),
+        (r"/x\;/a:/b", r"/x\;/a:/b", True),
+        (r"/c:/d;/x\;/a:/b", r"/x\;/a:/b", True),
+        # an escaped backslash escapes nothing
+        (r"/x:/y\\;/a:/b", "/a:/b", True),
+        (r"/x:/y\\\;/a:/b", "/a:/b", False),
+        (r"/x:/y\\\\;/a:/b", "/a:/b", True),
+        # blanks around a directive say nothing, an escaped one belongs to the path
+        (" /x:/y ; /a:/b\t", "/a:/b", True),
+        ("/x:/y;/a:/b", " /a:/b ", True),
+        ("/a:/b\\ ", "/a:/b", False),
+        ("/a:/b\\  ;/c:/d", "/a:/b\\ ", True),
+        ("/a :/b", "/a:/b", False),
+        # an empty directive is in no list
+        ("", "", False),
+        (" ", " ", False),
+        ("/a:/b", "", False),
+        ("/a:/b;", "/a:/b;", False),
+        ("/a:/b;;/c:/d", "/a:/b;;/c:/d", False),
+        ("/a:/b;;/c:/d", "/c:/d", True),
+        ("\\", "\\", True),
+    ],
+)
+def test_a_list_contains_a_directive(
+    ask: Callable[[str, str], bool], text: str, part: str, expected: bool
+) -> None:
+    assert contains(text, part) is expected
+    assert ask(text, part) is expected
+
+
+@given(*[st.lists(st.sampled_from(list("ab;;\\\\ \t")), max_size=12).map("".join)] * 2)
+@settings(max_examples=2000, deadline=None)
+def test_any_text_is_split_as_the_grammar_says(
+    ask: Callable[[str, str], bool], text: str, part: str
+) -> None:
+    assert ask(text, part) is contains(text, part)
+
+
+@given(st.lists(st.sampled_from(["a", r"a\;b", r"b\\", r"\ a\ ", "a b"]), min_size=1), st.data())
+@settings(max_examples=500, deadline=None)
+def test_a_run_of_directives_is_found(
+    ask: Callable[[str, str], bool], directives: list[str], data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(directives) - 1))
+    last = data.draw(st.integers(first + 1, len(directives)))
+    between = data.draw(st.sampled_from([";", " ;", ";\t", " ; "]))
+    assert ask(between.join(directives), ";".join(directives[first:last]))
