@@ -24,9 +24,16 @@ def run(*line: str | Path, folder: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: building leaves files beside the source."""
     folder = tmp_path_factory.mktemp("wheel")
-    copied = ["git", "-C", REPOSITORY, "checkout-index", "--all", f"--prefix={folder}/source/"]
+    copied: list[str | Path] = [
+        "git",
+        "-C",
+        REPOSITORY,
+        "checkout-index",
+        "--all",
+        f"--prefix={folder}/source/",
+    ]
     run(*copied, folder=folder)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, f"{folder}/source", folder=folder)
     (built,) = folder.glob("slurm_stage-*.whl")
     return built
@@ -41,10 +48,16 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
 
 def test_an_installed_wheel_stages_a_file_and_then_skips_it(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "env", folder=tmp_path)
-    pip = [tmp_path / "env/bin/pip", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [tmp_path / "env/bin/pip", "--quiet", "--disable-pip-version-check"]
     run(*pip, "install", f"{wheel}[local]", folder=tmp_path)
     (tmp_path / "img").write_bytes(b"image" * 1000)
-    stage = [tmp_path / "env/bin/stagectl", "stage", "--local", "2", f"{tmp_path}/img:/nvme/img"]
+    stage: list[str | Path] = [
+        tmp_path / "env/bin/stagectl",
+        "stage",
+        "--local",
+        "2",
+        f"{tmp_path}/img:/nvme/img",
+    ]
     first, second = (run(*stage, folder=tmp_path) for _ in range(2))
     assert first.startswith(f"stage: /nvme/img: 4.9 KiB from {tmp_path}/img to node[1-2] (2 nodes)")
     assert second.startswith("stage: /nvme/img: current on node[1-2] (2 nodes), nothing moved")
