@@ -48,8 +48,32 @@ class Source:
         return bool(self.listing)
 
 
-#: What folders hold, by their paths and the patterns of what is included and excluded.
-Listings = dict[tuple[str, tuple[str, ...], tuple[str, ...]], "Listing"]
+class Listings:
+    """The listings of source folders: each is made once, for all items that need the same."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Listing] = {}
+
+    def get(self, path: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> Listing | None:
+        """Return the listing of the folder, if it was made."""
+        return self._found.get((path, include, exclude))
+
+    def made(
+        self,
+        path: str,
+        facts: os.stat_result,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+    ) -> Listing:
+        """Return the listing of the folder, whose stat is ``facts``; make it unless it was made."""
+        key = path, include, exclude
+        if key not in self._found:
+            self._found[key] = _list(path, facts, include, exclude)
+        return self._found[key]
+
+    def clear(self) -> None:
+        """Forget all listings: the folders may have changed."""
+        self._found.clear()
 
 
 def look_at_source(
@@ -62,7 +86,7 @@ def look_at_source(
 ) -> Source:
     """Stat the source, following links; where it is ``to_be_read``, make sure that it may be.
 
-    What a folder holds is put into ``listings``, unless it is there already. Raises SourceError
+    The listing of a folder is taken from ``listings``, or made and kept there. Raises SourceError
     unless the source is a plain file or a folder, UsageError for patterns with a file.
     """
     try:
@@ -74,11 +98,8 @@ def look_at_source(
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
-        listings = {} if listings is None else listings
-        key = path, include, exclude
-        if key not in listings:
-            listings[key] = _list(path, facts, include, exclude)
-        return _source_tree(facts, listings[key])
+        listings = Listings() if listings is None else listings
+        return _source_tree(facts, listings.made(path, facts, include, exclude))
     if include or exclude:
         raise UsageError(f"{path} is no folder; include and exclude are for what is in one")
     if not stat.S_ISREG(facts.st_mode):
