@@ -1,4 +1,8 @@
-"""TODO."""
+"""Assign each file of a folder to a node, for `mode=shard`. Pure.
+
+Nodes are numbered as the ranks are. A file stays on a node that has it, unless the nodes' loads
+would differ too much.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,12 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.paths import SHARD_LIST
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.patterns import numbered_regex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-#: The file in each node's part of a folder that is spread, which tells what each node holds.
-LIST_NAME = ".stage-shards.tsv"
-
-
-"""A folder's files and who holds them in, which node is to hold each out: `mode=shard`. Pure.
-
-Nodes are ranks by number. A file that a node holds already stays there unless another node would
-have too little for that.
-"""
-
 
 #: The share of a node's mean load by which its own may differ before files move for it.
 _SLACK = 0.02
@@ -208,4 +202,4 @@ def split_name(text: bytes, nodes: int) -> str:
 
 def list_row(text: bytes, mtime_ns: int) -> Row:
     """The row of the list's own file in a node's part."""
-    return Row(os.fsencode(LIST_NAME), Kind.FILE, 0o444, len(text), mtime_ns)
+    return Row(os.fsencode(SHARD_LIST), Kind.FILE, 0o444, len(text), mtime_ns)
