@@ -23,11 +23,11 @@ from stager.disk.permissions import give_group
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published, Task
 from stager.rank.file_cargo import source_changed
-from stager.rank.tree_cargo import announce_tree, publish_tree, read_back, relocate
+from stager.rank.tree_cargo import announce_tree, publish_tree, read_back
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.venv import find_interpreter, note
+from stager.tree.venv import Relocation, find_interpreter, note, relocate
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
@@ -191,7 +191,9 @@ class ArchiveCargo(Cargo):
 
     def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
         listing = tree.copy
-        changed = relocate(self.task, tree, listing, b"\1" * len(listing), {})
+        relocation = Relocation(self.task.item.source, self.task.item.destination)
+        fresh = b"\1" * len(listing)
+        changed = relocate(tree, listing, relocation, fresh=fresh, originals={})
         interpreter = find_interpreter(tree.path, self.task.item.source)
         if interpreter and interpreter.is_shared:
             self._note = note(interpreter.path, may_be_staged=False)

@@ -689,7 +689,10 @@ def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) 
 
 
 def test_what_is_no_environment_is_not_relocated(world: World) -> None:
-    why = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
+    why = (
+        "has no pyvenv.cfg at its top, so it is not a virtual environment; stage it without "
+        "relocate"
+    )
     assert world.complaints(world.run(items=world.wish(**VENV))) == [
         f"2 {node}: {world.source} {why}" for node in world.nodes
     ]
