@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.patterns import is_numbered_pattern
 from stager.tree.shard import (
     balanced,
     by_number,
@@ -311,35 +310,6 @@ def test_a_file_of_any_name_that_does_not_match_can_be_told() -> None:
     with pytest.raises(UsageError) as told:
         by_number(listing, "/data", "{n}", 4)
     assert str(told.value) == "/data/\\udcff does not match by={n}; leave it out by exclude="
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("{n}", True),
-        ("part-{n}.*", True),
-        ("rank{n}/", True),
-        ("/a b/{n}/**", True),
-        ("**/{n}?[a-z]", True),
-        ("{m}{n}", True),
-        ("", False),
-        ("part", False),
-        ("{n}{n}", False),
-        ("{n}/{n}", False),
-        ("{ n }", False),
-        ("{N}", False),
-        ("!{n}", False),
-        ("#{n}", False),
-        ("{n}\\", False),
-        ("\ue000{n}", False),
-        ("[{n}]", False),
-        ("x[{n}]y", False),
-        ("**/*a*{n}", True),
-        ("*a*b*{n}", False),
-    ],
-)
-def test_a_pattern_has_one_number(text: str, is_one: bool) -> None:
-    assert is_numbered_pattern(text) == is_one
 
 
 # Parts, and the list of them
