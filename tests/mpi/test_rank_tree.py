@@ -470,9 +470,8 @@ def test_patterns_say_what_is_staged(world: World) -> None:
 
 def test_patterns_are_for_folders(world: World) -> None:
     wish = world.wish(source=f"{world.source}/large", exclude=("*",))
-    assert world.complaints(world.run(items=wish)) == [
-        f"2 node0: {world.source}/large is no folder; include and exclude are for what is in one"
-    ]
+    why = "is not a folder; remove include and exclude, which are for folders"
+    assert world.complaints(world.run(items=wish)) == [f"2 node0: {world.source}/large {why}"]
 
 
 def test_one_folder_may_be_staged_in_parts(world: World) -> None:

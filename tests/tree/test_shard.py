@@ -335,7 +335,8 @@ def with_owners(listing: Listing, of: Mapping[bytes, int]) -> dict[bytes, int]:
 def test_a_hard_link_is_on_the_node_of_its_file() -> None:
     owners = with_owners(LISTING, {b"a/first": 0, b"b": 3, b"empty": 2})
     assert owners == {
-        b"": NO_NODE, b"a": NO_NODE, b"a/first": 0, b"a/link": NO_NODE, b"b": 3, b"empty": 2, b"z": 3,
+        b"": NO_NODE, b"a": NO_NODE, b"a/first": 0, b"a/link": NO_NODE, b"b": 3, b"empty": 2,
+        b"z": 3,
     }  # fmt: skip
 
 
