@@ -206,7 +206,9 @@ class StreamReader:
 
     def _changed(self, row: int) -> IntegrityError:
         path = text_of(self._path(row))
-        return IntegrityError(f"{path} changed while it was read; submit again once it rests")
+        return IntegrityError(
+            f"{path} changed while it was read; submit again when nothing writes to it"
+        )
 
     def _close_large(self) -> None:
         if self._large:

@@ -176,7 +176,7 @@ def test_a_file_that_changed_since_it_was_listed_is_named(
     for name in names:
         (tmp_path / name).write_bytes(b"before")
     listing = walk(str(tmp_path))
-    changed = f"{tmp_path}/a changed while it was read; submit again once it rests"
+    changed = f"{tmp_path}/a changed while it was read; submit again when nothing writes to it"
     for act in (
         lambda path: os.utime(path, ns=(0, 0)),
         lambda path: path.write_bytes(b"be"),
