@@ -268,7 +268,7 @@ class Tree(Protocol):
     """The files that a stream is written to. Several threads call it at once."""
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context for calls of `write`, which turns errors of the disk into StageErrors."""
+        """Return a context for `write`, in which an OSError becomes a StageError."""
 
     def write(self, row: int, data: memoryview, offset: int) -> None:
         """Write ``data`` at ``offset`` of the row's file."""
