@@ -6,7 +6,6 @@ and a lock that tells `store.Cache.sweep` that its writer lives.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base import linux
 from stager.disk.files import (
     make_movable,
     opened_beneath,
@@ -40,13 +40,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: ioctl(2)'s request to have a file share another's blocks until one of them is written.
 _FICLONE = 0x40049409
-#: renameat2(2)'s flags.
-_NO_REPLACE, _EXCHANGE = 1, 2
-_AT_FDCWD = -100
 #: What a filesystem answers that cannot do one of these.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PartialTree:
@@ -247,8 +242,7 @@ class PartialTree:
     def sync(self) -> None:
         """Bring all that was written to the disk."""
         with stage_errors(self.path):
-            if _libc.syncfs(self._descriptor):
-                raise OSError(ctypes.get_errno(), "cannot be synced")
+            linux.sync_filesystem(self._descriptor)
 
     def adopt(self) -> None:
         """Take what somebody else has put into the tree for all that it is to hold."""
@@ -277,9 +271,9 @@ class PartialTree:
         # To move a folder one must be allowed to write in it, whatever it is to have in the end.
         os.fchmod(self._descriptor, self._modes[0] | stat.S_IRWXU)
         replaced = False
-        if not self._rename(name, folder, _NO_REPLACE):
+        if not self._rename(name, folder, linux.Rename.NO_REPLACE):
             replaced = make_movable(name, folder)
-            if replaced and not self._rename(name, folder, _EXCHANGE):
+            if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
                 # The filesystem cannot do it in one step: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
                 try:
@@ -293,14 +287,15 @@ class PartialTree:
         os.fchmod(self._descriptor, self._modes[0])
         return replaced
 
-    def _rename(self, name: str, folder: int, flag: int) -> bool:
+    def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
         """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
-        if not _libc.renameat2(_AT_FDCWD, os.fsencode(self.path), folder, os.fsencode(name), flag):
-            return True
-        error = ctypes.get_errno()
-        if error in (errno.EEXIST, *_CANNOT):
-            return False
-        raise OSError(error, os.strerror(error))
+        try:
+            linux.rename(self.path, name, flag, new_folder=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, *_CANNOT):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Let go of the tree; unless it was published, all of it is gone."""
