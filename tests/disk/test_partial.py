@@ -8,10 +8,9 @@ import mmap
 import os
 import signal
 import stat
-import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
@@ -32,7 +31,10 @@ from tests.support.disks import (
     publish,
     write,
 )
-from tests.support.users import USER, as_ordinary_user, as_user, on_tmpfs
+from tests.support.users import as_ordinary_user, on_tmpfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.usefixtures("naming")
@@ -379,21 +381,6 @@ def test_a_used_up_quota_is_called_so(cache: Cache, monkeypatch: pytest.MonkeyPa
         allocated(cache, 1)
     message = f"{cache.folder}/partial: the quota is full; make room and submit again"
     assert str(caught.value) == message
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(("mode", "given"), [(0o644, 0o644), (0o640, 0o600), (0o755, 0o755)])
-def test_a_group_that_the_user_is_not_in_gives_its_right_to_nobody(mode: int, given: int) -> None:
-    def act() -> int:
-        with tempfile.TemporaryDirectory() as folder:
-            partial = Partial(open_cache(folder, os.getuid()), direct=True)
-            partial.seal(mode, 4242, 0)
-            path = Path(folder) / "file"
-            partial.publish(str(path))
-            partial.close()
-            return stat.S_IMODE(path.stat().st_mode)
-
-    assert as_user(USER, act) == given
 
 
 def test_a_parent_that_became_a_link_leads_no_copy_elsewhere(
