@@ -25,7 +25,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.permissions import give_group
+from stager.disk.permissions import file_mode, folder_mode, give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.tree.listing import Kind, Listing
@@ -169,15 +169,9 @@ class PartialTree:
     def _finish(self, row: int, descriptor: int) -> None:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
-        group, mode = listing.groups[row], listing.modes[row]
-        # Nobody else may write them, and their owner may always read them; see store.Partial.seal.
-        if listing.kinds[row] == Kind.FILE:
-            mode = mode & 0o755 | stat.S_IRUSR
-        else:
-            mode = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR
-        if group != self._group:
-            mode = give_group(descriptor, group, mode)
-        os.fchmod(descriptor, mode)
+        rule = file_mode if listing.kinds[row] == Kind.FILE else folder_mode
+        mode, group = rule(listing.modes[row]), listing.groups[row]
+        give_permissions(descriptor, mode, group, current_group=self._group)
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         self._note(row, os.fstat(descriptor))
 
