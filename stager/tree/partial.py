@@ -6,7 +6,6 @@ partial files; a lock on it tells `Cache.sweep` that its writer is alive.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base import linux
 from stager.disk.files import (
     make_movable,
     opened_beneath,
@@ -25,7 +25,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.permissions import give_group
+from stager.disk.permissions import file_mode, folder_mode, give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.tree.listing import Kind, Listing
@@ -40,13 +40,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Request of ioctl(2) that makes a file share the blocks of another.
 _FICLONE = 0x40049409
-#: renameat2(2)'s flags.
-_NO_REPLACE, _EXCHANGE = 1, 2
-_AT_FDCWD = -100
 #: What a filesystem answers that cannot do one of these.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PartialTree:
@@ -174,15 +169,9 @@ class PartialTree:
     def _finish(self, row: int, descriptor: int) -> None:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
-        group, mode = listing.groups[row], listing.modes[row]
-        # Nobody else may write them, and their owner may always read them; see store.Partial.seal.
-        if listing.kinds[row] == Kind.FILE:
-            mode = mode & 0o755 | stat.S_IRUSR
-        else:
-            mode = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR
-        if group != self._group:
-            mode = give_group(descriptor, group, mode)
-        os.fchmod(descriptor, mode)
+        rule = file_mode if listing.kinds[row] == Kind.FILE else folder_mode
+        mode, group = rule(listing.modes[row]), listing.groups[row]
+        give_permissions(descriptor, mode, group, current_group=self._group)
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         self._note(row, os.fstat(descriptor))
 
@@ -237,8 +226,7 @@ class PartialTree:
     def sync(self) -> None:
         """Write all data from the page cache to the disk."""
         with stage_errors(self.path):
-            if _libc.syncfs(self._descriptor):
-                raise OSError(ctypes.get_errno(), "cannot be synced")
+            linux.sync_filesystem(self._descriptor)
 
     def adopt(self) -> None:
         """List what is in the folder instead: others have filled it, as the unpackers do."""
@@ -264,9 +252,9 @@ class PartialTree:
         # Only a folder that its owner may write in can be moved.
         os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
         replaced = False
-        if not self._rename(name, folder, _NO_REPLACE):
+        if not self._rename(name, folder, linux.Rename.NO_REPLACE):
             replaced = make_movable(name, folder)
-            if replaced and not self._rename(name, folder, _EXCHANGE):
+            if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
                 # The filesystem cannot do it in one step: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
                 try:
@@ -280,14 +268,15 @@ class PartialTree:
         os.fchmod(self._descriptor, self.copy.modes[0])
         return replaced
 
-    def _rename(self, name: str, folder: int, flag: int) -> bool:
+    def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
         """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
-        if not _libc.renameat2(_AT_FDCWD, os.fsencode(self.path), folder, os.fsencode(name), flag):
-            return True
-        error = ctypes.get_errno()
-        if error in (errno.EEXIST, *_CANNOT):
-            return False
-        raise OSError(error, os.strerror(error))
+        try:
+            linux.rename(self.path, name, flag, new_folder=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, *_CANNOT):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Close all files, and remove the tree unless it was published."""
