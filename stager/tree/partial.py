@@ -40,7 +40,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Request of ioctl(2) that makes a file share the blocks of another.
 _FICLONE = 0x40049409
-#: What a filesystem answers that cannot do one of these.
+#: Errors of a filesystem that cannot clone, link, or rename as asked.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
@@ -48,8 +48,8 @@ class PartialTree:
     """A tree under construction in the folder of ``cache``, with the entries of ``listing``.
 
     First `lay_out`, then for each file one of `take_over`, `create` or `write`, then `seal`,
-    `publish` and `close`. Several threads may write. The methods raise SpaceError or
-    DestinationError, but for those that are called in `writing`.
+    `publish` and `close`. Several threads may write. `take_over`, `create` and `write` raise
+    OSError, the other methods SpaceError or DestinationError.
     """
 
     def __init__(self, cache: Cache, listing: Listing) -> None:
@@ -255,7 +255,7 @@ class PartialTree:
         if not self._rename(name, folder, linux.Rename.NO_REPLACE):
             replaced = make_movable(name, folder)
             if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
-                # The filesystem cannot do it in one step: for a moment there is neither.
+                # The filesystem cannot exchange the two: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
                 try:
                     os.rename(self.path, name, dst_dir_fd=folder)
@@ -269,7 +269,7 @@ class PartialTree:
         return replaced
 
     def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
-        """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
+        """Rename the tree. Return False if ``name`` exists or the filesystem lacks the ``flag``."""
         try:
             linux.rename(self.path, name, flag, new_folder=folder)
         except OSError as error:
@@ -288,7 +288,7 @@ class PartialTree:
 
 
 def _without_facts(listing: Listing) -> Listing:
-    """Return the listing of a tree like that in ``listing`` of which nothing is finished yet."""
+    """Return the listing of a new tree with the entries of ``listing``, none finished yet."""
 
     def zeros(code: str) -> array[int]:
         return array(code, bytes(8 * len(listing)))
