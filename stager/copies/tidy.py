@@ -8,13 +8,13 @@ holds numbers for each of the site's roots and nothing else.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import sys
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
+from stager.base import linux
 from stager.base.errors import StageError
 from stager.base.options import Lifetime
 from stager.copies import evict
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Remove and tell what the arguments ask for; 0, whatever could not be removed."""
-    _shut_out_others()
+    # No other process of this user may trace this one or answer in its place.
+    linux.set_dumpable(False)
     parser = argparse.ArgumentParser(prog="stager.copies.tidy", description=__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--job", type=int, default=0, help="a job that has ended on this node")
@@ -55,12 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told["may_go"] = [[one.record.used_at, one.size] for one in may_go[options.oldest :]]
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
-
-
-def _shut_out_others() -> None:
-    """Other processes of this user shall not trace this one, nor speak in its place."""
-    set_dumpable = 4  # PR_SET_DUMPABLE, prctl(2)
-    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
 
 
 def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
 from stager.base.extents import ALIGNMENT
 from stager.disk.files import opened_beneath, read_back, stage_errors, sync_folder, write_all
-from stager.disk.permissions import give_group
+from stager.disk.permissions import file_mode, give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import UnnamedFile
 
@@ -78,14 +77,9 @@ class Partial:
         return open(self._open_again(os.O_RDONLY), "rb")
 
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
-        """Give the file its permissions and time, and bring all of it to the disk.
-
-        Its owner may always read it, whoever might read the source by another right; nobody else
-        may write it; and a group that is not the source's own may do no more than all others.
-        """
+        """Give the file its permissions and time, and write all of it to the disk."""
         with stage_errors(self._folder):
-            mode = give_group(self._file.descriptor, group, mode & 0o755 | stat.S_IRUSR)
-            os.fchmod(self._file.descriptor, mode)
+            give_permissions(self._file.descriptor, file_mode(mode), group)
             os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
             os.fsync(self._file.descriptor)
 

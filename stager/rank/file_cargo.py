@@ -100,5 +100,5 @@ def source_changed(task: Task, reader: FileReader) -> Failure | None:
         named = facts_of(os.stat(task.item.source))
         if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
             return None
-    text = f"{task.item.source} changed while it was read; submit again once it rests"
+    text = f"{task.item.source} changed while it was read; submit again when nothing writes to it"
     return Failure(IntegrityError.code, text, task.here.name)

@@ -40,7 +40,7 @@ from stager.rank.file_cargo import FileCargo
 from stager.rank.guard import Guard
 from stager.rank.plan import make_plan, plan_parts
 from stager.request.items import REQUEST_VARIABLE, StageItem, StageRequest
-from stager.source.posix import Source, for_all, look_at_source
+from stager.source.posix import Listings, Source, for_all, look_at_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from stager.rank.plan import TransferPlan
     from stager.rank.shard_cargo import Split
     from stager.rank.tree_cargo import Reuse
-    from stager.source.posix import Listings
     from stager.tree.listing import Listing
     from stager.wire.settings import Settings
 
@@ -237,7 +236,7 @@ def _stage_once(
     evicted: list[Evicted],
 ) -> list[ItemReport]:
     watch.enter(Phase.SURVEY)
-    listings: Listings = {}  # which rank 0 alone has
+    listings = Listings()  # which rank 0 alone has
     looked: dict[str, str] = {}
     looks = together(
         comm, here, lambda: _look(comm.rank, request, here, listings, looked), patient=True
@@ -370,7 +369,7 @@ def _cargo(comm: MPI.Intracomm, task: Task, listings: Listings) -> Cargo:
     )
 
     item = task.item
-    listing = comm.bcast(listings.get((item.source, item.options.include, item.options.exclude)))
+    listing = comm.bcast(listings.get(item.source, item.options.include, item.options.exclude))
     assert listing is not None
     kept: list[Reuse] = []
     together(

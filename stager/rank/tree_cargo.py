@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.base.errors import Failure, IntegrityError, StageError, UsageError
+from stager.base.errors import Failure, IntegrityError, StageError
 from stager.base.options import Relocate, Validate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_names
@@ -22,26 +22,12 @@ from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
 from stager.tree.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.tree.table import Table, as_copy
-from stager.tree.venv import (
-    ACTIVATE,
-    CONDA,
-    CONFIG,
-    LARGEST,
-    LARGEST_PROGRAM,
-    check_place,
-    homes,
-    is_program,
-    led,
-    may_name_its_folder,
-    rehomed,
-    relinked,
-    relocated,  # fmt: skip
-)
+from stager.tree.venv import Relocation, relocate, with_moved_links
 from stager.tree.walk import walk
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from stager.disk.record import Record
     from stager.tree.listing import Listing
@@ -154,13 +140,12 @@ class TreeCargo(Cargo):
         item, listing = self.task.item, self._listing
         if item.options.relocate is not Relocate.VENV:
             return listing
-        targets = {
-            row: led(target, item.source, item.destination)
-            for row, target in listing.targets.items()
-        }
-        if interpreter := self.task.source.interpreter:
-            targets = relinked(targets, listing.paths, interpreter)
-        return replace(listing, targets=targets)
+        return with_moved_links(listing, self._relocation, self.task.source.interpreter)
+
+    @property
+    def _relocation(self) -> Relocation:
+        task = self.task
+        return Relocation(task.item.source, task.item.destination, task.source.interpreter_at)
 
     def _take_over(self, tree: PartialTree, row: int) -> bool:
         path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
@@ -238,7 +223,9 @@ class TreeCargo(Cargo):
             for row in self._listing.rows(Kind.FILE)
             if not self._needs[row] and self._kept.rows[row] in kept
         }
-        changed = relocate(self.task, tree, self._listing, self._needs, before)
+        changed = relocate(
+            tree, self._listing, self._relocation, fresh=self._needs, originals=before
+        )
         self._originals = before | {row: original for row, (original, _) in changed.items()}
         for row, (_, digest) in changed.items():
             self._digests.digests[place(row)] = digest
@@ -287,66 +274,6 @@ def read_back(
     for row, digest in expected:
         if tree.read_back(row) != digest:
             raise task.unlike(f"/{os.fsdecode(listing.paths[row])}")
-
-
-def relocate(
-    task: Task,
-    tree: PartialTree,
-    listing: Listing,
-    fresh: bytes | bytearray,
-    kept: Mapping[int, bytes],
-) -> dict[int, tuple[bytes, bytes]]:
-    """Have the ``fresh`` files of an environment name the place where it will be.
-
-    Returns of each that is another now what it held, and the xxh3-128 of what it holds. The files
-    that were ``kept`` are changed already; what they held comes with them.
-    """
-    check_place(task.item.destination)
-    rows = _rows_to_relocate(listing)
-    if CONFIG not in rows:
-        source, destination = task.item.source, task.item.destination
-        if CONDA in listing.paths:
-            raise UsageError(
-                f"{source} is a conda environment, whose own tool has to make it for its place: "
-                f"conda-pack -p {source} --dest-prefix {destination} -o FILE.tar.gz; stage FILE by "
-                "extract, without relocate"
-            )
-        what = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
-        raise UsageError(f"{source} {what}")
-    activate = rows.get(ACTIVATE)
-    script = b""
-    if activate is not None:
-        script = kept.get(activate) or tree.read(activate, LARGEST)
-    before = homes(task.item.source, script)
-    changed: dict[int, tuple[bytes, bytes]] = {}
-    for row in dict.fromkeys(rows.values()):
-        if fresh[row] and (original := _relocatable(tree, row, listing.sizes[row])):
-            data = relocated(original, before, os.fsencode(task.item.destination))
-            if row == rows[CONFIG] and task.source.interpreter_at:
-                data = rehomed(data, task.source.interpreter_at)
-            if data != original:
-                tree.rewrite(row, data)
-                changed[row] = original, xxhash.xxh3_128_digest(data)
-    return changed
-
-
-def _rows_to_relocate(listing: Listing) -> dict[bytes, int]:
-    """The files that may name their folder, by the paths that say so; a path may be one of many."""
-    named = {path: row for row, path in enumerate(listing.paths) if may_name_its_folder(path)}
-    twins = {
-        row: listing.targets[row] for row in named.values() if listing.kinds[row] == Kind.HARD_LINK
-    }
-    first = set(twins.values())
-    rows = {path: row for row, path in enumerate(listing.paths) if path in first}
-    found = {path: rows[twins[row]] if row in twins else row for path, row in named.items()}
-    return {path: row for path, row in found.items() if listing.kinds[row] == Kind.FILE}
-
-
-def _relocatable(tree: PartialTree, row: int, size: int) -> bytes:
-    """What a file holds that may have to change, or nothing."""
-    if size > LARGEST and not (size <= LARGEST_PROGRAM and is_program(tree.read(row, 2))):
-        return b""
-    return tree.read(row, size)
 
 
 def announce_tree(

@@ -295,7 +295,7 @@ def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
         writer.wait()
     assert (state.state, state.exit_code) == ("FAILED", "7:0")
     assert job.output().endswith(
-        f"stage: n1: {DATA} changed while it was read; submit again once it rests\n"
+        f"stage: n1: {DATA} changed while it was read; submit again when nothing writes to it\n"
         f"{NOT_STARTED.format(7)}"
     )
     site.run(f"truncate -s 1M {DATA}")

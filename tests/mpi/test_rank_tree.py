@@ -303,7 +303,7 @@ def test_a_source_that_changes_again_and_again_is_told(
     monkeypatch.setattr(StreamReader, "read_into", change_and_read)
     path = f"{world.source}/sub1/file1"
     assert world.complaints(world.run()) == [
-        f"7 node0: {path} changed while it was read; submit again once it rests"
+        f"7 node0: {path} changed while it was read; submit again when nothing writes to it"
     ]
     assert not world.copy.exists()
 
@@ -470,9 +470,8 @@ def test_patterns_say_what_is_staged(world: World) -> None:
 
 def test_patterns_are_for_folders(world: World) -> None:
     wish = world.wish(source=f"{world.source}/large", exclude=("*",))
-    assert world.complaints(world.run(items=wish)) == [
-        f"2 node0: {world.source}/large is no folder; include and exclude are for what is in one"
-    ]
+    why = "is not a folder; remove include and exclude, which are for folders"
+    assert world.complaints(world.run(items=wish)) == [f"2 node0: {world.source}/large {why}"]
 
 
 def test_one_folder_may_be_staged_in_parts(world: World) -> None:
@@ -689,7 +688,10 @@ def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) 
 
 
 def test_what_is_no_environment_is_not_relocated(world: World) -> None:
-    why = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
+    why = (
+        "has no pyvenv.cfg at its top, so it is not a virtual environment; stage it without "
+        "relocate"
+    )
     assert world.complaints(world.run(items=world.wish(**VENV))) == [
         f"2 {node}: {world.source} {why}" for node in world.nodes
     ]

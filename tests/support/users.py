@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from stager.base import linux
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -56,8 +58,8 @@ def as_user(uid: int, act: Callable[[], T]) -> T:
         os.setgid(uid)
         os.setuid(uid)
         # A program that this user starts may look into its own /proc; a child by fork may not,
-        # until it says so (PR_SET_DUMPABLE).
-        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        # until it says so.
+        linux.set_dumpable(True)
         return act()
 
     return forked(become)

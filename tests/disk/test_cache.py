@@ -1,0 +1,439 @@
+"""A cache keeps records that can be trusted, in folders that nobody else can write to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import DestinationError, SpaceError
+from stager.disk.cache import Cache, check_names, look_for_cache, open_cache
+from stager.disk.record import VERSION, Record
+from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
+from tests.support.records import RECORD
+from tests.support.users import USER, as_ordinary_user, as_user, forked, on_tmpfs, within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.mark.root
+def test_a_record_that_meets_a_full_disk_is_a_space_error_and_the_old_one_stays(disk: Path) -> None:
+    def act() -> tuple[str, list[str], Record | None]:
+        cache = open_cache(str(disk), 0)
+        cache.save(RECORD)
+        fill_up(disk)
+        with pytest.raises(SpaceError) as caught:
+            cache.save(replace(RECORD, used_by_job=91))
+        return str(caught.value), partial_names(cache), cache.load(RECORD.destination)
+
+    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=256k", act) == (message, [], RECORD)
+
+
+@pytest.mark.parametrize(
+    "destination",
+    ["/nvme/img.sqsh", "/nvme/with blank\nand newline", "/nvme/größe", os.fsdecode(b"/nvme/\xff")],
+)
+def test_a_saved_record_is_loaded_as_it_was(cache: Cache, destination: str) -> None:
+    record = replace(RECORD, destination=destination)
+    cache.save(record)
+    assert cache.load(destination) == record
+    assert list(cache.records()) == [record]
+    assert partial_names(cache) == []
+
+
+def test_a_record_is_its_owners_alone(cache: Cache) -> None:
+    cache.save(RECORD)
+    facts = os.stat(cache.record_path(RECORD.destination))
+    assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o600, os.getuid())
+
+
+def test_the_last_record_saved_for_a_destination_is_the_one(cache: Cache) -> None:
+    other = replace(RECORD, destination="/nvme/other")
+    last = replace(RECORD, used_by_job=91)
+    for record in (RECORD, other, last):
+        cache.save(record)
+    assert cache.load(RECORD.destination) == last
+    assert sorted(cache.records(), key=lambda record: record.destination) == [last, other]
+
+
+def test_a_forgotten_record_is_gone_and_may_be_forgotten_again(cache: Cache) -> None:
+    cache.save(RECORD)
+    for _ in range(2):
+        cache.forget(RECORD.destination)
+        assert cache.load(RECORD.destination) is None
+
+
+def _link_elsewhere(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+    path.symlink_to(path.with_suffix(".kept"))
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+#: What makes a record's file one that is not taken at its word.
+UNTRUSTED: dict[str, Callable[[Path], object]] = {
+    "absent": lambda path: path.unlink(),
+    "writable by its group": lambda path: path.chmod(0o620),
+    "writable by everybody": lambda path: path.chmod(0o602),
+    "with a second name": lambda path: path.with_name("second").hardlink_to(path),
+    "a symlink": _link_elsewhere,
+    "a folder": _as_folder,
+    "a named pipe": _as_pipe,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "too large": lambda path: path.write_bytes(path.read_bytes() + b" " * 65536),
+    "not JSON": lambda path: path.write_bytes(bytes(range(256))),
+    "brackets without end": lambda path: path.write_bytes(b"[" * 60000),
+    "of another destination": lambda path: path.write_text(
+        replace(RECORD, destination="/nvme/other").to_json()
+    ),
+    "of a newer version": lambda path: path.write_text(
+        replace(RECORD, version=VERSION + 1).to_json()
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", UNTRUSTED.values(), ids=UNTRUSTED)
+def test_a_record_that_cannot_be_trusted_is_none(
+    cache: Cache, spoil: Callable[[Path], object]
+) -> None:
+    cache.save(RECORD)
+    spoil(Path(cache.record_path(RECORD.destination)))
+    assert within(2, lambda: cache.load(RECORD.destination)) is None
+
+
+@pytest.mark.root
+def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path) -> None:
+    def loaded_from(owner: int) -> Record | None:
+        os.chown(path, owner, owner)
+        return as_user(USER, lambda: cache.load(RECORD.destination))
+
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    path = cache.record_path(RECORD.destination)
+    os.chmod(path, 0o644)
+    assert [loaded_from(owner) for owner in (USER, 0, USER + 1)] == [RECORD, RECORD, None]
+
+
+def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
+    for name in "abc":
+        cache.save(replace(RECORD, destination=f"/nvme/{name}"))
+    os.chmod(cache.record_path("/nvme/a"), 0o666)
+    Path(cache.record_path("/nvme/c")).write_text("{}")
+    assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
+
+
+def test_a_record_under_another_destinations_name_is_passed_over(cache: Cache) -> None:
+    cache.save(RECORD)
+    os.rename(cache.record_path(RECORD.destination), cache.record_path("/nvme/other"))
+    assert list(cache.records()) == []
+    assert cache.load("/nvme/other") is None
+
+
+def test_records_are_saved_while_other_jobs_of_the_user_sweep() -> None:
+    # On /dev/shm, where nothing waits for a disk, so that many meet in a short time.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        cache = open_cache(root, os.getuid())
+        with sweeping(cache, jobs=3):
+            failures = [str(error) for _ in range(1000) if (error := _failure_to_save(cache))]
+        assert failures == []
+
+
+@contextmanager
+def sweeping(cache: Cache, jobs: int) -> Iterator[None]:
+    """Processes that do nothing but sweep."""
+    children = []
+    for _ in range(jobs):
+        child = os.fork()
+        if not child:
+            while True:
+                cache.sweep()
+        children.append(child)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _failure_to_save(cache: Cache) -> OSError | None:
+    try:
+        cache.save(RECORD)
+    except OSError as error:
+        return error
+    return None
+
+
+# Sweeping
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o400], ids=oct)
+def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -> None:
+    def act() -> list[str]:
+        cache = open_cache(str(home), os.getuid())
+        dead = Path(cache.folder, "partial", "0123456789abcdef")
+        dead.write_bytes(OLD)
+        dead.chmod(mode)
+        cache.sweep()
+        return partial_names(cache)
+
+    assert as_ordinary_user(act) == []
+
+
+def test_the_sweep_leaves_a_living_ones_partial_file(cache: Cache, disk: Path, naming: str) -> None:
+    partial = write(cache, NEW)
+    names = partial_names(cache)
+    forked(cache.sweep)
+    assert partial_names(cache) == names
+    assert len(names) == (0 if naming == "unnamed" else 1)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == NEW
+
+
+def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(OLD)
+    os.symlink(tmp_path / "mine", f"{cache.folder}/partial/link")
+    cache.sweep()
+    assert (tmp_path / "mine").read_bytes() == OLD
+
+
+def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
+    cache = open_cache(str(disk), os.getuid())
+    assert cache.folder == f"{disk}/.slurm-stage/{os.getuid()}"
+    inner = f".slurm-stage/{os.getuid()}"
+    assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
+        inner: "drwx------",
+        f"{inner}/records": "drwx------",
+        f"{inner}/tables": "drwx------",
+        f"{inner}/partial": "drwx------",
+    }
+
+
+def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> None:
+    cache.save(RECORD)
+    before = modes_beneath(disk)
+    assert open_cache(str(disk), os.getuid()) == cache
+    assert modes_beneath(disk) == before
+
+
+def test_an_opened_cache_is_free_of_dead_partial_files(cache: Cache, disk: Path) -> None:
+    Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
+    open_cache(str(disk), os.getuid())
+    assert partial_names(cache) == []
+
+
+@pytest.mark.root
+def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
+    home.chmod(0o755)
+    os.chown(home, 0, 0)
+    (home / ".slurm-stage").mkdir(mode=0o755)
+    (home / f".slurm-stage/{USER}").mkdir(mode=0o700)
+    os.chown(home / f".slurm-stage/{USER}", USER, USER)
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    with pytest.raises(DestinationError) as caught:
+        as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
+    assert str(caught.value) == (
+        f"{home}/.slurm-stage/{USER + 1} is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+@pytest.mark.root
+def test_root_that_opens_its_own_cache_leaves_room_for_its_users(disk: Path) -> None:
+    # `stagectl status` of an administrator may come to a node before its first job.
+    open_cache(str(disk), 0)
+    assert modes_beneath(disk)[".slurm-stage"] == "drwxr-xr-x"
+
+
+def _refusal(root: str, uid: int) -> str:
+    """The message with which an ordinary user is refused the cache of ``uid``."""
+
+    def act() -> str:
+        with pytest.raises(DestinationError) as caught:
+            open_cache(root, uid)
+        return str(caught.value)
+
+    return as_ordinary_user(act)
+
+
+def _ordinary_uid() -> int:
+    return os.getuid() or USER
+
+
+def test_a_cache_root_that_is_not_there_is_named(home: Path) -> None:
+    message = f"the cache root {home}/nvme is not there: No such file or directory"
+    assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
+
+
+def test_a_cache_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
+    # A root of somebody else, as any root is that the administrator made.
+    assert _refusal(str(home), _ordinary_uid() + 1) == (
+        f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+def test_a_cache_root_that_is_a_file_is_a_destination_error(home: Path) -> None:
+    root = home / "nvme"
+    root.write_bytes(b"")
+    if os.getuid() == 0:
+        os.chown(root, USER, USER)
+    assert _refusal(str(root), _ordinary_uid()) == f"{root}/.slurm-stage: Not a directory"
+
+
+def test_a_cache_root_without_permission_to_write_is_a_destination_error(home: Path) -> None:
+    home.chmod(0o500)
+    assert _refusal(str(home), _ordinary_uid()) == f"{home}/.slurm-stage: Permission denied"
+
+
+def test_a_folder_of_caches_that_may_not_be_entered_is_a_destination_error(home: Path) -> None:
+    def act() -> None:
+        (home / ".slurm-stage").mkdir()
+        (home / ".slurm-stage").chmod(0)
+
+    as_ordinary_user(act)
+    stranger = _ordinary_uid()
+    assert _refusal(str(home), stranger) == f"{home}/.slurm-stage/{stranger}: Permission denied"
+
+
+def _as_file(path: Path) -> None:
+    path.rmdir()
+    path.write_bytes(b"")
+
+
+#: What an ordinary user may find in place of a folder that root and he alone may write in.
+INSECURE: dict[str, Callable[[Path], None]] = {
+    "writable by its group": lambda path: path.chmod(0o720),
+    "writable by everybody": lambda path: path.chmod(0o702),
+    "a file": _as_file,
+    "a symlink to a folder": _link_elsewhere,
+}
+
+
+@pytest.mark.parametrize("spoil", INSECURE.values(), ids=INSECURE)
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_folder_that_others_may_lead_astray_is_refused(
+    home: Path, spoil: Callable[[Path], None], *, inner: bool
+) -> None:
+    uid = _ordinary_uid()
+    parent = home / ".slurm-stage"
+    path = parent / str(uid) if inner else parent
+
+    def act() -> None:
+        path.mkdir(parents=True)
+        spoil(path)
+
+    as_ordinary_user(act)
+    owners = f"uid {uid}" if inner else f"uid 0 or uid {uid}"
+    assert _refusal(str(home), uid) == (
+        f"{path} is not a folder of {owners} alone; tell the administrator"
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
+    parent = home / ".slurm-stage"
+    path = parent / str(USER) if inner else parent
+    path.mkdir(parents=True)
+    parent.chmod(0o755)
+    os.chown(path, USER + 1, USER + 1)
+    owners = f"uid {USER}" if inner else f"uid 0 or uid {USER}"
+    assert _refusal(str(home), USER) == (
+        f"{path} is not a folder of {owners} alone; tell the administrator"
+    )
+
+
+@pytest.mark.root
+def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
+    cache = open_cache(str(disk), 0, shared=True)
+    cache.save(RECORD)
+    assert cache.root == str(disk)
+    assert stat.filemode(os.stat(cache.folder).st_mode) == "drwxr-xr-x"
+    assert stat.filemode(os.stat(cache.record_path(RECORD.destination)).st_mode) == "-rw-r--r--"
+    disk.chmod(0o777)
+    with pytest.raises(DestinationError) as caught:
+        open_cache(str(disk), USER, shared=True)
+    message = f"{disk} is not a folder of uid 0 alone; tell the administrator"
+    assert str(caught.value) == message
+
+
+@pytest.mark.root
+def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
+    cache = open_cache(str(disk), USER, shared=True)
+    assert cache.load("/nvme/img") is None
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("owner", "mode"), [(USER, 0o755), (0, 0o775), (0, 0o757)])
+def test_a_root_for_all_that_others_could_write_in_is_refused(
+    disk: Path, owner: int, mode: int
+) -> None:
+    open_cache(str(disk), 0, shared=True)
+    os.chown(disk, owner, owner)
+    disk.chmod(mode)
+    for uid in (0, USER):
+        with pytest.raises(DestinationError) as caught:
+            look_for_cache(str(disk), uid, shared=True)
+        assert str(caught.value) == (
+            f"{disk} is not a folder of uid 0 alone; tell the administrator"
+        )
+
+
+@pytest.mark.root
+def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
+    private = open_cache(str(disk), 0)
+    assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
+    private.save(RECORD)
+    other = replace(RECORD, destination="/nvme/for all")
+    open_cache(str(disk), 0, shared=True).save(other)
+    shared = look_for_cache(str(disk), USER, shared=True)
+    folders = ("", "/records", "/partial")
+    modes = [stat.S_IMODE(os.stat(f"{shared.folder}{folder}").st_mode) for folder in folders]
+    assert modes == [0o755, 0o755, 0o700]
+    # What was not meant for all stays root's.
+    assert stat.S_IMODE(os.stat(shared.record_path(RECORD.destination)).st_mode) == 0o600
+
+
+@pytest.mark.root
+def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
+    os.chown(home, 0, 0)
+    home.chmod(0o755)
+    open_cache(str(home), 0, shared=True).save(RECORD)
+    assert as_user(
+        USER, lambda: open_cache(str(home), USER, shared=True).load("/nvme/img.sqsh")
+    ) == (RECORD)
+
+
+def test_a_disk_has_room_for_so_many_names_only(cache: Cache, disk: Path) -> None:
+    check_names(cache, 1)
+    room = os.statvfs(disk).f_favail
+    with pytest.raises(SpaceError) as told:
+        check_names(cache, 1 << 60)
+    text = str(told.value)
+    assert text.startswith(
+        f"{disk}: {1 << 60} files and folders are needed, and there is room for "
+    )
+    assert text.endswith(" more, whatever their size; make room, or stage an archive as it is")
+    assert room
