@@ -100,7 +100,7 @@ class Record:
             raise ValueError("nested too deeply") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
-            raise ValueError(f"version {version!r}, where {VERSION} is known")
+            raise ValueError(f"version {version!r}, expected {VERSION}")
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
@@ -149,7 +149,7 @@ def _is_any(_: object) -> bool:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -187,7 +187,7 @@ def _build(shape: type, data: Any) -> Any:
     """``data`` as a ``shape``, with exactly the keys and types that the dataclass declares."""
     known = _fields(shape)
     if type(data) is not dict or data.keys() != known.keys():
-        raise ValueError(f"the fields of {shape.__name__} differ")
+        raise ValueError(f"the fields are not those of {shape.__name__}")
     values: list[Any] = []
     for name, (kind, possible) in known.items():
         value = data[name]
@@ -199,7 +199,7 @@ def _build(shape: type, data: Any) -> Any:
         if type(value) is not kind:
             raise ValueError(f"{name} is not {kind.__name__}")
         if not possible(value):
-            raise ValueError(f"{name} is none that the system gives")
+            raise ValueError(f"the value of {name} is not possible")
         values.append(value)
     return shape(*values)
 
