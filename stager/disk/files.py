@@ -190,12 +190,34 @@ def kind_of(mode: int) -> str:
 
 
 def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationError:
-    """An error of this node's disk in a stage's words; ``path`` is named instead of its own."""
+    """Return the stage's error for an error of this node's disk.
+
+    The message names ``path``, or the path of ``error`` if that is empty.
+    """
     path = path or str(error.filename or "input/output")
     if error.errno in _SPACE_ERRORS:
         kind = "quota" if error.errno == errno.EDQUOT else "disk"
         return SpaceError(f"{path}: the {kind} is full; make room and submit again")
+    if error.errno == errno.EROFS:
+        return DestinationError(
+            f"{path}: the disk is read-only; submit again without this node (--exclude) and tell "
+            "the administrator"
+        )
     return DestinationError(f"{path}: {error.strerror or error}")
+
+
+def check_disk(folder: str) -> None:
+    """Raise SpaceError if the disk of ``folder`` is full, DestinationError if it is read-only.
+
+    Call it where something is missing that another user should have made.
+    """
+    with suppress(OSError):
+        facts = os.statvfs(folder)
+        if facts.f_flag & os.ST_RDONLY:
+            raise as_stage_error(OSError(errno.EROFS, ""), folder)
+        # Some filesystems do not count their blocks or inodes.
+        if (facts.f_blocks and not facts.f_bavail) or (facts.f_files and not facts.f_favail):
+            raise as_stage_error(OSError(errno.ENOSPC, ""), folder)
 
 
 @contextmanager

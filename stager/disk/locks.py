@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.disk.files import stage_errors
+
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
 
@@ -28,9 +30,10 @@ class Locks:
 
     def __init__(self, cache: Cache) -> None:
         path = f"{cache.folder}/lock"
-        self._descriptor = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
+        with stage_errors(path):
+            self._descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
 
     def take(self, destination: str) -> bool:
         """Take the destination's lock, unless another process has it."""

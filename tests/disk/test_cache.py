@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import DestinationError, SpaceError
-from stager.disk.cache import Cache, check_names, look_for_cache, open_cache
+from stager.base.errors import DestinationError, SpaceError, StageError
+from stager.disk.cache import Cache, check_names, look_for_cache, open_cache, plan_cache
+from stager.disk.locks import Locks
+from stager.disk.partial import Partial
 from stager.disk.record import VERSION, Record
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
 from tests.support.records import RECORD
-from tests.support.users import USER, as_ordinary_user, as_user, forked, on_tmpfs, within
+from tests.support.users import (
+    USER,
+    as_ordinary_user,
+    as_user,
+    forked,
+    on_tmpfs,
+    remount_read_only,
+    within,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -281,7 +291,7 @@ def _ordinary_uid() -> int:
 
 
 def test_a_cache_root_that_is_not_there_is_named(home: Path) -> None:
-    message = f"the cache root {home}/nvme is not there: No such file or directory"
+    message = f"the cache root {home}/nvme does not exist: No such file or directory"
     assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
 
 
@@ -316,24 +326,127 @@ def test_a_folder_of_caches_that_may_not_be_entered_is_a_destination_error(home:
     assert _refusal(str(home), stranger) == f"{home}/.slurm-stage/{stranger}: Permission denied"
 
 
+# Disks that are full or read-only
+
+
+def refusal(act: Callable[[], object], error: type[StageError]) -> str:
+    """The message of the error that ``act`` raises."""
+    with pytest.raises(error) as caught:
+        act()
+    return str(caught.value)
+
+
+READ_ONLY = (
+    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
+)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("opener", [open_cache, look_for_cache, plan_cache])
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_read_only_disk_that_could_not_be_prepared_is_named(
+    home: Path, opener: Callable[[str, int], Cache], uid: int
+) -> None:
+    def act() -> str:
+        remount_read_only(home)
+        return as_user(uid, lambda: refusal(lambda: opener(str(home), uid), DestinationError))
+
+    makes_it = opener is open_cache and uid == 0
+    path = f"{home}/.slurm-stage" if makes_it else f"{home}"
+    assert on_tmpfs(home, "mode=755", act) == f"{path}: {READ_ONLY}"
+
+
+@pytest.mark.root
+def test_a_read_only_disk_on_which_the_users_folder_is_missing_is_named(disk: Path) -> None:
+    def act() -> str:
+        open_cache(str(disk), 0)
+        remount_read_only(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    assert on_tmpfs(disk, "mode=755", act) == f"{disk}: {READ_ONLY}"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
+    disk: Path, *, shared: bool
+) -> None:
+    def act() -> tuple[Record | None, list[str]]:
+        cache = open_cache(str(disk), 0, shared=shared)
+        cache.save(RECORD)
+        remount_read_only(disk)
+        cache = open_cache(str(disk), 0, shared=shared)
+        writers: list[Callable[[], object]] = [
+            lambda: cache.save(RECORD),
+            lambda: cache.save_table(RECORD.destination, b""),
+            lambda: cache.forget(RECORD.destination),
+            lambda: Partial(cache, direct=True),
+            lambda: Locks(cache),
+        ]
+        messages = [refusal(writer, DestinationError) for writer in writers]
+        return cache.load(RECORD.destination), messages
+
+    partial, lock, record = (
+        f"{disk}/.slurm-stage/0/{name}"
+        for name in ("partial", "lock", f"records/{Path(_record_path(disk)).name}")
+    )
+    paths = [partial, partial, record, partial, lock]
+    assert on_tmpfs(disk, "mode=755", act) == (RECORD, [f"{path}: {READ_ONLY}" for path in paths])
+
+
+def _record_path(disk: Path) -> str:
+    return Cache(f"{disk}/.slurm-stage/0").record_path(RECORD.destination)
+
+
+@pytest.mark.root
+def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
+    def act() -> str:
+        (disk / ".slurm-stage").mkdir()
+        fill_up(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), SpaceError)
+
+    message = f"{disk}: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=64k,mode=755", act) == message
+
+
+@pytest.mark.root
+def test_a_disk_that_does_not_count_blocks_or_inodes_is_not_full(disk: Path) -> None:
+    def act() -> str:
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    missing = "is missing: the site's prolog or plugin makes it; tell the administrator"
+    message = f"{disk}/.slurm-stage {missing}"
+    assert on_tmpfs(disk, "size=0,nr_inodes=0,mode=755", act) == message
+
+
+# Folders that others could change
+
+
 def _as_file(path: Path) -> None:
     path.rmdir()
     path.write_bytes(b"")
 
 
-#: What an ordinary user may find in place of a folder that root and he alone may write in.
-INSECURE: dict[str, Callable[[Path], None]] = {
-    "writable by its group": lambda path: path.chmod(0o720),
-    "writable by everybody": lambda path: path.chmod(0o702),
-    "a file": _as_file,
-    "a symlink to a folder": _link_elsewhere,
+#: What an ordinary user may find in place of a folder that only root and they can write to, and
+#: the problem that the message names.
+INSECURE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "writable by its group": (
+        lambda path: path.chmod(0o720),
+        "can be written to by users other than {owners}",
+    ),
+    "writable by everybody": (
+        lambda path: path.chmod(0o702),
+        "can be written to by users other than {owners}",
+    ),
+    "a file": (_as_file, "is a plain file, not a folder"),
+    "a symlink to a folder": (_link_elsewhere, "is a symbolic link, not a folder"),
 }
 
 
-@pytest.mark.parametrize("spoil", INSECURE.values(), ids=INSECURE)
+@pytest.mark.parametrize(("spoil", "problem"), INSECURE.values(), ids=INSECURE)
 @pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
-def test_a_folder_that_others_may_lead_astray_is_refused(
-    home: Path, spoil: Callable[[Path], None], *, inner: bool
+def test_a_folder_that_others_could_replace_is_refused(
+    home: Path, spoil: Callable[[Path], None], problem: str, *, inner: bool
 ) -> None:
     uid = _ordinary_uid()
     parent = home / ".slurm-stage"
@@ -346,13 +459,13 @@ def test_a_folder_that_others_may_lead_astray_is_refused(
     as_ordinary_user(act)
     owners = f"uid {uid}" if inner else f"uid 0 or uid {uid}"
     assert _refusal(str(home), uid) == (
-        f"{path} is not a folder of {owners} alone; tell the administrator"
+        f"{path} {problem.format(owners=owners)}; tell the administrator"
     )
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
-def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
+def test_a_folder_of_another_user_is_refused(home: Path, *, inner: bool) -> None:
     parent = home / ".slurm-stage"
     path = parent / str(USER) if inner else parent
     path.mkdir(parents=True)
@@ -360,7 +473,7 @@ def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
     os.chown(path, USER + 1, USER + 1)
     owners = f"uid {USER}" if inner else f"uid 0 or uid {USER}"
     assert _refusal(str(home), USER) == (
-        f"{path} is not a folder of {owners} alone; tell the administrator"
+        f"{path} belongs to uid {USER + 1}, not to {owners}; tell the administrator"
     )
 
 
@@ -374,7 +487,7 @@ def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
     disk.chmod(0o777)
     with pytest.raises(DestinationError) as caught:
         open_cache(str(disk), USER, shared=True)
-    message = f"{disk} is not a folder of uid 0 alone; tell the administrator"
+    message = f"{disk} can be written to by users other than uid 0; tell the administrator"
     assert str(caught.value) == message
 
 
@@ -386,9 +499,16 @@ def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("owner", "mode"), [(USER, 0o755), (0, 0o775), (0, 0o757)])
-def test_a_root_for_all_that_others_could_write_in_is_refused(
-    disk: Path, owner: int, mode: int
+@pytest.mark.parametrize(
+    ("owner", "mode", "problem"),
+    [
+        (USER, 0o755, f"belongs to uid {USER}, not to uid 0"),
+        (0, 0o775, "can be written to by users other than uid 0"),
+        (0, 0o757, "can be written to by users other than uid 0"),
+    ],
+)
+def test_a_shared_root_that_others_could_write_to_is_refused(
+    disk: Path, owner: int, mode: int, problem: str
 ) -> None:
     open_cache(str(disk), 0, shared=True)
     os.chown(disk, owner, owner)
@@ -396,9 +516,7 @@ def test_a_root_for_all_that_others_could_write_in_is_refused(
     for uid in (0, USER):
         with pytest.raises(DestinationError) as caught:
             look_for_cache(str(disk), uid, shared=True)
-        assert str(caught.value) == (
-            f"{disk} is not a folder of uid 0 alone; tell the administrator"
-        )
+        assert str(caught.value) == f"{disk} {problem}; tell the administrator"
 
 
 @pytest.mark.root
@@ -426,14 +544,15 @@ def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
     ) == (RECORD)
 
 
-def test_a_disk_has_room_for_so_many_names_only(cache: Cache, disk: Path) -> None:
+# Inodes
+
+
+def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk: Path) -> None:
     check_names(cache, 1)
     room = os.statvfs(disk).f_favail
-    with pytest.raises(SpaceError) as told:
+    with pytest.raises(SpaceError) as caught:
         check_names(cache, 1 << 60)
-    text = str(told.value)
-    assert text.startswith(
-        f"{disk}: {1 << 60} files and folders are needed, and there is room for "
-    )
-    assert text.endswith(" more, whatever their size; make room, or stage an archive as it is")
+    text = str(caught.value)
+    assert text.startswith(f"{disk}: {1 << 60} files and folders are needed, and the disk takes ")
+    assert text.endswith(" more, however small; remove files, or stage an archive as it is")
     assert room

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.errors import DestinationError
 from stager.disk.locks import Locks
 from tests.support.users import forked
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HOLDER = """
 import sys
 from stager.disk.cache import Cache
+from stager.base.errors import DestinationError
 from stager.disk.locks import Locks
 locks = Locks(Cache(sys.argv[1]))
 print(all(locks.take(destination) for destination in sys.argv[2:]), flush=True)
@@ -108,6 +110,7 @@ def test_the_lock_file_stays_empty_and_is_its_owners_alone(cache: Cache, locks: 
 
 def test_a_lock_file_that_is_a_symlink_is_refused(cache: Cache, tmp_path: Path) -> None:
     os.symlink(tmp_path / "elsewhere", f"{cache.folder}/lock")
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+    with pytest.raises(DestinationError) as caught:
         Locks(cache)
+    assert str(caught.value) == f"{cache.folder}/lock: Too many levels of symbolic links"
     assert not (tmp_path / "elsewhere").exists()

@@ -83,6 +83,11 @@ def on_tmpfs(folder: Path, options: str, act: Callable[[], T], kind: str = "tmpf
     return forked(mount)
 
 
+def remount_read_only(folder: Path) -> None:
+    """Make the filesystem at ``folder`` read-only, as the kernel does after an I/O error."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+
 @contextmanager
 def ordinary_home(parent: str | None = None) -> Iterator[Path]:
     """A folder that an ordinary user owns and reaches."""
