@@ -207,17 +207,23 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
 
 
 def check_disk(folder: str) -> None:
-    """Raise SpaceError if the disk of ``folder`` is full, DestinationError if it is read-only.
+    """Raise DestinationError if the disk of ``folder`` is read-only, SpaceError if it is full.
 
     Call it where something is missing that another user should have made.
     """
+    check_read_only(folder)
     with suppress(OSError):
-        facts = os.statvfs(folder)
-        if facts.f_flag & os.ST_RDONLY:
-            raise as_stage_error(OSError(errno.EROFS, ""), folder)
+        room = os.statvfs(folder)
         # Some filesystems do not count their blocks or inodes.
-        if (facts.f_blocks and not facts.f_bavail) or (facts.f_files and not facts.f_favail):
+        if (room.f_blocks and not room.f_bavail) or (room.f_files and not room.f_favail):
             raise as_stage_error(OSError(errno.ENOSPC, ""), folder)
+
+
+def check_read_only(folder: str) -> None:
+    """Raise DestinationError if the disk of ``folder`` is read-only."""
+    with suppress(OSError):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            raise as_stage_error(OSError(errno.EROFS, ""), folder)
 
 
 @contextmanager
