@@ -192,7 +192,7 @@ def test_a_buffer_that_the_disk_does_not_take_directly_goes_by_the_page_cache(
 def test_holes_take_no_room(cache: Cache, disk: Path) -> None:
     layout = Layout(1 << 30, 4096, (Extent(0, 4096), Extent(1 << 29, 8192)))
     partial = Partial(cache, direct=True)
-    partial.allocate(layout)
+    partial.allocate(layout.size, layout.extents)
     partial.publish(str(disk / "file"))
     partial.close()
     facts = (disk / "file").stat()
@@ -350,7 +350,7 @@ def fill(cache: Cache, size: int) -> None:
     """Open a partial file of ``size`` bytes and write a mebibyte, whatever becomes of it."""
     partial = Partial(cache, direct=True)
     try:
-        partial.allocate(Layout.dense(size, 4096))
+        partial.allocate(size, [Extent(0, size)] if size else [])
         partial.write(memoryview(bytes(1 << 20)), 0)
     finally:
         partial.close()

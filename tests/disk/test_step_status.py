@@ -144,5 +144,5 @@ def test_a_word_that_cannot_be_held_is_a_launch_error(
     with pytest.raises(LaunchError) as caught:
         StepStatus(os.getuid()).hold("17.0", "4")
     assert str(caught.value) == (
-        f"{path}: {problem}: the plugin prepares its folder; tell the administrator"
+        f"{path}: {problem}; the plugin makes its folder, tell the administrator"
     )

@@ -7,8 +7,8 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stager.base.extents import Extent
 from stager.disk.partial import Partial
-from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def partial_names(cache: Cache) -> list[str]:
 def allocated(cache: Cache, size: int, *, direct: bool = True) -> Partial:
     """A partial file of ``size`` bytes without holes."""
     partial = Partial(cache, direct=direct)
-    partial.allocate(Layout.dense(size, 4096))
+    partial.allocate(size, [Extent(0, size)] if size else [])
     return partial
 
 
