@@ -34,9 +34,7 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
     try:
         with opened(path, APPEND) as file:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
-                raise UsageError(
-                    f"job {job} stages too many paths; stage folders or archives instead"
-                )
+                raise UsageError(f"job {job} stages too many paths; stage a folder instead")
             write_all(file, text, 0)
     except FileNotFoundError:
         return

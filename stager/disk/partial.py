@@ -71,9 +71,8 @@ class Partial:
     def read_back(self) -> str:
         """Return the xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
         with stage_errors(self._folder):
-            return read_back(
-                f"/proc/self/fd/{self._file.descriptor}", 0
-            )  # a link, made by the kernel
+            # The entry in /proc is a link, so links must be followed.
+            return read_back(f"/proc/self/fd/{self._file.descriptor}", flags=0)
 
     def opened(self) -> IO[bytes]:
         """Open what was written so far for reading from its beginning."""

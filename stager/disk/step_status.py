@@ -51,7 +51,7 @@ class StepStatus:
                 f"{path}: {error.strerror}; the plugin makes its folder, tell the administrator"
             ) from None
 
-    def say(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
+    def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged."""
         assert self._descriptor is not None
         if code == 0:
