@@ -60,3 +60,13 @@ def fill_up(folder: Path) -> None:
     with suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
         while filler.write(bytes(4096)):
             pass
+
+
+def owners(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """All that lies beneath ``folder``: uid, gid and permissions as ls prints them."""
+    return {
+        str(path.relative_to(folder)): (
+            (facts := path.lstat()).st_uid, facts.st_gid, stat.filemode(facts.st_mode),
+        )
+        for path in sorted(folder.rglob("*"))
+    }  # fmt: skip
