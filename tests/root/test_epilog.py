@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from stager.root.epilog import main
+from tests.support.users import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,3 +19,19 @@ def test_a_site_without_its_rules_is_told_by_syslog_alone(
 ) -> None:
     assert main(["--config", f"{tmp_path}/none", "17", "5001"]) == 1
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_epilog_that_takes_too_long_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "5001").mkdir()
+    (tmp_path / "5001/17.uses").touch()
+    config = tmp_path / "stage.toml"
+    config.write_text('roots = ["/nowhere"]\n[cache]\nheadroom = 1\n')
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", f"{tmp_path}/jobs")
+    monkeypatch.setattr("stager.root.epilog._TIME_LIMIT", 1)
+    monkeypatch.setattr("stager.root.epilog.run_as", lambda *_: time.sleep(20))
+    later: list[object] = []
+    monkeypatch.setattr("stager.root.epilog.make_headroom", lambda *_: later.append(_))
+    assert forked(lambda: (main(["--config", str(config), "17", "5001"]), later)) == (1, [])
