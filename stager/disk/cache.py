@@ -28,7 +28,7 @@ from stager.base.errors import DestinationError, SpaceError
 from stager.base.paths import RECORDS_FOLDER
 from stager.disk.files import (
     OPEN_FOLDER,
-    READ_ONLY,
+    READ_FILE,
     check_disk,
     existing_folder_above,
     kind_of,
@@ -162,7 +162,7 @@ class Cache:
             # Not while another process has made a file and not locked it yet.
             fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in os.listdir(folder):
-                with suppress(OSError), opened(f"{folder}/{name}", READ_ONLY) as file:
+                with suppress(OSError), opened(f"{folder}/{name}", READ_FILE) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove_tree(f"{folder}/{name}")
 
@@ -269,7 +269,7 @@ def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
         raise DestinationError(f"{path} {problem}; tell the administrator")
 
 
-def check_names(cache: Cache, count: int) -> None:
+def check_inodes(cache: Cache, count: int) -> None:
     """Raise SpaceError if the disk has no inodes for ``count`` more files and folders."""
     with stage_errors(cache.folder):
         room = os.statvfs(cache.folder)
@@ -285,7 +285,7 @@ def _key(destination: str) -> str:
 
 
 def _read_trusted(path: str, limit: int = _RECORD_LIMIT) -> bytes:
-    with opened(path, READ_ONLY) as descriptor:
+    with opened(path, READ_FILE) as descriptor:
         facts = os.fstat(descriptor)
         ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
         if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):

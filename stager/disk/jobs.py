@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import UsageError
-from stager.disk.files import APPEND, READ_ONLY, as_stage_error, opened, write_all
+from stager.disk.files import APPEND, READ_FILE, as_stage_error, opened, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def jobs_using(uid: int | None) -> dict[str, list[int]]:
 
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
     """Return the destinations in the list of one job, whether it still runs or not."""
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_ONLY) as file:
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
         if stat.S_ISREG(os.fstat(file).st_mode):
             text = os.read(file, _USES_LIMIT)
             return frozenset(os.fsdecode(text).split("\0")[:-1])

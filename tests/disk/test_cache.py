@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError, SpaceError, StageError
-from stager.disk.cache import Cache, check_names, look_for_cache, open_cache, plan_cache
+from stager.disk.cache import Cache, check_inodes, look_for_cache, open_cache, plan_cache
 from stager.disk.locks import Locks
 from stager.disk.partial import Partial
 from stager.disk.record import VERSION, Record
@@ -548,10 +548,10 @@ def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
 
 
 def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk: Path) -> None:
-    check_names(cache, 1)
+    check_inodes(cache, 1)
     room = os.statvfs(disk).f_favail
     with pytest.raises(SpaceError) as caught:
-        check_names(cache, 1 << 60)
+        check_inodes(cache, 1 << 60)
     text = str(caught.value)
     assert text.startswith(f"{disk}: {1 << 60} files and folders are needed, and the disk takes ")
     assert text.endswith(" more, however small; remove files, or stage an archive as it is")
