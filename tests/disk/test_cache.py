@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.root
-def test_a_record_that_meets_a_full_disk_is_a_space_error_and_the_old_one_stays(disk: Path) -> None:
+def test_a_record_for_which_a_full_disk_has_no_room_leaves_the_old_one(disk: Path) -> None:
     def act() -> tuple[str, list[str], Record | None]:
         cache = open_cache(str(disk), 0)
         cache.save(RECORD)
@@ -60,7 +60,7 @@ def test_a_saved_record_is_loaded_as_it_was(cache: Cache, destination: str) -> N
     assert partial_names(cache) == []
 
 
-def test_a_record_is_its_owners_alone(cache: Cache) -> None:
+def test_only_its_owner_may_read_a_record(cache: Cache) -> None:
     cache.save(RECORD)
     facts = os.stat(cache.record_path(RECORD.destination))
     assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o600, os.getuid())
@@ -75,7 +75,7 @@ def test_the_last_record_saved_for_a_destination_is_the_one(cache: Cache) -> Non
     assert sorted(cache.records(), key=lambda record: record.destination) == [last, other]
 
 
-def test_a_forgotten_record_is_gone_and_may_be_forgotten_again(cache: Cache) -> None:
+def test_a_forgotten_record_is_gone_and_can_be_forgotten_again(cache: Cache) -> None:
     cache.save(RECORD)
     for _ in range(2):
         cache.forget(RECORD.destination)
@@ -97,7 +97,7 @@ def _as_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-#: What makes a record's file one that is not taken at its word.
+#: What is done to a record's file so that it cannot be trusted.
 UNTRUSTED: dict[str, Callable[[Path], object]] = {
     "absent": lambda path: path.unlink(),
     "writable by its group": lambda path: path.chmod(0o620),
@@ -130,7 +130,7 @@ def test_a_record_that_cannot_be_trusted_is_none(
 
 
 @pytest.mark.root
-def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path) -> None:
+def test_a_record_of_another_user_is_none_and_that_of_root_is_trusted(home: Path) -> None:
     def loaded_from(owner: int) -> Record | None:
         os.chown(path, owner, owner)
         return as_user(USER, lambda: cache.load(RECORD.destination))
@@ -142,7 +142,7 @@ def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path)
     assert [loaded_from(owner) for owner in (USER, 0, USER + 1)] == [RECORD, RECORD, None]
 
 
-def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
+def test_records_that_cannot_be_trusted_are_skipped(cache: Cache) -> None:
     for name in "abc":
         cache.save(replace(RECORD, destination=f"/nvme/{name}"))
     os.chmod(cache.record_path("/nvme/a"), 0o666)
@@ -150,7 +150,7 @@ def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
     assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
 
 
-def test_a_record_under_another_destinations_name_is_passed_over(cache: Cache) -> None:
+def test_a_record_under_the_name_of_another_is_skipped(cache: Cache) -> None:
     cache.save(RECORD)
     os.rename(cache.record_path(RECORD.destination), cache.record_path("/nvme/other"))
     assert list(cache.records()) == []
@@ -196,7 +196,9 @@ def _failure_to_save(cache: Cache) -> OSError | None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o400], ids=oct)
-def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -> None:
+def test_a_partial_file_whose_writer_has_ended_is_swept_whatever_its_mode(
+    home: Path, mode: int
+) -> None:
     def act() -> list[str]:
         cache = open_cache(str(home), os.getuid())
         dead = Path(cache.folder, "partial", "0123456789abcdef")
@@ -208,7 +210,9 @@ def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -
     assert as_ordinary_user(act) == []
 
 
-def test_the_sweep_leaves_a_living_ones_partial_file(cache: Cache, disk: Path, naming: str) -> None:
+def test_the_sweep_leaves_the_partial_file_of_a_running_writer(
+    cache: Cache, disk: Path, naming: str
+) -> None:
     partial = write(cache, NEW)
     names = partial_names(cache)
     forked(cache.sweep)
@@ -245,14 +249,16 @@ def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> N
     assert modes_beneath(disk) == before
 
 
-def test_an_opened_cache_is_free_of_dead_partial_files(cache: Cache, disk: Path) -> None:
+def test_opening_a_cache_removes_the_partial_files_of_ended_writers(
+    cache: Cache, disk: Path
+) -> None:
     Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
     open_cache(str(disk), os.getuid())
     assert partial_names(cache) == []
 
 
 @pytest.mark.root
-def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
+def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
     home.chmod(0o755)
     os.chown(home, 0, 0)
     (home / ".slurm-stage").mkdir(mode=0o755)
@@ -269,7 +275,7 @@ def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home
 
 
 @pytest.mark.root
-def test_root_that_opens_its_own_cache_leaves_room_for_its_users(disk: Path) -> None:
+def test_a_cache_that_root_opens_lets_users_pass_to_theirs(disk: Path) -> None:
     # `stagectl status` of an administrator may come to a node before its first job.
     open_cache(str(disk), 0)
     assert modes_beneath(disk)[".slurm-stage"] == "drwxr-xr-x"
@@ -290,12 +296,12 @@ def _ordinary_uid() -> int:
     return os.getuid() or USER
 
 
-def test_a_cache_root_that_is_not_there_is_named(home: Path) -> None:
+def test_a_cache_root_that_does_not_exist_is_named(home: Path) -> None:
     message = f"the cache root {home}/nvme does not exist: No such file or directory"
     assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
 
 
-def test_a_cache_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
+def test_the_message_for_a_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
     # A root of somebody else, as any root is that the administrator made.
     assert _refusal(str(home), _ordinary_uid() + 1) == (
         f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
@@ -316,14 +322,14 @@ def test_a_cache_root_without_permission_to_write_is_a_destination_error(home: P
     assert _refusal(str(home), _ordinary_uid()) == f"{home}/.slurm-stage: Permission denied"
 
 
-def test_a_folder_of_caches_that_may_not_be_entered_is_a_destination_error(home: Path) -> None:
+def test_a_folder_of_caches_that_cannot_be_entered_is_a_destination_error(home: Path) -> None:
     def act() -> None:
         (home / ".slurm-stage").mkdir()
         (home / ".slurm-stage").chmod(0)
 
     as_ordinary_user(act)
-    stranger = _ordinary_uid()
-    assert _refusal(str(home), stranger) == f"{home}/.slurm-stage/{stranger}: Permission denied"
+    uid = _ordinary_uid()
+    assert _refusal(str(home), uid) == f"{home}/.slurm-stage/{uid}: Permission denied"
 
 
 # Disks that are full or read-only
@@ -478,7 +484,7 @@ def test_a_folder_of_another_user_is_refused(home: Path, *, inner: bool) -> None
 
 
 @pytest.mark.root
-def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
+def test_all_users_can_read_a_shared_cache(disk: Path) -> None:
     cache = open_cache(str(disk), 0, shared=True)
     cache.save(RECORD)
     assert cache.root == str(disk)
@@ -492,7 +498,7 @@ def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
 
 
 @pytest.mark.root
-def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
+def test_a_shared_cache_is_empty_where_root_has_staged_nothing(disk: Path) -> None:
     cache = open_cache(str(disk), USER, shared=True)
     assert cache.load("/nvme/img") is None
     assert list(disk.iterdir()) == []
@@ -520,7 +526,7 @@ def test_a_shared_root_that_others_could_write_to_is_refused(
 
 
 @pytest.mark.root
-def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
+def test_roots_private_cache_can_become_the_shared_one(disk: Path) -> None:
     private = open_cache(str(disk), 0)
     assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
     private.save(RECORD)
@@ -535,7 +541,7 @@ def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
 
 
 @pytest.mark.root
-def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
+def test_a_user_finds_what_root_staged_for_all(home: Path) -> None:
     os.chown(home, 0, 0)
     home.chmod(0o755)
     open_cache(str(home), 0, shared=True).save(RECORD)

@@ -25,7 +25,7 @@ def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [SpaceError("full"), KeyboardInterrupt()])
-def test_made_folders_are_taken_away_on_a_failure_and_no_others(
+def test_made_folders_are_removed_on_a_failure_and_no_others(
     tmp_path: Path, error: BaseException
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -45,7 +45,7 @@ def test_a_made_folder_that_others_use_by_now_stays_on_a_failure(tmp_path: Path)
     assert modes_beneath(tmp_path).keys() == {"a", "a/b", "a/b/others"}
 
 
-def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_taken_away(
+def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_removed(
     tmp_path: Path,
 ) -> None:
     endless = "x" * 300
@@ -62,7 +62,7 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/a/b: Not a directory"
 
 
-def test_each_folder_on_the_way_is_opened(disk: Path) -> None:
+def test_a_folder_is_opened_by_each_folder_above_it(disk: Path) -> None:
     (disk / "a/b").mkdir(parents=True)
     with opened_beneath(str(disk), f"{disk}/a//b") as folder:
         assert os.fstat(folder).st_ino == (disk / "a/b").stat().st_ino
@@ -79,7 +79,7 @@ def test_each_folder_on_the_way_is_opened(disk: Path) -> None:
     ],
     ids=["a link", "a file", "a pipe"],
 )
-def test_what_is_no_folder_ends_the_way(
+def test_a_path_through_something_else_than_a_folder_is_refused(
     disk: Path, make: Callable[[Path], object], kind: str
 ) -> None:
     (disk / "a").mkdir()
@@ -89,13 +89,13 @@ def test_what_is_no_folder_ends_the_way(
     assert str(caught.value) == f"{disk}/a/b is {kind}, not a folder"
 
 
-def test_a_way_that_is_not_there_is_told_as_such(disk: Path) -> None:
+def test_a_missing_folder_is_file_not_found(disk: Path) -> None:
     with pytest.raises(FileNotFoundError), opened_beneath(str(disk), f"{disk}/a/b"):
         pass
 
 
 @pytest.mark.root
-def test_no_way_leads_through_a_strangers_folder(disk: Path) -> None:
+def test_a_path_through_a_folder_of_another_user_is_refused(disk: Path) -> None:
     (disk / "a/b").mkdir(parents=True)
     os.chown(disk / "a", USER, USER)
     with pytest.raises(DestinationError) as caught, opened_beneath(str(disk), f"{disk}/a/b"):
@@ -106,7 +106,7 @@ def test_no_way_leads_through_a_strangers_folder(disk: Path) -> None:
     )
 
 
-def test_what_is_read_back_is_a_plain_file(disk: Path) -> None:
+def test_only_a_plain_file_is_read_back(disk: Path) -> None:
     os.mkfifo(disk / "pipe")
     (disk / "link").symlink_to("pipe")
     (disk / "file").write_bytes(NEW)

@@ -281,7 +281,7 @@ def test_a_record_whose_text_is_cut_anywhere_is_refused() -> None:
         assert refusal(whole[:length].encode())
 
 
-def test_a_record_with_something_behind_it_is_refused() -> None:
+def test_a_record_with_text_after_it_is_refused() -> None:
     assert refusal(TEXT + TEXT)
     assert refusal(TEXT + "\0")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A cache root of the site's, in which every user may write."""
+    """A cache root of the site, to which every user may write."""
     with ordinary_home() as folder:
         os.chown(folder, 0, 0)
         folder.chmod(0o1777)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_site_without_its_rules_is_told_by_syslog_alone(
+def test_a_missing_stage_toml_is_reported_to_syslog_only(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", f"{tmp_path}/none", "17", "5001"]) == 1

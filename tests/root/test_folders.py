@@ -21,7 +21,7 @@ GROUP = 47111
 
 
 def made(root: Path) -> dict[str, tuple[int, int, str]]:
-    """What is beneath ``root`` once USER's folder was made there."""
+    """Make USER's folder, and return what is beneath ``root`` then."""
     make_folder(str(root), ".slurm-stage", USER, GROUP)
     return owners(root)
 
@@ -35,7 +35,7 @@ WHOLE = {
 
 @pytest.mark.root
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777], ids=oct)
-def test_the_parent_is_roots_and_the_folder_its_users_under_any_mask(root: Path, mask: int) -> None:
+def test_root_owns_the_parent_and_the_user_the_folder_under_any_mask(root: Path, mask: int) -> None:
     def act() -> dict[str, tuple[int, int, str]]:
         os.umask(mask)
         return made(root)
@@ -70,7 +70,7 @@ def test_the_user_can_open_what_root_made(root: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_folder_that_root_had_begun_is_given_to_its_user(root: Path) -> None:
+def test_a_folder_that_root_did_not_finish_is_given_to_its_user(root: Path) -> None:
     (root / f".slurm-stage/{USER}").mkdir(parents=True, mode=0o700)
     assert made(root) == WHOLE
 
@@ -82,7 +82,7 @@ def test_a_parent_that_root_made_for_itself_alone_is_opened_to_users(root: Path)
 
 
 @pytest.mark.root
-def test_a_root_whose_group_is_inherited_is_no_matter(root: Path) -> None:
+def test_a_root_with_an_inherited_group_is_accepted(root: Path) -> None:
     os.chown(root, 0, GROUP)
     root.chmod(0o3777)
     found = made(root)
@@ -95,7 +95,7 @@ def test_a_root_whose_group_is_inherited_is_no_matter(root: Path) -> None:
 
 
 def refusal(root: Path) -> str:
-    """The message for a root that users have meddled with; nothing there is changed by it."""
+    """Return the message for a root that users have changed. It stays as it is."""
     before = owners(root)
     with pytest.raises((OSError, UnsafeError)) as caught:
         make_folder(str(root), ".slurm-stage", USER, GROUP)

@@ -21,7 +21,7 @@ ENTRIES = st.lists(
 
 
 @given(st.dictionaries(st.integers(5000, 5003), ENTRIES.map(sorted)), st.integers(-10, 300))
-def test_the_oldest_of_all_go_and_no_more_than_it_takes(
+def test_the_oldest_copies_are_chosen_and_no_more_than_necessary(
     may_go: dict[int, list[tuple[float, float]]], goal: int
 ) -> None:
     counts = shares(may_go, goal)
@@ -35,7 +35,7 @@ def test_the_oldest_of_all_go_and_no_more_than_it_takes(
     assert not gone or freed - max(size for at, size in gone if at == last) < goal
 
 
-def test_users_parts_are_asked_only_where_headroom_lacks(
+def test_users_are_asked_only_where_headroom_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))

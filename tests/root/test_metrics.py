@@ -53,7 +53,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_figure_counts_for_nothing(
+def test_anything_but_figures_is_ignored(
     folder: int, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
     make(tmp_path / "17.figures")
@@ -93,6 +93,6 @@ slurm_stage_seconds_total 5.5
     )
 
 
-def test_a_job_cannot_spoil_the_figures_of_the_node(folder: int, tmp_path: Path) -> None:
+def test_one_job_adds_to_the_figures_up_to_a_limit_only(folder: int, tmp_path: Path) -> None:
     (tmp_path / "17.figures").write_bytes(b"1e14 0 0 0 0\n" * 100)
     assert read_figures(folder, "17.figures") == {**NONE, "hits": 1e9}

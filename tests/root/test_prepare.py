@@ -36,7 +36,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS.values(), ids=FAULTS)
-def test_a_faulty_stage_toml_is_complained_of_and_nothing_is_made(
+def test_a_faulty_stage_toml_is_reported_and_nothing_is_made(
     tmp_path: Path, text: bytes, fault: str
 ) -> None:
     config = tmp_path / "stage.toml"
@@ -46,13 +46,13 @@ def test_a_faulty_stage_toml_is_complained_of_and_nothing_is_made(
     assert complaints == [f"uid {KNOWN}, {config}: {fault}"]
 
 
-def test_a_missing_stage_toml_is_complained_of(tmp_path: Path) -> None:
+def test_a_missing_stage_toml_is_reported(tmp_path: Path) -> None:
     complaints: list[str] = []
     assert prepare(f"{tmp_path}/none", KNOWN, complaints.append) == 1
     assert complaints == [f"uid {KNOWN}, {tmp_path}/none: No such file or directory"]
 
 
-def test_a_user_whom_the_node_does_not_know_is_complained_of(tmp_path: Path) -> None:
+def test_a_user_whom_the_node_does_not_know_is_reported(tmp_path: Path) -> None:
     config = tmp_path / "stage.toml"
     config.write_text("roots = []")
     complaints: list[str] = []
@@ -64,7 +64,7 @@ def test_a_user_whom_the_node_does_not_know_is_complained_of(tmp_path: Path) -> 
 
 
 def prepared(root: Path, roots: list[str]) -> tuple[int, list[str], list[str]]:
-    """The code and complaints of `prepare` for KNOWN, and what it made in a /run of its own."""
+    """Return the code and complaints of `prepare` for KNOWN, and what it made in a private /run."""
     config = root / "stage.toml"
     config.write_text(f"roots = {json.dumps(roots)}")
 
@@ -82,7 +82,7 @@ NOTED = [*RUN, f"slurm-stage/{KNOWN}.prepared"]
 
 
 @pytest.mark.root
-def test_a_user_gets_a_folder_on_every_disk_and_one_for_the_word(root: Path) -> None:
+def test_a_user_gets_a_folder_on_every_disk_and_one_beneath_run(root: Path) -> None:
     for name in ("one", "two"):
         (root / name).mkdir()
     assert prepared(root, [f"{root}/one", f"{root}/two"]) == (0, [], NOTED)
@@ -94,7 +94,7 @@ def test_a_user_gets_a_folder_on_every_disk_and_one_for_the_word(root: Path) -> 
 
 
 @pytest.mark.root
-def test_the_note_tells_the_version_of_stage_toml_and_the_folders_that_users_pass(
+def test_the_note_has_the_version_of_stage_toml_and_the_parents_of_all_folders(
     root: Path,
 ) -> None:
     config = root / "stage.toml"
@@ -117,12 +117,12 @@ def test_the_note_tells_the_version_of_stage_toml_and_the_folders_that_users_pas
 
 
 @pytest.mark.root
-def test_a_disk_that_this_node_lacks_is_no_fault(root: Path) -> None:
+def test_a_missing_disk_is_no_error(root: Path) -> None:
     assert prepared(root, [f"{root}/nowhere"]) == (0, [], RUN)
 
 
 @pytest.mark.root
-def test_a_disk_that_cannot_be_prepared_is_complained_of_and_the_others_are_made(
+def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
     root: Path,
 ) -> None:
     for name in ("bad", "good"):
@@ -180,7 +180,7 @@ except SystemExit as end:
 """
 
 
-def test_as_root_runs_nothing_but_the_standard_library_and_this_project(tmp_path: Path) -> None:
+def test_root_imports_only_the_standard_library_and_this_project(tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text("raise SystemExit('not the standard library')")
     done = subprocess.run(
         [sys.executable, "-I", "-c", IMPORTS, "--config", f"{tmp_path}/none", str(KNOWN)],
@@ -191,7 +191,7 @@ def test_as_root_runs_nothing_but_the_standard_library_and_this_project(tmp_path
 
 
 @pytest.mark.root
-def test_a_job_is_marked_where_users_may_look_for_its_mark_and_list_none(root: Path) -> None:
+def test_users_can_look_for_the_mark_of_a_job_but_not_list_all(root: Path) -> None:
     config = root / "stage.toml"
     config.write_text(f'roots = ["{root}"]')
 

@@ -30,7 +30,7 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
 
 @pytest.mark.parametrize("size", ["1e9", "true", '"10_000"', '"8Gbit"', '"1.5"', "-1", '""', "[]"])
 @pytest.mark.parametrize("key", ["keep_free", "headroom", "keep_free_percent"])
-def test_root_takes_what_users_take_and_nothing_else(tmp_path: Path, key: str, size: str) -> None:
+def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: str) -> None:
     path = tmp_path / "stage.toml"
     path.write_text(f'roots = ["/nvme"]\n[cache]\n{key} = {size}\n')
     answers = []
