@@ -1,4 +1,4 @@
-"""Note what each job of this node uses, so that it is not evicted while the job runs.
+"""Note what each job of this node uses, so that it is not evicted, and what its stages did.
 
 A job's list is in its user's folder beneath /run, so that it can be written when the disk is full,
 and a reboot removes it. It counts as long as the mark of the job, which root makes, exists.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 16 << 20
+#: The suffix of the name of a job's figures, which root collects at the job's end.
+_FIGURES = ".figures"
 
 
 def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
@@ -87,10 +89,6 @@ def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
             job = name.removesuffix(_USES)
             if job != name and os.path.exists(f"{paths.JOBS_FOLDER}/{job}.{uid}"):
                 yield job, str(uid)
-
-
-#: The suffix of the name of a job's figures, which root collects at the job's end.
-_FIGURES = ".figures"
 
 
 def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:

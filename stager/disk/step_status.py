@@ -60,15 +60,15 @@ class StepStatus:
                 os.write(done, os.fsencode(f"{directives}\n"))
         write_all(self._descriptor, f"{code}\n".encode(), 0)
 
-    def _name_lists(self, paths: Sequence[str]) -> None:
+    def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""
-        if not paths:
+        if not lists:
             return
         path = f"{self._folder}/{self._job}.shards"
-        with opened(path, _APPEND_READ) as lists, open(lists, "a+b", closefd=False) as file:
+        with opened(path, _APPEND_READ) as noted, open(noted, "a+b", closefd=False) as file:
             file.seek(0)
             known = file.read().split(b"\n")
-            file.writelines(b"%s\n" % path for path in map(os.fsencode, paths) if path not in known)
+            file.writelines(b"%s\n" % one for one in map(os.fsencode, lists) if one not in known)
 
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""

@@ -107,15 +107,8 @@ class Epilog:
 
     def _ask(self, uid: int, options: Sequence[str], rules: Rules) -> dict[str, Any]:
         """Run `stager.copies.tidy` as the user. Return its answer, or nothing if it fails."""
-        command = [
-            sys.executable,
-            "-I",
-            "-m",
-            "stager.copies.tidy",
-            "--config",
-            self._config,
-            *options,
-        ]
+        command = [sys.executable, "-I", "-m", "stager.copies.tidy"]
+        command += ["--config", self._config, *options]
         if rules.textfile:
             command.append("--usage")
         try:

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
-from stager.disk.files import made_parents, opened_beneath, read_back
+from stager.disk.files import (
+    CREATE,
+    as_stage_error,
+    made_parents,
+    opened,
+    opened_beneath,
+    read_back,
+)
 from tests.support.disks import NEW, OLD, modes_beneath
 from tests.support.users import USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+READ_ONLY = (
+    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.ENOSPC, 5, "the disk is full; make room and submit again"),
+        (errno.EDQUOT, 5, "the quota is full; make room and submit again"),
+        (errno.EROFS, 6, READ_ONLY),
+        (errno.EIO, 6, "Input/output error"),
+    ],
+    ids=["full", "quota", "read-only", "failed"],
+)
+def test_an_error_of_the_disk_becomes_one_of_the_stage(number: int, code: int, text: str) -> None:
+    error = OSError(number, os.strerror(number), "/nvme/file")
+    for given, named in (("", "/nvme/file"), ("/nvme/copy", "/nvme/copy")):
+        found = as_stage_error(error, given)
+        assert (found.code, str(found)) == (code, f"{named}: {text}")
+    unnamed = as_stage_error(OSError(number, os.strerror(number)))
+    assert str(unnamed) == f"the disk of this node: {text}"
+
+
+def test_an_opened_file_is_private_and_closed_at_the_end(tmp_path: Path) -> None:
+    with opened(str(tmp_path / "file"), CREATE) as descriptor:
+        assert stat.S_IMODE(os.fstat(descriptor).st_mode) == 0o600
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
