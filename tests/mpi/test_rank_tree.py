@@ -269,7 +269,7 @@ def test_a_source_that_changes_again_and_again_is_told(
     monkeypatch.setattr(StreamReader, "read_into", change_and_read)
     path = f"{world.source}/sub1/file1"
     assert messages(world.run()) == [
-        f"7 node0: {path} changed while it was read; submit again once it rests"
+        f"7 node0: {path} changed while it was read; submit again when nothing writes to it"
     ]
     assert not world.copy.exists()
 

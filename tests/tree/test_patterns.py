@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from stager.tree.listing import Kind, Row
@@ -81,10 +78,3 @@ def test_folders_that_are_not_included_and_contain_nothing_are_pruned() -> None:
     found = Patterns(["*.py", "kept/"], []).pruned(rows)
     assert [row.path for row in found] == [b"", b"a", b"a/b", b"kept", b"a/b/x.py"]
     assert Patterns([], ["x"]).pruned(rows) == rows
-
-
-def test_a_rank_starts_without_the_library_for_patterns() -> None:
-    program = "import sys, stager.rank.main; print('pathspec' in sys.modules)"
-    line = [sys.executable, "-c", program]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "False\n"
