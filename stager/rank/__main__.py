@@ -11,7 +11,8 @@ import sys
 
 import mpi4py
 
-from stager.rank.fabrics import DEBIAN, FABRICS, LAYERS, pass_over_absent_fabrics
+#: How the Open MPI of Debian and Ubuntu names itself.
+_DEBIAN = "package: Debian OpenMPI"
 
 
 def main() -> None:
@@ -21,7 +22,9 @@ def main() -> None:
     from mpi4py import MPI
     from mpi4py.run import set_abort_status
 
-    if DEBIAN in MPI.Get_library_version() and not {FABRICS, LAYERS} & os.environ.keys():
+    if _DEBIAN in MPI.Get_library_version():
+        from stager.rank.fabrics import pass_over_absent_fabrics  # not needed for other MPIs
+
         pass_over_absent_fabrics()
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     try:

@@ -9,24 +9,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: How the Open MPI of Debian and Ubuntu names itself, and where it reads the site's settings.
-DEBIAN = "package: Debian OpenMPI"
+#: Where Debian's Open MPI reads the site's settings.
 _DEBIAN_SETTINGS = "/etc/openmpi/openmpi-mca-params.conf"
-#: The variable that tells Open MPI which fabrics to try, and the one whose user has already chosen.
-FABRICS, LAYERS = "OMPI_MCA_mtl", "OMPI_MCA_pml"
+#: The variable that tells it which fabrics to try, and one by which others are never tried.
+_FABRICS, _LAYERS = "OMPI_MCA_mtl", "OMPI_MCA_pml"
 #: Fabrics whose libraries measure the processor's clock for 0.1 s each when they are opened, with
 #: or without hardware, and how the names of their devices in /dev begin: TrueScale, Omni-Path.
 _SLOW = {"psm": "ipath", "psm2": "hfi1"}
 
 
 def pass_over_absent_fabrics() -> None:
-    """Set the variable that excludes slow fabrics without devices here. Call it before MPI_Init."""
+    """Set the variable that excludes slow fabrics without devices here. Call it before MPI_Init.
+
+    Do nothing if the administrator or the user has set it.
+    """
+    if {_FABRICS, _LAYERS} & os.environ.keys():
+        return
     with suppress(OSError):  # Open MPI cannot read the file either
         with open(_DEBIAN_SETTINGS, encoding="utf-8", errors="replace") as file:
             settings = file.read()
         fabrics = fabrics_to_try(settings, os.listdir("/dev"))
         if fabrics:
-            os.environ[FABRICS] = fabrics
+            os.environ[_FABRICS] = fabrics
 
 
 def fabrics_to_try(settings: str, devices: Iterable[str]) -> str:

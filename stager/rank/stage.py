@@ -99,7 +99,7 @@ class StageRun:
             try:
                 return self._attempt()
             except StaleError as stale:
-                # A damaged copy costs one attempt, because it is not found current again.
+                # Those with damaged copies are not counted: no copy is found current again.
                 attempts += not stale.damaged
                 if attempts == _ATTEMPTS:
                     raise RefusedError([stale.why]) from None
@@ -127,8 +127,6 @@ class StageRun:
     def _forget_looks(self) -> None:
         self._listings.clear()
         self._walked.clear()
-
-    # Look at sources and copies
 
     def _look(self) -> list[Look]:
         """Look at sources, caches and destinations on all nodes. Collective."""
@@ -167,8 +165,6 @@ class StageRun:
         )[0]
         return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
 
-    # Settle destinations, lock them
-
     def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
         sources, caches = looks[0].sources, looks[self._rank].caches
         items = settle(self._context.request.items, sources, [look.is_folder for look in looks])
@@ -190,8 +186,6 @@ class StageRun:
     def _is_roots(self, one: SettledItem) -> bool:
         """Whether only root can stage the item: other users find it current or fail."""
         return one.item.shared and self._context.node.uid != 0
-
-    # Survey and plan
 
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
@@ -240,8 +234,6 @@ class StageRun:
             )
             planned.append(PlannedItem(task, surveys))
         return planned
-
-    # Make the cargos
 
     def _make_cargos(self, planned: Sequence[PlannedItem]) -> list[PlannedItem]:
         """Make a Cargo for each item that any node receives. Collective."""
@@ -300,8 +292,6 @@ class StageRun:
         whole = together(self._context, assign, patient=True)[0]
         assert whole is not None
         return whole
-
-    # Make room and deliver
 
     def _make_room(self, planned: Sequence[PlannedItem], held: Held) -> None:
         """Evict copies on nodes that have too little room for what they receive. Collective."""
