@@ -1,4 +1,4 @@
-"""Ranks that die are missed by their neighbours, and those that take their leave are not."""
+"""A rank that dies is reported by its neighbours; one that said goodbye is not."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: A rank that does nothing but watch, until it is told to leave.
+#: A rank that does nothing but watch until a line on stdin makes it leave.
 RANK = """
 import json, os, sys
 from stager.rank.guard import Address, Guard
 
 def lost(node):
-    print("lost", node, flush=True)
+    sys.stdout.write(f"lost {node}\\n")  # in one: two threads may report the same loss at once
+    sys.stdout.flush()
     os._exit(1)
 
 guard = Guard(sys.argv[1], lost)
-told = guard.address
-secrets = [told.token.hex(), told.proof.hex()]
-print(json.dumps([told.node, "localhost", told.port, *secrets]))
+own = guard.address
+secrets = [own.token.hex(), own.proof.hex()]
+print(json.dumps([own.node, "localhost", own.port, *secrets]))
 sys.stdout.flush()
 ring = [Address(*one[:3], *map(bytes.fromhex, one[3:])) for one in json.loads(sys.stdin.readline())]
 guard.watch(ring, int(sys.argv[1]))
-assert len(guard._lines) == int(sys.argv[2])
+assert len(guard._connections) == int(sys.argv[2])
 print("watching", flush=True)
 sys.stdin.readline()
 guard.leave()
@@ -65,10 +66,10 @@ class Ring:
         assert [self._read(rank) for rank in self.ranks] == ["watching\n"] * len(self.ranks)
 
     def ends(self) -> list[tuple[int, str]]:
-        """How each has ended, and what it said."""
+        """Return the exit code of each rank and what it printed."""
         codes = [rank.wait(20) for rank in self.ranks]
-        said = [rank.stdout.read() for rank in self.ranks if rank.stdout]
-        return list(zip(codes, said, strict=True))
+        outputs = [rank.stdout.read() for rank in self.ranks if rank.stdout]
+        return list(zip(codes, outputs, strict=True))
 
 
 @pytest.fixture
@@ -87,19 +88,19 @@ def test_where_a_rank_is_killed_all_end_and_its_neighbours_name_it(
     first, killed, *others = ring.ends()
     assert killed == (-9, "")
     assert {code for code, _ in (first, *others)} == {1}
-    # Where there are two, both lines lead to the one that is gone.
+    # Of two ranks, both connections lead to the killed one.
     assert "lost 1" in [line for _, text in (first, *others) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-def test_ranks_that_take_their_leave_are_not_missed(stack: ExitStack, size: int) -> None:
+def test_ranks_that_say_goodbye_are_not_reported(stack: ExitStack, size: int) -> None:
     ring = Ring(stack, size)
     ring.watch()
     ring.tell("leave")
     assert ring.ends() == [(0, "")] * size
 
 
-def test_a_stranger_who_knocks_is_sent_away(stack: ExitStack) -> None:
+def test_the_connection_of_a_stranger_is_closed(stack: ExitStack) -> None:
     ring = Ring(stack, 3)
     addresses: list[Any] = ring.addresses
     with socket.create_connection(("localhost", addresses[0][2])) as stranger:
@@ -110,8 +111,8 @@ def test_a_stranger_who_knocks_is_sent_away(stack: ExitStack) -> None:
     assert ring.ends() == [(0, "")] * 3
 
 
-def test_who_answers_without_the_proof_is_not_watched(stack: ExitStack) -> None:
-    """Something else that listens there, and hangs up, is no reason to end a stage."""
+def test_a_neighbour_that_answers_without_the_proof_is_not_watched(stack: ExitStack) -> None:
+    """Another program that listens there and closes the connection must not end a stage."""
     ring = Ring(stack, 2, lines=0)
     with socket.create_server(("localhost", 0)) as other:
         for address in ring.addresses:

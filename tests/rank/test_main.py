@@ -1,4 +1,4 @@
-"""A rank's process: how MPI begins in it, and that an exception in one rank ends them all."""
+"""A rank's process: how MPI starts in it, and that an exception in one rank ends them all."""
 
 from __future__ import annotations
 
@@ -7,41 +7,9 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 from stager.base.outcome import event
 from stager.launch.environment import RANK
 from stager.launch.mpiexec import LOCAL_ENVIRONMENT, mpiexec_argv
-from stager.rank.fabrics import fabrics_to_try
-
-DEBIAN = """\
-# Note that this file is only applicable where it is visible.
-btl_base_warn_component_unused=0
-# mtl = psm2
-mtl = ^ofi
-btl = ^uct,openib,ofi
-pml = ^ucx
-"""
-#: Settings, devices, and the value of mtl that the rank gets.
-FABRICS: dict[str, tuple[str, list[str], str]] = {
-    "Debian's settings": (DEBIAN, ["null", "shm"], "^ofi,psm,psm2"),
-    "no settings": ("", [], "^psm,psm2"),
-    "an empty setting": ("mtl =\n", [], "^psm,psm2"),
-    "a node with Omni-Path": (DEBIAN, ["null", "hfi1_0"], "^ofi,psm"),
-    "a node with TrueScale": (DEBIAN, ["ipath", "ipath0"], "^ofi,psm2"),
-    "a node with both": (DEBIAN, ["hfi1_0", "ipath0"], ""),
-    "a site that has left both out": ("mtl = ^psm2,ofi,psm # none here\n", [], ""),
-    "a site that names one": ("mtl = psm2\n", [], ""),
-    "the last of several lines": ("mtl = psm2\nmtl=^ofi\n", [], "^ofi,psm,psm2"),
-}
-
-
-@pytest.mark.parametrize(("settings", "devices", "value"), FABRICS.values(), ids=FABRICS)
-def test_fabrics_that_a_node_lacks_are_left_out_and_the_sites_choice_is_kept(
-    settings: str, devices: list[str], value: str
-) -> None:
-    assert fabrics_to_try(settings, devices) == value
-
 
 #: Replaces `stager.rank.main` by a program whose last rank raises while the others wait for it.
 RAISES = """
@@ -72,8 +40,8 @@ def test_an_exception_in_one_rank_ends_all_of_them() -> None:
     done = run_ranks('raise RuntimeError("out of luck")')
     assert done.returncode == 1
     assert "RuntimeError: out of luck" in done.stderr
-    told = event("crashed", node=socket.gethostname(), error="RuntimeError: out of luck")
-    assert told in done.stdout.splitlines()
+    crashed = event("crashed", node=socket.gethostname(), error="RuntimeError: out of luck")
+    assert crashed in done.stdout.splitlines()
 
 
 def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:

@@ -1,0 +1,90 @@
+"""What the ranks report: progress at intervals, and of each item who received it and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from stager.base.options import Options
+from stager.base.outcome import Counts
+from stager.copies.survey import Survey
+from stager.disk.record import SourceFacts
+from stager.rank.plan import TransferPlan
+from stager.rank.report import Delivered, Progress, item_report
+from stager.request.items import StageItem
+from stager.source.posix import Source
+from stager.tree.venv import Interpreter
+
+if TYPE_CHECKING:
+    from stager.rank.task import Task
+
+FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
+FOLDER = Source(FILE.facts, 0o755, 0, 9, files=3, listing="digest")
+SURVEYS = [Survey("n0", "", "digest"), Survey("n1", "absent", ""), Survey("n2", "absent", "")]
+NOTE = "its interpreter /home/py/bin/python is read from shared storage"
+
+
+def task(plan: TransferPlan, source: Source = FILE, options: Options | None = None) -> Task:
+    item = StageItem("/shared/x", "/nvme/x", "/nvme", options or Options())
+    return cast("Task", SimpleNamespace(item=item, plan=plan, source=source))
+
+
+def test_progress_is_reported_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    progress = Progress("/nvme/x")
+    for clock in (100.5, 101.0, 101.5, 103.0):
+        progress.tell(int(clock), 1000)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events == [
+        {"event": "progress", "destination": "/nvme/x", "sent": 101, "size": 1000, "seconds": 1.0},
+        {"event": "progress", "destination": "/nvme/x", "sent": 103, "size": 1000, "seconds": 3.0},
+    ]
+
+
+def test_a_report_names_the_nodes_that_received_sent_and_were_current() -> None:
+    plan = TransferPlan(9, (1, 2), (0,), (0,), False, "digest")
+    report = item_report(task(plan), SURVEYS, Delivered("digest", (0,)), 1.5)
+    assert (report.received, report.current, report.senders) == (["n1", "n2"], ["n0"], ["n0"])
+    assert (report.reasons, report.seconds, report.tree) == (["absent"], 1.5, None)
+
+
+def test_who_reads_the_source_is_no_sender() -> None:
+    plan = TransferPlan(9, (0, 1, 2), (), (0, 1), True, "")
+    assert item_report(task(plan), SURVEYS, Delivered("digest", (0, 1), 9), 1.0).senders == []
+
+
+def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
+    plan = TransferPlan(9, (0,), (), (0,), True, "", apart=True)
+    report = item_report(task(plan), SURVEYS[:1], Delivered("digest"), 1.0)
+    assert report.reasons == ["spread over other nodes"]
+
+
+def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
+    plan = TransferPlan(9, (), (0,), (0,), False, "digest")
+    surveys = [Survey("n0", "", "digest", files=7)]
+    tree = item_report(task(plan, FOLDER), surveys, Delivered("digest"), 1.0).tree
+    assert tree == Counts(3)
+    archive = task(plan, FILE, Options(extract=True))
+    assert item_report(archive, surveys, Delivered("digest"), 1.0).tree == Counts(7)
+
+
+@pytest.mark.parametrize(
+    ("at", "is_shared", "note"),
+    [
+        ("", True, f"{NOTE}; add --stage=/home/py:DST"),
+        ("/nvme/py/bin/python", True, ""),
+        ("", False, ""),
+    ],
+)  # fmt: skip
+def test_an_interpreter_on_shared_storage_is_noted(at: str, note: str, *, is_shared: bool) -> None:
+    interpreter = Interpreter("/home/py/bin/python", frozenset(), is_shared, at)
+    source = Source(FILE.facts, 0o755, 0, 9, 3, "digest", interpreter)
+    plan = TransferPlan(9, (), (0,), (0,), False, "digest")
+    assert item_report(task(plan, source), SURVEYS, Delivered("digest"), 1.0).note == note

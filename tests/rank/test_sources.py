@@ -1,0 +1,69 @@
+"""Options that do not fit what the source is are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.base.errors import PolicyRefusal, StageError, UsageError
+from stager.base.options import Mode, Options, Relocate
+from stager.disk.record import SourceFacts
+from stager.rank.sources import check_options
+from stager.request.items import StageItem
+from stager.source.posix import Source
+
+FACTS = SourceFacts(size=1, mtime_ns=2, ctime_ns=3, inode=4)
+FILE = Source(FACTS, 0o644, 0, 1)
+FOLDER = Source(FACTS, 0o755, 0, 1, files=1, listing="digest")
+
+REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
+    "relocate a file": (
+        Options(relocate=Relocate.VENV), False, FILE,
+        UsageError("/shared/x is not a folder; relocate is for Python environments"),
+    ),
+    "spread a file": (
+        Options(mode=Mode.SHARD), False, FILE,
+        UsageError("/shared/x is not a folder; mode=shard is for folders"),
+    ),
+    "extract a folder": (
+        Options(extract=True), False, FOLDER,
+        UsageError("/shared/x is a folder; extract is for archives"),
+    ),
+    "a folder for all users": (
+        Options(), True, FOLDER,
+        PolicyRefusal(
+            "/nvme/x would be a folder, but /nvme takes only single files for all users; stage an "
+            "archive there without extract, or the folder beneath another root"
+        ),
+    ),
+}  # fmt: skip
+
+
+def item(options: Options, *, shared: bool) -> StageItem:
+    return StageItem("/shared/x", "/nvme/x", "/nvme", options, shared=shared)
+
+
+@pytest.mark.parametrize(("options", "shared", "source", "error"), REFUSED.values(), ids=REFUSED)
+def test_options_that_do_not_fit_the_source_are_refused(
+    options: Options, source: Source, error: StageError, *, shared: bool
+) -> None:
+    with pytest.raises(type(error)) as refused:
+        check_options(item(options, shared=shared), source)
+    assert refused.value.message == error.message
+
+
+@pytest.mark.parametrize(
+    ("options", "shared", "source"),
+    [
+        (Options(), False, FILE),
+        (Options(), True, FILE),
+        (Options(), False, FOLDER),
+        (Options(extract=True), False, FILE),
+        (Options(relocate=Relocate.VENV), False, FOLDER),
+        (Options(relocate=Relocate.VENV, extract=True), False, FILE),
+        (Options(mode=Mode.SHARD), False, FOLDER),
+    ],
+)
+def test_options_that_fit_the_source_are_accepted(
+    options: Options, source: Source, *, shared: bool
+) -> None:
+    check_options(item(options, shared=shared), source)
