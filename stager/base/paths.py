@@ -1,4 +1,4 @@
-"""The folders that slurm-stage itself uses on a node, each named once.
+"""Name the files and folders that slurm-stage itself makes on a node, each once.
 
 Root's programs import this module besides the standard library, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
@@ -6,6 +6,8 @@ has the same folders in ``prolog/spank/stage.h``.
 
 #: The folder beneath each cache root that holds one folder of records for each user.
 RECORDS_FOLDER = ".slurm-stage"
+#: The file in each node's part of a folder with mode=shard that lists which node holds which file.
+SHARD_LIST_NAME = ".stage-shards.tsv"
 #: The parent and the name of `RUN_FOLDER`, for root's programs, which open it step by step.
 RUN, RUN_NAME = "/run", "slurm-stage"
 #: One folder for each user, in which the ranks leave the status of a stage for the job's other

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.paths import SHARD_LIST_NAME
 from stager.rank.cargo import Opened, Task
 from stager.rank.tree_cargo import Reuse, TreeCargo
 from stager.tree.shard import (
-    LIST_NAME,
     balanced,
     by_number,
     list_row,
@@ -55,8 +55,8 @@ def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[s
 
     Raises UsageError for a folder that cannot be split.
     """
-    if os.fsencode(LIST_NAME) in listing.paths:
-        where = f"{task.item.source}/{LIST_NAME}"
+    if os.fsencode(SHARD_LIST_NAME) in listing.paths:
+        where = f"{task.item.source}/{SHARD_LIST_NAME}"
         raise UsageError(
             f"{where} is where the list of all parts is to be; leave it out by exclude="
         )
@@ -75,7 +75,7 @@ class ShardCargo(TreeCargo):
     def __init__(self, task: Task, listing: Listing, whole: Split, kept: Reuse) -> None:
         rows = part_of(listing, whole.owners, task.rank)
         part = listing.part(rows, list_row(whole.text, task.source.facts.mtime_ns))
-        self._list_row = bisect_left(part.paths, os.fsencode(LIST_NAME))
+        self._list_row = bisect_left(part.paths, os.fsencode(SHARD_LIST_NAME))
         kept_rows = array("q", (kept.rows[row] for row in rows))
         kept_rows.insert(self._list_row, -1)
         # What each node had is gone once.

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.paths import SHARD_LIST_NAME
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.patterns import numbered_regex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-#: The file in each node's part of a folder that is spread, which tells what each node holds.
-LIST_NAME = ".stage-shards.tsv"
-
 
 """A folder's files and who holds them in, which node is to hold each out: `mode=shard`. Pure.
 
@@ -208,4 +205,4 @@ def split_name(text: bytes, nodes: int) -> str:
 
 def list_row(text: bytes, mtime_ns: int) -> Row:
     """The row of the list's own file in a node's part."""
-    return Row(os.fsencode(LIST_NAME), Kind.FILE, 0o444, len(text), mtime_ns)
+    return Row(os.fsencode(SHARD_LIST_NAME), Kind.FILE, 0o444, len(text), mtime_ns)

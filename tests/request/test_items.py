@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -91,6 +93,12 @@ LOOSE_DIRECTIVES = st.builds(
 def destination_of(source: str, destination: str) -> tuple[str, str]:
     (item,) = resolve([Directive(source, destination)], SITE)
     return item.destination, item.root
+
+
+@pytest.mark.parametrize("module", ["stager.request.items", "stager.rank.main", "stager.cli.main"])
+def test_the_library_of_patterns_is_imported_only_where_patterns_are_used(module: str) -> None:
+    code = f"import sys, {module}; print('pathspec' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 # JSON
