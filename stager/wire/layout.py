@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A file of ``size`` bytes whose data is in ``extents`` and travels ``chunk`` bytes at a time."""
+    """A file of ``size`` bytes, whose data is in ``extents`` and travels in chunks of ``chunk``."""
 
     size: int
     chunk: int

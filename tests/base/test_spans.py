@@ -17,7 +17,7 @@ def test_the_slices_of_a_range_are_its_bytes_in_order(
     begin = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(begin, len(stream)))
     spans = Spans(lengths)
-    found = []
+    found: list[tuple[int, int]] = []
     for number, start, within, length in spans.slices(begin, end):
         assert length > 0
         assert start == len(found)
