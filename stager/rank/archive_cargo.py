@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING
 
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
-from stager.archive.zip import is_zip
 from stager.base.errors import Failure, SourceError, StageError
+from stager.base.formats import is_zip
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
 from stager.copies import evict
