@@ -100,7 +100,7 @@ class Options:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Return the options that `to_json` wrote. Raise ValueError or TypeError for others."""
-        return cls(**{name: _KINDS[name](value) for name, value in data.items()})
+        return cls(**{name: OPTION_TYPES[name](value) for name, value in data.items()})
 
     @property
     def is_whole_copy(self) -> bool:
@@ -109,17 +109,7 @@ class Options:
         return not changed and self.mode is Mode.COPY
 
 
-#: The type of each option's value.
-_KINDS: dict[str, type] = {
-    "validate": Validate,
-    "verify": Verify,
-    "lifetime": Lifetime,
-    "relocate": Relocate,
-    "include": tuple,
-    "exclude": tuple,
-    "extract": bool,
-    "mode": Mode,
-    "by": str,
-}
+#: The type of each option's value, by the option's name: that of its default.
+OPTION_TYPES: dict[str, type] = {option.name: type(option.default) for option in fields(Options)}
 #: What a directive without options asks for.
 DEFAULT_OPTIONS = Options()

@@ -38,7 +38,10 @@ OUTSIDE = (
     "or --local N to simulate N nodes on this machine"
 )
 MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
-TWICE = "/nvme/b is asked for twice: from /a (validate=stat) and from /c (validate=stat)"
+TWICE = (
+    "/nvme/b is the destination of two directives: from /a (validate=stat) and from /c "
+    "(validate=stat); remove one of them, or change its destination"
+)
 NOT_BENEATH = (
     "/b is not beneath a folder that this site stages to; choose a destination beneath /nvme"
 )
@@ -392,7 +395,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "two sources for one destination": (["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE]),
     "two sources for one destination, here and in a script": (
         ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
-        ["/nvme/f is asked for twice: from /a (validate=size) and from /f (validate=stat)"],
+        [("/nvme/f is the destination of two directives: from /a (validate=size) and from /f "
+          "(validate=stat); remove one of them, or change its destination")],
     ),
     "a place that the site does not stage to": (["/a:/b"], 3, [NOT_BENEATH]),
     "no such script": (
@@ -404,7 +408,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "a line of a script": (
         ["--script", "wrong.sh"], 2,
-        ["source and destination stand apart: #STAGE SRC DST [key=value…]",
+        ["write a blank, not ':', between source and destination: #STAGE SRC DST [key=value…]",
          "  #STAGE /a:/nvme/b",
          "                   ^"],
     ),

@@ -95,7 +95,7 @@ def test_a_bad_stage_line_fails_the_job(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "2:0")
     assert job.output() == (
-        "stage: source and destination stand apart: #STAGE SRC DST [key=value…]\n"
+        "stage: the destination is missing: write #STAGE SRC DST [key=value…]\n"
         f"  #STAGE /shared/data\n  {' ' * 19}^\n{NOT_STARTED.format(2)}"
     )
 
@@ -393,7 +393,10 @@ def test_an_empty_option_is_refused(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run(["sbatch", "--stage=", "--wrap", "true"])
     assert refused.value.code == 2
-    assert refused.value.stderr == "stage: an empty directive: write SRC:DST\n  \n  ^\n"
+    assert (
+        refused.value.stderr
+        == "stage: source and destination are missing: write SRC:DST\n  \n  ^\n"
+    )
 
 
 def test_another_source_of_the_same_size_is_not_current(site: Site) -> None:
@@ -436,7 +439,10 @@ def test_a_file_and_another_beneath_it_are_refused_at_once(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run(["sbatch", wish, "--wrap", "true"])
     assert refused.value.code == 2
-    message = "/nvme/d is staged as a whole: /nvme/d/data cannot lie beneath it"
+    message = (
+        "/nvme/d/data is in /nvme/d, which another directive stages as a whole; choose a "
+        "destination outside of it"
+    )
     assert refused.value.stderr == f"stage: {message}\n"
 
 
