@@ -196,7 +196,9 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
         with pytest.raises(CommandFailed) as refused:
             site.run(["sbatch", WISH, "--wrap", "true"])
         assert refused.value.code == 3
-        assert refused.value.stderr == "stage: /etc/slurm/stage.toml: launch.mpy: unknown key\n"
+        assert refused.value.stderr == (
+            "stage: /etc/slurm/stage.toml: launch.mpy: unknown key; tell the administrator\n"
+        )
 
 
 def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
