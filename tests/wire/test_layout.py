@@ -29,18 +29,18 @@ def test_pieces_are_the_data_in_order(file: tuple[int, list[Extent]], chunk: int
     size, data = file
     chunk = max(chunk, size // 1000)
     layout = Layout(size, chunk, tuple(data))
-    told: list[Extent] = []
+    seen: list[Extent] = []
     for index in range(layout.count):
         at = 0
         for piece in layout.pieces(index):
             assert piece.start == at
             at += piece.length
-            if told and told[-1].end == piece.offset:
-                told[-1] = Extent(told[-1].offset, told[-1].length + piece.length)
+            if seen and seen[-1].end == piece.offset:
+                seen[-1] = Extent(seen[-1].offset, seen[-1].length + piece.length)
             else:
-                told.append(Extent(piece.offset, piece.length))
+                seen.append(Extent(piece.offset, piece.length))
         assert 0 < at == layout.length(index) <= chunk
-    assert told == data
+    assert seen == data
     assert layout.data == sum(extent.length for extent in data)
 
 
