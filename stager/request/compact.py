@@ -18,12 +18,12 @@ def compact(text: str) -> str:
 
 
 def expand(text: str) -> str:
-    """Return the text that `compact` was given; any other text as it is.
+    """Return the text that `compact` was given.
 
-    Raise ValueError if it was cut or changed, or has more than LARGEST bytes.
+    Raise ValueError if ``text`` is not compact, was cut, or stands for more than LARGEST bytes.
     """
     if not text.startswith(_MARK):
-        return text
+        raise ValueError(f"it does not begin with {_MARK}")
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(a2b_base64(text.removeprefix(_MARK)), LARGEST)

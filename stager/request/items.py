@@ -14,7 +14,6 @@ from typing import Any
 from stager.base.errors import UsageError
 from stager.base.options import DEFAULT_OPTIONS, Mode, Options
 from stager.base.paths import SHARD_LIST_NAME
-from stager.request.compact import LARGEST, compact, expand
 from stager.wire.route import Algorithm
 from stager.wire.settings import DEFAULT_SETTINGS, Settings
 
@@ -119,6 +118,8 @@ class StageRequest:
         size = len(os.fsencode(text))
         if size <= MAX_REQUEST:
             return text
+        from stager.request.compact import LARGEST, compact  # which few requests need
+
         short = compact(text)
         for kind, number, limit in (("", size, LARGEST), (" compressed", len(short), MAX_REQUEST)):
             if number > limit:
@@ -132,7 +133,11 @@ class StageRequest:
     @classmethod
     def from_json(cls, text: str) -> StageRequest:
         """Return the request that `to_json` wrote."""
-        data = json.loads(expand(text))
+        if not text.startswith("{"):
+            from stager.request.compact import expand
+
+            text = expand(text)
+        data = json.loads(text)
         items = tuple(StageItem.from_json(item) for item in data.pop("items"))
         transfer = data.pop("transfer")
         transfer["algorithm"] = Algorithm(transfer["algorithm"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
 from stager.base.errors import StageError
-from stager.wire.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -224,3 +224,23 @@ class Drain:
             except StageError as error:
                 self.error = error
         self._ring.release(index)
+
+
+def start_thread(run: Callable[[], None]) -> threading.Thread:
+    """Start and return a thread that calls ``run``.
+
+    An exception in it ends the process with code 1: the other ranks would wait for this one
+    forever, and a process that dies is one that the launcher notices.
+    """
+
+    def run_or_exit() -> None:
+        try:
+            run()
+        except BaseException:
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+            os._exit(1)
+
+    # A daemon: a rank that ends by an error does not wait for its threads.
+    thread = threading.Thread(target=run_or_exit, daemon=True)
+    thread.start()
+    return thread

@@ -77,7 +77,7 @@ def test_an_exception_in_one_rank_ends_all_of_them() -> None:
 
 
 def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
-    start = "from stager.wire.threads import start_thread; start_thread(lambda: 1 / 0)"
+    start = "from stager.wire.ring import start_thread; start_thread(lambda: 1 / 0)"
     end = f"import time; {start}; time.sleep(30)"
     done = run_ranks(end)
     assert done.returncode != 0

@@ -22,8 +22,9 @@ def test_a_text_is_read_back_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"items": []}'])
-def test_a_text_that_is_not_compact_stays_as_it_is(text: str) -> None:
-    assert expand(text) == text
+def test_a_text_that_is_not_compact_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="it does not begin with zlib:"):
+        expand(text)
 
 
 def test_what_repeats_becomes_short() -> None:

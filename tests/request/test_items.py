@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
 from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
-from stager.request import items
+from stager.request import compact
 from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest
 from stager.request.policy import Policy
@@ -201,7 +201,7 @@ def test_a_request_that_is_too_long_even_compressed_is_refused() -> None:
 
 
 def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "LARGEST", 1 << 20)
+    monkeypatch.setattr(compact, "LARGEST", 1 << 20)
     request = of_script([f"#STAGE /a /nvme/{'b' * 4_000}{number}" for number in range(300)])
     with pytest.raises(UsageError) as caught:
         request.to_json()
