@@ -462,8 +462,8 @@ def test_a_world_of_the_wrong_size_is_named_with_the_remedy(site: Site) -> None:
     with site.policy(POLICY + '[launch]\nsrun = "/shared/srun-of-one"\n'):
         message = (
             "n1: MPI started as a world of 1 rank, where the job has 4 nodes; set mpi in the "
-            "[launch] section of stage.toml to what both this MPI library and Slurm know "
-            "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+            "[launch] section of stage.toml to a plugin that both this MPI library and Slurm "
+            "support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
         )
         fails(site, 8, message)
         begun = time.monotonic()
