@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING
 
 import zstandard
 
+from stager.base.formats import Compression, compression_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Archives by the ends of their names; see `directive.ARCHIVES`.
-_GZIP, _ZSTD, _XZ = (".tar.gz", ".tgz"), (".tar.zst", ".tzst"), (".tar.xz", ".txz")
 #: Bytes that are decompressed at a time, few enough for a processor's cache, and how many such
 #: blocks may wait to be written.
 BLOCK, _WAITING = 1 << 18, 16
@@ -32,11 +32,12 @@ class DamagedError(Exception):
 
 def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
     """The bytes of the tar in the ``archive``, in blocks, some of which may be empty."""
-    if name.endswith(_GZIP):
+    compression = compression_of(name)
+    if compression is Compression.GZIP:
         return _gunzipped(archive)
-    if name.endswith(_XZ):
+    if compression is Compression.XZ:
         return _unxzed(archive)
-    if name.endswith(_ZSTD):
+    if compression is Compression.ZSTD:
         return _unzstded(archive)
     return read_blocks(archive)
 

@@ -21,7 +21,7 @@ import zstandard
 from stager.archive.decompress import decompressed
 from stager.archive.target import bad_links
 from stager.base.errors import IntegrityError, LaunchError, SourceError, UsageError
-from stager.base.formats import ARCHIVES, archive_suffix
+from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.tree.listing import Kind, text_of
 from stager.tree.venv import CONDA, CONFIG
 from stager.tree.walk import walk
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Listing
 
-#: What an archive may be named like, besides those that `extract` takes.
-_SQUASHFS = (".sqsh", ".squashfs")
-_ZIP = ".zip"
 #: Where an archive says which listing it holds: in a comment at its beginning, an image at its end.
 _MARK, _HEADERS = b"slurm-stage listing ", 4096
 #: What a name gets that the caller leaves open, and the compression of it: fast, on all cores.
@@ -71,7 +68,7 @@ def pack(folder: str, archive: str) -> Packed:
     mark = _MARK + listing.digest().encode()
     fresh = not _holds(archive, mark)
     if fresh:
-        if not _is_image(archive):
+        if not is_image(archive):
             _check_links(folder, listing)
         with _replaced(archive, listing.modes[0]) as path:
             _write(listing, folder, archive, path, mark)
@@ -83,17 +80,13 @@ def pack(folder: str, archive: str) -> Packed:
 
 
 def _check_names(folder: str, archive: str) -> None:
-    if not archive_suffix(archive).replace(_ZIP, "") and not _is_image(archive):
-        known = " ".join(end for end in (*ARCHIVES, *_SQUASHFS) if end != _ZIP)
+    if not archive.lower().endswith((*TARS, *IMAGES)):
+        known = " ".join((*TARS, *IMAGES))
         raise UsageError(f"{archive}: what is packed must be named like one of {known}")
     if f"{os.path.realpath(archive)}/".startswith(f"{os.path.realpath(folder)}/"):
         raise UsageError(f"{archive} lies in the folder that is packed; choose another name")
     if os.path.exists(archive) and not os.path.isfile(archive):
         raise UsageError(f"{archive} is no plain file; choose another name")
-
-
-def _is_image(archive: str) -> bool:
-    return archive.lower().endswith(_SQUASHFS)
 
 
 def _list(folder: str) -> Listing:
@@ -120,7 +113,7 @@ def _holds(archive: str, mark: bytes) -> bool:
     """Whether the archive was packed from a folder that was listed with this ``mark``."""
     try:
         with open(archive, "rb") as file:
-            if _is_image(archive):
+            if is_image(archive):
                 file.seek(max(0, os.fstat(file.fileno()).st_size - len(mark)))
                 return file.read() == mark
             first = next(filter(None, decompressed(file, archive.lower())), b"")
@@ -130,7 +123,7 @@ def _holds(archive: str, mark: bytes) -> bool:
 
 
 def _options(listing: Listing, archive: str) -> str:
-    if _is_image(archive):
+    if is_image(archive):
         return ""
     return ",extract,relocate=venv" if CONFIG in listing.paths else ",extract"
 
@@ -159,12 +152,12 @@ def _replaced(path: str, mode: int) -> Iterator[str]:
 
 
 def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) -> None:
-    if _is_image(archive):
+    if is_image(archive):
         _write_squashfs(os.path.abspath(folder), path, mark)
         return
     with ExitStack() as stack:
         plain = stack.enter_context(open(path, "wb"))
-        stream = stack.enter_context(_compressed(plain, archive_suffix(archive)))
+        stream = stack.enter_context(_compressed(plain, compression_of(archive)))
         # As a stream, which is read as one.
         tar = stack.enter_context(
             tarfile.open(
@@ -176,13 +169,13 @@ def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) 
             tar.members.clear()  # type: ignore[attr-defined] # there may be a million
 
 
-def _compressed(file: IO[bytes], suffix: str) -> IO[bytes]:
-    if suffix.endswith("gz"):
+def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
+    if compression is Compression.GZIP:
         # Without a name of its own, for that would be the one that the file has meanwhile.
         return cast("IO[bytes]", gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
-    if suffix.endswith("xz"):
+    if compression is Compression.XZ:
         return cast("IO[bytes]", lzma.LZMAFile(file, "wb"))
-    if suffix.endswith("zst"):
+    if compression is Compression.ZSTD:
         packer = zstandard.ZstdCompressor(level=_LEVEL, threads=_ALL_CORES)
         return cast("IO[bytes]", packer.stream_writer(file, closefd=False))
     return file

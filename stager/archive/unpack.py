@@ -12,8 +12,9 @@ from typing import IO
 from stager.archive.decompress import Ahead, decompressed
 from stager.archive.tar import FILES, FOLDERS, HARD_LINK, LINK, TarStream, members, with_holes
 from stager.archive.target import SETUID, Limits, Target
-from stager.archive.zip import is_zip, opened_zip, unpack_zip
+from stager.archive.zip import opened_zip, unpack_zip
 from stager.base.errors import SourceError, SpaceError, StageError
+from stager.base.formats import is_zip
 
 
 def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:

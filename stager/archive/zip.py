@@ -17,14 +17,6 @@ from stager.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ZIP = ".zip"
-
-
-def is_zip(path: str) -> bool:
-    """Whether it is an archive whose table of contents stands at its end."""
-    return path.lower().endswith(_ZIP)
-
-
 # What is a zip.
 
 _END, _END_64, _LOCATOR, _ENTRY = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2"

@@ -1,1 +1,1 @@
-"""What do all packages share? Errors, options, text, paths and the outcome of a stage."""
+"""What do all packages share? Errors, options, formats, paths, and the outcome of a stage."""

@@ -1,28 +1,28 @@
-"""TODO."""
+"""Compute the xxh3-128 of a file whose data arrives in order, without its holes."""
 
 from __future__ import annotations
 
 import xxhash
 
-#: What a hole is hashed as, in pieces.
+#: A hole is hashed as zeros, at most so many at a time.
 _ZEROS = bytes(1 << 20)
 
 
 class Digest:
-    """The xxh3-128 of a file that is told its data in order; what is left out is zeros."""
+    """The xxh3-128 of a file. Bytes that are passed over count as zeros."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self._at = 0
 
     def update(self, data: memoryview, offset: int) -> None:
-        """Take the ``data`` at ``offset`` bytes."""
+        """Add the ``data`` at ``offset`` bytes, which is behind all that was added before."""
         self._skip(offset)
         self._hash.update(data)
         self._at += len(data)
 
     def hexdigest(self, size: int) -> str:
-        """The digest of the whole file, in hexadecimal."""
+        """Return the digest of the whole file of ``size`` bytes in hexadecimal."""
         self._skip(size)
         return self._hash.hexdigest()
 

@@ -1,13 +1,13 @@
-"""Every failure that a user can meet, as one tree; each class owns its exit code.
+"""Define every failure that a user can meet, as one tree. Each class has its own exit code.
 
 ====================  ====  =====================================================
 class                 code  meaning
 ====================  ====  =====================================================
-UsageError            2     the request makes no sense as it stands
- └ DirectiveError     2     …and a caret can point at the place
-PolicyRefusal         3     the site's stage.toml refuses it, or is itself broken
+UsageError            2     the request is wrong
+ └ DirectiveError     2     a directive cannot be read; a caret shows where
+PolicyRefusal         3     the site's stage.toml refuses the request, or has a fault itself
 SourceError           4     the source is missing or cannot be read
-SpaceError            5     a node's disk has no room
+SpaceError            5     a node's disk has too little space
 DestinationError      6     the destination cannot be written
 IntegrityError        7     the source changed while it was read, or a digest differed
 LaunchError           8     MPI or the launcher failed
@@ -22,17 +22,17 @@ from typing import ClassVar
 
 from stager.base.text import printable
 
-#: What can be done about ranks that do not find each other, or do not begin at all.
+#: The remedy for ranks that do not find each other, or do not start.
 MPI_REMEDY = (
-    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
-    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+    "set mpi in the [launch] section of stage.toml to a plugin that both this MPI library and "
+    "Slurm support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
 )
 
 
 class StageError(Exception):
-    """A failure that is explained to the user by its message alone.
+    """A failure that the user understands by its message alone.
 
-    The message says what happened to which path, and what to do; ``node`` says where.
+    The message says what happened, to which path, and what to do; ``node`` says where.
     """
 
     code: ClassVar[int] = 8
@@ -47,13 +47,13 @@ class StageError(Exception):
 
 
 class UsageError(StageError):
-    """The request makes no sense as it stands."""
+    """The request is wrong."""
 
     code = 2
 
 
 class DirectiveError(UsageError):
-    """A directive that does not parse: the text, and where in it the fault lies."""
+    """A directive cannot be read: the ``text``, and the ``position`` of the fault in it."""
 
     #: Columns of the text shown around the fault: a terminal's width less the indent.
     WINDOW: ClassVar[int] = 76
@@ -71,7 +71,7 @@ class DirectiveError(UsageError):
 
 
 class PolicyRefusal(StageError):
-    """The site's stage.toml refuses the request, or is itself broken."""
+    """The site's stage.toml refuses the request, or has a fault itself."""
 
     code = 3
 
@@ -83,7 +83,7 @@ class SourceError(StageError):
 
 
 class SpaceError(StageError):
-    """A node's disk has no room."""
+    """A node's disk has too little space."""
 
     code = 5
 
@@ -114,7 +114,7 @@ class BusyError(StageError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A StageError as a value, to travel between ranks and to the launcher."""
+    """A StageError as a value, which travels between ranks and to the launcher."""
 
     code: int
     message: str
@@ -122,5 +122,5 @@ class Failure:
 
     @classmethod
     def of(cls, error: StageError, node: str) -> Failure:
-        """The failure that ``error`` is on ``node``."""
+        """Return the failure for ``error``, which was met on ``node``."""
         return cls(error.code, error.message, error.node or node)

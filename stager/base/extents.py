@@ -1,4 +1,4 @@
-"""TODO."""
+"""Describe where a file has data, in extents that are fit for O_DIRECT and for travel."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Bytes to which extents are rounded outwards: what O_DIRECT asks of any disk so far.
+#: Bytes to which extents are rounded outwards: the largest block that O_DIRECT needs on any disk.
 ALIGNMENT = 4096
-#: Holes of fewer bytes travel as zeros: to skip them would cost more system calls than it spares.
+#: Holes of fewer bytes travel as zeros: to skip them would take more system calls than it saves.
 SMALLEST_HOLE = 64 * 1024
-#: More extents than this are not worth their list; the largest holes are kept.
+#: Most extents of a file. Of a file with more, only the largest holes are kept.
 MOST_EXTENTS = 16_384
 
 
 class Extent(NamedTuple):
-    """``length`` bytes of data from ``offset`` on."""
+    """``length`` bytes of data from ``offset`` on, in bytes."""
 
     offset: int
     length: int
 
     @property
     def end(self) -> int:
-        """The first offset behind it."""
+        """The first offset behind the extent."""
         return self.offset + self.length
 
 
 def rounded(extents: Iterable[Extent], size: int) -> tuple[Extent, ...]:
-    """``extents`` of a file of ``size`` bytes, as a Layout takes them.
+    """Return the ``extents`` of a file of ``size`` bytes as a Layout takes them.
 
-    Rounded outwards to ALIGNMENT, joined over holes that are too small, and few enough.
+    They are rounded outwards to ALIGNMENT, joined over holes of less than SMALLEST_HOLE, and at
+    most MOST_EXTENTS.
     """
     wide = [
         (extent.offset // ALIGNMENT * ALIGNMENT, min(size, -(-extent.end // ALIGNMENT) * ALIGNMENT))
@@ -46,7 +47,7 @@ def rounded(extents: Iterable[Extent], size: int) -> tuple[Extent, ...]:
 
 
 def _joined(spans: Iterable[tuple[int, int]], hole: int) -> list[tuple[int, int]]:
-    """The ascending ``spans``, those less than ``hole`` apart made one."""
+    """Join those of the ascending ``spans`` that are less than ``hole`` bytes apart."""
     joined: list[tuple[int, int]] = []
     for begin, end in spans:
         if joined and begin - joined[-1][1] < hole:

@@ -1,13 +1,76 @@
-"""TODO."""
+"""List the archive formats: which names they have, and how their bytes are read."""
 
 from __future__ import annotations
 
-#: The archives that can be unpacked, by the ends of their names.
-ARCHIVES = (
-    ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.xz", ".txz", ".tar", ".zip",
-)  # fmt: skip
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Container(StrEnum):
+    """How an archive holds its members."""
+
+    #: Members in a row, read from the beginning to the end.
+    TAR = "tar"
+    #: Members by a table at the end of the archive, which is read first.
+    ZIP = "zip"
+
+
+class Compression(StrEnum):
+    """What the whole archive is compressed with. (A zip compresses each member by itself.)"""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    XZ = "xz"
+
+
+class Format(NamedTuple):
+    """An archive format, by the ``suffixes`` of its files' names, in lower case."""
+
+    suffixes: tuple[str, ...]
+    container: Container
+    compression: Compression
+
+
+#: The archives that ``extract`` unpacks.
+FORMATS = (
+    Format((".tar.gz", ".tgz"), Container.TAR, Compression.GZIP),
+    Format((".tar.zst", ".tzst"), Container.TAR, Compression.ZSTD),
+    Format((".tar.xz", ".txz"), Container.TAR, Compression.XZ),
+    Format((".tar",), Container.TAR, Compression.NONE),
+    Format((".zip",), Container.ZIP, Compression.NONE),
+)
+#: Their suffixes, in the order in which messages list them.
+ARCHIVES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+#: The suffixes of the tar archives, which `stagectl pack` writes.
+TARS = tuple(end for each in FORMATS if each.container is Container.TAR for end in each.suffixes)
+#: The suffixes of squashfs images, which are packed and then mounted, but not extracted.
+IMAGES = (".sqsh", ".squashfs")
 
 
 def archive_suffix(path: str) -> str:
-    """The end of an archive's name by which it is known, or nothing."""
-    return next((end for end in ARCHIVES if path.lower().endswith(end)), "")
+    """Return the suffix of an archive's name in lower case, or an empty text for other names."""
+    return next((suffix for suffix in ARCHIVES if path.lower().endswith(suffix)), "")
+
+
+def archive_format(path: str) -> Format | None:
+    """Return the format that an archive's name stands for, None for other names."""
+    suffix = archive_suffix(path)
+    return next((each for each in FORMATS if suffix in each.suffixes), None)
+
+
+def is_zip(path: str) -> bool:
+    """Return whether the name is that of a zip."""
+    found = archive_format(path)
+    return found is not None and found.container is Container.ZIP
+
+
+def is_image(path: str) -> bool:
+    """Return whether the name is that of a squashfs image."""
+    return path.lower().endswith(IMAGES)
+
+
+def compression_of(path: str) -> Compression:
+    """Return what a file of this name is compressed with."""
+    found = archive_format(path)
+    return found.compression if found else Compression.NONE

@@ -1,4 +1,7 @@
-"""Define the options that may follow a destination: the one value that holds them all."""
+"""Define the options of a directive.
+
+A new option is a field of `Options`, with a default: the grammar and the requests follow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Validate(StrEnum):
-    """What makes a node's copy current; see `survey.judge`."""
+    """How a node's copy is compared with the source; see `copies.survey`."""
 
     STAT = "stat"
     SIZE = "size"
@@ -22,35 +25,35 @@ class Validate(StrEnum):
 class Verify(StrEnum):
     """What is compared with the source's digest before a copy is published."""
 
-    #: The bytes as they passed on their way; nothing is read again.
+    #: The bytes that were received; nothing is read again.
     STREAM = "stream"
-    #: The written file, read again from the disk past its cache.
+    #: The written file, read again from the disk past the page cache.
     READBACK = "readback"
 
 
 class Lifetime(StrEnum):
     """How long a copy stays on a node."""
 
-    #: Until its room is needed for something else.
+    #: Until its space is needed for something else.
     CACHE = "cache"
     #: Until the last job that uses it has ended.
     JOB = "job"
 
 
 class Relocate(StrEnum):
-    """What is changed in a folder so that it works where it comes to lie; see `relocate`."""
+    """What is changed in a folder so that it works at its destination; see `tree.venv`."""
 
     NONE = "none"
-    #: A Python virtual environment's own path in its scripts.
+    #: The path of a Python virtual environment, in its scripts.
     VENV = "venv"
 
 
 class Mode(StrEnum):
-    """What of a folder each node gets."""
+    """Which files of a folder each node gets."""
 
-    #: All of it.
+    #: All files.
     COPY = "copy"
-    #: A part: each file is on one node; see `shard`.
+    #: A part: each file is on one node; see `tree.shard`.
     SHARD = "shard"
 
 
@@ -62,14 +65,14 @@ class Options:
     verify: Verify = Verify.STREAM
     lifetime: Lifetime = Lifetime.CACHE
     relocate: Relocate = Relocate.NONE
-    #: Patterns of the names in a folder that are staged, and of those that are not; see
+    #: Patterns of the paths in a folder that are staged, and of those that are not; see
     #: `tree.patterns`.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    #: Whether the source is an archive that is to be unpacked.
+    #: Whether the source is an archive that is unpacked at the destination.
     extract: bool = False
     mode: Mode = Mode.COPY
-    #: With mode=shard, a pattern that takes a file's node from a number in its path; see
+    #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
     by: str = ""
 
@@ -83,7 +86,8 @@ class Options:
     def given(self) -> Iterator[tuple[str, str]]:
         """Yield the key and value of each option that differs from its default.
 
-        An option without a value has an empty one; an option that was repeated comes repeatedly.
+        The value of an option that takes none is empty. An option that was given several times is
+        yielded as often.
         """
         for name, value in self.to_json().items():
             values = value if isinstance(value, tuple) else ("" if value is True else value,)
@@ -99,8 +103,8 @@ class Options:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Return the options that `to_json` wrote. Raise ValueError or TypeError for others."""
-        return cls(**{name: _KINDS[name](value) for name, value in data.items()})
+        """Return the options that `to_json` wrote. Raise KeyError or ValueError for others."""
+        return cls(**{name: OPTION_TYPES[name](value) for name, value in data.items()})
 
     @property
     def is_whole_copy(self) -> bool:
@@ -109,17 +113,7 @@ class Options:
         return not changed and self.mode is Mode.COPY
 
 
-#: The type of each option's value.
-_KINDS: dict[str, type] = {
-    "validate": Validate,
-    "verify": Verify,
-    "lifetime": Lifetime,
-    "relocate": Relocate,
-    "include": tuple,
-    "exclude": tuple,
-    "extract": bool,
-    "mode": Mode,
-    "by": str,
-}
-#: What a directive without options asks for.
+#: The type of each option's value, by the option's name: that of its default.
+OPTION_TYPES: dict[str, type] = {option.name: type(option.default) for option in fields(Options)}
+#: The options of a directive that gives none.
 DEFAULT_OPTIONS = Options()

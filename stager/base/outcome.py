@@ -1,4 +1,4 @@
-"""TODO."""
+"""Define the outcome of a stage, and the events that ranks print for the launcher."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of the ``files`` of a tree so many moved, of so many bytes; others were ``deleted``."""
+    """What happened to the files of a folder; sizes in bytes."""
 
     files: int
+    #: Files that moved, and their bytes.
     moved: int = 0
     moved_size: int = 0
+    #: Files that were deleted from the copy.
     deleted: int = 0
-    #: Of a folder that is spread over the nodes, the bytes of each one's part.
+    #: With mode=shard, the bytes of each node's part.
     parts: tuple[int, ...] = ()
 
 
 def total(parts: Sequence[Counts]) -> Counts:
-    """The counts of a folder from those of its parts."""
+    """Return the counts of a folder from those of its parts."""
     return Counts(
         sum(one.files for one in parts),
         sum(one.moved for one in parts),
@@ -37,14 +39,13 @@ def total(parts: Sequence[Counts]) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class ItemReport:
-    """What was done for one file; node names, bytes, seconds.
-
-    ``senders`` are the nodes whose copies were sent, none where ``source`` was read.
-    """
+    """What was done for one item; sizes in bytes, times in seconds, nodes by name."""
 
     source: str
     destination: str
     size: int
+    #: Nodes that received it, nodes that had it, and nodes whose copies were sent. There are no
+    #: senders where the source was read.
     received: list[str]
     current: list[str]
     senders: list[str]
@@ -53,19 +54,19 @@ class ItemReport:
     #: The most memory that a rank took; 0 where nothing moved.
     peak_memory: int
     seconds: float
-    #: Why the receivers needed it: ``absent``, ``the source changed``…
+    #: Why nodes needed it: ``absent``, ``the source changed``…
     reasons: list[str]
-    #: The files of a folder.
+    #: The counts of a folder's files, None for a file.
     tree: Counts | None = None
-    #: Where the list of what each node holds is, of a folder that is spread.
+    #: With mode=shard, the path of the list of which node holds which file.
     shard_list: str = ""
-    #: What its user should know of it besides.
+    #: A remark for the user.
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A copy that had to go on a node to make room, and the bytes that it took there."""
+    """A copy that was deleted on a node to free space, and the bytes that it had there."""
 
     node: str
     destination: str
@@ -74,34 +75,34 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What all ranks agreed on: the files done, or the failures; never both in part."""
+    """What all ranks agreed on: either all items are done, or there are failures."""
 
     items: list[ItemReport]
     failures: list[Failure]
-    #: From the launch to the end; ``phases`` says where they went, and adds up to them.
+    #: From the launch to the end; the ``phases`` add up to it.
     seconds: float
     dry_run: bool = False
     phases: dict[str, float] = field(default_factory=dict)
-    #: The copies that had to go to make room.
+    #: Copies that were deleted to free space.
     evicted: list[Evicted] = field(default_factory=list)
 
     @property
     def code(self) -> int:
-        """The exit code: that of the first failure, else 0."""
+        """The exit code of the first failure, 0 if there is none."""
         return self.failures[0].code if self.failures else 0
 
     @property
     def shard_lists(self) -> list[str]:
-        """The lists of what each node holds of the folders that are spread."""
+        """The paths of the shard lists of all items with mode=shard."""
         return [item.shard_list for item in self.items if item.shard_list]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object, which `from_json` reads back."""
+        """Return a JSON object for `from_json`."""
         return {**asdict(self), "code": self.code}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """The outcome that `to_json` wrote."""
+        """Return the outcome that `to_json` wrote."""
         return cls(
             [_read_item(item) for item in data["items"]],
             [Failure(**failure) for failure in data["failures"]],
@@ -120,23 +121,22 @@ def _read_item(data: dict[str, Any]) -> ItemReport:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """``size`` bytes took ``seconds``; ``what`` is ``wire``, ``write``, ``read`` or ``source``.
+    """A measurement: ``size`` bytes took ``seconds`` on the slowest ``node``."""
 
-    ``node`` is the slowest one; ``algorithm`` is that of the wire.
-    """
-
+    #: ``wire``, ``write``, ``read`` or ``source``.
     what: str
     size: int
     seconds: float
     node: str = ""
+    #: With ``wire``, the algorithm of the broadcast.
     algorithm: str = ""
 
     @property
     def speed(self) -> float:
-        """Bytes a second, on each node."""
+        """Bytes per second, on each node."""
         return self.size / self.seconds if self.seconds > 0 else 0.0
 
 
 def event(kind: str, **fields: Any) -> str:
-    """One event as a line of JSON, without its newline."""
+    """Return an event as a line of JSON, without its newline."""
     return json.dumps({"event": kind, **fields})

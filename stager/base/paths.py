@@ -1,4 +1,4 @@
-"""The folders and files that slurm-stage itself uses on a node, each named once.
+"""Name the files and folders that slurm-stage itself makes on a node, each once.
 
 Root's programs import this module besides the standard library, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.

@@ -1,4 +1,4 @@
-"""Where the time of a stage goes: each moment is told to one Phase, so that they add up."""
+"""Measure where the time of a stage goes. Each moment is counted in one phase, so they add up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """What a stage does, in order. Read, broadcast and write overlap: a moment belongs to that for
-    want of which nothing moved, else to the broadcast.
+    """What a stage does, in order.
+
+    Reading, broadcast and writing overlap. Time is charged to the one that all else waited for, and
+    to the broadcast while nothing waits.
     """
 
     LAUNCH = "launch"
@@ -34,7 +36,7 @@ Seconds = dict[str, float]
 
 
 class Stopwatch:
-    """Seconds by phase, from ``begun`` on the monotonic clock, in ``phase`` first."""
+    """Seconds by phase. It starts at ``begun`` on the monotonic clock, in ``phase``."""
 
     def __init__(self, begun: float, phase: Phase) -> None:
         self._begun = self._last = begun
@@ -43,11 +45,14 @@ class Stopwatch:
 
     @property
     def total(self) -> float:
-        """Seconds from the beginning to the last change of phase: the sum of all phases."""
+        """Seconds from the start to the last change of phase: the sum of all phases."""
         return self._last - self._begun
 
     def enter(self, phase: Phase, parts: Mapping[Phase, float] | None = None) -> None:
-        """End the phase that was, and begin ``phase``. The ``parts`` of it belong to others."""
+        """End the current phase and begin ``phase``.
+
+        ``parts`` are the seconds of the current one that are charged to other phases instead.
+        """
         now = time.monotonic()
         left, self._last = now - self._last, now
         for part, seconds in (parts or {}).items():
@@ -62,9 +67,9 @@ class Stopwatch:
 
 
 def process_begun() -> float:
-    """When this process was started, on the monotonic clock; exact to the kernel's tick, 10 ms."""
+    """Return the start of this process on the monotonic clock, to the kernel's tick of 10 ms."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-        # proc(5): the name in parentheses may hold anything; starttime is the 22nd field.
+        # proc(5): the name in parentheses may contain anything; starttime is the 22nd field.
         ticks = int(file.read().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)

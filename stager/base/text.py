@@ -1,10 +1,10 @@
-"""TODO."""
+"""Write characters, sizes, times and counts as messages show them. Pure."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with one column a character, so that a caret can stand below each."""
+    """Replace what does not print by ``?``, so that a caret can stand below each character."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -12,7 +12,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bytes_text(count: float) -> str:
-    """``268435456`` → ``256.0 MiB``."""
+    """Return a number of bytes with a unit: ``268435456`` is ``256.0 MiB``."""
     unit = 0
     while round(count, 1) >= 1024 and unit < len(_UNITS) - 1:
         count /= 1024
@@ -21,7 +21,7 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """``5000`` → ``1 h 23 min``; below a minute with one digit."""
+    """Return seconds with units: ``5000`` is ``1 h 23 min``, and ``5`` is ``5.0 s``."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -30,5 +30,5 @@ def seconds_text(seconds: float) -> str:
 
 
 def files_text(count: int) -> str:
-    """``1 file``, ``2 files``."""
+    """Return ``1 file``, ``2 files``."""
     return f"{count} file" if count == 1 else f"{count} files"

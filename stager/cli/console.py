@@ -9,8 +9,8 @@ import click
 from stager.request import policy
 
 config_option = click.option(
-    "--config", type=click.Path(path_type=Path), default=policy.DEFAULT_PATH, show_default=True,
-    help="The site's stage.toml.",
+    "--config", type=click.Path(path_type=Path, readable=False), default=policy.DEFAULT_PATH,
+    show_default=True, help="The site's stage.toml.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

@@ -27,7 +27,7 @@ from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
 from stager.launch.run import run
 from stager.launch.srun import srun_argv
 from stager.request import policy
-from stager.request.directive import parse_value
+from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.lexer import escape
 from stager.request.resolve import resolve

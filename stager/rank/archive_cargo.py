@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.archive.target import Limits
-from stager.archive.zip import is_zip
+from stager.base.formats import is_zip
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
 from stager.copies import evict

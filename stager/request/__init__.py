@@ -1,1 +1,1 @@
-"""What may be asked? Directives, the site's policy and the request made of both."""
+"""What may be asked? Directives, the site's policy, and the request that is made of both."""

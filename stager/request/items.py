@@ -1,6 +1,6 @@
-"""Directives and the site's Policy in, a StageRequest out: what every rank is asked to do.
+"""Define a StageRequest: all that the ranks are asked to do, as data.
 
-A request travels to the ranks as JSON in one environment variable. Both ends are the same user's
+It travels to the ranks as JSON in one environment variable. Both ends are the same user's
 processes of one version, so the text is trusted, unlike a directive or a record.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stager.base.errors import UsageError
@@ -17,26 +17,26 @@ from stager.base.paths import SHARD_LIST
 from stager.wire.route import Algorithm
 from stager.wire.settings import DEFAULT_SETTINGS, Settings
 
-#: Environment variable in which the request travels to the ranks, and the most bytes that it may
-#: have there: the kernel takes 128 KiB, name and all (MAX_ARG_STRLEN).
+#: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
-_LONGEST = 127 * 1024
-#: The most bytes and members that one archive may unpack to, where the site says nothing else.
+#: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
+MAX_REQUEST = 127 * 1024
+#: Default for the most bytes, and the most members, that one archive may unpack to.
 UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StageItem:
-    """One file to stage: ``source`` to ``destination``, which lies beneath the cache ``root``.
+    """One file or folder to stage: ``source`` to ``destination`` beneath the cache ``root``.
 
-    Where ``destination`` is found to be a folder on a node, the file goes into it under ``name``.
+    On a node where ``destination`` is a folder, the file goes into it as ``name``.
     """
 
     source: str
     destination: str
     root: str
     options: Options = DEFAULT_OPTIONS
-    #: Whether ``root`` is the site's own: root stages there, and all may use it.
+    #: Whether ``root`` is one of the site's shared_roots: root stages there, and all may use it.
     shared: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -57,26 +57,27 @@ class StageItem:
 
     @property
     def shard_list(self) -> str:
-        """Where the list of all parts is, empty for what is not spread over the nodes."""
+        """Path of the list of which node holds which file; empty without mode=shard."""
         return f"{self.destination}/{SHARD_LIST}" if self.options.mode is Mode.SHARD else ""
 
     @property
     def name(self) -> str:
-        """The source's own name, for a destination that is a folder."""
+        """The last part of the source's path: the copy's name in a destination that is a folder."""
         return self.source.rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What the site wants of each node's disks: bytes, and percent of a disk, that stay free; the
-    most bytes that a user's copies may take on a disk, 0 for no limit; all roots, which may share
-    a disk; the most bytes and members that one archive may unpack to.
-    """
+    """The site's limits on what staged files may take of each node's disks."""
 
+    #: Bytes, and percent of a disk, that stay free.
     keep_free: int = 0
     keep_free_percent: float = 0.0
+    #: Most bytes that one user's copies may take on a disk; 0 for no limit.
     user_limit: int = 0
+    #: All cache roots; several may be on one disk.
     roots: tuple[str, ...] = ()
+    #: Most bytes and members that one archive may unpack to.
     unpacked_size: int = UNPACKED_SIZE
     unpacked_members: int = UNPACKED_MEMBERS
 
@@ -92,29 +93,50 @@ class StageRequest:
     space: Space = Space()
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
-    #: Names the job for the tasks that wait on each node, with the number of their step and their
-    #: directives as the plugin has them; see `store.Words`. Empty where no task waits.
+    #: Name of the job's status files on each node, the number of the step that waits there, and
+    #: the job's ``--stage`` list, by which later steps find that it is staged already; see
+    #: `disk.step_status`. All are empty where no task waits.
     status_file: str = ""
     step: str = ""
     directives: str = ""
     #: Survey and plan only; nothing is written.
     dry_run: bool = False
-    #: Measure with so many bytes instead of staging; see `measure`.
+    #: Bytes with which to measure the network and the disks instead of staging; see
+    #: `rank.measure`. 0 to stage.
     bench: int = 0
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` reads back. Raises UsageError if it is too long."""
-        items = [item.to_json() for item in self.items]
-        text = json.dumps({**asdict(self), "items": items}, ensure_ascii=False)
-        if len(os.fsencode(text)) > _LONGEST:
-            raise UsageError("too many directives for one job: stage an archive instead")
-        return text
+        """Return one line for `from_json`: JSON, compressed if it has more than MAX_REQUEST bytes.
+
+        Raise UsageError if it is too long even then.
+        """
+        data = asdict(replace(self, items=()))
+        data["items"] = [item.to_json() for item in self.items]
+        text = json.dumps(data, ensure_ascii=False)
+        size = len(os.fsencode(text))
+        if size <= MAX_REQUEST:
+            return text
+        from stager.request.compact import LARGEST, compact  # which few requests need
+
+        short = compact(text)
+        for kind, number, limit in (("", size, LARGEST), (" compressed", len(short), MAX_REQUEST)):
+            if number > limit:
+                raise UsageError(
+                    f"{len(self.items)} directives are too long for one job: they have {number}"
+                    f"{kind} bytes; {limit} are allowed: stage a folder or an archive instead of "
+                    "many files"
+                )
+        return short
 
     @classmethod
     def from_json(cls, text: str) -> StageRequest:
-        """The request that `to_json` wrote."""
+        """Return the request that `to_json` wrote."""
+        if not text.startswith("{"):
+            from stager.request.compact import expand
+
+            text = expand(text)
         data = json.loads(text)
         items = tuple(StageItem.from_json(item) for item in data.pop("items"))
         transfer = data.pop("transfer")

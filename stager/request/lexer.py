@@ -1,4 +1,7 @@
-"""TODO."""
+"""Split the text of directives: escapes and blanks in a ``--stage`` value, quotes in a line.
+
+Each piece keeps its position in the text, so that `grammar` can show where a fault is.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from stager.base.errors import DirectiveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: The characters, besides blanks, that a backslash makes part of a path in a ``--stage`` value.
 ESCAPED = ":,;\\"
 BLANKS = " \t"
 
 
 class Char(NamedTuple):
-    """A character of a value, where it stood, and whether a backslash made it literal."""
+    """A character of a value, its position, and whether a backslash made it literal."""
 
     char: str
     at: int
@@ -22,20 +26,21 @@ class Char(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A piece of a directive and where it stood in the text."""
+    """A piece of a directive, and its position in the text."""
 
     value: str
     at: int
 
 
 def escape(path: str) -> str:
-    """A path or pattern as it stands in a ``--stage`` value."""
+    """Return a path or pattern as it is written in a ``--stage`` value."""
     escaped = "".join(f"\\{c}" if c in ESCAPED else c for c in path)
     stripped = escaped.rstrip(BLANKS)
     return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
 
 
 def read_escapes(text: str) -> list[Char]:
+    """Return the characters of a ``--stage`` value without its escapes. Raise DirectiveError."""
     chars: list[Char] = []
     at = 0
     while at < len(text):
@@ -48,14 +53,18 @@ def read_escapes(text: str) -> list[Char]:
             continue
         following = text[at + 1 : at + 2]
         if not following or following not in ESCAPED + BLANKS:
-            raise DirectiveError("a backslash stands before : , ; \\ or a blank only", text, at)
+            problem = "a backslash must be followed by : , ; \\ or a blank"
+            raise DirectiveError(f"{problem}; write \\\\ for a backslash in a path", text, at)
         chars.append(Char(following, at + 1, literal=True))
         at += 2
     return chars
 
 
 def split(chars: list[Char], separator: str, end: int) -> list[tuple[list[Char], int]]:
-    """The runs of ``chars`` between separators, each with the position where it ended."""
+    """Return the runs of ``chars`` between separators, each with the position where it ends.
+
+    The last run ends at ``end``.
+    """
     parts: list[tuple[list[Char], int]] = []
     run: list[Char] = []
     for char in chars:
@@ -68,6 +77,8 @@ def split(chars: list[Char], separator: str, end: int) -> list[tuple[list[Char],
 
 
 def strip(chars: list[Char]) -> list[Char]:
+    """Return ``chars`` without the blanks at both ends that are not escaped."""
+
     def blank(char: Char) -> bool:
         return char.char in BLANKS and not char.literal
 
@@ -80,15 +91,17 @@ def strip(chars: list[Char]) -> list[Char]:
 
 
 def field(chars: list[Char], end: int) -> Field:
+    """Return the stripped ``chars`` as a Field, which is at ``end`` if nothing is left of them."""
     stripped = strip(chars)
     at = stripped[0].at if stripped else end
     return Field("".join(c.char for c in stripped), at)
 
 
 def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
-    """The words of ``line`` from ``start`` on, up to a comment, as a shell or ``sbatch`` splits it.
+    """Return the words of ``line`` from position ``start`` up to a comment.
 
-    (The standard library's splitter tells no positions, and knows comments only as sbatch does.)
+    They are split as a shell splits them, or as ``sbatch`` does. Raise DirectiveError where quotes
+    do not match. (The standard library's shlex keeps no positions.)
     """
     words: list[Field] = []
     word: Field | None = None
@@ -104,10 +117,11 @@ def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
 
 
 def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int, bool]]:
-    """Each character with its position, and whether it stands outside of quotes and escapes.
+    """Yield each character, its position, and whether it is outside of quotes and escapes.
 
-    A backslash takes the next character as it is: for a shell not within single quotes, and within
-    double ones only what would have a meaning there. A quote itself becomes an empty text.
+    In a shell a backslash escapes nothing within single quotes, and within double quotes only what
+    is special there; for sbatch it escapes any character everywhere. A quotation mark becomes an
+    empty text, so that '' is a word.
     """
     quote = ""
     at = start
@@ -116,7 +130,7 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
         if char == "\\" and (sbatch or quote != "'"):
             at += 1
             if at == len(line):
-                raise DirectiveError("no escaped character", line, at)
+                raise DirectiveError("nothing follows the backslash", line, at)
             kept = "" if sbatch or not quote or line[at] in '"\\$`' else char
             yield kept + line[at], at - 1, False
         elif char == (quote or char) and char in "\"'":
@@ -126,4 +140,4 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
             yield char, at, not quote
         at += 1
     if quote:
-        raise DirectiveError("no closing quotation", line, len(line))
+        raise DirectiveError(f"the closing {quote} is missing", line, len(line))

@@ -1,6 +1,6 @@
-"""The site's stage.toml in, a frozen Policy out: what may be staged where, and how it is launched.
+"""Read the site's stage.toml: what may be staged where, and how a stage is launched.
 
-Every key has a default but ``roots``. An unknown key, a wrong type or a value out of range is a
+Every key but ``roots`` has a default. An unknown key, a wrong type or a value out of range is a
 PolicyRefusal that names the file and the key.
 """
 
@@ -27,8 +27,10 @@ from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.root.rules import byte_size, percentage
 from stager.wire.route import Algorithm
 
-#: Where the plugin and stagectl look when nobody says otherwise.
+#: Where the plugin and stagectl look for it by default.
 DEFAULT_PATH = Path("/etc/slurm/stage.toml")
+#: Most of those who meet a fault in stage.toml are users, who cannot mend it.
+_REMEDY = "tell the administrator"
 _MIB = 1 << 20
 
 
@@ -40,13 +42,13 @@ def _plain_absolute(path: str) -> str:
 
 def _possible_name(name: str) -> str:
     if not name or "=" in name or "\0" in name:
-        raise ValueError("no variable can have this name")
+        raise ValueError("this is not a possible name of an environment variable")
     return name
 
 
 def _possible_value(value: str) -> str:
     if "\0" in value:
-        raise ValueError("no variable can hold a null byte")
+        raise ValueError("must not contain a NUL character")
     return value
 
 
@@ -57,7 +59,7 @@ Environment = dict[
 
 def _not_empty(roots: tuple[str, ...]) -> tuple[str, ...]:
     if not roots:
-        raise ValueError("must not be empty")
+        raise ValueError("must name at least one folder")
     return roots
 
 
@@ -84,9 +86,9 @@ def _whole_pages(size: ByteSize) -> ByteSize:
 
 
 Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
-#: As root reads the same keys.
+#: Read by the same function as in root's programs, which read these keys too.
 Bytes = Annotated[int, BeforeValidator(byte_size)]
-#: A number, or 0 for ``auto``.
+#: A number from 1 to 64, or 0 for "auto".
 Count = Annotated[int, BeforeValidator(_count)]
 
 
@@ -102,8 +104,8 @@ class Cache(_Section):
     keep_free_percent: Annotated[float, BeforeValidator(percentage)] = 0
     #: Most bytes that one user's copies may take on each disk of a node; 0 for no limit.
     user_limit: Bytes = 0
-    #: Bytes beyond ``keep_free`` that are made free after each job, by the eviction of what was
-    #: used least recently, whosesoever it is; 0: nobody's copies go for another user.
+    #: Bytes beyond ``keep_free`` that are made free after each job: the least recently used copies
+    #: of all users are evicted. With 0, no user's copies are evicted for another user.
     headroom: Bytes = 0
     #: The most bytes and members that one archive may unpack to.
     unpacked_size: Bytes = UNPACKED_SIZE
@@ -113,12 +115,12 @@ class Cache(_Section):
 class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
-    #: The srun to use; a bare name is looked for in the system's own folders.
+    #: The srun to use; a name without ``/`` is looked for in the system's own folders.
     srun: str = "srun"
-    #: srun's --mpi: the plugin by which the MPI library finds its peers (`srun --mpi=list`).
+    #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`).
     mpi: str = "pmix"
-    #: Seconds from launch until every rank has begun; nodes import Python in that time. Less than
-    #: the patience of the plugin's waiting tasks (gate.c), which is 300.
+    #: Most seconds from the launch until every rank has started, Python's start included. Less
+    #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
@@ -127,45 +129,47 @@ class Launch(_Section):
 class Transfer(_Section):
     """``[transfer]``: how the bytes move."""
 
-    #: Bytes of one message: below 2^31, since MPI counts are C ints; above what MPI libraries send
-    #: unasked (64 KiB is usual), which a slow receiver would have to keep beside its ring.
+    #: Bytes of one message. Below 2^31, since MPI counts are C ints. Above the size up to which MPI
+    #: libraries send before the receiver is ready (usually 64 KiB): a slow receiver would have to
+    #: keep such messages outside of its ring.
     chunk: Annotated[ByteSize, Field(ge=128 << 10, le=1 << 30), AfterValidator(_whole_pages)] = (
         ByteSize(2 * _MIB)
     )
-    #: Bytes of buffers on each node, at least two chunks: what is being read, sent or written.
-    #: None for what is best; "auto" in the file.
+    #: Bytes of buffers on each node, at least two chunks. None, "auto" in the file, lets the ranks
+    #: choose.
     memory: Memory = None
-    #: How chunks get from node to node.
+    #: The way of chunks from node to node.
     algorithm: Algorithm = Algorithm.AUTO
-    #: Nodes that read in turns, and threads that write on each node; "auto" for what is best.
+    #: Nodes that take turns in reading the source, and threads that write on each node. 0, "auto"
+    #: in the file, lets the ranks choose.
     readers: Count = 0
     writers: Count = 0
-    #: Whether copies are written past the page cache, where the filesystem lets it.
+    #: Whether copies are written past the page cache, where the filesystem supports that.
     direct: Annotated[bool, Field(strict=True)] = True
 
     @property
     def depth(self) -> int:
-        """Chunks for which there are buffers; 0 for what is best."""
+        """Number of chunks for which there are buffers; 0 lets the ranks choose."""
         return 0 if self.memory is None else max(2, self.memory // self.chunk)
 
 
 class Metrics(_Section):
     """``[metrics]``: figures of each node for Prometheus."""
 
-    #: File in node_exporter's textfile folder, ending in ``.prom``; empty for none.
+    #: File in the textfile folder of node_exporter, ending in ``.prom``; empty for none.
     textfile: Root | Literal[""] = ""
 
 
 class Policy(_Section):
     """The whole of stage.toml."""
 
-    #: Node-local folders beneath which users may stage, each on a disk of the node.
+    #: Folders on each node's own disks, beneath which users may stage.
     roots: Annotated[tuple[Root, ...], AfterValidator(_not_empty)]
-    #: Folders beneath ``roots`` to which users may stage; all of them where none is named.
+    #: Folders beneath ``roots`` to which alone users may stage; empty for all of ``roots``.
     destinations: tuple[Root, ...] = ()
-    #: Folders of root's own on the nodes: what root stages there, all users may use.
+    #: Folders on each node that belong to root: all users may use what root stages there.
     shared_roots: tuple[Root, ...] = ()
-    #: Seconds that a job waits for another one that stages the same destination.
+    #: Most seconds that a job waits for another job that stages the same destination.
     lock_timeout: Seconds = 1800
     cache: Cache = Cache()
     launch: Launch = Launch()
@@ -184,58 +188,57 @@ class Policy(_Section):
                 raise ValueError(f"destinations: {folder} is not beneath one of roots")
         for folder in self.shared_roots:
             if folder in self.roots:
-                raise ValueError(f"shared_roots: {folder} is one of roots, where users stage")
+                raise ValueError(f"shared_roots: {folder} is in roots too; choose another folder")
         return self
 
 
-#: For `stagectl --local` on a machine without stage.toml: the simulated nodes' whole disks.
+#: For `stagectl --local` on a machine without stage.toml: all of the simulated nodes' disks.
 LOCAL = Policy.model_construct(roots=("",))
 
 
 def load(path: Path) -> Policy:
-    """The policy in ``path``. Raises PolicyRefusal where it is absent, unreadable or wrong."""
+    """Return the policy in ``path``. Raise PolicyRefusal if it is absent, unreadable or wrong."""
     rules = load_if_present(path)
     if rules is None:
         raise PolicyRefusal(
-            f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+            f"{path} is missing; {_REMEDY} (slurm-config/stage.toml is a template for it)"
         )
     return rules
 
 
 def load_if_present(path: Path) -> Policy | None:
-    """The policy in ``path``, None where there is no such file. Raises PolicyRefusal."""
+    """Return the policy in ``path``, None if there is no such file. Raise PolicyRefusal."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PolicyRefusal(f"{path} cannot be read: {error.strerror}") from None
+        raise PolicyRefusal(f"{path} cannot be read: {error.strerror}; {_REMEDY}") from None
     except RecursionError:
-        raise PolicyRefusal(f"{path} is not TOML: it is nested too deeply") from None
-    except ValueError as error:  # TOML's own, UTF-8's, or that of an endless number
-        raise PolicyRefusal(f"{path} is not TOML: {error}") from None
+        raise PolicyRefusal(f"{path} is not TOML: it is nested too deeply; {_REMEDY}") from None
+    except ValueError as error:  # from TOML, from UTF-8, or from a number of too many digits
+        raise PolicyRefusal(f"{path} is not TOML: {error}; {_REMEDY}") from None
     try:
         return Policy.model_validate(document)
     except ValidationError as error:
         faults = "; ".join(
-            _tell(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors()
+            _fault(found["loc"], found["type"], found["msg"]) for found in error.errors()
         )
-        raise PolicyRefusal(f"{path}: {faults}") from None
+        raise PolicyRefusal(f"{path}: {faults}; {_REMEDY}") from None
 
 
-def _tell(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    key = ".".join(str(part) for part in location if part != "[key]")
-    return f"{key}: {_explain(kind, message)}" if key else _explain(kind, message)
-
-
-#: Pydantic's kinds of faults that are better told in TOML's words.
+#: What some kinds of pydantic's faults are in the terms of TOML.
 _IN_TOML = {
     "extra_forbidden": "unknown key",
+    "missing": "is missing",
     "model_type": "must be a table",
     "tuple_type": "must be a list",
 }
 
 
-def _explain(kind: str, message: str) -> str:
-    return _IN_TOML.get(kind) or message.removeprefix("Value error, ")
+def _fault(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    """Return one fault as ``key: problem``."""
+    key = ".".join(str(part) for part in location if part != "[key]")
+    problem = _IN_TOML.get(kind) or message.removeprefix("Value error, ")
+    return f"{key}: {problem}" if key else problem

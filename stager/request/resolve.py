@@ -1,4 +1,4 @@
-"""TODO."""
+"""Turn directives and the site's policy into the items of a request. Pure."""
 
 from __future__ import annotations
 
@@ -7,64 +7,30 @@ from typing import TYPE_CHECKING
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.formats import archive_suffix
 from stager.base.paths import RECORDS_FOLDER
-from stager.request.directive import Directive, merge
 from stager.request.items import StageItem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from stager.request.directive import Directive
     from stager.request.policy import Policy
 
 
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
-    """The items that ``directives`` ask for, each once.
+    """Return the items that ``directives`` ask for, in their order and each once.
 
-    Raises PolicyRefusal for a destination outside of the site's roots, UsageError for two sources
-    with one destination.
+    Raise PolicyRefusal for a destination outside of the site's folders; raise UsageError for a
+    destination without a name, for source and destination that contain each other, and for two
+    directives with one destination, or with one destination in the other.
     """
-    items = tuple(dict.fromkeys(_item(directive, policy) for directive in merge(directives)))
+    items = tuple(dict.fromkeys(_item(directive, policy) for directive in directives))
     _check_destinations(items)
     return items
 
 
-def _check_destinations(items: Sequence[StageItem]) -> None:
-    """Raise UsageError for two items that would stand in each other's way."""
-    by_destination: dict[str, StageItem] = {}
-    for item in items:
-        other = by_destination.setdefault(item.destination, item)
-        if other is not item:
-            raise UsageError(
-                f"{item.destination} is asked for twice: from {other.source} "
-                f"({other.options}) and from {item.source} ({item.options})"
-            )
-    for item in items:
-        for above in by_destination:
-            if item.destination.startswith(f"{above}/"):
-                raise UsageError(
-                    f"{above} is staged as a whole: {item.destination} cannot lie beneath it"
-                )
-
-
 def _item(directive: Directive, policy: Policy) -> StageItem:
-    parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
-    destination = "/" + "/".join(parts)
-    # A root is a folder, written with a '/' at its end or not.
-    known = (*policy.roots, *policy.shared_roots, *policy.allowed)
-    if directive.destination.endswith("/") or destination in ("/", *known):
-        name = directive.source.rstrip("/").rpartition("/")[2]
-        if directive.options.extract:
-            name = name[: -len(archive_suffix(name))]
-        if name in ("", ".", ".."):
-            raise UsageError(f"{directive.source} has no name of its own; name the file at DST")
-        destination = f"{destination.rstrip('/')}/{name}"
-    source = directive.source.rstrip("/")
-    if destination == source:
-        raise UsageError(f"{destination} is source and destination at once")
-    for inner, outer in ((destination, source), (source, destination)):
-        if inner.startswith(f"{outer}/"):
-            raise UsageError(f"{inner} lies beneath {outer}; one of them cannot become the other")
-    if RECORDS_FOLDER in destination.split("/"):
-        raise UsageError(f"{destination}: {RECORDS_FOLDER} holds the records of what is staged")
+    destination = _destination(directive, policy)
+    _check_paths(directive.source.rstrip("/"), destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
@@ -75,7 +41,68 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     return StageItem(directive.source, destination, root, directive.options, shared)
 
 
+def _destination(directive: Directive, policy: Policy) -> str:
+    """Return the destination's plain path, with the source's name where it is a folder."""
+    parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
+    destination = "/" + "/".join(parts)
+    # The site's folders are folders, with a '/' at the end or without.
+    folders = ("/", *policy.roots, *policy.shared_roots, *policy.allowed)
+    if not directive.destination.endswith("/") and destination not in folders:
+        return destination
+    name = directive.source.rstrip("/").rpartition("/")[2]
+    if directive.options.extract:
+        name = name[: -len(archive_suffix(name))]
+    if name in ("", ".", ".."):
+        raise UsageError(
+            f"{directive.source} has no file name that {directive.destination} could take; "
+            "write the destination with its full name"
+        )
+    return f"{destination.rstrip('/')}/{name}"
+
+
+def _check_paths(source: str, destination: str) -> None:
+    if destination == source:
+        raise UsageError(f"{destination} is both source and destination; choose another one")
+    for inner, outer in ((destination, source), (source, destination)):
+        if inner.startswith(f"{outer}/"):
+            raise UsageError(
+                f"{inner} is in {outer}: source and destination must not contain each other; "
+                "choose another destination"
+            )
+    if RECORDS_FOLDER in destination.split("/"):
+        raise UsageError(
+            f"{destination}: the name {RECORDS_FOLDER} is reserved for slurm-stage's own records; "
+            "choose another destination"
+        )
+
+
 def _folder_above(path: str, folders: Iterable[str]) -> str | None:
-    """The nearest of the ``folders`` that ``path`` lies beneath."""
+    """Return the nearest of the ``folders`` that contain ``path``, None if none does."""
     above = [folder for folder in folders if path.startswith(f"{folder}/")]
     return max(above, key=len, default=None)
+
+
+def _check_destinations(items: Sequence[StageItem]) -> None:
+    """Raise UsageError for two items with one destination, or with one in the other."""
+    by_destination: dict[str, StageItem] = {}
+    for item in items:
+        other = by_destination.setdefault(item.destination, item)
+        if other is not item:
+            raise UsageError(
+                f"{item.destination} is the destination of two directives: from {other.source} "
+                f"({other.options}) and from {item.source} ({item.options}); remove one of them, "
+                "or change its destination"
+            )
+    for item in items:
+        for above in _parents(item.destination):
+            if above in by_destination:
+                raise UsageError(
+                    f"{item.destination} is in {above}, which another directive stages as a "
+                    "whole; choose a destination outside of it"
+                )
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the folders above an absolute path, the nearest first, without ``/``."""
+    while path := path.rpartition("/")[0]:
+        yield path

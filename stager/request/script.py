@@ -1,4 +1,7 @@
-"""TODO."""
+"""Read the ``#STAGE`` and ``#SBATCH --stage`` lines in the head of a batch script.
+
+The head is what sbatch looks at: the comment lines before the first command.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from stager.request.directive import Directive, parse_line
+from stager.request.grammar import parse_line
 from stager.request.lexer import split_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from stager.request.directive import Directive
+
 _LINE = re.compile(r"#STAGE(?=\s|$)")
 
 
 def head(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a batch script that sbatch looks at: comments up to the first command."""
+    """Yield the lines of a batch script up to its first command, without their line ends."""
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):
             return
@@ -24,14 +29,14 @@ def head(lines: Iterable[str]) -> Iterator[str]:
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
-    """The directives of the ``#STAGE`` lines in a batch script's head. Raises DirectiveError."""
+    """Return the directives of the ``#STAGE`` lines in a script's head. Raise DirectiveError."""
     return tuple(parse_line(line) for line in head(lines) if _LINE.match(line))
 
 
 def sbatch_values(lines: Iterable[str]) -> list[str]:
-    """The values of ``--stage`` on a batch script's ``#SBATCH`` lines, as sbatch reads them.
+    """Return the values of ``--stage`` on a script's ``#SBATCH`` lines, as sbatch reads them.
 
-    Raises DirectiveError for a line whose quotes do not match.
+    Raise DirectiveError for a line whose quotes do not match.
     """
     values: list[str] = []
     for line in head(lines):

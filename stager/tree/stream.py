@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from bisect import bisect_right
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
 from stager.base.digest import Digest
 from stager.base.errors import IntegrityError, SourceError
+from stager.base.spans import Spans
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 
@@ -60,43 +59,32 @@ class Stream:
         self.rows = array("Q", (row for row in listing.rows(Kind.FILE) if needed[row]))
         self.without_data = array("Q", (row for row in self.rows if not listing.data(row)))
         self._rows = array("Q", (row for row in self.rows if listing.data(row)))
-        self._extent_ends: dict[int, list[int]] = {}
-        self._ends = array("Q", accumulate(listing.data(row) for row in self._rows))
+        self._spans = Spans(listing.data(row) for row in self._rows)
+        #: Of each file with holes that was met, its extents.
+        self._extents: dict[int, Spans] = {}
 
     @property
     def size(self) -> int:
         """Bytes of the whole stream."""
-        return self._ends[-1] if self._ends else 0
+        return self._spans.size
 
     def parts(self, offset: int, length: int) -> Iterator[Part]:
-        """What lies in ``length`` bytes of the stream from ``offset`` on, in order."""
-        end = offset + length
-        at = offset
-        number = bisect_right(self._ends, at)
-        while at < end:
-            row, behind = self._rows[number], min(end, self._ends[number])
-            within = at - (self._ends[number] - self.listing.data(row))
-            yield from self._parts_of(row, at - offset, within, behind - at)
-            at = behind
-            number += 1
+        """Yield the parts of files in ``length`` bytes of the stream from ``offset`` on."""
+        with_holes = self.listing.extents
+        for number, start, within, size in self._spans.slices(offset, offset + length):
+            row = self._rows[number]
+            if row in with_holes:
+                yield from self._between_holes(row, start, within, size)
+            else:
+                yield Part(row, start, within, size)
 
-    def _parts_of(self, row: int, start: int, within: int, length: int) -> Iterator[Part]:
-        """Of one file ``length`` bytes of its data, ``within`` bytes behind the first."""
-        if row not in self.listing.extents:
-            yield Part(row, start, within, length)
-            return
+    def _between_holes(self, row: int, start: int, begin: int, length: int) -> Iterator[Part]:
+        """Yield the parts of a file in ``length`` bytes of its data from ``begin`` on."""
         extents = self.listing.extents[row]
-        if row not in self._extent_ends:
-            self._extent_ends[row] = list(accumulate(extent.length for extent in extents))
-        ends = self._extent_ends[row]
-        at, behind = within, within + length
-        number = bisect_right(ends, at)
-        while at < behind:
-            extent, end = extents[number], min(behind, ends[number])
-            offset = extent.offset + at - (ends[number] - extent.length)
-            yield Part(row, start + at - within, offset, end - at)
-            at = end
-            number += 1
+        if row not in self._extents:
+            self._extents[row] = Spans(extent.length for extent in extents)
+        for number, at, within, size in self._extents[row].slices(begin, begin + length):
+            yield Part(row, start + at, extents[number].offset + within, size)
 
 
 class StreamReader:

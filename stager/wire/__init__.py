@@ -1,1 +1,1 @@
-"""How do chunks move between ranks? Without any knowledge of disks or of Slurm."""
+"""How do chunks move between ranks? These modules know neither disks nor Slurm."""

@@ -1,24 +1,24 @@
-"""A file's data extents in, its Layout out: which bytes travel in which chunk. Pure.
+"""Decide which bytes of a file travel in which chunk. Pure.
 
-Holes do not travel. The data of all extents is one stream, cut into chunks of equal length but for
-the last; a piece is the part of a chunk that lies together in the file.
+Holes do not travel. The data of all extents is one stream. It is cut into chunks of equal length;
+only the last may be shorter. A piece is a part of a chunk whose bytes are contiguous in the file.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.extents import Extent
+from stager.base.spans import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Piece(NamedTuple):
-    """``length`` bytes that lie at ``start`` in a chunk's buffer and at ``offset`` in the file."""
+    """``length`` bytes, at ``start`` in a chunk's buffer and at ``offset`` in the file."""
 
     start: int
     offset: int
@@ -27,26 +27,21 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A file of ``size`` bytes whose data lies in ``extents``, to travel in chunks of ``chunk``."""
+    """A file of ``size`` bytes, whose data is in ``extents`` and travels in chunks of ``chunk``."""
 
     size: int
     chunk: int
     extents: tuple[Extent, ...]
 
-    def __post_init__(self) -> None:
-        # Where in the stream each extent ends.
-        ends = tuple(accumulate(extent.length for extent in self.extents))
-        object.__setattr__(self, "_ends", ends)
-
     @classmethod
     def dense(cls, size: int, chunk: int) -> Layout:
-        """The layout of a file without holes."""
+        """Return the layout of a file without holes."""
         return cls(size, chunk, (Extent(0, size),) if size else ())
 
     @property
     def data(self) -> int:
         """Bytes that travel."""
-        return self._stream_ends[-1] if self.extents else 0
+        return self._spans.size
 
     @property
     def count(self) -> int:
@@ -58,20 +53,11 @@ class Layout:
         return min(self.chunk, self.data - index * self.chunk)
 
     def pieces(self, index: int) -> Iterator[Piece]:
-        """The pieces of chunk ``index``, in order; together they fill it."""
-        ends = self._stream_ends
-        begin = at = index * self.chunk
-        end = begin + self.length(index)
-        number = bisect_right(ends, at)
-        while at < end:
-            extent = self.extents[number]
-            within = at - (ends[number] - extent.length)
-            length = min(end - at, extent.length - within)
-            yield Piece(at - begin, extent.offset + within, length)
-            at += length
-            number += 1
+        """Yield the pieces of chunk ``index`` in order; together they fill it."""
+        begin = index * self.chunk
+        for number, start, within, length in self._spans.slices(begin, begin + self.length(index)):
+            yield Piece(start, self.extents[number].offset + within, length)
 
-    @property
-    def _stream_ends(self) -> tuple[int, ...]:
-        ends: tuple[int, ...] = self.__dict__["_ends"]
-        return ends
+    @cached_property
+    def _spans(self) -> Spans:
+        return Spans(extent.length for extent in self.extents)

@@ -1,7 +1,7 @@
-"""A Layout, a Reader, a Writer in; a bounded ring of buffers, filled and emptied by threads.
+"""Keep a bounded ring of buffers, which threads fill from a reader, and hash and write.
 
-No MPI here: the one thread that calls it finds filled buffers and hands over received ones.
-Reading, hashing and writing release the GIL, so they overlap with it and with each other.
+There is no MPI here: the one thread that calls MPI finds filled buffers, and hands over received
+ones. Reading, hashing and writing release the GIL, so they overlap with MPI and with each other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections import deque
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
@@ -20,48 +20,48 @@ if TYPE_CHECKING:
 
     from stager.wire.layout import Layout
 
-#: Values of the status byte behind each chunk's data. All ranks learn by it at the same chunk that
-#: its reader failed, or that readers shall take turns.
+#: Values of the status byte behind each chunk's data. By it all ranks learn at the same chunk that
+#: the chunk's reader failed, or that the readers are to take turns.
 OK, FAILED, TAKE_TURNS = 0, 1, 2
 STATUS_SIZE = 1
-#: Threads that write where nobody says how many: enough to keep a fast disk busy, and fewer where
-#: cores are few.
+#: Threads that write where the site sets no number: enough to keep a fast disk busy, and fewer
+#: where cores are few.
 _WRITERS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 
 
 class Reader(Protocol):
-    """Where a sender takes the bytes from."""
+    """The source of a sender's bytes."""
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` bytes on. Raises StageError."""
+        """Fill ``buffer`` from ``offset`` bytes on. Raise StageError."""
 
 
 class Writer(Protocol):
-    """Where a receiver puts the bytes; may be called by several threads at once."""
+    """The place for a receiver's bytes; several threads may call it at once."""
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes. Raises StageError."""
+        """Put ``data`` at ``offset`` bytes. Raise StageError."""
 
 
 class Digester(Protocol):
-    """What is told all data in order."""
+    """A digest that is given all data in order."""
 
     def update(self, data: memoryview, offset: int) -> None:
-        """Take the ``data`` at ``offset`` bytes, which is behind all that was told."""
+        """Add the ``data`` at ``offset`` bytes, which is behind all that was added before."""
 
     def hexdigest(self, size: int) -> str:
-        """The digest of all ``size`` bytes, in hexadecimal."""
+        """Return the digest of all ``size`` bytes in hexadecimal."""
 
 
 class Ring:
-    """Page-aligned buffers for at most ``depth`` chunks of ``layout``, each with a status behind.
+    """Page-aligned buffers for at most ``depth`` chunks of ``layout``, each with its status byte.
 
-    Chunk i has a buffer only while all chunks up to i - depth are released. So whoever waits for a
-    buffer waits for an earlier chunk, and nobody waits in a circle. A buffer that has just been
-    let go is the next to be taken: it is still in the processor's cache.
+    Chunk i gets a buffer only when all chunks up to i - depth are released. So every wait for a
+    buffer is a wait for an earlier chunk, and no wait is circular. The buffer that was released
+    last is taken first: it is still in the processor's cache.
     """
 
-    #: A chunk is released twice: when it is passed on, and when it is written.
+    #: A chunk is released twice: when it is sent on, and when it is written.
     _HOLDERS = 2
 
     def __init__(self, layout: Layout, depth: int) -> None:
@@ -80,11 +80,11 @@ class Ring:
         self.first = 0
 
     def has_room(self, index: int) -> bool:
-        """Whether `take` would not wait."""
+        """Return whether `take` would return at once."""
         return index < self.first + self.depth
 
     def take(self, index: int) -> bool:
-        """Wait for a buffer for the chunk; False where the ring was closed instead."""
+        """Wait for a buffer for the chunk. Return False if the ring was closed instead."""
         with self._change:
             self._change.wait_for(lambda: self._closed or self.has_room(index))
             if self._closed:
@@ -94,15 +94,15 @@ class Ring:
             return True
 
     def has(self, index: int) -> bool:
-        """Whether the chunk has its buffer."""
+        """Return whether the chunk has a buffer."""
         return index in self._taken
 
     def message(self, index: int) -> memoryview:
-        """The chunk's bytes with the status behind them, as they travel."""
+        """Return the chunk's bytes and its status byte, as they travel."""
         return self._taken[index][: self._layout.length(index) + STATUS_SIZE]
 
     def release(self, index: int) -> None:
-        """One of the chunk's two holders needs it no longer."""
+        """End the hold of one of the chunk's two holders."""
         with self._change:
             self._holders[index] -= 1
             if self._holders[index]:
@@ -114,7 +114,7 @@ class Ring:
             self._change.notify_all()
 
     def close(self) -> None:
-        """Have all who wait stop waiting."""
+        """End all waiting for buffers."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -129,10 +129,10 @@ class Filler:
         self._ring = ring
         self._filled: set[int] = set()
         self.error: StageError | None = None
-        self._thread = _start(lambda: self._run(indices))
+        self._thread = start_thread(lambda: self._run(indices))
 
     def has(self, index: int) -> bool:
-        """Whether the chunk is read; for each chunk true once."""
+        """Return whether the chunk is read; True only once for each chunk."""
         if index in self._filled:
             self._filled.remove(index)
             return True
@@ -161,11 +161,11 @@ class Filler:
 
 
 class Drain:
-    """Threads that hash the chunks they are given, in order, and write them, in any.
+    """Threads that hash the chunks they are given in order, and write them in any order.
 
-    There are ``writers`` that write, 0 for what is best. Without a ``writer`` the chunks are hashed
-    only; ``digest`` takes the place of a `Digest`.
-    A writer that fails goes on taking chunks, so that no other rank waits for this one.
+    ``writers`` is the number of threads that write, 0 for the default. Without a ``writer`` chunks
+    are only hashed. ``digest`` replaces the `Digest` of a single file. After a failure the threads
+    go on to take chunks, without writing them, so that no other rank waits for this one.
     """
 
     def __init__(
@@ -180,20 +180,21 @@ class Drain:
         self._layout = layout
         self._ring = ring
         self._digest = digest or Digest()
-        self._hashing, self._writing = _Queue(), _Queue()
+        self._hashing: SimpleQueue[int | None] = SimpleQueue()
+        self._writing: SimpleQueue[int | None] = SimpleQueue()
         self.error: StageError | None = None
-        # One writer can just as well be the one who hashes, which spares a hand-over.
+        # A single writer also hashes, which saves a hand-over between threads.
         writers = min(writers or _WRITERS, layout.count)
         count = writers if writer and writers > 1 else 0
-        self._hasher = _start(lambda: self._hash(self._writing.put if count else self._write))
-        self._writers = [_start(self._write_all) for _ in range(count)]
+        self._hasher = start_thread(lambda: self._hash(self._writing.put if count else self._write))
+        self._writers = [start_thread(self._write_all) for _ in range(count)]
 
     def put(self, index: int) -> None:
-        """Hand over a chunk; the next in order."""
+        """Hand over the next chunk in order."""
         self._hashing.put(index)
 
     def finish(self) -> str:
-        """Wait until all that was handed over is written; the digest of the whole file."""
+        """Wait until all chunks are written. Return the digest of the whole file."""
         self._hashing.put(None)
         self._hasher.join()
         for _ in self._writers:
@@ -224,40 +225,23 @@ class Drain:
         self._ring.release(index)
 
 
-class _Queue:
-    """The chunks that wait for a thread; None tells it to end.
+def start_thread(run: Callable[[], None]) -> threading.Thread:
+    """Start and return a thread that calls ``run``.
 
-    The standard library's queue would do, but importing it takes twenty path look-ups on each rank.
+    An exception in it ends the process with code 1: the other ranks would wait for this one
+    forever, and a process that dies is one that the launcher notices.
     """
 
-    def __init__(self) -> None:
-        self._items: deque[int | None] = deque()
-        self._count = threading.Semaphore(0)
-
-    def put(self, item: int | None) -> None:
-        """Append a chunk."""
-        self._items.append(item)
-        self._count.release()
-
-    def get(self) -> int | None:
-        """Take the first chunk; wait until there is one."""
-        self._count.acquire()
-        return self._items.popleft()
-
-
-def _start(run: Callable[[], None]) -> threading.Thread:
-    def run_or_end() -> None:
+    def run_or_exit() -> None:
         try:
             run()
         except BaseException:
-            # A surprise. All ranks would wait for this thread for ever; the launcher ends them
-            # with this process.
             import traceback  # rarely needed
 
             os.write(2, traceback.format_exc().encode(errors="replace"))
             os._exit(1)
 
-    # A rank that dies of an error does not wait for its threads.
-    thread = threading.Thread(target=run_or_end, daemon=True)
+    # A daemon: a rank that ends by an error does not wait for its threads.
+    thread = threading.Thread(target=run_or_exit, daemon=True)
     thread.start()
     return thread

@@ -1,8 +1,8 @@
-"""An algorithm, a world and a chunk in; from whom a rank has the chunk and to whom it passes out.
+"""Decide from which rank a chunk comes, and to which ranks it goes on. Pure.
 
-Pure. All routes pass each chunk to each rank once and have a rank send each chunk about once, so
-that the rate of a node does not fall with their number; they differ in how long the first chunk
-takes to the last rank.
+On every route each chunk reaches each rank once, and a rank sends each chunk about once, so that
+the rate does not fall with the number of nodes. Routes differ in how long the first chunk takes to
+the last rank.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 
 class Algorithm(StrEnum):
-    """How chunks get from their reader to all other ranks."""
+    """The way of chunks from their reader to all other ranks."""
 
     AUTO = "auto"
-    #: The MPI library's own broadcasts: one at a time, or several at once.
+    #: The MPI library's own broadcast of each chunk: one at a time, or several at once.
     BCAST = "bcast"
     IBCAST = "ibcast"
-    #: Point to point, each rank to the next: full rate, and a way as long as the world.
+    #: From each rank to the next: full rate; the number of hops grows with the number of ranks.
     CHAIN = "chain"
-    #: Point to point through two binary trees, each of which has the other's inner ranks as its
-    #: leaves: full rate, and a way as long as the world's logarithm.
+    #: Along two binary trees, where the inner ranks of one are the leaves of the other: full rate;
+    #: the number of hops grows with the logarithm of the number of ranks.
     TREE = "tree"
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Ranks next to this one: where a chunk comes from, None at its reader; where it goes."""
+    """Where a rank gets a chunk from, None at the chunk's reader, and where it sends it."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
-#: Chunks for which even a small world has buffers.
+#: Least number of chunks for which a rank has buffers.
 _LEAST_DEPTH = 8
-#: Ranks from which on a tree is faster than a chain.
+#: From this number of ranks on a tree is faster than a chain.
 TREE_FROM = 8
 
 
 def choose(algorithm: Algorithm, size: int, count: int) -> Algorithm:
-    """What ``auto`` stands for in a world of ``size`` ranks and a file of ``count`` chunks."""
+    """Replace ``auto`` by the best algorithm for ``size`` ranks and a file of ``count`` chunks."""
     if algorithm is not Algorithm.AUTO:
         return algorithm
     if count <= 1:
@@ -54,19 +54,20 @@ def choose(algorithm: Algorithm, size: int, count: int) -> Algorithm:
 
 
 def best_depth(size: int) -> int:
-    """Chunks for which a rank in a world of ``size`` should have buffers.
+    """Return the chunks for which a rank in a world of ``size`` ranks should have buffers.
 
-    As many as are under way down a tree while the first is acknowledged, and no fewer than keep a
-    reader and a writer busy. More cost time: what is used again soon is still in the processor's
-    cache.
+    They are as many as are under way down a tree until the first is acknowledged, and enough to
+    keep a reader and a writer busy. More would be slower: a buffer that is soon used again is still
+    in the processor's cache.
     """
     return max(_LEAST_DEPTH, 2 * size.bit_length() + 2)
 
 
 def route(algorithm: Algorithm, rank: int, size: int) -> Callable[[int, int], Hop]:
-    """This rank's way to find the Hop of a chunk by its reader's turn and its reader's rank.
+    """Return a function of a chunk's turn and reader that gives this rank's Hop for the chunk.
 
-    A reader's chunks take the two trees in turns. ``algorithm`` is ``chain`` or ``tree``.
+    The turn is the chunk's number among its reader's chunks, which take the two trees alternately.
+    ``algorithm`` is ``chain`` or ``tree``.
     """
     step = _chain if algorithm is Algorithm.CHAIN else _tree
 
@@ -84,7 +85,7 @@ def _chain(place: int, size: int, _: int) -> Hop:
 
 
 def _tree(place: int, size: int, parity: int) -> Hop:
-    """Even chunks take one tree over the places 1 to ``size`` - 1, odd ones the other."""
+    """Return the Hop in the tree of the parity; both span the places 1 to ``size`` - 1."""
     others = size - 1
     if not others:
         return Hop(None, ())
@@ -98,10 +99,10 @@ def _tree(place: int, size: int, parity: int) -> Hop:
 
 
 def _label(place: int, count: int, parity: int) -> int:
-    """The label of a place in the first tree or the second.
+    """Return the label of a place in the tree of the parity.
 
-    Odd labels are leaves. An odd label in one tree is an even one in the other, but for one place
-    where their count is odd.
+    Odd labels are leaves. A place with an odd label in one tree has an even one in the other, but
+    for one place if their count is odd.
     """
     if not parity:
         return place
@@ -109,23 +110,24 @@ def _label(place: int, count: int, parity: int) -> int:
 
 
 def _place(label: int, count: int, parity: int) -> int:
-    """The place that has a label; the inverse of `_label`."""
+    """Return the place with the label; the inverse of `_label`."""
     if not parity:
         return label
     return (label - 2) % count + 1 if count % 2 else count + 1 - label
 
 
-# The in-order binary tree over the labels 1 to count: a label's lowest set bit is its height.
-
-
 def _top(count: int) -> int:
+    """Return the top of the in-order binary tree over the labels 1 to ``count``.
+
+    In that tree the height of a label is its lowest set bit.
+    """
     return 1 << (count.bit_length() - 1)
 
 
 def _parent(label: int, count: int) -> int:
     height = label & -label
     above = (label ^ height) | (height << 1)
-    # The tree is cut off at ``count``; what would hang above there hangs below.
+    # The tree is cut off at ``count``: a label gets the nearest ancestor that exists.
     return above if above <= count else label ^ height
 
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Define how a transfer is tuned."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from stager.wire.route import Algorithm
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How bytes are to move: ``chunk`` in bytes, ``depth`` of the ring in chunks.
+    """How bytes move. A number 0 lets the ranks choose."""
 
-    0 ``depth``, ``readers`` or ``writers`` stand for what is best; ``direct`` for writing past the
-    page cache.
-    """
-
+    #: Bytes of a message.
     chunk: int = 2 << 20
+    #: Chunks for which a rank has buffers.
     depth: int = 0
+    #: Ranks that take turns in reading; threads that write on each rank.
     readers: int = 0
     writers: int = 0
     algorithm: Algorithm = Algorithm.AUTO
+    #: Whether copies are written past the page cache.
     direct: bool = True
 
 
-#: The settings of a site that chooses nothing.
+#: The settings of a site that sets none.
 DEFAULT_SETTINGS = Settings()

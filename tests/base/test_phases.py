@@ -58,5 +58,5 @@ def test_a_process_knows_when_it_was_started() -> None:
     before = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         started = time.monotonic()
-        said, _ = process.communicate()
-    assert before - 0.02 <= float(said) <= started
+        printed, _ = process.communicate()
+    assert before - 0.02 <= float(printed) <= started

@@ -40,7 +40,7 @@ from stager.launch import job
 from stager.launch.environment import rank_environment
 from stager.launch.srun import srun_argv
 from stager.request import policy
-from stager.request.directive import parse_value
+from stager.request.grammar import parse_value
 from stager.request.items import StageRequest
 from stager.request.resolve import resolve
 context, rules = job.find(os.environ), policy.load(Path("/etc/slurm/stage.toml"))

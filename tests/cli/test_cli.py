@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 #: Beside the roots: one machine's ranks need no network, and without it they begin a second sooner.
 SITE = '[launch.environment]\nOMPI_MCA_btl = "self,sm"\n'
 #: Messages that more than one test expects.
-NO_CONFIG = "is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+NO_CONFIG = "is missing; tell the administrator (slurm-config/stage.toml is a template for it)"
 OUTSIDE = (
     "not inside a Slurm job: use sbatch, salloc or srun first, "
     "or --local N to simulate N nodes on this machine"
 )
 MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
-TWICE = "/nvme/b is asked for twice: from /a (validate=stat) and from /c (validate=stat)"
+TWICE = (
+    "/nvme/b is the destination of two directives: from /a (validate=stat) and from /c "
+    "(validate=stat); remove one of them, or change its destination"
+)
 NOT_BENEATH = (
     "/b is not beneath a folder that this site stages to; choose a destination beneath /nvme"
 )
@@ -392,7 +395,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "two sources for one destination": (["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE]),
     "two sources for one destination, here and in a script": (
         ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
-        ["/nvme/f is asked for twice: from /a (validate=size) and from /f (validate=stat)"],
+        [("/nvme/f is the destination of two directives: from /a (validate=size) and from /f "
+          "(validate=stat); remove one of them, or change its destination")],
     ),
     "a place that the site does not stage to": (["/a:/b"], 3, [NOT_BENEATH]),
     "no such script": (
@@ -404,7 +408,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "a line of a script": (
         ["--script", "wrong.sh"], 2,
-        ["source and destination stand apart: #STAGE SRC DST [key=value…]",
+        ["write a blank, not ':', between source and destination: #STAGE SRC DST [key=value…]",
          "  #STAGE /a:/nvme/b",
          "                   ^"],
     ),
@@ -429,11 +433,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "a variable that no program can have": (
         'roots = ["/nvme"]\n[launch.environment]\n"A=B" = "x"',
-        ": launch.environment.A=B: no variable can have this name",
+        ": launch.environment.A=B: this is not a possible name of an environment variable",
     ),
     "a variable with a null byte": (
         'roots = ["/nvme"]\n[launch.environment]\nA = "\\u0000"',
-        ": launch.environment.A: no variable can hold a null byte",
+        ": launch.environment.A: must not contain a NUL character",
     ),
 }
 
@@ -441,7 +445,9 @@ CONFIGS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "problem"), CONFIGS.values(), ids=CONFIGS)
 def test_a_broken_stage_toml_is_a_refusal(desk: Desk, text: str, problem: str) -> None:
     desk.config.write_text(text)
-    assert desk.stagectl("check") == Ran(3, "", f"stage: {desk.config}{problem}\n")
+    assert desk.stagectl("check") == Ran(
+        3, "", f"stage: {desk.config}{problem}; tell the administrator\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -451,7 +457,9 @@ def test_a_broken_stage_toml_is_a_refusal(desk: Desk, text: str, problem: str) -
 )
 def test_a_stage_toml_that_cannot_be_read_is_a_refusal(desk: Desk, name: str, problem: str) -> None:
     desk.config = desk.folder / name
-    assert desk.stagectl("check") == Ran(3, "", f"stage: {desk.config} cannot be read: {problem}\n")
+    assert desk.stagectl("check") == Ran(
+        3, "", f"stage: {desk.config} cannot be read: {problem}; tell the administrator\n"
+    )
 
 
 # Never a traceback

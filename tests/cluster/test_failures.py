@@ -95,7 +95,7 @@ def test_a_bad_stage_line_fails_the_job(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "2:0")
     assert job.output() == (
-        "stage: source and destination stand apart: #STAGE SRC DST [key=value…]\n"
+        "stage: the destination is missing: write #STAGE SRC DST [key=value…]\n"
         f"  #STAGE /shared/data\n  {' ' * 19}^\n{NOT_STARTED.format(2)}"
     )
 
@@ -196,7 +196,9 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
         with pytest.raises(CommandFailed) as refused:
             site.run(["sbatch", WISH, "--wrap", "true"])
         assert refused.value.code == 3
-        assert refused.value.stderr == "stage: /etc/slurm/stage.toml: launch.mpy: unknown key\n"
+        assert refused.value.stderr == (
+            "stage: /etc/slurm/stage.toml: launch.mpy: unknown key; tell the administrator\n"
+        )
 
 
 def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
@@ -394,7 +396,10 @@ def test_an_empty_option_is_refused(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run(["sbatch", "--stage=", "--wrap", "true"])
     assert refused.value.code == 2
-    assert refused.value.stderr == "stage: an empty directive: write SRC:DST\n  \n  ^\n"
+    assert (
+        refused.value.stderr
+        == "stage: source and destination are missing: write SRC:DST\n  \n  ^\n"
+    )
 
 
 def test_another_source_of_the_same_size_is_not_current(site: Site) -> None:
@@ -437,7 +442,10 @@ def test_a_file_and_another_beneath_it_are_refused_at_once(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run(["sbatch", wish, "--wrap", "true"])
     assert refused.value.code == 2
-    message = "/nvme/d is staged as a whole: /nvme/d/data cannot lie beneath it"
+    message = (
+        "/nvme/d/data is in /nvme/d, which another directive stages as a whole; choose a "
+        "destination outside of it"
+    )
     assert refused.value.stderr == f"stage: {message}\n"
 
 
@@ -455,8 +463,8 @@ def test_a_world_of_the_wrong_size_is_named_with_the_remedy(site: Site) -> None:
     with site.policy(POLICY + '[launch]\nsrun = "/shared/srun-of-one"\n'):
         message = (
             "n1: MPI started as a world of 1 rank, where the job has 4 nodes; set mpi in the "
-            "[launch] section of stage.toml to what both this MPI library and Slurm know "
-            "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+            "[launch] section of stage.toml to a plugin that both this MPI library and Slurm "
+            "support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
         )
         fails(site, 8, message)
         begun = time.monotonic()

@@ -161,8 +161,8 @@ def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> Non
 
 #: The remedy that every failure to begin ends with.
 REMEDY = (
-    "set mpi in the [launch] section of stage.toml to what both this MPI library and Slurm know "
-    "(srun --mpi=list names Slurm's; Open MPI needs pmix)"
+    "set mpi in the [launch] section of stage.toml to a plugin that both this MPI library and "
+    "Slurm support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
 )
 DONE = Outcome(
     items=[

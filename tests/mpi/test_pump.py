@@ -1,7 +1,7 @@
-"""The transfer's own steps in virtual time, on links that a test machine does not have.
+"""The pump's steps in virtual time, on links that a test machine does not have.
 
-Every rank's pump runs here, with requests, readers and disks that take a stated time. A link takes
-one unit for a chunk, each way; so many units a chunk is what the algorithm makes of the wire.
+The pumps of all ranks run here, with requests, readers and disks that take a fixed time. A link
+takes one unit of time for a chunk in each direction; the result is the units that a chunk takes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mpi4py import MPI
 
-from stager.wire import transfer
+from stager.wire import pump as module
+from stager.wire.forward import PointToPoint
 from stager.wire.layout import Layout
+from stager.wire.pump import Pump
 from stager.wire.ring import OK, Ring
 from stager.wire.route import Algorithm
+from stager.wire.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +29,7 @@ CHUNKS = 300
 
 
 class Request:
-    """A message under way; true until it is given up, as MPI's."""
+    """A message under way. It is true, as those of MPI are."""
 
     def __init__(self) -> None:
         self.done = False
@@ -151,18 +154,18 @@ def units_a_chunk(
     """Time of a transfer on such a network, by its number of chunks."""
     network = Network(size)
     layout = Layout.dense(CHUNKS, 1)
-    monkeypatch.setattr(transfer, "MPI", SimpleNamespace(Request=Request, BYTE=None))
-    monkeypatch.setattr(transfer, "Filler", lambda _, *rest: Filler(network, *rest))
+    monkeypatch.setattr(module, "MPI", SimpleNamespace(Request=Request))
+    monkeypatch.setattr(module, "Filler", lambda _, *rest: Filler(network, *rest))
     Filler.made = []
     pumps: list[Any] = []
     for rank in range(size):
         ring = Ring(layout, depth=16)
-        turns = transfer._Turns(rank, readers, 0)
+        turns = Turns(rank, readers, 0)
         comm: Any = Comm(network, rank)
-        wire = transfer._PointToPoint(comm, turns, algorithm, ring.depth)
+        forward = PointToPoint(comm, turns, algorithm, ring.depth)
         reader: Any = object() if rank < readers else None
         drain: Any = Drain(network, ring)
-        pumps.append(transfer._Pump(layout, ring, wire, turns, reader, drain))
+        pumps.append(Pump(layout, ring, forward, turns, reader, drain))
     running = True
     while running:
         moved = True

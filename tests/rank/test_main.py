@@ -45,7 +45,8 @@ def test_an_exception_in_one_rank_ends_all_of_them() -> None:
 
 
 def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
-    end = "import time; from stager.wire.ring import _start; _start(lambda: 1 / 0); time.sleep(30)"
+    start = "from stager.wire.ring import start_thread; start_thread(lambda: 1 / 0)"
+    end = f"import time; {start}; time.sleep(30)"
     done = run_ranks(end)
     assert done.returncode != 0
     assert "ZeroDivisionError: division by zero" in done.stderr

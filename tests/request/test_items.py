@@ -1,25 +1,30 @@
-"""What directives become beneath a site's roots, and that a request survives its way as JSON."""
+"""A request survives its way to the ranks as JSON, however long it is."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import random
+import re
+import subprocess
+import sys
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import PolicyRefusal, StageError, UsageError
+from stager.base.errors import UsageError
 from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
-from stager.request.directive import MAX_LIST, Directive, parse_value
+from stager.request import compact
+from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest
-from stager.request.policy import LOCAL, Policy
+from stager.request.policy import Policy
 from stager.request.resolve import resolve
+from stager.request.script import parse_script
 from stager.wire.route import Algorithm
 from stager.wire.settings import Settings
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
-STAT, SIZE = Validate.STAT, Validate.SIZE
+STAT = Validate.STAT
 ITEM = StageItem("/data/img", "/nvme/img", "/nvme", Options(validate=STAT))
 
 #: Bytes of the longest string that the kernel takes into an environment, its NUL among them
@@ -81,19 +86,11 @@ REQUESTS = st.builds(
     local_root=st.just("") | PATHS,
 )
 
-PARTS = st.sampled_from(["nvme", "fast", "img", "a b", ".", "..", "", "..."])
-LOOSE_PATHS = st.lists(PARTS, max_size=5).map("/".join).map("/{}".format)
-LOOSE_DIRECTIVES = st.builds(
-    Directive, LOOSE_PATHS, LOOSE_PATHS.filter(lambda path: ".." not in path.split("/"))
-)
 
-
-def destination_of(source: str, destination: str) -> tuple[str, str]:
-    (item,) = resolve([Directive(source, destination)], SITE)
-    return item.destination, item.root
-
-
-# JSON
+@pytest.mark.parametrize("module", ["stager.request.items", "stager.rank.main", "stager.cli.main"])
+def test_the_library_of_patterns_is_imported_only_where_patterns_are_used(module: str) -> None:
+    code = f"import sys, {module}; print('pathspec' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 @settings(max_examples=200, deadline=None)
@@ -129,10 +126,23 @@ def test_the_json_of_a_request() -> None:
     )
 
 
-def as_travelling(value: str) -> StageRequest:
-    """The request for the directives of ``value``, which it also says behind the exit code."""
+def for_later_steps(value: str) -> StageRequest:
+    """The request for the directives of ``value``, which also carries the value itself."""
     items = resolve(parse_value(value), SITE)
     return StageRequest(items, 4, 1800.0, job=7, status_file="1", directives=f"0 {value}")
+
+
+def of_script(lines: list[str]) -> StageRequest:
+    """The request for the ``#STAGE`` lines of a batch script."""
+    return StageRequest(resolve(parse_script(lines), SITE), nodes=4, lock_timeout=1800.0)
+
+
+def ordinary_lines(count: int) -> list[str]:
+    folder = "/shared/projects/climate/alice/run-7"
+    return [
+        f"#STAGE {folder}/member-{number:04}/output.nc /nvme/alice/member-{number:04}/"
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -141,78 +151,65 @@ def as_travelling(value: str) -> StageRequest:
         "/a:/nvme/".ljust(MAX_LIST, "b"),
         "/a:/nvme/".ljust(MAX_LIST // 2, "é"),
         "/a:/nvme/".ljust(MAX_LIST // 4, "😀"),
-        "/a:/nvme/".ljust(MAX_LIST, "\udcff"),
-        ";".join(f"/a:/nvme/{number:x}" for number in range(1_000)),
+        "/a:/nvme/".ljust(MAX_LIST // 3, "\udcff"),
+        ";".join(f"/a:/nvme/{number:x}" for number in range(7_500)),
     ],
     ids=["letters", "accents", "pictures", "no UTF-8", "short paths"],
 )
-def test_a_long_request_fits_into_one_environment_variable(value: str) -> None:
-    text = as_travelling(value).to_json()
+def test_the_longest_value_fits_into_one_environment_variable(value: str) -> None:
+    request = for_later_steps(value)
+    text = request.to_json()
     assert len(os.fsencode(f"{REQUEST_VARIABLE}={text}\0")) <= LONGEST
+    assert StageRequest.from_json(os.fsdecode(os.fsencode(text))) == request
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "/a:/nvme/".ljust(MAX_LIST, "😀"),
-        ";".join(f"/a:/nvme/{number:x}" for number in range(2_500)),
-    ],
-    ids=["pictures", "short paths"],
-)
-def test_a_longer_request_is_refused(value: str) -> None:
-    request = as_travelling(value)
+@pytest.mark.parametrize("count", [1_500, 5_000])
+def test_thousands_of_lines_in_a_script_fit_into_one_environment_variable(count: int) -> None:
+    request = of_script(ordinary_lines(count))
+    text = request.to_json()
+    assert len(request.items) == count
+    assert len(os.fsencode(f"{REQUEST_VARIABLE}={text}\0")) <= LONGEST
+    assert StageRequest.from_json(text) == request
+
+
+def test_five_thousand_lines_with_names_that_share_little_fit_too() -> None:
+    parts = random.Random(5)
+    words = ["train", "test", "images", "labels", "shard", "run", "model", "output", "final"]
+    paths = [
+        "/".join([*parts.choices(words, k=3), f"{parts.randrange(10**6)}-{number}.h5"])
+        for number in range(5_000)
+    ]
+    request = of_script([f"#STAGE /shared/alice/{path} /nvme/alice/{path}" for path in paths])
+    assert StageRequest.from_json(request.to_json()) == request
+
+
+@pytest.mark.parametrize(("count", "readable"), [(500, True), (1_500, False)])
+def test_only_a_request_that_is_too_long_as_json_is_compressed(count: int, readable: bool) -> None:
+    assert of_script(ordinary_lines(count)).to_json().startswith('{"items": [') is readable
+
+
+def test_a_request_that_is_too_long_even_compressed_is_refused() -> None:
+    names = [random.Random(number).randbytes(32).hex() for number in range(5_000)]
+    request = of_script([f"#STAGE /a /nvme/{name}" for name in names])
     with pytest.raises(UsageError) as caught:
         request.to_json()
-    assert str(caught.value) == "too many directives for one job: stage an archive instead"
+    assert re.fullmatch(
+        "5000 directives are too long for one job: they have [0-9]{6} compressed bytes; 130048 are "
+        "allowed: stage a folder or an archive instead of many files",
+        str(caught.value),
+    )
 
 
-# resolving
-
-
-@pytest.mark.parametrize(
-    ("destination", "resolved", "root"),
-    [
-        ("/nvme/img", "/nvme/img", "/nvme"),
-        ("/nvme/a/b/img", "/nvme/a/b/img", "/nvme"),
-        ("/nvme/fast/img", "/nvme/fast/img", "/nvme/fast"),
-        ("/nvme/faster/img", "/nvme/faster/img", "/nvme"),
-        ("/scratch/local/img", "/scratch/local/img", "/scratch/local"),
-        ("//nvme///a/./img", "/nvme/a/img", "/nvme"),
-        ("/nvme/..a/img..", "/nvme/..a/img..", "/nvme"),
-        ("/nvme/a b", "/nvme/a b", "/nvme"),
-    ],
-)
-def test_a_destination_belongs_to_the_longest_root_above_it(
-    destination: str, resolved: str, root: str
-) -> None:
-    assert destination_of("/data/img", destination) == (resolved, root)
-
-
-def test_the_order_of_the_roots_does_not_matter() -> None:
-    site = Policy(roots=SITE.roots[::-1])
-    directives = [Directive("/data/img", "/nvme/fast/img"), Directive("/data/img", "/nvme/img")]
-    assert resolve(directives, site) == resolve(directives, SITE)
-
-
-@pytest.mark.parametrize(
-    ("source", "destination", "resolved"),
-    [
-        ("/data/img", "/nvme/", "/nvme/img"),
-        ("/data/img", "/nvme//", "/nvme/img"),
-        ("/data/img", "/nvme/a/", "/nvme/a/img"),
-        ("/data/img/", "/nvme/a/", "/nvme/a/img"),
-        ("/img", "/nvme/", "/nvme/img"),
-        ("/data/a:b, c", "/nvme/", "/nvme/a:b, c"),
-    ],
-)
-def test_a_destination_with_a_slash_at_its_end_takes_the_source_s_name(
-    source: str, destination: str, resolved: str
-) -> None:
-    assert destination_of(source, destination)[0] == resolved
-
-
-def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
-    assert destination_of("/data/img", "/nvme") == ("/nvme/img", "/nvme")
+def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "LARGEST", 1 << 20)
+    request = of_script([f"#STAGE /a /nvme/{'b' * 4_000}{number}" for number in range(300)])
+    with pytest.raises(UsageError) as caught:
+        request.to_json()
+    assert re.fullmatch(
+        "300 directives are too long for one job: they have 12[0-9]{5} bytes; 1048576 are allowed: "
+        "stage a folder or an archive instead of many files",
+        str(caught.value),
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,222 +217,3 @@ def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
 )
 def test_an_item_knows_its_source_s_own_name(source: str, name: str) -> None:
     assert StageItem(source, "/nvme/x", "/nvme", Options(validate=STAT)).name == name
-
-
-def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
-    directives = [
-        Directive("/data//./img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
-    ]
-    item = StageItem(
-        "/data//./img", "/nvme/img", "/nvme", Options(validate=SIZE, verify=Verify.READBACK)
-    )
-    assert resolve(directives, SITE) == (item,)
-
-
-def test_nothing_asked_for_is_nothing_to_stage() -> None:
-    assert resolve([], SITE) == ()
-
-
-def test_items_keep_the_order_of_their_directives() -> None:
-    names = ["c", "a", "b"]
-    items = resolve([Directive(f"/data/{name}", "/nvme/") for name in names], SITE)
-    assert [item.destination for item in items] == ["/nvme/c", "/nvme/a", "/nvme/b"]
-
-
-@pytest.mark.parametrize("again", ["/nvme/img", "/nvme/", "//nvme/./img"])
-def test_what_is_asked_for_twice_alike_is_staged_once(again: str) -> None:
-    directives = [Directive("/data/img", "/nvme/img"), Directive("/data/img", again)]
-    assert resolve(directives, SITE) == (ITEM,)
-
-
-def test_one_source_may_go_to_two_destinations() -> None:
-    items = resolve([Directive("/a", "/nvme/x"), Directive("/a", "/nvme/y")], SITE)
-    assert [item.destination for item in items] == ["/nvme/x", "/nvme/y"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "message"),
-    [
-        (
-            Directive("/a/img", "/nvme/img"),
-            Directive("/b/img", "/nvme/"),
-            (
-                "/nvme/img is asked for twice: from /a/img (validate=stat) "
-                "and from /b/img (validate=stat)"
-            ),
-        ),
-        (
-            Directive("/a", "/nvme/x", Options(validate=SIZE)),
-            Directive("/a", "/nvme/x", Options(validate=Validate.ALWAYS)),
-            "/nvme/x is asked for twice: from /a (validate=size) and from /a (validate=always)",
-        ),
-        (
-            Directive("/a", "/nvme/x"),
-            Directive("/a", "/nvme/x", Options(verify=Verify.READBACK)),
-            (
-                "/nvme/x is asked for twice: from /a (validate=stat) "
-                "and from /a (validate=stat, verify=readback)"
-            ),
-        ),
-        (
-            Directive("/a", "/nvme/x"),
-            Directive("/a", "/nvme/x", Options(mode=Mode.SHARD, by="part-{n}")),
-            (
-                "/nvme/x is asked for twice: from /a (validate=stat) "
-                "and from /a (validate=stat, mode=shard, by=part-{n})"
-            ),
-        ),
-    ],
-)
-def test_two_sources_or_ways_for_one_destination_are_refused(
-    one: Directive, other: Directive, message: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve([one, Directive("/c", "/nvme/c"), other], SITE)
-    assert str(caught.value) == message
-
-
-def test_a_list_that_is_too_long_is_refused_however_it_came_together() -> None:
-    directives = [Directive("/a", f"/nvme/{name}".ljust(20_000, "b")) for name in "xy"]
-    with pytest.raises(UsageError) as caught:
-        resolve(directives, SITE)
-    assert str(caught.value) == (
-        "the list of directives has 40007 characters; 32768 are allowed: "
-        "stage an archive instead of many files"
-    )
-
-
-@pytest.mark.parametrize(
-    ("destination", "named"),
-    [
-        ("/tmp/img", "/tmp/img"),
-        ("/nvmex/img", "/nvmex/img"),
-        ("/NVME/img", "/NVME/img"),
-        ("/scratch/img", "/scratch/img"),
-        ("/scratch/local2/", "/scratch/local2/img"),
-        ("/", "/img"),
-    ],
-)
-def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: str) -> None:
-    with pytest.raises(PolicyRefusal) as caught:
-        resolve([Directive("/data/img", destination)], SITE)
-    assert str(caught.value) == (
-        f"{named} is not beneath a folder that this site stages to; "
-        "choose a destination beneath /nvme or /nvme/fast or /scratch/local"
-    )
-
-
-SHARING = Policy(
-    roots=("/nvme",), destinations=("/nvme/jobs",), shared_roots=("/nvme/all", "/ssd/all")
-)
-
-
-@pytest.mark.parametrize(
-    ("destination", "root", "shared"),
-    [
-        ("/nvme/jobs/img", "/nvme", False),
-        ("/nvme/all/img", "/nvme/all", True),
-        ("/ssd/all/", "/ssd/all", True),
-        ("/ssd/all", "/ssd/all", True),
-    ],
-)
-def test_a_destination_is_for_the_job_or_shared_by_all(
-    destination: str, root: str, shared: bool
-) -> None:
-    (item,) = resolve([Directive("/data/img", destination)], SHARING)
-    assert (item.root, item.shared, item.name) == (root, shared, "img")
-    assert item.destination.endswith("/img")
-
-
-@pytest.mark.parametrize(
-    "destination", ["/nvme/img", "/nvme/jobs2/img", "/nvme/img/all", "/ssd/img"]
-)
-def test_a_destination_beside_the_allowed_ones_is_refused(destination: str) -> None:
-    with pytest.raises(PolicyRefusal) as caught:
-        resolve([Directive("/data/img", destination)], SHARING)
-    assert str(caught.value) == (
-        f"{destination} is not beneath a folder that this site stages to; choose a destination "
-        "beneath /nvme/jobs"
-    )
-
-
-def test_all_folders_that_users_may_stage_to_are_named() -> None:
-    policy = Policy(roots=("/nvme",), destinations=("/nvme/a", "/nvme/b"))
-    with pytest.raises(PolicyRefusal) as caught:
-        resolve([Directive("/data/img", "/nvme/img")], policy)
-    assert str(caught.value) == (
-        "/nvme/img is not beneath a folder that this site stages to; choose a destination "
-        "beneath /nvme/a or /nvme/b"
-    )
-
-
-@pytest.mark.parametrize("destination", ["/nvme/jobs", "/nvme/jobs/", "/nvme/jobs/img"])
-def test_an_allowed_folder_takes_the_sources_name(destination: str) -> None:
-    (item,) = resolve([Directive("/data/img", destination)], SHARING)
-    assert (item.destination, item.root) == ("/nvme/jobs/img", "/nvme")
-
-
-def test_one_destination_for_two_lifetimes_is_refused() -> None:
-    wishes = [
-        Directive("/a", "/nvme/b"),
-        Directive("/a", "/nvme/b", Options(lifetime=Lifetime.JOB)),
-    ]
-    with pytest.raises(UsageError) as caught:
-        resolve(wishes, SITE)
-    assert str(caught.value) == (
-        "/nvme/b is asked for twice: from /a (validate=stat) and from /a (validate=stat, "
-        "lifetime=job)"
-    )
-
-
-def test_without_a_site_any_absolute_destination_will_do() -> None:
-    items = resolve([Directive("/data/img", "/anywhere/img"), Directive("/data/img", "/")], LOCAL)
-    assert [(item.destination, item.root) for item in items] == [
-        ("/anywhere/img", ""),
-        ("/img", ""),
-    ]
-
-
-@settings(max_examples=200, deadline=None)
-@given(LOOSE_DIRECTIVES)
-@example(Directive("/data/..", "/nvme/"))
-@example(Directive("/data/.", "/nvme/"))
-@example(Directive("/", "/nvme/"))
-def test_whatever_is_accepted_is_a_plain_path_beneath_its_root(directive: Directive) -> None:
-    with suppress(StageError):
-        (item,) = resolve([directive], SITE)
-        assert item.destination == os.path.normpath(item.destination)
-        assert item.destination.startswith(f"{item.root}/")
-
-
-@pytest.mark.parametrize(
-    ("source", "destination", "inner", "outer"),
-    [
-        ("/nvme/data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
-        ("/nvme/data/", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
-        ("/nvme/data/part", "/nvme/data", "/nvme/data/part", "/nvme/data"),
-    ],
-)
-def test_neither_of_source_and_destination_may_lie_beneath_the_other(
-    source: str, destination: str, inner: str, outer: str
-) -> None:
-    with pytest.raises(UsageError) as told:
-        destination_of(source, destination)
-    assert str(told.value) == (f"{inner} lies beneath {outer}; one of them cannot become the other")
-
-
-@pytest.mark.parametrize("suffix", [".tar.gz", ".TGZ", ".zip"])
-def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -> None:
-    (item,) = resolve([Directive(f"/data/env{suffix}", "/nvme/", Options(extract=True))], SITE)
-    assert item.destination == "/nvme/env"
-    assert str(item.options) == "validate=stat, extract"
-
-
-def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
-    wishes = [
-        Directive("/a", "/nvme/", Options(mode=Mode.SHARD, by="{n}")),
-        Directive("/b", "/nvme/"),
-    ]
-    spread, copied = resolve(wishes, SITE)
-    assert (spread.options.mode, spread.options.by) == (Mode.SHARD, "{n}")
-    assert (spread.shard_list, copied.shard_list) == ("/nvme/a/.stage-shards.tsv", "")

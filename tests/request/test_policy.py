@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
 
 from stager.base.errors import PolicyRefusal
+from stager.cli.main import cli
 from stager.request.policy import LOCAL, Launch, Policy, Transfer, load, load_if_present
+from tests.support.users import as_ordinary_user, ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHIPPED = Path(__file__).parents[2] / "slurm-config" / "stage.toml"
 ROOTS = 'roots = ["/nvme"]\n'
+NO_NAME = "this is not a possible name of an environment variable"
 NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
 
 FULL = """
@@ -53,9 +60,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path) -> str:
+    """The message about the file, less the remedy at the end of each."""
     with pytest.raises(PolicyRefusal) as caught:
         load(path)
-    return str(caught.value)
+    problem, remedy = str(caught.value).rsplit("; ", 1)
+    assert remedy == "tell the administrator"
+    return problem
 
 
 def test_the_shipped_file_shows_the_defaults() -> None:
@@ -170,8 +180,10 @@ def test_readers_and_writers_are_a_number_or_auto(
 
 
 def test_an_absent_file_is_refused(path: Path) -> None:
-    assert refusal(path) == (
-        f"{path} is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+    with pytest.raises(PolicyRefusal) as caught:
+        load(path)
+    assert str(caught.value) == (
+        f"{path} is missing; tell the administrator (slurm-config/stage.toml is a template for it)"
     )
 
 
@@ -188,6 +200,43 @@ def test_a_folder_in_the_file_s_place_is_refused(tmp_path: Path) -> None:
 def test_a_path_beneath_a_plain_file_is_refused(path: Path) -> None:
     path.touch()
     assert refusal(path / "stage.toml") == f"{path}/stage.toml cannot be read: Not a directory"
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A stage.toml that an ordinary user may not read."""
+    with ordinary_home() as home:
+        path = home / "stage.toml"
+        path.write_text(ROOTS)
+        path.chmod(0)
+        yield path
+
+
+def test_a_file_that_the_user_may_not_read_is_refused(closed: Path) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        as_ordinary_user(lambda: load_if_present(closed))
+    assert str(caught.value) == (
+        f"{closed} cannot be read: Permission denied; tell the administrator"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["check"], ["plan", "--local=2", "/a:/nvme/b"], ["stage", "--local=2", "/a:/nvme/b"]],
+    ids=["check", "plan", "stage"],
+)
+def test_stagectl_takes_such_a_file_for_the_administrator_s_fault(
+    closed: Path, command: list[str]
+) -> None:
+    def act() -> None:
+        cli.main([*command, "--config", str(closed)], standalone_mode=False)
+
+    with pytest.raises(PolicyRefusal) as caught:
+        as_ordinary_user(act)
+    assert caught.value.code == 3
+    assert str(caught.value) == (
+        f"{closed} cannot be read: Permission denied; tell the administrator"
+    )
 
 
 def test_a_file_that_is_not_utf_8_is_refused(path: Path) -> None:
@@ -243,13 +292,13 @@ def test_an_unknown_key_is_refused(path: Path, text: str, key: str) -> None:
 
 def test_a_file_without_roots_is_refused(path: Path) -> None:
     path.write_text("lock_timeout = 1\n")
-    assert refusal(path) == f"{path}: roots: Field required"
+    assert refusal(path) == f"{path}: roots: is missing"
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("roots = []", "roots: must not be empty"),
+        ("roots = []", "roots: must name at least one folder"),
         ('roots = "/nvme"', "roots: must be a list"),
         ("roots = {}", "roots: must be a list"),
         (f"{ROOTS}launch = 3", "launch: must be a table"),
@@ -354,7 +403,10 @@ def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> N
     [
         ('destinations = ["/home"]', "destinations: /home is not beneath one of roots"),
         ('destinations = ["/nvme2"]', "destinations: /nvme2 is not beneath one of roots"),
-        ('shared_roots = ["/nvme"]', "shared_roots: /nvme is one of roots, where users stage"),
+        (
+            'shared_roots = ["/nvme"]',
+            "shared_roots: /nvme is in roots too; choose another folder",
+        ),
     ],
 )
 def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, fault: str) -> None:
@@ -380,10 +432,10 @@ def test_a_wrong_root_is_named_by_its_place_in_the_list(path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "key", "fault"),
     [
-        ('"" = "1"', "", "no variable can have this name"),
-        ('"A=B" = "1"', "A=B", "no variable can have this name"),
-        ('"A\\u0000" = "1"', "A\0", "no variable can have this name"),
-        ('A = "\\u0000"', "A", "no variable can hold a null byte"),
+        ('"" = "1"', "", NO_NAME),
+        ('"A=B" = "1"', "A=B", NO_NAME),
+        ('"A\\u0000" = "1"', "A\0", NO_NAME),
+        ('A = "\\u0000"', "A", "must not contain a NUL character"),
     ],
 )
 def test_a_variable_that_no_environment_can_hold_is_refused(

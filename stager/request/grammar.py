@@ -1,0 +1,203 @@
+r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
+
+A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,`` ``;``
+``\`` or a blank makes that character part of a path; other blanks around a field are dropped. The
+colons in a URL's ``scheme://host:port`` separate nothing.
+
+A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
+
+``parse_value(print_value(directives)) == directives``. Every fault is a DirectiveError, which shows
+its place by a caret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from stager.base.errors import DirectiveError, UsageError
+from stager.base.formats import ARCHIVES, archive_suffix
+from stager.base.options import OPTION_TYPES, Mode, Options, Relocate
+from stager.base.text import printable
+from stager.request.directive import Directive
+from stager.request.lexer import Char, Field, field, read_escapes, split, split_words, strip
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h, less its NUL. Slurm
+#: carries it in one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
+MAX_LIST = 120 * 1024 - 1
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
+_NO_URL = "the {} is a URL; only files and folders can be staged"
+_LINE = "#STAGE SRC DST [key=value…]"
+
+
+def parse_value(text: str) -> tuple[Directive, ...]:
+    """Return the directives of one ``--stage`` value.
+
+    Raise DirectiveError, or UsageError if the value is longer than MAX_LIST.
+    """
+    size = len(os.fsencode(text))
+    if size > MAX_LIST:
+        raise UsageError(
+            f"the --stage value has {size} bytes; {MAX_LIST} are allowed: write #STAGE lines in "
+            "the batch script, or stage an archive instead of many files"
+        )
+    parts = split(read_escapes(text), ";", len(text))
+    return tuple(_parse_part(text, part, end) for part, end in parts)
+
+
+def parse_line(line: str) -> Directive:
+    """Return the directive of one ``#STAGE`` line. Raise DirectiveError."""
+    bad = next((at for at, c in enumerate(line) if ord(c) < ord(" ") and c != "\t"), None)
+    if bad is not None:
+        raise DirectiveError("a control character is not allowed in a directive", line, bad)
+    words = split_words(line, len("#STAGE"), sbatch=False)
+    if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
+        raise DirectiveError(_missing_path(words), line, len(line.rstrip()))
+    return _build(line, words[0], words[1], words[2:])
+
+
+def _missing_path(words: Sequence[Field]) -> str:
+    if not words:
+        return f"source and destination are missing: write {_LINE}"
+    if ":" in words[0].value:
+        return f"write a blank, not ':', between source and destination: {_LINE}"
+    return f"the destination is missing: write {_LINE}"
+
+
+def _parse_part(text: str, chars: list[Char], end: int) -> Directive:
+    fields = split(chars, ",", end)
+    (paths, paths_end), options = fields[0], fields[1:]
+    source, destination = _split_paths(text, strip(paths), paths_end)
+    return _build(text, source, destination, [field(option, at) for option, at in options])
+
+
+def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
+    """Return source and destination, which one ``:`` separates."""
+    if not paths:
+        raise DirectiveError("source and destination are missing: write SRC:DST", text, end)
+    url = _URL.match("".join(c.char for c in paths))
+    protected = url.end() if url else 0
+    pieces = split(paths[protected:], ":", end)
+    if len(pieces) == 1:
+        raise DirectiveError("no ':' between source and destination", text, end)
+    (source, source_end), (destination, destination_end) = pieces[:2]
+    if len(pieces) > 2:
+        rest = field([char for char in paths if char.at > source_end], end)
+        if _URL.match(rest.value):
+            raise DirectiveError(_NO_URL.format("destination"), text, rest.at)
+        problem = "a second ':'; write \\: for a colon that is part of a path"
+        raise DirectiveError(problem, text, destination_end)
+    return field(paths[:protected] + source, source_end), field(destination, destination_end)
+
+
+def _build(text: str, source: Field, destination: Field, options: Sequence[Field]) -> Directive:
+    _check_path(text, source, "source")
+    _check_path(text, destination, "destination")
+    chosen = _Chosen(text)
+    for option in options:
+        chosen.read(option)
+    if "extract" in chosen.values and not archive_suffix(source.value):
+        known = " ".join(ARCHIVES)
+        raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
+    for option in options:
+        chosen.check_mode(option)
+    return Directive(source.value, destination.value, Options(**chosen.values))
+
+
+def _check_path(text: str, path: Field, what: str) -> None:
+    if not path.value:
+        raise DirectiveError(f"the {what} is empty", text, path.at)
+    if _URL.match(path.value):
+        raise DirectiveError(_NO_URL.format(what), text, path.at)
+    if not path.value.startswith("/"):
+        problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
+        raise DirectiveError(problem, text, path.at)
+    if what == "destination" and ".." in path.value.split("/"):
+        raise DirectiveError("'..' is not allowed in a destination", text, path.at)
+
+
+class _Chosen:
+    """The options of one directive in ``text``; ``values`` are those of `Options` by name.
+
+    How a value is read depends on the type of the option's default in `Options`, so that a new
+    option is added there alone.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.values: dict[str, Any] = {}
+
+    def read(self, option: Field) -> None:
+        """Add an option to ``values``. Raise DirectiveError."""
+        key, equals, value = option.value.partition("=")
+        kind = self._type(option, key)
+        if kind is bool:
+            if equals:
+                raise self._fault(f"'{key}' takes no value", option.at + len(key))
+            self.values[key] = True
+            return
+        if not equals:
+            raise self._fault(f"'{key}' needs a value: {key}=…", option.at)
+        at = option.at + len(key) + len("=")
+        if issubclass(kind, StrEnum):
+            self.values[key] = self._choice(kind, value, at)
+        elif kind is tuple:
+            self.values[key] = (*self.values.get(key, ()), self._pattern(value, at))
+        else:  # `by` is the only text
+            self.values[key] = self._numbered_pattern(value, at)
+
+    def check_mode(self, option: Field) -> None:
+        """Raise DirectiveError for an ``option`` that cannot be combined with the mode."""
+        key = option.value.partition("=")[0]
+        is_shard = self.values.get("mode") is Mode.SHARD
+        if key == "by" and not is_shard:
+            raise self._fault(f"'{key}' needs mode=shard", option.at)
+        if is_shard and (key == "extract" or self.values.get(key) is Relocate.VENV):
+            raise self._fault(f"'{key}' cannot be combined with mode=shard", option.at)
+
+    def _type(self, option: Field, key: str) -> type:
+        """Return the type of the option's value. Raise DirectiveError unless it may be given."""
+        kind = OPTION_TYPES.get(key)
+        if kind is None:
+            shown = printable(key)
+            near = difflib.get_close_matches(shown, OPTION_TYPES)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OPTION_TYPES)}"
+            raise self._fault(f"unknown option '{shown}'; {hint}", option.at)
+        if key in self.values and kind is not tuple:
+            raise self._fault(f"'{key}' is given twice", option.at)
+        return kind
+
+    def _choice(self, choices: type[StrEnum], value: str, at: int) -> StrEnum:
+        try:
+            return choices(value)
+        except ValueError:
+            known = ", ".join(choices)
+            raise self._fault(f"'{printable(value)}' is not one of {known}", at) from None
+
+    def _pattern(self, value: str, at: int) -> str:
+        from stager.tree.patterns import is_pattern  # which takes a while to import
+
+        if not is_pattern(value):
+            problem = f"'{printable(value)}' is not a valid pattern"
+            raise self._fault(f"{problem}; write it as in a .gitignore, without ! or # first", at)
+        return value
+
+    def _numbered_pattern(self, value: str, at: int) -> str:
+        from stager.tree.patterns import NUMBER, is_numbered_pattern  # as slow
+
+        if not is_numbered_pattern(value):
+            raise self._fault(
+                f"'{printable(value)}' is not a valid pattern; write {NUMBER} once, in place of "
+                f"the number, and at most two * in each name, as in part-{NUMBER}.*",
+                at,
+            )
+        return value
+
+    def _fault(self, problem: str, at: int) -> DirectiveError:
+        return DirectiveError(problem, self._text, at)

@@ -1,0 +1,213 @@
+"""Move the chunks of one transfer through this rank: the only place that waits for MPI.
+
+A chunk goes through these states, each of which has a counter or a set in `Pump`:
+
+1. *Begun*: it has a buffer of the ring. It is being received, or this rank's reader has filled it.
+2. *Here*: it is complete. Sends to the next ranks are started, and its status byte is obeyed.
+3. *Handed over*: the drain hashes and writes it. The drain is the first holder of the buffer.
+4. *Passed*: all sends are done. The pump, which is the second holder, releases the buffer.
+
+Chunks are begun and handed over in order. They arrive and are passed in any order: of two trees one
+may be ahead of the other, and neither waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from stager.wire.ring import FAILED, OK, TAKE_TURNS, Filler
+
+if TYPE_CHECKING:
+    from stager.base.errors import StageError
+    from stager.wire.forward import Forward
+    from stager.wire.layout import Layout
+    from stager.wire.ring import Drain, Reader, Ring
+    from stager.wire.turns import Turns
+
+#: The first reader calls for the others if it was waited for during this share of the time, after
+#: so many chunks.
+_SLOW_READER, _TRIAL = 0.5, 16
+#: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
+#: one chunk on a fast network.
+_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
+
+
+class Pump:
+    """Takes all chunks of ``layout`` through their states, a little with each `step`.
+
+    ``reading`` and ``writing`` are the seconds in which nothing moved because the next chunk was
+    not read here yet, and because a buffer was not written yet.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        ring: Ring,
+        forward: Forward,
+        turns: Turns,
+        reader: Reader | None,
+        drain: Drain,
+    ) -> None:
+        self._layout = layout
+        self._ring = ring
+        self._forward = forward
+        self._turns = turns
+        self._reader = reader
+        self._drain = drain
+        #: The first chunk that is not moved: behind the last, or behind those that may be under way
+        #: when a reader fails. No rank is further than that: the failed chunk keeps its buffer.
+        self._end = layout.count
+        #: The first chunk that could not be read.
+        self._failed = layout.count
+        #: Chunks that are begun, handed over and passed.
+        self._begun = self._handed_over = self._passed = 0
+        #: The requests under way, and for each its chunk and whether it receives.
+        self._requests: list[MPI.Request] = []
+        self._purposes: list[tuple[int, bool]] = []
+        #: Chunks that are being received.
+        self._receiving = 0
+        #: Chunks that are here, but not handed over since an earlier one is not here.
+        self._here: set[int] = set()
+        #: Sends of each chunk that are not done.
+        self._sending: dict[int, int] = {}
+        self._pause = _FIRST_PAUSE
+        self._started = time.monotonic()
+        self.reading = self.writing = 0.0
+        self._filler: Filler | None = None
+        if turns.has_turn:
+            self._fill_from(0)
+
+    @property
+    def bytes_passed(self) -> int:
+        """Bytes of data that this rank has received or read, and sent on."""
+        return min(self._passed * self._layout.chunk, self._layout.data)
+
+    def step(self) -> bool:
+        """Move what can be moved, or pause for a moment. Return whether all is done."""
+        moved = self._begin()
+        moved = self._complete() or moved
+        if moved:
+            self._pause = _FIRST_PAUSE
+        elif self._passed < self._end:
+            self._rest()
+        return self._passed >= self._end
+
+    def finish(self) -> StageError | None:
+        """End the reader's thread. Return why reading failed, if it did."""
+        self._ring.close()
+        if not self._filler:
+            return None
+        self._filler.finish()
+        return self._filler.error
+
+    def _fill_from(self, first: int) -> None:
+        """Let this rank's reader read its own chunks from ``first`` on."""
+        if self._reader and not self._filler:
+            own = self._turns.own(first, self._layout.count)
+            self._filler = Filler(self._reader, self._layout, self._ring, own)
+
+    def _begin(self) -> bool:
+        """Begin the next chunks. Return whether there was one."""
+        before = self._begun
+        at_once = self._forward.at_once
+        while self._begun < self._end and self._receiving < at_once and self._has_buffer():
+            index = self._begun
+            message = self._ring.message(index)
+            if self._turns.is_own(index):
+                self._call_for_others(index, message)
+            request = self._forward.receive(index, message)
+            self._begun += 1
+            if request:
+                self._requests.append(request)
+                self._purposes.append((index, True))
+                self._receiving += 1
+            else:
+                self._arrive(index)
+        return self._begun > before
+
+    def _has_buffer(self) -> bool:
+        """Return whether the next chunk has a buffer: one that is filled, if it is read here."""
+        if self._turns.is_own(self._begun):
+            return self._filler is not None and self._filler.has(self._begun)
+        return self._ring.has_room(self._begun) and self._ring.take(self._begun)
+
+    def _call_for_others(self, index: int, message: memoryview) -> None:
+        """Tell all readers to take turns, if this one reads alone and is slower than the wire."""
+        if self._turns.can_spread and index >= _TRIAL and message[-1] == OK:
+            elapsed = time.monotonic() - self._started
+            if self.reading > _SLOW_READER * elapsed:
+                message[-1] = TAKE_TURNS
+                self._turns.first = self._behind(index)
+
+    def _behind(self, index: int) -> int:
+        """Return the first chunk that no rank can have begun while ``index`` has its buffer.
+
+        The ring has room up to the chunk before, for which the reader may be waiting.
+        """
+        return index + self._ring.depth + 1
+
+    def _complete(self) -> bool:
+        """Act on the requests that are done. Return whether there was one."""
+        done = MPI.Request.Testsome(self._requests) if self._requests else None
+        if not done:
+            return False
+        completed = [self._purposes[number] for number in done]
+        over = set(done)
+        left = [number for number in range(len(self._requests)) if number not in over]
+        self._requests = [self._requests[number] for number in left]
+        self._purposes = [self._purposes[number] for number in left]
+        for index, receives in completed:
+            if receives:
+                self._receiving -= 1
+                self._arrive(index)
+            else:
+                self._sending[index] -= 1
+                self._pass(index)
+        return True
+
+    def _arrive(self, index: int) -> None:
+        """Send the chunk on, obey its status, and hand over all that is here in order."""
+        message = self._ring.message(index)
+        sends = self._forward.send(index, message)
+        self._requests += sends
+        self._purposes += [(index, False)] * len(sends)
+        self._sending[index] = len(sends)
+        self._obey(index, message[-1])
+        self._here.add(index)
+        while self._handed_over in self._here:
+            self._here.remove(self._handed_over)
+            if self._handed_over < self._failed:
+                self._drain.put(self._handed_over)
+            self._handed_over += 1
+        self._pass(index)
+
+    def _obey(self, index: int, status: int) -> None:
+        if status == FAILED:
+            self._failed = min(self._failed, index)
+            self._end = min(self._end, index + self._ring.depth)
+        elif status == TAKE_TURNS:
+            self._turns.first = self._behind(index)
+            self._fill_from(self._turns.first)
+
+    def _pass(self, index: int) -> None:
+        """Release the chunk if all its sends are done."""
+        if not self._sending[index]:
+            del self._sending[index]
+            self._passed += 1
+            self._ring.release(index)
+
+    def _rest(self) -> None:
+        """Sleep, so that the other threads have the cores, and note what was waited for."""
+        before = time.monotonic()
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        seconds = time.monotonic() - before
+        if self._receiving or self._begun == self._end:
+            return  # the network is what is slow
+        if self._ring.has(self._begun):
+            self.reading += seconds
+        elif self._ring.first not in self._sending:
+            self.writing += seconds

@@ -1,0 +1,94 @@
+"""One table of options: what the fields of Options say is what JSON and messages carry."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stager.base.options import (
+    DEFAULT_OPTIONS,
+    OPTION_TYPES,
+    Lifetime,
+    Mode,
+    Options,
+    Relocate,
+    Validate,
+    Verify,
+)
+
+ALL = Options(
+    validate=Validate.SIZE,
+    verify=Verify.READBACK,
+    lifetime=Lifetime.JOB,
+    relocate=Relocate.VENV,
+    include=("*.py", "lib/"),
+    exclude=("x,y",),
+    extract=True,
+    mode=Mode.SHARD,
+    by="part-{n}",
+)
+
+
+def test_the_type_of_an_option_is_that_of_its_default() -> None:
+    assert {
+        "validate": Validate,
+        "verify": Verify,
+        "lifetime": Lifetime,
+        "relocate": Relocate,
+        "include": tuple,
+        "exclude": tuple,
+        "extract": bool,
+        "mode": Mode,
+        "by": str,
+    } == OPTION_TYPES
+
+
+@pytest.mark.parametrize("options", [DEFAULT_OPTIONS, ALL, Options(extract=True)])
+def test_options_are_read_back_from_their_json(options: Options) -> None:
+    again = Options.from_json(json.loads(json.dumps(options.to_json())))
+    assert again == options
+    assert [type(getattr(again, name)) for name in OPTION_TYPES] == list(OPTION_TYPES.values())
+
+
+def test_the_json_has_only_what_differs_from_the_defaults() -> None:
+    assert DEFAULT_OPTIONS.to_json() == {}
+    assert Options(mode=Mode.SHARD).to_json() == {"mode": "shard"}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"), [({"owner": "x"}, KeyError), ({"mode": "x"}, ValueError)]
+)
+def test_other_json_is_an_error(data: dict[str, str], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Options.from_json(data)
+
+
+def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
+    assert list(ALL.given()) == [
+        ("validate", "size"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
+        ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
+        ("mode", "shard"), ("by", "part-{n}"),
+    ]  # fmt: skip
+    assert list(DEFAULT_OPTIONS.given()) == []
+
+
+def test_messages_always_show_how_a_copy_is_validated() -> None:
+    assert str(DEFAULT_OPTIONS) == "validate=stat"
+    assert str(Options(extract=True, mode=Mode.SHARD)) == "validate=stat, extract, mode=shard"
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        (DEFAULT_OPTIONS, True),
+        (Options(validate=Validate.SIZE, lifetime=Lifetime.JOB), True),
+        (Options(extract=True), False),
+        (Options(include=("a",)), False),
+        (Options(exclude=("a",)), False),
+        (Options(relocate=Relocate.VENV), False),
+        (Options(mode=Mode.SHARD), False),
+    ],
+)
+def test_a_whole_copy_is_all_of_the_source_unchanged(options: Options, whole: bool) -> None:
+    assert options.is_whole_copy is whole

@@ -1,0 +1,596 @@
+"""Every text that the grammar takes, and the whole message for every text that it refuses."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stager.base.errors import DirectiveError, UsageError
+from stager.base.options import Lifetime, Mode, Options, Validate, Verify
+from stager.request.directive import Directive, print_value
+from stager.request.grammar import MAX_LIST, parse_value
+from stager.request.script import parse_script
+from tests.support.directives import (
+    BASH,
+    DIRECTIVES,
+    NEARLY,
+    TEXTS,
+    assert_the_caret_is_under_the_text,
+    fault_of,
+    message,
+)
+
+CONTROL = "a control character is not allowed in a directive"
+BLANK_RULE = (
+    "a backslash must be followed by : , ; \\ or a blank; write \\\\ for a backslash in a path"
+)
+NOTHING = "source and destination are missing: write SRC:DST"
+SECOND_COLON = "a second ':'; write \\: for a colon that is part of a path"
+NO_URL = "the {} is a URL; only files and folders can be staged"
+KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract, mode, by"
+NO_NUMBER = (
+    "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
+    "each name, as in part-{{n}}.*"
+)
+
+
+def value_fault(text: str) -> str:
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(text)
+    return str(caught.value)
+
+
+def line_fault(line: str) -> str:
+    with pytest.raises(DirectiveError) as caught:
+        parse_script([BASH, line])
+    return str(caught.value)
+
+
+# a value that is right
+
+
+@pytest.mark.parametrize(
+    ("text", "directives"),
+    [
+        ("/a:/b", [Directive("/a", "/b")]),
+        ("/a:/b/", [Directive("/a", "/b/")]),
+        ("/a/../x:/b", [Directive("/a/../x", "/b")]),
+        ("/a:/b..c/...", [Directive("/a", "/b..c/...")]),
+        ("/a:/b,validate=stat", [Directive("/a", "/b", Options(validate=Validate.STAT))]),
+        ("/a:/b,validate=size", [Directive("/a", "/b", Options(validate=Validate.SIZE))]),
+        ("/a:/b,validate=checksum", [Directive("/a", "/b", Options(validate=Validate.CHECKSUM))]),
+        ("/a:/b,validate=always", [Directive("/a", "/b", Options(validate=Validate.ALWAYS))]),
+        ("/a:/b,verify=stream", [Directive("/a", "/b")]),
+        ("/a:/b,lifetime=job", [Directive("/a", "/b", Options(lifetime=Lifetime.JOB))]),
+        ("/a:/b,lifetime=cache", [Directive("/a", "/b")]),
+        ("/a:/b,verify=readback", [Directive("/a", "/b", Options(verify=Verify.READBACK))]),
+        (
+            "/a:/b,verify=readback,validate=size",
+            [Directive("/a", "/b", Options(validate=Validate.SIZE, verify=Verify.READBACK))],
+        ),
+        ("/a:/b;/c:/d", [Directive("/a", "/b"), Directive("/c", "/d")]),
+        (
+            "/a:/b,validate=size;/c:/d",
+            [Directive("/a", "/b", Options(validate=Validate.SIZE)), Directive("/c", "/d")],
+        ),
+        ("/a:/b;/a:/b", [Directive("/a", "/b"), Directive("/a", "/b")]),
+    ],
+)
+def test_a_value_is_directives_joined_by_semicolons(text: str, directives: list[Directive]) -> None:
+    assert parse_value(text) == tuple(directives)
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "destination"),
+    [
+        ("/a\\:1:/b\\:2", "/a:1", "/b:2"),
+        ("/a\\,1:/b\\,2", "/a,1", "/b,2"),
+        ("/a\\;1:/b\\;2", "/a;1", "/b;2"),
+        ("/a\\\\:/b\\\\", "/a\\", "/b\\"),
+        ("/a\\\\\\::/b", "/a\\:", "/b"),
+        ("/a\\ :/b\\ ", "/a ", "/b "),
+        ("/a\\\t:/b\\\t", "/a\t", "/b\t"),
+        ("/a\\ b:/c d", "/a b", "/c d"),
+    ],
+)
+def test_a_backslash_takes_a_separator_or_a_blank_as_it_is(
+    text: str, source: str, destination: str
+) -> None:
+    assert parse_value(text) == (Directive(source, destination),)
+
+
+@pytest.mark.parametrize(
+    ("text", "directive"),
+    [
+        (" /a : /b ", Directive("/a", "/b")),
+        ("\t/a\t:\t/b\t", Directive("/a", "/b")),
+        ("/a b:/c  d", Directive("/a b", "/c  d")),
+        (" /a : /b , validate=size ", Directive("/a", "/b", Options(validate=Validate.SIZE))),
+        ("/a\\ \\  : /b", Directive("/a  ", "/b")),
+        ("/a\xa0:/b\u3000", Directive("/a\xa0", "/b\u3000")),
+    ],
+)
+def test_blanks_around_a_field_are_dropped_and_those_within_kept(
+    text: str, directive: Directive
+) -> None:
+    assert parse_value(text) == (directive,)
+
+
+@pytest.mark.parametrize("char", ["'", '"', "#", "=", "~", "$", "*", "é", "漢", "😀", "\udcff"])
+def test_any_other_character_belongs_to_the_path(char: str) -> None:
+    assert parse_value(f"/a{char}:/{char}b") == (Directive(f"/a{char}", f"/{char}b"),)
+
+
+# a value that is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "column"),
+    [
+        ("", NOTHING, 0),
+        ("  ", NOTHING, 2),
+        ("/a:/b;", NOTHING, 6),
+        (";/a:/b", NOTHING, 0),
+        ("/a:/b; ;/c:/d", NOTHING, 7),
+        (",validate=size", NOTHING, 0),
+        ("/a", "no ':' between source and destination", 2),
+        ("/a\\:/b", "no ':' between source and destination", 6),
+        ("/a,validate=size", "no ':' between source and destination", 2),
+        ("/a:/b;/c", "no ':' between source and destination", 8),
+        ("/a:/b:/c", SECOND_COLON, 5),
+        ("/a::/b", SECOND_COLON, 3),
+        (":/b", "the source is empty", 0),
+        ("/a:", "the destination is empty", 3),
+        ("/a: ,validate=size", "the destination is empty", 4),
+    ],
+)
+def test_a_value_without_its_two_paths_is_refused(text: str, problem: str, column: int) -> None:
+    assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "column"),
+    [
+        ("a:/b", "source", 0),
+        ("./a:/b", "source", 0),
+        (" ~/a:/b", "source", 1),
+        ("$HOME/a:/b", "source", 0),
+        ("C\\:/a:/b", "source", 0),
+        ("/a:b", "destination", 3),
+        ("/a: ../b", "destination", 4),
+        ("/a:/b;/c:d", "destination", 9),
+    ],
+)
+def test_a_path_that_is_not_absolute_is_refused(text: str, what: str, column: int) -> None:
+    problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
+    assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize("text", ["/a:/b/../c", "/a:/..", "/a:/b/..", "/a:/../", "/a:/b/../../c"])
+def test_a_destination_that_climbs_is_refused(text: str) -> None:
+    assert value_fault(text) == message("'..' is not allowed in a destination", text, 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host/a:/b",
+        "https://host:8080/a:/b",
+        "http://host:/b",
+        "s3://bucket/key:/b",
+        "git+ssh://host/a:/b",
+        "file:///a:/b",
+        "https\\://host/a:/b",
+    ],
+)
+def test_the_colons_of_a_url_separate_nothing_and_the_url_is_refused(text: str) -> None:
+    problem = "the source is a URL; only files and folders can be staged"
+    assert value_fault(text) == message(problem, text, 0)
+
+
+@pytest.mark.parametrize("text", ["/a:https://host/b", "/a:https://host:80/b", "/a:s3\\://b/c"])
+def test_a_url_as_destination_is_refused_as_one(text: str) -> None:
+    problem = "the destination is a URL; only files and folders can be staged"
+    assert value_fault(text) == message(problem, text, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("/a\\b:/c", 2), ("/a:/b\\", 5), ("\\/a:/b", 0), ("/a:/b;/c\\d:/e", 8), ("/a\\\xa0:/b", 2)],
+)
+def test_a_backslash_before_anything_else_is_refused(text: str, column: int) -> None:
+    shown = text.replace("\xa0", "?")
+    assert value_fault(text) == message(BLANK_RULE, shown, column)
+
+
+@pytest.mark.parametrize("char", ["\0", "\n", "\r", "\x1b", "\x1f"])
+def test_a_control_character_is_refused(char: str) -> None:
+    assert value_fault(f"/a:/b{char}") == message(CONTROL, "/a:/b?", 5)
+    assert value_fault(f"/a\\{char}:/b") == message(BLANK_RULE, "/a\\?:/b", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "column"),
+    [
+        ("/a:/b,verify=x", "'x' is not one of stream, readback", 13),
+        ("/a:/b,verify=readback,verify=stream", "'verify' is given twice", 22),
+        ("/a:/b,lifetime=forever", "'forever' is not one of cache, job", 15),
+        ("/a:/b,lifetime", "'lifetime' needs a value: lifetime=…", 6),
+        ("/a:/b,lifetime=job,lifetime=job", "'lifetime' is given twice", 19),
+        ("/a:/b,lifetim=job", "unknown option 'lifetim'; did you mean 'lifetime'?", 6),
+        ("/a:/b,verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 6),
+        ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
+        ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
+        ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
+        (
+            "/a:/b,owner=0",
+            f"unknown option 'owner'; known: {KNOWN}",
+            6,
+        ),
+        (
+            "/a:/b,owner",
+            f"unknown option 'owner'; known: {KNOWN}",
+            6,
+        ),
+        ("/a:/b,validate", "'validate' needs a value: validate=…", 6),
+        ("/a:/b,validate=size,validate=size", "'validate' is given twice", 20),
+        ("/a:/b,validate=size,validate", "'validate' is given twice", 20),
+        ("/a:/b,validate=", "'' is not one of stat, size, checksum, always", 15),
+        ("/a:/b,validate=Size", "'Size' is not one of stat, size, checksum, always", 15),
+        ("/a:/b, validate= size", "' size' is not one of stat, size, checksum, always", 16),
+        ("/a:/b,validate=size=1", "'size=1' is not one of stat, size, checksum, always", 15),
+        ("/a\\,:/b,validate=x", "'x' is not one of stat, size, checksum, always", 17),
+        ("/a:/b;/c:/d,validate=x", "'x' is not one of stat, size, checksum, always", 21),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
+    assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "/a:/b,\x9b31mred=1",
+            f"unknown option '?31mred'; known: {KNOWN}",
+        ),
+        ("/a:/b,validate=\udc80", "'?' is not one of stat, size, checksum, always"),
+    ],
+)
+def test_what_a_message_quotes_is_printable_like_its_window(text: str, problem: str) -> None:
+    assert value_fault(text).splitlines()[0] == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("a" * 20_000, 20_000),
+        ("/a:" * 6_666 + "/b", 5),
+        ("/" + "a" * 9_999 + "\x1b" + "a" * 9_999, 10_000),
+        ("/" + "a" * 9_998 + ":" + "b" * 10_000, 10_000),
+        ("/a:/b;" * 3_333 + "/c", 20_000),
+        ("/a:/b," + "k" * 19_994, 6),
+    ],
+)
+def test_the_caret_is_found_in_a_text_of_20_000_characters(text: str, position: int) -> None:
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(text)
+    assert (len(text), caught.value.position) == (20_000, position)
+    assert_the_caret_is_under_the_text(caught.value)
+
+
+# the length of a value
+
+
+@pytest.mark.parametrize("char", ["b", "é", "😀", "\udcff"])
+def test_a_value_may_have_as_many_bytes_as_the_plugin_takes(char: str) -> None:
+    count, rest = divmod(MAX_LIST - len("/a:/"), len(os.fsencode(char)))
+    destination = f"/{'c' * rest}{char * count}"
+    assert parse_value(f"/a:{destination}") == (Directive("/a", destination),)
+
+
+def test_the_plugin_takes_as_many_bytes() -> None:
+    header = (Path(__file__).parents[2] / "prolog/spank/stage.h").read_text()
+    assert "enum { STAGE_LIST_MAX = 120 * 1024 };" in header
+    assert MAX_LIST + len("\0") == 120 * 1024
+
+
+@pytest.mark.parametrize("char", ["b", "\udcff"])
+def test_a_longer_value_is_refused(char: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_value("/a:/".ljust(MAX_LIST + 1, char))
+    assert str(caught.value) == (
+        "the --stage value has 122880 bytes; 122879 are allowed: write #STAGE lines in the batch "
+        "script, or stage an archive instead of many files"
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS)
+def test_any_text_is_taken_as_a_value_or_refused_with_a_caret_under_it(text: str) -> None:
+    error = fault_of(parse_value, text)
+    if error:
+        assert_the_caret_is_under_the_text(error)
+    else:
+        directives = parse_value(text)
+        assert parse_value(print_value(directives)) == directives
+
+
+@settings(max_examples=60, deadline=None)
+@given(NEARLY, st.integers(0, 20_000))
+def test_the_caret_is_under_a_fault_however_far_into_the_value(text: str, before: int) -> None:
+    assume(not text.endswith("\\") and fault_of(parse_value, text))
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(f"/{'a' * before}:/b;{text};/a:/{'b' * (20_000 - before)}")
+    assert_the_caret_is_under_the_text(caught.value)
+
+
+# a #STAGE line
+
+
+@pytest.mark.parametrize(
+    ("line", "source", "destination"),
+    [
+        ("#STAGE /a /b", "/a", "/b"),
+        ("#STAGE\t/a\t/b\t", "/a", "/b"),
+        ("#STAGE   /a   /b   ", "/a", "/b"),
+        ("#STAGE /a /b/", "/a", "/b/"),
+        ("#STAGE \"/a b\" '/c d'", "/a b", "/c d"),
+        ("#STAGE /a\\ b /c' 'd", "/a b", "/c d"),
+        ("#STAGE '/a\\:' \"/b\\\\\"", "/a\\:", "/b\\"),
+        ('#STAGE "/it\'s" \'/"b"\'', "/it's", '/"b"'),
+        ('#STAGE "/a\\b" "/\\$c"', "/a\\b", "/$c"),
+        ("#STAGE /a:1,2;3 /b:4,5;6", "/a:1,2;3", "/b:4,5;6"),
+        ("#STAGE /a=1 /b=2", "/a=1", "/b=2"),
+        ("#STAGE ''/a /b''", "/a", "/b"),
+    ],
+)
+def test_a_line_is_quoted_as_in_a_shell(line: str, source: str, destination: str) -> None:
+    assert parse_script([BASH, line]) == (Directive(source, destination),)
+
+
+@pytest.mark.parametrize(
+    ("line", "directive"),
+    [
+        ("#STAGE /a /b # why", Directive("/a", "/b")),
+        ("#STAGE /a /b #why", Directive("/a", "/b")),
+        ("#STAGE /a /b # it's", Directive("/a", "/b")),
+        ("#STAGE /a /b verify=readback", Directive("/a", "/b", Options(verify=Verify.READBACK))),
+        (
+            "#STAGE /a /b validate=size # why",
+            Directive("/a", "/b", Options(validate=Validate.SIZE)),
+        ),
+        ("#STAGE '/a #1' \"/b #2\" # why", Directive("/a #1", "/b #2")),
+        ("#STAGE /a\\#1 '/b'\\#2", Directive("/a#1", "/b#2")),
+    ],
+)
+def test_a_comment_may_end_a_line(line: str, directive: Directive) -> None:
+    assert parse_script([BASH, line]) == (directive,)
+
+
+@pytest.mark.parametrize(
+    ("line", "directive"),
+    [
+        ("#STAGE /a#1 /b", Directive("/a#1", "/b")),
+        ("#STAGE /a /b#2", Directive("/a", "/b#2")),
+        ("#STAGE /a '/b'#2 # why", Directive("/a", "/b#2")),
+    ],
+)
+def test_a_hash_within_a_word_begins_no_comment(line: str, directive: Directive) -> None:
+    assert parse_script([BASH, line]) == (directive,)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "column"),
+    [
+        ("#STAGE", "source and destination are missing: write", 6),
+        ("#STAGE   ", "source and destination are missing: write", 6),
+        ("#STAGE # why", "source and destination are missing: write", 12),
+        ("#STAGE /a", "the destination is missing: write", 9),
+        ("#STAGE /a:/b", "write a blank, not ':', between source and destination:", 12),
+        ("#STAGE /a validate=size", "the destination is missing: write", 23),
+        (
+            "#STAGE /a:/b,validate=size",
+            "write a blank, not ':', between source and destination:",
+            26,
+        ),
+    ],
+)
+def test_a_line_without_its_two_words_is_refused(line: str, problem: str, column: int) -> None:
+    assert line_fault(line) == message(f"{problem} #STAGE SRC DST [key=value…]", line, column)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('#STAGE "/a /b', 'the closing " is missing'),
+        ("#STAGE /a '/b", "the closing ' is missing"),
+        ("#STAGE /a /it's", "the closing ' is missing"),
+        ("#STAGE /a /b \\", "nothing follows the backslash"),
+    ],
+)
+def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) -> None:
+    assert line_fault(line) == message(problem, line, len(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "column"),
+    [
+        ("#STAGE '' /b", "the source is empty", 7),
+        ("#STAGE /a ''", "the destination is empty", 10),
+        ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
+        ("#STAGE s3://b/k /b", NO_URL.format("source"), 7),
+        (
+            "#STAGE /a s3://b/k",
+            "the destination is a URL; only files and folders can be staged",
+            10,
+        ),
+        (
+            "#STAGE /a /b owner=1",
+            f"unknown option 'owner'; known: {KNOWN}",
+            13,
+        ),
+        (
+            "#STAGE /a /b /c",
+            f"unknown option '/c'; known: {KNOWN}",
+            13,
+        ),
+        ("#STAGE /a /b mode=shard by=part", NO_NUMBER.format("part"), 27),
+        ("#STAGE /a /b 'by={n}'", "'by' needs mode=shard", 13),
+        ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
+        ("#STAGE /a /b validate", "'validate' needs a value: validate=…", 13),
+        ("#STAGE /a /b validate=x", "'x' is not one of stat, size, checksum, always", 22),
+        ("#STAGE /a /b validate=size validate=x", "'validate' is given twice", 27),
+        ("#STAGE /a /b verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 13),
+        ("#STAGE /a /b verify", "'verify' needs a value: verify=…", 13),
+        ("#STAGE /a /b verify=x", "'x' is not one of stream, readback", 20),
+        ("#STAGE /a /b verify=readback verify=x", "'verify' is given twice", 29),
+        ("#STAGE /a\x1b /b", CONTROL, 9),
+        ("#STAGE /a /b # \x1b", CONTROL, 15),
+        ("#STAGE /a\r /b", CONTROL, 9),
+    ],
+)
+def test_a_line_that_is_wrong_is_refused(line: str, problem: str, column: int) -> None:
+    shown = line.replace("\x1b", "?").replace("\r", "?")
+    assert line_fault(line) == message(problem, shown, column)
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "column"),
+    [
+        ("#STAGE a /b", "source", 7),
+        ("#STAGE validate=size /b", "source", 7),
+        ("#STAGE ~/a /b", "source", 7),
+        ("#STAGE $HOME/a /b", "source", 7),
+        ("#STAGE /a b", "destination", 10),
+        ('#STAGE "/a b" c', "destination", 14),
+        ("#STAGE /d\\ ata a", "destination", 15),
+        ("#STAGE '/a'b a", "destination", 13),
+    ],
+)
+def test_a_relative_path_in_a_line_is_refused(line: str, what: str, column: int) -> None:
+    problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
+    assert line_fault(line) == message(problem, line, column)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#STAGE '/'a /b validate=zz # /a /b validate=zz",
+        "#STAGE '/'a /b validate=zz # /a /b",
+        "#STAGE '/'a /b validate=zz # /a",
+    ],
+)
+def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
+    problem = "'zz' is not one of stat, size, checksum, always"
+    assert line_fault(line) == message(problem, line, 24)
+
+
+@settings(max_examples=300, deadline=None)
+@given(DIRECTIVES)
+def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
+    options = [f"validate={directive.options.validate}", f"verify={directive.options.verify}"]
+    options.append(f"lifetime={directive.options.lifetime}")
+    options.append(f"relocate={directive.options.relocate}")
+    options.append(f"mode={directive.options.mode}")
+    options += [f"by={directive.options.by}"] * bool(directive.options.by)
+    options += ["extract"] * directive.options.extract
+    options += [f"include={pattern}" for pattern in directive.options.include]
+    options += [f"exclude={pattern}" for pattern in directive.options.exclude]
+    words = [directive.source, directive.destination, *options]
+    assert parse_script([BASH, f"#STAGE {shlex.join(words)}\n"]) == (directive,)
+
+
+@pytest.mark.parametrize("pattern", ["", " ", "!kept", "#comment", "\\\\"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    text = f"/a:/b,exclude={pattern}"
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(text)
+    shown = pattern.replace("\\\\", "\\").strip()
+    assert (
+        caught.value.problem
+        == f"'{shown}' is not a valid pattern; write it as in a .gitignore, without ! or # first"
+    )
+    assert caught.value.position == len("/a:/b,exclude=")
+
+
+def test_patterns_may_be_given_more_than_once() -> None:
+    (directive,) = parse_value("/a:/b,exclude=*.pyc,include=/lib,exclude=a\\,b")
+    assert (directive.options.include, directive.options.exclude) == (("/lib",), ("*.pyc", "a,b"))
+    line = "#STAGE /a /b exclude=*.pyc include=/lib 'exclude=a,b'"
+    assert parse_script([line]) == (directive,)
+
+
+def test_extract_takes_no_value_and_is_for_archives() -> None:
+    (directive,) = parse_value("/a.tar.zst:/b,extract")
+    assert directive == Directive("/a.tar.zst", "/b", Options(extract=True))
+    assert parse_script(["#STAGE /a.tar.zst /b extract"]) == (directive,)
+    with pytest.raises(DirectiveError) as caught:
+        parse_value("/a.tar:/b,extract=yes")
+    assert (caught.value.problem, caught.value.position) == ("'extract' takes no value", 17)
+    with pytest.raises(DirectiveError) as caught:
+        parse_value("/a.rar:/b,extract")
+    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .zip"
+    assert (caught.value.problem, caught.value.position) == (
+        f"'extract' needs an archive as source: {known}",
+        0,
+    )
+
+
+# mode=shard
+
+
+@pytest.mark.parametrize(
+    ("text", "directive"),
+    [
+        ("/a:/b,mode=copy", Directive("/a", "/b")),
+        ("/a:/b,mode=shard", Directive("/a", "/b", Options(mode=Mode.SHARD))),
+        ("/a:/b,mode=shard,by={n}", Directive("/a", "/b", Options(mode=Mode.SHARD, by="{n}"))),
+        (
+            "/a:/b,by=rank{n}/,mode=shard",
+            Directive("/a", "/b", Options(mode=Mode.SHARD, by="rank{n}/")),
+        ),
+        (
+            "/a:/b,mode=shard,by=a\\,{n}",
+            Directive("/a", "/b", Options(mode=Mode.SHARD, by="a,{n}")),
+        ),
+        (
+            "/a:/b,mode=shard,relocate=none,exclude=*.pyc",
+            Directive("/a", "/b", Options(exclude=("*.pyc",), mode=Mode.SHARD)),
+        ),
+    ],
+)
+def test_a_folder_may_be_spread_over_the_nodes(text: str, directive: Directive) -> None:
+    assert parse_value(text) == (directive,)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "column"),
+    [
+        ("/a:/b,mode", "'mode' needs a value: mode=…", 6),
+        ("/a:/b,mode=0644", "'0644' is not one of copy, shard", 11),
+        ("/a:/b,mode=", "'' is not one of copy, shard", 11),
+        ("/a:/b,mode=shard,mode=copy", "'mode' is given twice", 17),
+        ("/a:/b,mod=shard", "unknown option 'mod'; did you mean 'mode'?", 6),
+        ("/a:/b,mode=shard,by", "'by' needs a value: by=…", 17),
+        ("/a:/b,mode=shard,by={n},by={n}", "'by' is given twice", 24),
+        ("/a:/b,mode=shard,by=", NO_NUMBER.format(""), 20),
+        ("/a:/b,mode=shard,by=part-*", NO_NUMBER.format("part-*"), 20),
+        ("/a:/b,mode=shard,by={n}-{n}", NO_NUMBER.format("{n}-{n}"), 20),
+        ("/a:/b,mode=shard,by=!{n}", NO_NUMBER.format("!{n}"), 20),
+        ("/a:/b,mode=shard,by=#{n}", NO_NUMBER.format("#{n}"), 20),
+        ("/a:/b,by={n}", "'by' needs mode=shard", 6),
+        ("/a:/b,validate=size,by={n},mode=copy", "'by' needs mode=shard", 20),
+        ("/a.zip:/b,extract,mode=shard", "'extract' cannot be combined with mode=shard", 10),
+        ("/a.zip:/b,mode=shard,extract", "'extract' cannot be combined with mode=shard", 21),
+        ("/a:/b,mode=shard,relocate=venv", "'relocate' cannot be combined with mode=shard", 17),
+        ("/a:/b,relocate=venv,mode=shard", "'relocate' cannot be combined with mode=shard", 6),
+    ],
+)
+def test_a_mode_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
+    assert value_fault(text) == message(problem, text, column)

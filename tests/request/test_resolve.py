@@ -1,0 +1,331 @@
+"""What directives become beneath a site's roots."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stager.base.errors import PolicyRefusal, StageError, UsageError
+from stager.base.options import Lifetime, Mode, Options, Validate, Verify
+from stager.request.directive import Directive
+from stager.request.items import StageItem
+from stager.request.policy import LOCAL, Policy
+from stager.request.resolve import resolve
+
+SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
+STAT, SIZE = Validate.STAT, Validate.SIZE
+ITEM = StageItem("/data/img", "/nvme/img", "/nvme", Options(validate=STAT))
+
+PARTS = st.sampled_from(["nvme", "fast", "img", "a b", ".", "..", "", "..."])
+LOOSE_PATHS = st.lists(PARTS, max_size=5).map("/".join).map("/{}".format)
+LOOSE_DIRECTIVES = st.builds(
+    Directive, LOOSE_PATHS, LOOSE_PATHS.filter(lambda path: ".." not in path.split("/"))
+)
+
+
+def destination_of(source: str, destination: str) -> tuple[str, str]:
+    (item,) = resolve([Directive(source, destination)], SITE)
+    return item.destination, item.root
+
+
+@pytest.mark.parametrize(
+    ("destination", "resolved", "root"),
+    [
+        ("/nvme/img", "/nvme/img", "/nvme"),
+        ("/nvme/a/b/img", "/nvme/a/b/img", "/nvme"),
+        ("/nvme/fast/img", "/nvme/fast/img", "/nvme/fast"),
+        ("/nvme/faster/img", "/nvme/faster/img", "/nvme"),
+        ("/scratch/local/img", "/scratch/local/img", "/scratch/local"),
+        ("//nvme///a/./img", "/nvme/a/img", "/nvme"),
+        ("/nvme/..a/img..", "/nvme/..a/img..", "/nvme"),
+        ("/nvme/a b", "/nvme/a b", "/nvme"),
+    ],
+)
+def test_a_destination_belongs_to_the_longest_root_above_it(
+    destination: str, resolved: str, root: str
+) -> None:
+    assert destination_of("/data/img", destination) == (resolved, root)
+
+
+def test_the_order_of_the_roots_does_not_matter() -> None:
+    site = Policy(roots=SITE.roots[::-1])
+    directives = [Directive("/data/img", "/nvme/fast/img"), Directive("/data/img", "/nvme/img")]
+    assert resolve(directives, site) == resolve(directives, SITE)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "resolved"),
+    [
+        ("/data/img", "/nvme/", "/nvme/img"),
+        ("/data/img", "/nvme//", "/nvme/img"),
+        ("/data/img", "/nvme/a/", "/nvme/a/img"),
+        ("/data/img/", "/nvme/a/", "/nvme/a/img"),
+        ("/img", "/nvme/", "/nvme/img"),
+        ("/data/a:b, c", "/nvme/", "/nvme/a:b, c"),
+    ],
+)
+def test_a_destination_with_a_slash_at_its_end_takes_the_source_s_name(
+    source: str, destination: str, resolved: str
+) -> None:
+    assert destination_of(source, destination)[0] == resolved
+
+
+def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
+    assert destination_of("/data/img", "/nvme") == ("/nvme/img", "/nvme")
+
+
+def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
+    directives = [
+        Directive("/data//./img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
+    ]
+    item = StageItem(
+        "/data//./img", "/nvme/img", "/nvme", Options(validate=SIZE, verify=Verify.READBACK)
+    )
+    assert resolve(directives, SITE) == (item,)
+
+
+def test_nothing_asked_for_is_nothing_to_stage() -> None:
+    assert resolve([], SITE) == ()
+
+
+def test_items_keep_the_order_of_their_directives() -> None:
+    names = ["c", "a", "b"]
+    items = resolve([Directive(f"/data/{name}", "/nvme/") for name in names], SITE)
+    assert [item.destination for item in items] == ["/nvme/c", "/nvme/a", "/nvme/b"]
+
+
+@pytest.mark.parametrize("again", ["/nvme/img", "/nvme/", "//nvme/./img"])
+def test_what_is_asked_for_twice_alike_is_staged_once(again: str) -> None:
+    directives = [Directive("/data/img", "/nvme/img"), Directive("/data/img", again)]
+    assert resolve(directives, SITE) == (ITEM,)
+
+
+def test_one_source_may_go_to_two_destinations() -> None:
+    items = resolve([Directive("/a", "/nvme/x"), Directive("/a", "/nvme/y")], SITE)
+    assert [item.destination for item in items] == ["/nvme/x", "/nvme/y"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            Directive("/a/img", "/nvme/img"),
+            Directive("/b/img", "/nvme/"),
+            (
+                "/nvme/img is the destination of two directives: from /a/img (validate=stat) "
+                "and from /b/img (validate=stat)"
+            ),
+        ),
+        (
+            Directive("/a", "/nvme/x", Options(validate=SIZE)),
+            Directive("/a", "/nvme/x", Options(validate=Validate.ALWAYS)),
+            (
+                "/nvme/x is the destination of two directives: from /a (validate=size) "
+                "and from /a (validate=always)"
+            ),
+        ),
+        (
+            Directive("/a", "/nvme/x"),
+            Directive("/a", "/nvme/x", Options(verify=Verify.READBACK)),
+            (
+                "/nvme/x is the destination of two directives: from /a (validate=stat) "
+                "and from /a (validate=stat, verify=readback)"
+            ),
+        ),
+        (
+            Directive("/a", "/nvme/x"),
+            Directive("/a", "/nvme/x", Options(mode=Mode.SHARD, by="part-{n}")),
+            (
+                "/nvme/x is the destination of two directives: from /a (validate=stat) "
+                "and from /a (validate=stat, mode=shard, by=part-{n})"
+            ),
+        ),
+    ],
+)
+def test_two_sources_or_ways_for_one_destination_are_refused(
+    one: Directive, other: Directive, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve([one, Directive("/c", "/nvme/c"), other], SITE)
+    assert str(caught.value) == f"{message}; remove one of them, or change its destination"
+
+
+@pytest.mark.parametrize("inner", ["/nvme/d/data", "/nvme/d/a/b/c", "//nvme/./d/data"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_destination_in_another_one_is_refused(inner: str, turned: bool) -> None:
+    directives = [Directive("/a", "/nvme/d"), Directive("/b", "/nvme/c"), Directive("/c", inner)]
+    with pytest.raises(UsageError) as caught:
+        resolve(directives[::-1] if turned else directives, SITE)
+    plain = os.path.normpath(inner.replace("//", "/"))
+    assert str(caught.value) == (
+        f"{plain} is in /nvme/d, which another directive stages as a whole; choose a destination "
+        "outside of it"
+    )
+
+
+def test_destinations_side_by_side_may_begin_alike() -> None:
+    names = ["/nvme/d", "/nvme/data", "/nvme/d.x/a", "/nvme/c/d"]
+    items = resolve([Directive("/a", name) for name in names], SITE)
+    assert [item.destination for item in items] == names
+
+
+def test_the_time_to_compare_destinations_grows_with_their_number_only() -> None:
+    def seconds(count: int) -> float:
+        directives = [Directive("/a", f"/nvme/a/b/c/{number}") for number in range(count)]
+        begun = time.process_time()
+        assert len(resolve(directives, SITE)) == count
+        return time.process_time() - begun
+
+    few = min(seconds(1_000) for _ in range(3))
+    many = min(seconds(16_000) for _ in range(3))
+    assert many < 64 * few  # by their square it would be 256 times as long
+
+
+def test_each_different_directive_is_an_item_once_and_in_order() -> None:
+    one, two = Directive("/a", "/nvme/b"), Directive("/a", "/nvme/c", Options(validate=SIZE))
+    items = resolve([two, one, two, one], SITE)
+    assert [item.destination for item in items] == ["/nvme/c", "/nvme/b"]
+
+
+@pytest.mark.parametrize(
+    ("destination", "named"),
+    [
+        ("/tmp/img", "/tmp/img"),
+        ("/nvmex/img", "/nvmex/img"),
+        ("/NVME/img", "/NVME/img"),
+        ("/scratch/img", "/scratch/img"),
+        ("/scratch/local2/", "/scratch/local2/img"),
+        ("/", "/img"),
+    ],
+)
+def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: str) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", destination)], SITE)
+    assert str(caught.value) == (
+        f"{named} is not beneath a folder that this site stages to; "
+        "choose a destination beneath /nvme or /nvme/fast or /scratch/local"
+    )
+
+
+SHARING = Policy(
+    roots=("/nvme",), destinations=("/nvme/jobs",), shared_roots=("/nvme/all", "/ssd/all")
+)
+
+
+@pytest.mark.parametrize(
+    ("destination", "root", "shared"),
+    [
+        ("/nvme/jobs/img", "/nvme", False),
+        ("/nvme/all/img", "/nvme/all", True),
+        ("/ssd/all/", "/ssd/all", True),
+        ("/ssd/all", "/ssd/all", True),
+    ],
+)
+def test_a_destination_is_for_the_job_or_shared_by_all(
+    destination: str, root: str, shared: bool
+) -> None:
+    (item,) = resolve([Directive("/data/img", destination)], SHARING)
+    assert (item.root, item.shared, item.name) == (root, shared, "img")
+    assert item.destination.endswith("/img")
+
+
+@pytest.mark.parametrize(
+    "destination", ["/nvme/img", "/nvme/jobs2/img", "/nvme/img/all", "/ssd/img"]
+)
+def test_a_destination_beside_the_allowed_ones_is_refused(destination: str) -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", destination)], SHARING)
+    assert str(caught.value) == (
+        f"{destination} is not beneath a folder that this site stages to; choose a destination "
+        "beneath /nvme/jobs"
+    )
+
+
+def test_all_folders_that_users_may_stage_to_are_named() -> None:
+    policy = Policy(roots=("/nvme",), destinations=("/nvme/a", "/nvme/b"))
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", "/nvme/img")], policy)
+    assert str(caught.value) == (
+        "/nvme/img is not beneath a folder that this site stages to; choose a destination "
+        "beneath /nvme/a or /nvme/b"
+    )
+
+
+@pytest.mark.parametrize("destination", ["/nvme/jobs", "/nvme/jobs/", "/nvme/jobs/img"])
+def test_an_allowed_folder_takes_the_sources_name(destination: str) -> None:
+    (item,) = resolve([Directive("/data/img", destination)], SHARING)
+    assert (item.destination, item.root) == ("/nvme/jobs/img", "/nvme")
+
+
+def test_one_destination_for_two_lifetimes_is_refused() -> None:
+    directives = [
+        Directive("/a", "/nvme/b"),
+        Directive("/a", "/nvme/b", Options(lifetime=Lifetime.JOB)),
+    ]
+    with pytest.raises(UsageError) as caught:
+        resolve(directives, SITE)
+    assert str(caught.value) == (
+        "/nvme/b is the destination of two directives: from /a (validate=stat) and from /a "
+        "(validate=stat, lifetime=job); remove one of them, or change its destination"
+    )
+
+
+def test_without_a_site_any_absolute_destination_will_do() -> None:
+    items = resolve([Directive("/data/img", "/anywhere/img"), Directive("/data/img", "/")], LOCAL)
+    assert [(item.destination, item.root) for item in items] == [
+        ("/anywhere/img", ""),
+        ("/img", ""),
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(LOOSE_DIRECTIVES)
+@example(Directive("/data/..", "/nvme/"))
+@example(Directive("/data/.", "/nvme/"))
+@example(Directive("/", "/nvme/"))
+def test_whatever_is_accepted_is_a_plain_path_beneath_its_root(directive: Directive) -> None:
+    with suppress(StageError):
+        (item,) = resolve([directive], SITE)
+        assert item.destination == os.path.normpath(item.destination)
+        assert item.destination.startswith(f"{item.root}/")
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "inner", "outer"),
+    [
+        ("/nvme/data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/nvme/data/", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/nvme/data/part", "/nvme/data", "/nvme/data/part", "/nvme/data"),
+    ],
+)
+def test_neither_of_source_and_destination_may_lie_beneath_the_other(
+    source: str, destination: str, inner: str, outer: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        destination_of(source, destination)
+    assert str(caught.value) == (
+        f"{inner} is in {outer}: source and destination must not contain each other; "
+        "choose another destination"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".TGZ", ".zip"])
+def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -> None:
+    (item,) = resolve([Directive(f"/data/env{suffix}", "/nvme/", Options(extract=True))], SITE)
+    assert item.destination == "/nvme/env"
+    assert str(item.options) == "validate=stat, extract"
+
+
+def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
+    directives = [
+        Directive("/a", "/nvme/", Options(mode=Mode.SHARD, by="{n}")),
+        Directive("/b", "/nvme/"),
+    ]
+    spread, copied = resolve(directives, SITE)
+    assert (spread.options.mode, spread.options.by) == (Mode.SHARD, "{n}")
+    assert (spread.shard_list, copied.shard_list) == ("/nvme/a/.stage-shards.tsv", "")

@@ -1,0 +1,156 @@
+"""Which lines of a batch script are its head, and what its #STAGE and #SBATCH lines say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stager.base.errors import DirectiveError
+from stager.base.options import Options, Validate
+from stager.request.directive import Directive
+from stager.request.script import head, parse_script, sbatch_values
+from tests.support.directives import (
+    BASH,
+    TEXTS,
+    assert_the_caret_is_under_the_text,
+    fault_of,
+    message,
+)
+
+
+def test_the_head_ends_at_the_first_command() -> None:
+    lines = [BASH, "#SBATCH -N2\n", "\n", "echo begun\n", "# later\n"]
+    assert list(head(lines)) == ["#!/bin/bash", "#SBATCH -N2", ""]
+
+
+def test_a_script_without_commands_is_all_head() -> None:
+    assert list(head([BASH, "# end"])) == ["#!/bin/bash", "# end"]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "\n", "\r\n", "  \n", "\t\n", "# why\n", "  # why\n", "\t#\n"]
+)
+def test_blank_lines_and_comments_do_not_end_the_head(line: str) -> None:
+    assert parse_script([BASH, line, "#STAGE /a /b\n"]) == (Directive("/a", "/b"),)
+
+
+@pytest.mark.parametrize("line", ["echo\n", "  echo\n", ": # no-op\n", "X=1\n", "}\n"])
+def test_a_directive_after_the_first_command_is_not_read(line: str) -> None:
+    assert parse_script([BASH, "#STAGE /a /b\n", line, "#STAGE /c /d\n"]) == (
+        Directive("/a", "/b"),
+    )
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_line_may_end_as_on_any_system(end: str) -> None:
+    assert parse_script([f"#!/bin/bash{end}", f"#STAGE /a /b validate=size{end}"]) == (
+        Directive("/a", "/b", Options(validate=Validate.SIZE)),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "##STAGE /a /b",
+        "#STAGEX /a /b",
+        "#STAGE/a /b",
+        "#STAGE: /a /b",
+        "#STAGE=/a:/b",
+        "# STAGE /a /b",
+        " #STAGE /a /b",
+        "#stage /a /b",
+        "#SBATCH --stage=/a:/b",
+    ],
+)
+def test_a_line_that_only_resembles_a_directive_is_a_comment(line: str) -> None:
+    assert parse_script([BASH, line, "#STAGE /c /d"]) == (Directive("/c", "/d"),)
+
+
+def test_each_line_is_one_directive_in_the_script_s_order() -> None:
+    lines = [BASH, "#STAGE /c /d validate=always\n", "#SBATCH -N2\n", "#STAGE /a /b\n"]
+    assert parse_script(lines) == (
+        Directive("/c", "/d", Options(validate=Validate.ALWAYS)),
+        Directive("/a", "/b"),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["", "#STAGE ", "#SBATCH "]).flatmap(lambda t: TEXTS.map(t.__add__)))
+)
+@example(["#STAGE '/'a /b validate=zz # /a /b"])
+def test_any_script_is_read_or_refused_with_a_caret_under_a_line(lines: list[str]) -> None:
+    for error in (fault_of(parse_script, lines), fault_of(sbatch_values, lines)):
+        if error:
+            assert error.text in {line.rstrip("\r\n") for line in lines}
+            assert_the_caret_is_under_the_text(error)
+
+
+# the options of sbatch
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("#SBATCH --stage=/a:/b", ["/a:/b"]),
+        ("#SBATCH --stage /a:/b", ["/a:/b"]),
+        ("#SBATCH\t-N2  --stage=/a:/b  -t 5\n", ["/a:/b"]),
+        ("#SBATCH --stage=/a:/b # why it's so\r\n", ["/a:/b"]),
+        ("#SBATCH --stage='/a b:/c'", ["/a b:/c"]),
+        ("#SBATCH '--stage=/a;b:/c'", ["/a;b:/c"]),
+        ('#SBATCH --stage "/a:/b"', ["/a:/b"]),
+        ("#SBATCH --stage=/a\\\\:b:/c", ["/a\\:b:/c"]),
+        ("#SBATCH --stage=/a:/b --stage=/c:/d", ["/a:/b", "/c:/d"]),
+        ("#SBATCH --stage=", [""]),
+        ("#SBATCH--stage=/a:/b", ["/a:/b"]),
+        ("#SBATCH -N2", []),
+        ("#SBATCH --stages=/a:/b", []),
+        ("#SBATCH -stage=/a:/b", []),
+        ("##SBATCH --stage=/a:/b", []),
+        ("# SBATCH --stage=/a:/b", []),
+        (" #SBATCH --stage=/a:/b", []),
+        ("#STAGE /a /b", []),
+    ],
+)
+def test_the_values_of_stage_on_a_line_of_sbatch(line: str, values: list[str]) -> None:
+    assert sbatch_values([BASH, line]) == values
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ('#SBATCH --stage="/a\\\\:b:/c"', ["/a\\:b:/c"]),
+        ('#SBATCH --stage="/a\\:b:/c"', ["/a:b:/c"]),
+        ("#SBATCH --stage='/a\\:b:/c'", ["/a:b:/c"]),
+        ("#SBATCH --stage=/a#1:/b", ["/a"]),
+    ],
+)
+def test_sbatch_takes_backslashes_within_quotes_and_a_hash_within_a_word(
+    line: str, values: list[str]
+) -> None:
+    assert sbatch_values([BASH, line]) == values
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("#SBATCH --stage /a:/b --stage=/c:/d", ["/a:/b", "/c:/d"]),
+        ("#SBATCH --stage=/a:/b --stage /c:/d --stage=/e:/f", ["/a:/b", "/c:/d", "/e:/f"]),
+        ("#SBATCH --stage --stage=/a:/b", ["--stage=/a:/b"]),
+    ],
+)
+def test_both_ways_to_write_the_option_keep_their_order(line: str, values: list[str]) -> None:
+    assert sbatch_values([BASH, line]) == values
+
+
+def test_the_lines_of_sbatch_end_with_the_head() -> None:
+    lines = [BASH, "#SBATCH --stage=/a:/b\n", "  # why\n", "#SBATCH --stage=/c:/d\n"]
+    assert sbatch_values([*lines, "date\n", "#SBATCH --stage=/e:/f\n"]) == ["/a:/b", "/c:/d"]
+
+
+def test_a_line_of_sbatch_whose_quotes_do_not_match_is_refused() -> None:
+    line = "#SBATCH --stage='/a:/b"
+    with pytest.raises(DirectiveError) as caught:
+        sbatch_values([BASH, line])
+    assert str(caught.value) == message("the closing ' is missing", line, 22)

@@ -1,0 +1,125 @@
+"""Directives and texts close to the grammar, for property tests; how a fault's message looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from hypothesis import strategies as st
+
+from stager.base.errors import DirectiveError
+from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
+from stager.request.directive import Directive
+from stager.tree.patterns import is_numbered_pattern as is_numbered
+from stager.tree.patterns import is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+BASH = "#!/bin/bash\n"
+
+#: What the grammars give a meaning to, and bytes that are no UTF-8.
+AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$*é漢😀\xa0\u2028\x7f\udc80\udcff")
+PRINTABLE = st.characters(min_codepoint=0x20, exclude_categories=["Cs"])
+PATHS = st.text(AWKWARD | PRINTABLE, max_size=8).map("/{}".format)
+#: What may stand behind ``include=`` and ``exclude=``; a directive has no control characters.
+PATTERNS = st.lists(
+    st.sampled_from(["*.pyc", "__pycache__/", "/a,b", "a:b", "a;b", "a b", "**/x", "[a-z]?"])
+    | st.text(AWKWARD | PRINTABLE, max_size=8).filter(is_pattern),
+    max_size=2,
+).map(tuple)
+#: What may stand behind ``by=``.
+NUMBERED = st.sampled_from(["{n}", "part-{n}.*", "rank{n}/", "/a, b:{n};", "**/{n}*", "\\ {n}"]) | (
+    st.builds("{}{{n}}{}".format, *[st.text(AWKWARD | PRINTABLE, max_size=4)] * 2).filter(
+        is_numbered
+    )
+)
+DESTINATIONS = PATHS.filter(lambda path: ".." not in path.split("/"))
+COPIES = st.builds(
+    Directive,
+    PATHS,
+    DESTINATIONS,
+    st.builds(
+        Options,
+        st.sampled_from(Validate),
+        st.sampled_from(Verify),
+        st.sampled_from(Lifetime),
+        st.sampled_from(Relocate),
+        PATTERNS,
+        PATTERNS,
+    ),
+)
+UNPACKED = st.builds(
+    Directive,
+    PATHS.map("{}.tar.gz".format),
+    DESTINATIONS,
+    st.builds(Options, extract=st.just(True)),
+)
+SHARDS = st.builds(
+    Directive,
+    PATHS,
+    DESTINATIONS,
+    st.builds(
+        Options,
+        st.sampled_from(Validate),
+        include=PATTERNS,
+        exclude=PATTERNS,
+        mode=st.just(Mode.SHARD),
+        by=st.just("") | NUMBERED,
+    ),
+)
+DIRECTIVES = COPIES | UNPACKED | SHARDS
+
+#: Pieces from which random text comes near to what the grammars take.
+PIECES = st.sampled_from(
+    [
+        *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
+        *("mode", "shard", "by", "{n}"),
+        *(
+            ":",
+            ",",
+            ";",
+            "=",
+            "\\",
+            "'",
+            '"',
+            "#",
+            " ",
+            "\t",
+            "\n",
+            "\r",
+            "\0",
+            "\x9b",
+            "\udc80",
+            "漢",
+        ),
+    ]
+)
+NEARLY = st.lists(PIECES, max_size=12).map("".join)
+BYTES = st.binary(max_size=40).map(lambda block: block.decode(errors="surrogateescape"))
+TEXTS = NEARLY | BYTES | st.text(max_size=40)
+
+
+def assert_the_caret_is_under_the_text(error: DirectiveError) -> None:
+    problem, shown, caret = error.message.rsplit("\n", 2)
+    assert problem == error.problem
+    window, column = shown.removeprefix("  "), len(caret) - len("  ^")
+    assert (shown, caret) == (f"  {window}", " " * (column + 2) + "^")
+    assert 0 <= column <= len(window) <= 76
+    assert 0 <= error.position <= len(error.text)
+    start = error.position - column
+    part = error.text[start : start + len(window)]
+    assert window == "".join(char if char.isprintable() else "?" for char in part)
+
+
+def fault_of(read: Callable[[T], object], text: T) -> DirectiveError | None:
+    try:
+        read(text)
+    except DirectiveError as error:
+        return error
+    return None
+
+
+def message(problem: str, shown: str, column: int) -> str:
+    return f"{problem}\n  {shown}\n  {' ' * column}^"
