@@ -79,7 +79,7 @@ def test_the_last_node_gets_what_it_lacks_from_the_first(world: FileWorld) -> No
     assert item.source_bytes_read == (len(DATA) if alone else 0)
 
 
-def test_a_dry_run_tells_and_does_nothing(world: FileWorld) -> None:
+def test_a_dry_run_reports_and_does_nothing(world: FileWorld) -> None:
     outcome = world.run(dry_run=True)
     assert outcome.items[0].received == world.nodes
     assert not world.copy.exists()
@@ -92,7 +92,7 @@ def test_validate_always_reads_the_source_again(world: FileWorld) -> None:
     assert item.reasons == ["validate=always"]
 
 
-def test_validate_size_overlooks_a_new_time(world: FileWorld) -> None:
+def test_validate_size_ignores_a_new_time(world: FileWorld) -> None:
     world.run()
     if world.comm.rank == 0:
         os.utime(world.source)
@@ -116,7 +116,7 @@ def test_missing_parents_are_made(world: FileWorld) -> None:
     assert (world.copy.parent / "a/b/c").read_bytes() == DATA
 
 
-def test_one_node_that_cannot_keeps_all_from_publishing(world: FileWorld) -> None:
+def test_if_one_node_cannot_write_none_publishes(world: FileWorld) -> None:
     last = world.comm.size - 1
     items = world.items(destination="/nvme/sub/data")
     blocker = world.copy.parent / "sub"
@@ -128,7 +128,7 @@ def test_one_node_that_cannot_keeps_all_from_publishing(world: FileWorld) -> Non
     assert blocker.exists() == (world.comm.rank == last)
 
 
-def test_a_missing_source_is_told_by_one_node(world: FileWorld) -> None:
+def test_a_missing_source_is_reported_by_one_node(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
@@ -170,7 +170,7 @@ def test_read_back_compares_what_is_on_the_disk(world: FileWorld) -> None:
     assert item.received == world.nodes
 
 
-def test_a_disk_that_gives_back_other_bytes_fails_the_stage(
+def test_a_disk_that_returns_other_bytes_fails_the_stage(
     world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = world.comm.size - 1
@@ -201,7 +201,7 @@ def test_one_holder_sends_however_many_may_read(world: FileWorld) -> None:
     assert item.received == [f"node{last}"]
 
 
-def test_a_damaged_holder_is_found_and_another_sends(world: FileWorld) -> None:
+def test_if_a_holder_is_damaged_another_one_sends(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
     facts = world.copy.stat()
@@ -219,7 +219,7 @@ def test_a_damaged_holder_is_found_and_another_sends(world: FileWorld) -> None:
         assert item.received == ["node0", f"node{last}"]
 
 
-def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: FileWorld) -> None:
+def test_any_number_of_damaged_holders_is_replaced_by_a_good_one(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
     facts = world.copy.stat()
@@ -235,7 +235,7 @@ def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: FileWorld)
     assert item.senders == ([f"node{last - 1}"] if size > 1 else [])
 
 
-def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
+def test_a_holder_that_cannot_be_opened_is_replaced_by_the_source(
     world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run()
@@ -343,14 +343,14 @@ def record_of(world: FileWorld) -> Record:
     ("lifetimes", "kept"),
     [("job", "job"), ("job job", "job"), ("job cache", "cache"), ("cache job", "cache")],
 )
-def test_who_wants_a_copy_kept_is_not_outdone(world: FileWorld, lifetimes: str, kept: str) -> None:
+def test_lifetime_cache_outlasts_lifetime_job(world: FileWorld, lifetimes: str, kept: str) -> None:
     for lifetime in lifetimes.split():
         world.run(items=world.items(lifetime=Lifetime(lifetime)))
     assert record_of(world).lifetime == kept
 
 
 @pytest.mark.parametrize(("first", "kept"), [("cache", "cache"), ("job", "job")])
-def test_the_next_version_stays_as_long_as_the_last(
+def test_the_next_version_has_the_lifetime_of_the_last(
     world: FileWorld, first: str, kept: str
 ) -> None:
     world.run(items=world.items(lifetime=Lifetime(first)))
@@ -359,7 +359,7 @@ def test_the_next_version_stays_as_long_as_the_last(
     assert record_of(world).lifetime == kept
 
 
-def test_what_is_pinned_is_pinned_in_its_next_version_too(world: FileWorld) -> None:
+def test_the_next_version_of_a_pinned_copy_is_pinned(world: FileWorld) -> None:
     world.run()
     cache = open_cache(world.node.path("/nvme"), os.getuid())
     cache.save(replace(record_of(world), pinned=True))
@@ -381,7 +381,7 @@ def limited(world: FileWorld) -> Space:
     return Space(user_limit=2 * max(world.comm.allgather(taken)) + 8192)
 
 
-def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(
+def test_the_least_recently_used_copies_are_evicted_to_keep_the_limit(
     world: FileWorld,
 ) -> None:
     world.run()
@@ -398,7 +398,7 @@ def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["second", "third"]
 
 
-def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: FileWorld) -> None:
+def test_if_one_node_has_too_little_room_none_evicts(world: FileWorld) -> None:
     world.run()
     stage_other(world, "second")
     if world.comm.rank == world.comm.size - 1:

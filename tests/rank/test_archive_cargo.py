@@ -1,4 +1,4 @@
-"""An unpacked archive: who may come into it, and how much of the disk it may take."""
+"""An unpacked archive: who may enter its folder, and how much of the disk it may take."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mode_of(folder: Path) -> int:
         (0o600, 0o1755, 0o1700),
     ],
 )
-def test_who_may_not_read_the_archive_does_not_come_in(
+def test_only_users_who_may_read_the_archive_may_enter_its_folder(
     folder: Path, archive: int, root: int, now: int
 ) -> None:
     folder.chmod(root)
@@ -59,7 +59,7 @@ def test_who_may_not_read_the_archive_does_not_come_in(
     ("archive", "root", "now"),
     [(0o640, 0o2755, 0o700), (0o644, 0o755, 0o755), (0o604, 0o755, 0o700), (0o640, 0o750, 0o700)],
 )
-def test_another_group_may_do_no_more_than_all(
+def test_another_group_may_do_no_more_than_all_users(
     folder: Path, monkeypatch: pytest.MonkeyPatch, archive: int, root: int, now: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -71,7 +71,9 @@ def test_another_group_may_do_no_more_than_all(
     assert (mode_of(folder), folder.stat().st_gid) == (now, os.getgid())
 
 
-def test_the_archives_group_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_gets_the_group_of_the_archive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
     monkeypatch.setattr(os, "fchown", lambda _, owner, group: taken.extend((owner, group)))
     narrow(str(folder), 0o640, os.getgid() + 1)
@@ -91,7 +93,7 @@ def a_task(folder: Path, space: Space, source: str = "/shared/x.tar") -> Task:
     return cast("Task", task)
 
 
-def test_the_room_is_what_the_site_and_the_user_have(
+def test_the_room_is_what_the_disk_and_the_users_limit_leave(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = os.statvfs(folder)
@@ -109,6 +111,8 @@ def test_the_room_is_what_the_site_and_the_user_have(
 @pytest.mark.parametrize(
     ("source", "need"), [("/shared/x.tar", 8000), ("/shared/x.zip", 8000 + 5000)]
 )
-def test_a_zip_needs_room_beside_what_is_in_it(folder: Path, source: str, need: int) -> None:
+def test_a_zip_archive_needs_room_beside_what_it_holds(
+    folder: Path, source: str, need: int
+) -> None:
     cargo = ArchiveCargo(a_task(folder, Space(), source))
     assert (cargo.need(), cargo.need_in_all()) == (need, 8000)

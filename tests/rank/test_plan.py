@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.base.options import Mode, Options
 from stager.copies.survey import Survey
-from stager.rank.plan import TransferPlan, joint_digest, make_plan, plan_parts
+from stager.disk.record import SourceFacts
+from stager.rank.plan import (
+    TransferPlan,
+    joint_digest,
+    make_plan,
+    plan_item,
+    plan_parts,
+    settings_for,
+)
+from stager.request.items import StageItem
+from stager.source.posix import Source
+from stager.wire.settings import Settings
 
 
 def survey(rank: int, *, current: bool) -> Survey:
@@ -82,18 +94,15 @@ def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: in
 
 
 @pytest.mark.parametrize(("size", "readers"), [(1, 1), ((64 << 20) - 1, 1), (64 << 20, 4)])
-def test_auto_may_take_four_readers_where_a_file_is_worth_it(size: int, readers: int) -> None:
+def test_auto_takes_four_readers_for_a_large_file(size: int, readers: int) -> None:
     assert len(make_plan(size, surveys([False] * 5)).senders) == readers
 
 
-def test_what_a_node_has_unpacked_is_no_source_for_others() -> None:
+def test_an_unpacked_archive_is_not_sent_to_others() -> None:
     plan = make_plan(9, surveys([True, False]), 4, from_copies=False)
     assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
     plan = make_plan(9, surveys([True, True]), 4, from_copies=False)
     assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
-
-
-# Parts
 
 
 def part(rank: int, split: str) -> Survey:
@@ -107,7 +116,7 @@ def parts(*splits: str) -> list[Survey]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_parts_that_are_all_there_of_one_split_stay(nodes: int) -> None:
+def test_nothing_moves_if_all_parts_of_one_split_are_current(nodes: int) -> None:
     ranks = tuple(range(nodes))
     plan = plan_parts(9, parts(*[f"{nodes}:a"] * nodes))
     digest = joint_digest(["digest"] * nodes)
@@ -129,7 +138,7 @@ def test_parts_that_are_all_there_of_one_split_stay(nodes: int) -> None:
     ids=["none", "the last lacks it", "the first lacks it", "of two splits", "of more nodes",
          "of fewer nodes", "of many more nodes"],
 )  # fmt: skip
-def test_all_read_what_they_lack_where_not_all_parts_of_one_split_are_there(
+def test_all_nodes_read_what_they_lack_if_a_part_of_the_split_is_missing(
     splits: tuple[str, ...],
 ) -> None:
     plan = plan_parts(9, parts(*splits))
@@ -139,7 +148,30 @@ def test_all_read_what_they_lack_where_not_all_parts_of_one_split_are_there(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(["", "2:a", "3:a", "3:b"]), min_size=1, max_size=5))
-def test_parts_move_exactly_where_one_is_missing(splits: list[str]) -> None:
+def test_parts_move_exactly_if_one_is_missing(splits: list[str]) -> None:
     plan = plan_parts(9, parts(*splits))
     whole = len(set(splits)) == 1 and splits[0].startswith(f"{len(splits)}:")
     assert (not plan.receivers, plan.apart) == (whole, not whole)
+
+
+FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
+FOLDER = replace(FILE, files=1, listing="digest")
+
+
+def item(**options: object) -> StageItem:
+    return StageItem("/shared/x", "/nvme/x", "/nvme", Options(**options))  # type: ignore[arg-type]
+
+
+def test_only_rank_0_reads_a_folder_and_an_archive_is_written_in_order() -> None:
+    chosen = Settings(readers=3, writers=4)
+    assert settings_for(item(), FILE, chosen) == chosen
+    assert settings_for(item(), FOLDER, chosen) == replace(chosen, readers=1)
+    assert settings_for(item(extract=True), FILE, chosen) == replace(chosen, writers=1)
+
+
+def test_an_item_is_planned_by_its_options() -> None:
+    world = surveys([True, False])
+    assert plan_item(item(), FILE, world, 2) == make_plan(9, world, 2)
+    from_source = make_plan(9, world, 2, from_copies=False)
+    assert plan_item(item(extract=True), FILE, world, 2) == from_source
+    assert plan_item(item(mode=Mode.SHARD), FOLDER, world, 2) == plan_parts(9, world)
