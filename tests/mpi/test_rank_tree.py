@@ -572,9 +572,9 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(world: World) -> None:
     wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True)
     outcome = world.run(items=wish, space=Space(unpacked_size=10_000))
     assert {failure.code for failure in outcome.failures} == {2}
-    assert "goes beyond the 10000 bytes that may be" in outcome.failures[0].message
+    assert "exceeds the 10000 bytes that the site allows" in outcome.failures[0].message
     outcome = world.run(items=wish, space=Space(unpacked_members=10))
-    assert "is one more than the 10 that may be" in outcome.failures[0].message
+    assert "exceeds the 10 members that the site allows" in outcome.failures[0].message
     assert not world.copy.exists()
 
 
