@@ -36,7 +36,7 @@ OUTSIDE = (
     "not inside a Slurm job: use sbatch, salloc or srun first, "
     "or --local N to simulate N nodes on this machine"
 )
-UNKNOWN = "Slurm does not tell which nodes job 17 has; is it still running?"
+UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running"
 
 
 class Asked:
@@ -339,11 +339,11 @@ def test_lists_of_nodes_are_unfolded(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n[1-", 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        ("n[1-", 'n[1- is not a list of nodes: missing bracket: "n[1-"'),
         ("n[1-x]", None),
         ("@nowhere\n", None),
         ("n1!n1", None),
-        ("", "the list of nodes names none"),
+        ("", "the list of nodes is empty"),
     ],
 )
 def test_what_is_no_list_of_nodes_is_told_on_one_line(text: str, why: str | None) -> None:
