@@ -1,163 +1,23 @@
-"""How the ranks are started, what they are given, and what is made of all that they say."""
+"""How ranks are run: their events, their Outcome, and what is reported without one."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.options import Options, Validate
 from stager.base.outcome import ItemReport, Outcome, event
-from stager.launch.environment import rank_environment
-from stager.launch.job import JobContext
-from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
 from stager.launch.run import run
-from stager.launch.srun import srun_argv
-from stager.request.items import StageItem, StageRequest
-from stager.request.policy import Launch, Policy
 from tests.support.users import within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
-POLICY = Policy(roots=("/nvme",))
-ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
-REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
-#: REQUEST as the ranks find it.
-REQUEST_JSON = (
-    '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
-    '"root": "/nvme"}], "nodes": 4, '
-    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
-    '"writers": 0, "algorithm": "auto", "direct": true}, '
-    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
-    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
-    '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "dry_run": false, "bench": 0, "local_root": ""}'
-)
-
-#: What every launcher starts.
-RANK = [sys.executable, "-I", "-m", "stager.rank"]
-
-
-# Argument lists
-
-
-def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
-    assert srun_argv(JOB, POLICY) == [
-        "srun", "--jobid", "17", "--job-name=stage", "--quiet", "--overlap", "--mpi=pmix",
-        "--export=ALL", "-N", "4", "-n", "4", "--ntasks-per-node=1", "--mem=0", "--gres=none",
-        "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
-    ]  # fmt: skip
-
-
-def test_the_site_chooses_its_srun_and_its_mpi() -> None:
-    policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
-    assert srun_argv(JobContext(4711, "login", 1), policy) == [
-        "/opt/slurm/bin/srun", "--jobid", "4711", "--job-name=stage", "--quiet", "--overlap",
-        "--mpi=pmi2", "--export=ALL", "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0",
-        "--gres=none", "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30",
-        "--input=none", *RANK,
-    ]  # fmt: skip
-
-
-def test_mpiexec_is_the_one_beside_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mpiexec").touch()
-    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
-    assert mpiexec_argv(3) == [f"{tmp_path}/mpiexec", "-n", "3", *RANK]
-
-
-def test_mpiexec_is_the_systems_where_none_is_beside_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
-    assert mpiexec_argv(3) == ["mpiexec", "-n", "3", *RANK]
-
-
-# The ranks' environment
-
-#: What a rank is always given.
-GIVEN = {
-    "HOME": "/",
-    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "SLURM_PMIX_FENCE": "ring",
-    "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
-    "STAGE_HELPER": "17",
-    "STAGE_REQUEST": REQUEST_JSON,
-}
-#: All that may pass from a job to the ranks.
-ALLOWED = {
-    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
-    "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES",
-    "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
-}  # fmt: skip
-
-
-def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes_the_step() -> None:
-    job = {
-        "HOME": "/home/u", "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
-        "PATH": "/home/u/bin", "LD_PRELOAD": "/home/u/evil.so", "LD_LIBRARY_PATH": "/home/u/lib",
-        "PYTHONPATH": "/home/u/py", "PYTHONSTARTUP": "/home/u/rc", "BASH_ENV": "/home/u/rc",
-        "SLURM_NTASKS": "64", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MPI_TYPE": "none",
-        "SLURM_HINT": "nomultithread", "SLURM_DISTRIBUTION": "cyclic", "SLURM_STEP_ID": "0",
-        "SLURM_EXPORT_ENV": "NONE", "SRUN_DEBUG": "5", "PMIX_RANK": "0", "PMI_RANK": "0",
-        "OMPI_MCA_pml": "ucx", "OMPI_COMM_WORLD_RANK": "0", "MPIR_CVAR_X": "1",
-        "STAGE_DIRECTIVES": "/a:/b", "STAGE_REQUEST": "{}",
-    }  # fmt: skip
-    assert rank_environment(job, POLICY, REQUEST) == {
-        **GIVEN, "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
-    }  # fmt: skip
-
-
-def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
-    request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
-    found = rank_environment({}, POLICY, request, mpiexec_environment())
-    assert {name: value for name, value in found.items() if name not in GIVEN} == {
-        "OMPI_MCA_btl": "self,sm",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-
-
-def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> None:
-    site = {"PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc", "STAGE_REQUEST": "{}"}
-    policy = Policy(roots=("/nvme",), launch=Launch(environment=site))
-    assert rank_environment({"HOME": "/home/u", "UCX_TLS": "tcp"}, policy, REQUEST) == {
-        **GIVEN, "PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc",
-    }  # fmt: skip
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(ALLOWED | set(GIVEN))) | st.text(min_size=1).map("SLURM_".__add__),
-        st.text(),
-    )
-)
-@settings(database=None, max_examples=50)
-def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> None:
-    allowed = {name: value for name, value in job.items() if name in ALLOWED}
-    assert rank_environment(job, POLICY, REQUEST) == {**GIVEN, **allowed}
-
-
-# Listening
 
 #: The remedy that every failure to begin ends with.
 REMEDY = (
@@ -306,9 +166,6 @@ def test_the_launcher_has_the_given_environment_and_nothing_to_read() -> None:
     assert str(caught.value) == f"MPI did not start: cat ended with code 0; {REMEDY}"
 
 
-# Failing
-
-
 def test_a_launcher_that_is_not_there_is_named() -> None:
     with pytest.raises(LaunchError) as caught:
         run(["/nowhere/srun", "-n", "4"], {}, 10, lambda _: None)
@@ -340,6 +197,8 @@ def test_an_environment_that_no_program_can_have_is_a_launch_error(
 
 
 NOT_STARTED, CUT_OFF = "MPI did not start", "the ranks ended before the stage was done"
+
+
 #: Scripts that end without a result, and the whole of what is said of them.
 ENDS: dict[str, tuple[str, str]] = {
     "at once": ("exit 3", f"{NOT_STARTED}: sh ended with code 3; {REMEDY}"),
@@ -397,9 +256,6 @@ def test_the_launchers_last_lines_are_repeated(
 def test_the_last_lines_of_both_streams_are_repeated(launcher: Launcher) -> None:
     ended, *lines = launcher.failure("echo one; echo two >&2; exit 1").split("\n  ")
     assert (ended, sorted(lines)) == (ENDED, ["one", "two"])
-
-
-# Waiting
 
 
 def _is_gone(pid: int) -> bool:
