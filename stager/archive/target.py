@@ -30,6 +30,9 @@ _DISK_BLOCK = 4096
 #: Why a device, a pipe or an unknown kind of member is refused.
 NEITHER = "is not a file, folder or link"
 _BAD_TIME = "has an impossible modification time"
+#: What a user can do about a member that is refused, and about an archive that is too large.
+_REMEDY = "create the archive again without it"
+ASK_FOR_MORE = "pack fewer files, or ask the administrator to allow more"
 
 
 class Limits(NamedTuple):
@@ -67,10 +70,10 @@ class Target:
         #: The xxh3-128 of each file by its path.
         self.digests: dict[bytes, bytes] = {}
 
-    def refusal(self, path: bytes, why: str) -> UsageError:
+    def refusal(self, path: bytes, why: str, remedy: str = _REMEDY) -> UsageError:
         """Return the error that names the member."""
         name = path.decode(errors="backslashreplace")
-        return UsageError(f"the archive's member {name!r} {why}: nothing was unpacked")
+        return UsageError(f"the archive's member {name!r} {why}: nothing was unpacked; {remedy}")
 
     def admit(self, name: bytes, size: int, *, runs_as_another: bool) -> bytes:
         """Return the path in the folder of a member whose file has ``size`` bytes.
@@ -105,15 +108,18 @@ class Target:
             raise self.refusal(
                 name,
                 f"exceeds the {limits.members} members that the site allows (unpacked_members)",
+                ASK_FOR_MORE,
             )
         if self._size > limits.size:
             raise self.refusal(
-                name, f"exceeds the {limits.size} bytes that the site allows (unpacked_size)"
+                name,
+                f"exceeds the {limits.size} bytes that the site allows (unpacked_size)",
+                ASK_FOR_MORE,
             )
         if limits.room is not None and self._allocated > limits.room:
             raise SpaceError(
                 f"the archive unpacks to more than the {limits.room} bytes that you may still "
-                "write on this disk; make room or ask for nodes with more"
+                "write on this disk; make room, or request nodes with larger disks"
             )
 
     def _make_parents(self, path: bytes) -> None:
@@ -229,7 +235,7 @@ class Target:
         """Make a further name of the earlier member ``target``, which must be a file."""
         first = b"/".join(part for part in target.split(b"/") if part not in (b"", b"."))
         if target.startswith(b"/") or first not in self.digests:
-            raise self.refusal(path, "is a hard link to a path that is no earlier file")
+            raise self.refusal(path, "is a hard link to a path that is not an earlier file")
         if first == path:
             return  # tar writes this for a file that is named twice on its command line
         self._make_parents(path)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from stager.archive.decompress import DamagedError, read_blocks
-from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
+from stager.archive.target import ASK_FOR_MORE, LONGEST_PATH, NEITHER, may_run_as_another
 from stager.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def opened_zip(archive: IO[bytes], limits: Limits) -> Iterator[zipfile.ZipFile]:
         if _count_entries(archive, limits.members) > limits.members:
             raise UsageError(
                 f"the archive has more than the {limits.members} members that the site allows "
-                "(unpacked_members): nothing was unpacked"
+                f"(unpacked_members): nothing was unpacked; {ASK_FOR_MORE}"
             )
         whole = zipfile.ZipFile(archive)
     with whole:

@@ -30,7 +30,7 @@ from tests.support.archives import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-BAD_HEADER = "a member's header is damaged, or it is no tar archive"
+BAD_HEADER = "a member's header is damaged, or it is not a tar archive"
 
 
 def test_a_damaged_header_is_not_the_end(out: Path) -> None:

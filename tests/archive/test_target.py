@@ -58,7 +58,7 @@ def test_the_room_on_the_disk_is_a_limit_of_its_own(out: Path) -> None:
         unpack(io.BytesIO(text), "x.tar", bytes(out), Limits(10_000, 10, room=12_287))
     assert caught.value.message == (
         "the archive unpacks to more than the 12287 bytes that you may still write on this disk; "
-        "make room or ask for nodes with more"
+        "make room, or request nodes with larger disks"
     )
 
 
@@ -115,8 +115,7 @@ def test_a_hard_link_takes_the_place_of_a_file(out: Path) -> None:
     ],
 )
 def test_a_member_that_the_disk_cannot_hold_is_named(out: Path, entry: Entry, why: str) -> None:
-    told = refusal(entry[0].name[:80], why)
-    assert refused(tar_of(entry), out) == told
+    assert refused(tar_of(entry), out) == refusal(entry[0].name[:80], why)
 
 
 def test_a_path_that_is_too_long_is_refused(out: Path) -> None:

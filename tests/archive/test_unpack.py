@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[tuple[Entry, ...], str, str]] = {
     "above, further in": ((a_file("a/../../bad"),), "a/../../bad", "has '..' in its path"),
     "absolute": ((a_file("/tmp/bad"),), "/tmp/bad", "has an absolute path"),
     "a link out": ((a_link(BAD, "/etc"),), BAD, "is a link that leads out of the archive"),
-    "an interpreter that is none": (
+    "a link that only looks like one to an interpreter": (
         (a_link("bin/python", "/etc/passwd"),), "bin/python",
         "is a link that leads out of the archive",
     ),
@@ -86,15 +86,15 @@ HOSTILE: dict[str, tuple[tuple[Entry, ...], str, str]] = {
     ),
     "a hard link out": (
         (of_type(BAD, tarfile.LNKTYPE, "/etc/passwd"),), BAD,
-        "is a hard link to a path that is no earlier file",
+        "is a hard link to a path that is not an earlier file",
     ),
     "a hard link above": (
         (of_type(BAD, tarfile.LNKTYPE, "../x"),), BAD,
-        "is a hard link to a path that is no earlier file",
+        "is a hard link to a path that is not an earlier file",
     ),
     "a hard link to a link": (
         (a_link("a", "/etc/passwd"), of_type(BAD, tarfile.LNKTYPE, "a")), BAD,
-        "is a hard link to a path that is no earlier file",
+        "is a hard link to a path that is not an earlier file",
     ),
     "a device": ((of_type(BAD, tarfile.CHRTYPE),), BAD, "is not a file, folder or link"),
     "a block device": ((of_type(BAD, tarfile.BLKTYPE),), BAD, "is not a file, folder or link"),

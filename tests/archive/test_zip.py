@@ -52,7 +52,7 @@ def test_a_zip_of_many_entries_is_refused_before_they_are_read(out: Path, stated
     unpack(io.BytesIO(zip_of_many(10, 10)), "x.zip", bytes(out), Limits(10, 10))
     assert refused(zip_of_many(11, stated), out, "x.zip", Limits(10, 10)) == (
         "the archive has more than the 10 members that the site allows (unpacked_members): "
-        "nothing was unpacked"
+        "nothing was unpacked; pack fewer files, or ask the administrator to allow more"
     )
 
 
@@ -97,10 +97,10 @@ def test_a_zip_with_offsets_beyond_its_end_is_damaged(tmp_path: Path, out: Path)
 def test_too_little_memory_is_not_reported_as_damage(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(zipfile.ZipFile, "infolist", none)
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", fail)
     with pytest.raises(SpaceError) as caught:
         unpack(io.BytesIO(zip_of("a")), "x.zip", bytes(out), NO_LIMITS)
     assert (

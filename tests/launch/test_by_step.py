@@ -88,4 +88,4 @@ def test_the_step_runs_the_command_on_the_nodes_that_are_asked(site: Site) -> No
     site.ask("n1 n3")
     argv = (site.folder / "argv").read_text().splitlines()
     assert argv == step_argv(JOB, site.policy, ["n1", "n3"], [*NODE_ARGV, STATUS.to_text()])[1:]
-    assert NODE_ARGV == (sys.executable, "-I", "-m", "stager", "node")
+    assert (sys.executable, "-I", "-m", "stager", "node") == NODE_ARGV

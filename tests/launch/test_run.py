@@ -136,10 +136,10 @@ def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
 
 
 def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
-    told = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
+    ranks = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
     script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 0.1'
     begun = time.monotonic()
-    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(told)}, 10, lambda _: None)
+    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(ranks)}, 10, lambda _: None)
     whole = time.monotonic() - begun
     assert list(outcome.phases) == ["launch", "survey", "end"]
     assert outcome.phases["launch"] >= 0.15
@@ -149,10 +149,10 @@ def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
     assert outcome.seconds == sum(outcome.phases.values())
 
 
-def test_ranks_that_say_they_took_longer_than_they_could_leave_no_time_to_the_launcher() -> None:
+def test_ranks_that_report_more_time_than_there_was_leave_none_to_the_launcher() -> None:
     """Their clocks are those of other processes, and coarser."""
-    told = Outcome([], [], 60.0, phases={"survey": 60.0})
-    outcome = run(["/bin/echo", result(told)], {}, 10, lambda _: None)
+    ranks = Outcome([], [], 60.0, phases={"survey": 60.0})
+    outcome = run(["/bin/echo", result(ranks)], {}, 10, lambda _: None)
     assert outcome.phases == {"launch": 0.0, "survey": 60.0, "end": outcome.phases["end"]}
     assert 0 < outcome.phases["end"] == pytest.approx(outcome.seconds - 60)
 
@@ -172,7 +172,7 @@ def test_a_launcher_that_is_not_there_is_named() -> None:
     assert str(caught.value) == "/nowhere/srun cannot be started: No such file or directory"
 
 
-def test_a_launcher_that_is_no_program_is_named(tmp_path: Path) -> None:
+def test_a_launcher_that_is_not_a_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text("not executable")
     with pytest.raises(LaunchError) as caught:
         run([f"{tmp_path}/srun"], {}, 10, lambda _: None)
@@ -199,7 +199,7 @@ def test_an_environment_that_no_program_can_have_is_a_launch_error(
 NOT_STARTED, CUT_OFF = "MPI did not start", "the ranks ended before the stage was done"
 
 
-#: Scripts that end without a result, and the whole of what is said of them.
+#: Scripts that end without a result, and the whole message about each.
 ENDS: dict[str, tuple[str, str]] = {
     "at once": ("exit 3", f"{NOT_STARTED}: sh ended with code 3; {REMEDY}"),
     "at once, as if all was well": ("exit 0", f"{NOT_STARTED}: sh ended with code 0; {REMEDY}"),
@@ -262,7 +262,7 @@ def _is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_rank_that_nobody_foresaw_to_fail_is_named_above_what_mpi_says_of_it(
+def test_a_rank_that_crashed_is_named_above_the_lines_of_mpi(
     launcher: Launcher,
 ) -> None:
     lines = [event("crashed", node=node, error="KeyError: 'size'") for node in ("n3", "n1")]
@@ -278,7 +278,7 @@ def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     assert _is_gone(int(pid))
 
 
-def test_noise_is_no_sign_of_ranks_that_begin(launcher: Launcher) -> None:
+def test_noise_is_not_a_sign_of_ranks_that_begin(launcher: Launcher) -> None:
     script = "while echo waiting for resources >&2; do sleep 0.02; done"
     message, *lines = launcher.failure(script, 0.3).split("\n  ")
     assert message == f"MPI did not start within 0.3 s; {REMEDY}"

@@ -550,7 +550,10 @@ def test_a_hostile_archive_leaves_what_was_there(world: World) -> None:
             archive.addfile(tarfile.TarInfo("../bad"))
 
     world.on_first(spoil)
-    why = "the archive's member '../bad' has '..' in its path: nothing was unpacked"
+    why = (
+        "the archive's member '../bad' has '..' in its path: nothing was unpacked; "
+        "create the archive again without it"
+    )
     assert world.complaints(world.run(items=wish)) == [f"2 {node}: {why}" for node in world.nodes]
     assert as_copy(walk(str(world.copy))) == before
     assert os.listdir(world.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []

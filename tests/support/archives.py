@@ -117,7 +117,10 @@ def damaged(problem: str, name: str = "x.tar") -> str:
 
 def refusal(member: str, why: str) -> str:
     """Return the message for an archive with a member that is not admitted."""
-    return f"the archive's member {member!r} {why}: nothing was unpacked"
+    remedy = "create the archive again without it"
+    if "that the site allows" in why:
+        remedy = "pack fewer files, or ask the administrator to allow more"
+    return f"the archive's member {member!r} {why}: nothing was unpacked; {remedy}"
 
 
 def described(kind: bytes, body: bytes) -> bytes:
