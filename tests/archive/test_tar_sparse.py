@@ -41,7 +41,7 @@ def test_files_keep_their_holes(tmp_path: Path, out: Path, form: str) -> None:
 
 
 def sparse(numbers: bytes, size: int, stored: int) -> bytes:
-    """A file of which a list before its data says where that belongs."""
+    """Return a sparse file of version 1.0, whose list stands before its data."""
     records = {b"major": b"1", b"minor": b"0", b"name": b"s", b"realsize": b"%d" % size}
     body = b"".join(record(b"GNU.sparse." + key, value) for key, value in records.items())
     return described(tarfile.XHDTYPE, body) + header("x", stored) + numbers

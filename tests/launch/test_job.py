@@ -40,7 +40,7 @@ UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running"
 
 
 class Asked:
-    """Probes that write down which of them was asked for which job."""
+    """Makes probes, and records which of them was asked for which job."""
 
     def __init__(self) -> None:
         self.by_name: list[tuple[str, int]] = []
@@ -123,7 +123,7 @@ def asked_of(folder: Path, name: str) -> list[str]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder before all others on PATH, where no pyslurm is to be had."""
+    """A folder that is first on PATH; pyslurm cannot be imported."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
     monkeypatch.setitem(sys.modules, "pyslurm", None)
     return tmp_path
@@ -178,11 +178,11 @@ def test_a_machine_without_scontrol_knows_no_job(
 
 
 class RPCError(Exception):
-    """As pyslurm's."""
+    """Stands for pyslurm's."""
 
 
 def pyslurm(load: Callable[[int], object]) -> types.ModuleType:
-    """A module with the three names of pyslurm that are used."""
+    """Return a module with the names of pyslurm that are used."""
     module = types.ModuleType("pyslurm")
     module.__dict__.update(RPCError=RPCError, Job=types.SimpleNamespace(load=load))
     return module

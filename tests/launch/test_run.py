@@ -48,7 +48,7 @@ def result(outcome: Outcome) -> str:
 
 
 def without_launch(outcome: Outcome) -> Outcome:
-    """The ranks' own outcome: without the time before it and after it, which add up to all."""
+    """Return the outcome without the launcher's time, which must fill its total."""
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
     phases = dict(outcome.phases)
     assert next(iter(phases)) == "launch"
@@ -58,7 +58,7 @@ def without_launch(outcome: Outcome) -> Outcome:
 
 
 class Launcher:
-    """A shell script in the launcher's place, its lines in variables that the script prints."""
+    """Runs a shell script as the launcher, with the lines that it prints in variables."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def launcher() -> Launcher:
 
 
 def say(*names: str) -> str:
-    """A script that prints the named variables, each as a line."""
+    """Return a script that prints the named variables, each as a line."""
     return "; ".join(f"printf '%s\\n' \"${name}\"" for name in names)
 
 
@@ -150,7 +150,7 @@ def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
 
 
 def test_ranks_that_report_more_time_than_there_was_leave_none_to_the_launcher() -> None:
-    """Their clocks are those of other processes, and coarser."""
+    """Clocks of other processes may differ by a little."""
     ranks = Outcome([], [], 60.0, phases={"survey": 60.0})
     outcome = run(["/bin/echo", result(ranks)], {}, 10, lambda _: None)
     assert outcome.phases == {"launch": 0.0, "survey": 60.0, "end": outcome.phases["end"]}
