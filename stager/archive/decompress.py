@@ -1,7 +1,4 @@
-"""An archive's compressed bytes in, as they come, those of its tar out, a thread ahead.
-
-What they may take of memory is bounded.
-"""
+"""Decompress an archive as its bytes come, in a thread of its own and in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,19 +16,30 @@ from stager.base.formats import Compression, compression_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Bytes that are decompressed at a time, few enough for a processor's cache, and how many such
-#: blocks may wait to be written.
-BLOCK, _WAITING = 1 << 18, 16
-#: The most memory that an archive may ask for to be decompressed; xz -9 asks for 65 MiB.
+#: Bytes that are decompressed at a time: few enough for a processor's cache.
+BLOCK = 1 << 18
+#: Decompressed blocks that may wait to be written.
+_WAITING = 16
+#: The most bytes of memory that an archive may require to be decompressed; xz -9 requires 65 MiB.
 _XZ_MEMORY = 256 << 20
+#: The message of liblzma and of libzstd for an archive that requires more.
+_XZ_EXCEEDED, _ZSTD_EXCEEDED = "limit", "too much memory"
+#: Seconds between looks whether the thread that reads ahead has ended.
+_LOOK = 0.01
 
 
 class DamagedError(Exception):
-    """The archive cannot be read on."""
+    """The archive cannot be read any further: the problem, and what can be done about it."""
+
+    def __init__(self, problem: str, remedy: str = "copy it or create it again") -> None:
+        super().__init__(f"{problem}; {remedy}")
 
 
 def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
-    """The bytes of the tar in the ``archive``, in blocks, some of which may be empty."""
+    """Yield the tar in the ``archive`` in blocks, some of which may be empty.
+
+    Raise DamagedError, or an exception of the library that decompresses it.
+    """
     compression = compression_of(name)
     if compression is Compression.GZIP:
         return _gunzipped(archive)
@@ -43,15 +51,15 @@ def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, in blocks."""
+    """Yield the bytes of a file in blocks."""
     while block := archive.read(BLOCK):
         yield block
 
 
 def _gunzipped(archive: IO[bytes]) -> Iterator[bytes]:
-    """One or more gzip files behind each other, with nothing or zeros behind the last.
+    """Decompress one or more gzip streams in a row; zeros may follow each.
 
-    The library compares the digest at the end of each.
+    zlib compares the digest at the end of each.
     """
     data = archive.read(BLOCK)
     while data:
@@ -65,7 +73,7 @@ def _gunzipped(archive: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unxzed(archive: IO[bytes]) -> Iterator[bytes]:
-    """The same for xz."""
+    """Decompress one or more xz streams in a row; zeros may follow each."""
     data = archive.read(BLOCK)
     while data:
         stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
@@ -75,10 +83,10 @@ def _unxzed(archive: IO[bytes]) -> Iterator[bytes]:
             try:
                 yield stream.decompress(data, BLOCK)
             except lzma.LZMAError as error:
-                if "limit" in str(error):
+                if _XZ_EXCEEDED in str(error):
                     raise DamagedError(
-                        f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
-                        "compress it again with a smaller dictionary, as xz -9 does"
+                        f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress",
+                        "compress it again with a smaller dictionary, such as that of xz -9",
                     ) from None
                 raise
             data = b""
@@ -86,30 +94,33 @@ def _unxzed(archive: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_of(archive: IO[bytes], data: bytes) -> bytes:
-    """What stands behind one compressed file, or nothing; the zeros between them go."""
+    """Return the beginning of the next compressed stream, without the zeros before it, if any."""
     while not (data := data.lstrip(b"\0")) and (data := archive.read(BLOCK)):
         pass
     return data
 
 
 def _unzstded(archive: IO[bytes]) -> Iterator[bytes]:
-    """The same for zstd; a file that ends early is not told here, but lacks the tar's end."""
+    """Decompress one or more zstd frames in a row.
+
+    One that ends early raises nothing here: the tar then lacks its end.
+    """
     reader = zstandard.ZstdDecompressor().stream_reader(
         archive, read_size=BLOCK, read_across_frames=True, closefd=False
     )
     try:
         yield from read_blocks(reader)
     except zstandard.ZstdError as error:
-        if "too much memory" in str(error):
+        if _ZSTD_EXCEEDED in str(error):
             raise DamagedError(
-                "it takes more than 128 MiB of memory to decompress; compress it again without "
-                "--ultra and with --long=27 at most"
+                "it takes more than 128 MiB of memory to decompress",
+                "compress it again without --ultra and with --long=27 at most",
             ) from None
         raise
 
 
-class Ahead:
-    """The blocks of an iterator, which a thread runs some blocks ahead: both sides take time."""
+class ReadAhead:
+    """Iterates over ``blocks`` in a thread that is some blocks ahead of whoever uses them."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -126,7 +137,7 @@ class Ahead:
                     self._queue.put(block)
                 if self._stop:
                     break
-        except BaseException as error:  # raised where the blocks are asked for
+        except BaseException as error:  # raised where the blocks are used
             end = error
         self._queue.put(end)
 
@@ -137,8 +148,8 @@ class Ahead:
             yield block
 
     def close(self) -> None:
-        """Stop, whatever was read."""
+        """End the thread, however much was read."""
         self._stop = True
         while self._thread.is_alive():
-            with suppress(queue.Empty):  # it may wait for a place in the queue
-                self._queue.get(timeout=0.01)
+            with suppress(queue.Empty):  # the thread may wait for a place in the queue
+                self._queue.get(timeout=_LOOK)

@@ -1,6 +1,7 @@
-"""A folder in, one archive of it out, which `extract` unpacks or a job mounts: `stagectl pack`.
+"""Pack a folder into one archive, which the option extract unpacks or a job mounts.
 
-Made once and whole: beside its place, and put there when all of it is on the disk.
+The archive is written under another name in the same folder, and renamed when it is complete. It
+holds the digest of the folder's listing, by which a folder that did not change is not packed again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import IO, TYPE_CHECKING, cast
 import zstandard
 
 from stager.archive.decompress import decompressed
-from stager.archive.target import bad_links
+from stager.archive.links import bad_links
 from stager.base.errors import IntegrityError, LaunchError, SourceError, UsageError
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.tree.listing import Kind, text_of
@@ -31,37 +32,43 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Listing
 
-#: Where an archive says which listing it holds: in a comment at its beginning, an image at its end.
-_MARK, _HEADERS = b"slurm-stage listing ", 4096
-#: What a name gets that the caller leaves open, and the compression of it: fast, on all cores.
+#: What stands before the listing's digest: in a comment at a tar's beginning, behind an image.
+_MARK = b"slurm-stage listing "
+#: Bytes at the beginning of a tar in which that comment is found.
+_HEADERS = 4096
+#: The suffix of the archive where the user names none.
 SUFFIX = ".tar.zst"
-_LEVEL, _ALL_CORES = 3, -1
-#: That of gzip itself.
+#: Compression by zstd: its own default level, on all cores.
+_ZSTD_LEVEL, _ALL_CORES = 3, -1
+#: Compression by gzip: the default level of the program.
 _GZIP_LEVEL = 6
+#: What tarfile says of a file that became shorter while it was read.
+_SHORTER = "unexpected end of data"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What became of a folder: bytes of its files, and of the archive; ``options`` are those by
-    which it is staged. ``fresh`` is False where the archive was there already.
-    """
+    """The archive of a folder."""
 
     archive: str
     files: int
+    #: Bytes of the files, and of the archive.
     size: int
     packed_size: int
+    #: The options to stage it with, as they follow the destination in a directive.
     options: str
+    #: False if the archive was there already and holds the folder as it is.
     fresh: bool
-    #: Whether it is a conda environment, whose programs know their place.
+    #: Whether the folder is a conda environment, whose programs contain its path.
     conda: bool
 
 
 def pack(folder: str, archive: str) -> Packed:
-    """Pack the ``folder`` into ``archive``, unless that holds it as it is.
+    """Pack the ``folder`` into ``archive``, unless that holds the folder as it is now.
 
-    Raises UsageError for a name that says no format and for a folder that `extract` would refuse,
-    SourceError for what cannot be read, IntegrityError for a folder that changes meanwhile, and
-    OSError for what cannot be written.
+    Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
+    SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
+    LaunchError if mksquashfs fails, and OSError if the archive cannot be written.
     """
     _check_names(folder, archive)
     listing = _list(folder)
@@ -82,11 +89,11 @@ def pack(folder: str, archive: str) -> Packed:
 def _check_names(folder: str, archive: str) -> None:
     if not archive.lower().endswith((*TARS, *IMAGES)):
         known = " ".join((*TARS, *IMAGES))
-        raise UsageError(f"{archive}: what is packed must be named like one of {known}")
+        raise UsageError(f"{archive}: the name of the archive must end in one of {known}")
     if f"{os.path.realpath(archive)}/".startswith(f"{os.path.realpath(folder)}/"):
-        raise UsageError(f"{archive} lies in the folder that is packed; choose another name")
+        raise UsageError(f"{archive} lies in the folder that is to be packed; choose another place")
     if os.path.exists(archive) and not os.path.isfile(archive):
-        raise UsageError(f"{archive} is no plain file; choose another name")
+        raise UsageError(f"{archive} exists and is not a plain file; choose another name")
 
 
 def _list(folder: str) -> Listing:
@@ -97,20 +104,20 @@ def _list(folder: str) -> Listing:
 
 
 def _changed(folder: str) -> str:
-    return f"{folder} changed while it was packed; pack it again once it rests"
+    return f"{folder} changed while it was packed; pack it again when nothing writes to it"
 
 
 def _check_links(folder: str, listing: Listing) -> None:
-    """Raise UsageError for a link that would have the archive refused where it is unpacked."""
+    """Raise UsageError for a link because of which nothing of the archive would be unpacked."""
     links = {listing.paths[row]: target for row, target in listing.targets.items()
              if listing.kinds[row] == Kind.LINK}  # fmt: skip
     for path, why in bad_links(links):
         where = text_of(os.fsencode(folder) + b"/" + path)
-        raise UsageError(f"{where} {why}, and extract would refuse it; remove it, or pack a .sqsh")
+        raise UsageError(f"{where} {why}, so extract would refuse it; remove it, or pack a .sqsh")
 
 
 def _holds(archive: str, mark: bytes) -> bool:
-    """Whether the archive was packed from a folder that was listed with this ``mark``."""
+    """Return whether the archive was packed from the folder whose listing has this ``mark``."""
     try:
         with open(archive, "rb") as file:
             if is_image(archive):
@@ -118,7 +125,7 @@ def _holds(archive: str, mark: bytes) -> bool:
                 return file.read() == mark
             first = next(filter(None, decompressed(file, archive.lower())), b"")
             return mark in first[:_HEADERS]
-    except Exception:  # whatever stands there is no archive of ours
+    except Exception:  # not an archive, or not one of ours: it is replaced
         return False
 
 
@@ -130,9 +137,9 @@ def _options(listing: Listing, archive: str) -> str:
 
 @contextmanager
 def _replaced(path: str, mode: int) -> Iterator[str]:
-    """The name of a file that takes the place of the one at ``path`` when all is done.
+    """Give the name of a temporary file, which is renamed to ``path`` if nothing is raised.
 
-    It is for those only who have a right to the folder, whose ``mode`` that is.
+    Nobody may read it who has no right to the folder, whose permissions are ``mode``.
     """
     above, name = os.path.split(os.path.abspath(path))
     descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=above)
@@ -158,7 +165,7 @@ def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) 
     with ExitStack() as stack:
         plain = stack.enter_context(open(path, "wb"))
         stream = stack.enter_context(_compressed(plain, compression_of(archive)))
-        # As a stream, which is read as one.
+        # "|" never seeks, which a compressed stream cannot.
         tar = stack.enter_context(
             tarfile.open(
                 fileobj=stream, mode="w|", errorlevel=2, pax_headers={"comment": mark.decode()}
@@ -166,17 +173,17 @@ def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) 
         )
         for name in listing.paths:
             _add(tar, folder, os.fsdecode(name))
-            tar.members.clear()  # type: ignore[attr-defined] # there may be a million
+            tar.members.clear()  # type: ignore[attr-defined] # or all stay in memory
 
 
 def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
     if compression is Compression.GZIP:
-        # Without a name of its own, for that would be the one that the file has meanwhile.
+        # Without the file's name, which is temporary.
         return cast("IO[bytes]", gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
     if compression is Compression.XZ:
         return cast("IO[bytes]", lzma.LZMAFile(file, "wb"))
     if compression is Compression.ZSTD:
-        packer = zstandard.ZstdCompressor(level=_LEVEL, threads=_ALL_CORES)
+        packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=_ALL_CORES)
         return cast("IO[bytes]", packer.stream_writer(file, closefd=False))
     return file
 
@@ -185,13 +192,13 @@ def _add(tar: tarfile.TarFile, folder: str, name: str) -> None:
     path = f"{folder}/{name}"
     try:
         member = tar.gettarinfo(path, name or ".")
-        member.uid = member.gid = 0  # whoever unpacks it owns it
+        member.uid = member.gid = 0  # whoever unpacks the archive owns its files
         member.uname = member.gname = ""
         member.mtime = int(member.mtime)
         if not member.isreg():
             tar.addfile(member)
             return
-        member.mode &= ~(stat.S_ISUID | stat.S_ISGID)  # which extract refuses
+        member.mode &= ~(stat.S_ISUID | stat.S_ISGID)  # extract refuses them
         with open(path, "rb") as file:
             tar.addfile(member, file)
     except FileNotFoundError:
@@ -199,7 +206,7 @@ def _add(tar: tarfile.TarFile, folder: str, name: str) -> None:
     except PermissionError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
     except OSError as error:
-        if "unexpected end of data" in str(error):
+        if _SHORTER in str(error):
             raise IntegrityError(_changed(folder)) from None
         raise
 
@@ -210,12 +217,12 @@ def _write_squashfs(folder: str, path: str, mark: bytes) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     except FileNotFoundError:
         raise LaunchError("mksquashfs is not installed here; pack a .tar.zst instead") from None
-    told = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    # What it cannot read it leaves empty, and says no more than this of it.
-    unread = [line for line in told if "Failed to read" in line]
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    # It writes an empty file in place of one that it cannot read, and ends with code 0.
+    unread = [line for line in lines if "Failed to read" in line]
     if unread:
         raise SourceError(f"mksquashfs: {unread[0].strip()}")
     if done.returncode:
-        raise LaunchError(f"mksquashfs: {(told or ['it failed'])[-1].strip()}")
+        raise LaunchError(f"mksquashfs: {(lines or ['it failed'])[-1].strip()}")
     with open(path, "ab") as file:
-        file.write(mark)  # behind the image, where nobody looks
+        file.write(mark)  # behind the image, whose header says where it ends

@@ -1,33 +1,39 @@
-"""TODO."""
+"""Fill a folder with the members of an archive, and refuse those that may not come into it."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from stager.archive.decompress import BLOCK
+from stager.archive.links import bad_links
 from stager.base.errors import SpaceError, UsageError
 from stager.disk.files import write_all
 from stager.disk.permissions import file_mode, folder_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-SETUID = stat.S_ISUID | stat.S_ISGID
-#: The one link that may lead out: that of a Python environment to its interpreter.
-_INTERPRETER = re.compile(rb"(^|/)bin/(python|pypy)[0-9.]*[a-z]?\Z")
-_PYTHON = re.compile(rb"(.*/)?(python|pypy)[0-9.]*[a-z]?")
-#: Bytes of a path, its end included, that the kernel takes (PATH_MAX), and of one name (NAME_MAX).
-LONGEST_PATH, _LONGEST_NAME = 4096, 255
-#: Links that the kernel follows in one path.
-_MOST_LINKS = 40
+#: Bytes of a path, with the NUL at its end, that the kernel takes (PATH_MAX in limits.h).
+LONGEST_PATH = 4096
+#: Bytes of the name of one file or folder (NAME_MAX).
+_LONGEST_NAME = 255
+#: Bytes of a name that a message repeats where the name is too long.
+_SHOWN = 80
+#: Bits of a time in nanoseconds, its sign left out: what the listing of a folder holds.
+_BITS_OF_TIME = 63
 #: Bytes of a block of the disk.
 _DISK_BLOCK = 4096
+#: Why a device, a pipe or an unknown kind of member is refused.
+NEITHER = "is not a file, folder or link"
+_BAD_TIME = "has an impossible modification time"
+#: What a user can do about a member that is refused, and about an archive that is too large.
+_REMEDY = "create the archive again without it"
+ASK_FOR_MORE = "pack fewer files, or ask the administrator to allow more"
 
 
 class Limits(NamedTuple):
@@ -38,62 +44,87 @@ class Limits(NamedTuple):
     room: int | None = None
 
 
-# What is made of them.
+class _Attributes(NamedTuple):
+    """What a folder gets when all of its members are made; ``mtime`` in nanoseconds."""
+
+    mode: int
+    mtime: int
+
+
+def may_run_as_another(mode: int) -> bool:
+    """Return whether a file with these permissions runs as its owner or group."""
+    return bool(mode & (stat.S_ISUID | stat.S_ISGID))
 
 
 class Target:
-    """The folder that is filled. Raises UsageError for what may not come into it."""
+    """The folder that is filled. Raises UsageError, which names the member that is refused."""
 
     def __init__(self, folder: bytes, limits: Limits) -> None:
         self._base = folder + b"/"
         self._limits = limits
-        self._members = self._size = self._taken = 0
-        #: The folders that were made or are needed, with what they are to have in the end.
-        self._folders: dict[bytes, tuple[int, int] | None] = {b"": None}
+        self._members = 0
+        #: Bytes of files, and of the blocks on the disk that they occupy.
+        self._size = self._allocated = 0
+        #: The folders made so far; None for one that is needed but was not a member yet.
+        self._folders: dict[bytes, _Attributes | None] = {b"": None}
         self._links: dict[bytes, bytes] = {}
+        #: The xxh3-128 of each file by its path.
         self.digests: dict[bytes, bytes] = {}
 
-    def refusal(self, path: bytes, why: str) -> UsageError:
-        """The error that names the member."""
+    def refusal(self, path: bytes, why: str, remedy: str = _REMEDY) -> UsageError:
+        """Return the error that names the member."""
         name = path.decode(errors="backslashreplace")
-        return UsageError(f"the archive's member {name!r} {why}: nothing of it is unpacked")
+        return UsageError(f"the archive's member {name!r} {why}: nothing was unpacked; {remedy}")
 
-    def judge(self, name: bytes, size: int, runs_as: int) -> bytes:
-        """The path in the folder of a member whose file has ``size`` bytes, if it may be there."""
+    def admit(self, name: bytes, size: int, *, runs_as_another: bool) -> bytes:
+        """Return the path in the folder of a member whose file has ``size`` bytes.
+
+        Raise UsageError if it may not be made, SpaceError if the disk has no room for it.
+        """
         self._count(name, size)
         if name.startswith(b"/"):
-            raise self.refusal(name, "has an absolute name")
-        if b"\0" in name or len(self._base) + len(name) >= LONGEST_PATH:
-            raise self.refusal(name[:80], "has an impossible name")
+            raise self.refusal(name, "has an absolute path")
+        if b"\0" in name:
+            raise self.refusal(name[:_SHOWN], "has a NUL byte in its path")
+        if len(self._base) + len(name) >= LONGEST_PATH:
+            raise self.refusal(name[:_SHOWN], "has a path that is too long")
         parts = [part for part in name.split(b"/") if part not in (b"", b".")]
         if b".." in parts:
-            raise self.refusal(name, "has '..' in its name")
+            raise self.refusal(name, "has '..' in its path")
         if parts and max(map(len, parts)) > _LONGEST_NAME:
-            raise self.refusal(name[:80], "has an impossible name")
-        if runs_as:
-            raise self.refusal(name, "would run as somebody else (setuid or setgid)")
+            raise self.refusal(name[:_SHOWN], f"has a name of more than {_LONGEST_NAME} bytes")
+        if runs_as_another:
+            raise self.refusal(name, "would run as another user or group (setuid or setgid)")
         return b"/".join(parts)
 
     def _count(self, name: bytes, size: int) -> None:
-        """Count one more thing with ``size`` bytes of data."""
+        """Count one more member with ``size`` bytes of data."""
         limits = self._limits
         if size < 0:
             raise self.refusal(name, f"has a size of {size} bytes")
         self._members += 1
         self._size += size
-        self._taken += max(1, -(-size // _DISK_BLOCK)) * _DISK_BLOCK
+        self._allocated += max(1, -(-size // _DISK_BLOCK)) * _DISK_BLOCK
         if self._members > limits.members:
-            raise self.refusal(name, f"is one more than the {limits.members} that may be")
+            raise self.refusal(
+                name,
+                f"exceeds the {limits.members} members that the site allows (unpacked_members)",
+                ASK_FOR_MORE,
+            )
         if self._size > limits.size:
-            raise self.refusal(name, f"goes beyond the {limits.size} bytes that may be")
-        if limits.room is not None and self._taken > limits.room:
+            raise self.refusal(
+                name,
+                f"exceeds the {limits.size} bytes that the site allows (unpacked_size)",
+                ASK_FOR_MORE,
+            )
+        if limits.room is not None and self._allocated > limits.room:
             raise SpaceError(
                 f"the archive unpacks to more than the {limits.room} bytes that you may still "
-                "write on this disk; make room or ask for nodes with more"
+                "write on this disk; make room, or request nodes with larger disks"
             )
 
-    def _make_way(self, path: bytes) -> None:
-        """Make the folders above the member."""
+    def _make_parents(self, path: bytes) -> None:
+        """Make the folders above a member that is not a folder."""
         missing = []
         above = path
         while (above := above.rpartition(b"/")[0]) not in self._folders:
@@ -102,18 +133,17 @@ class Target:
             self._count(folder, 0)
             self._mkdir(folder)
         if path in self._folders:
-            raise self.refusal(path, "stands in the place of a folder")
+            raise self.refusal(path, "is not a folder, but an earlier member of that path is one")
 
-    def _clear(self, path: bytes) -> None:
-        """Remove what an earlier member put in the place of this one."""
+    def _remove(self, path: bytes) -> None:
+        """Remove what an earlier member put at ``path``."""
         os.unlink(self._base + path)
         self.digests.pop(path, None)
         self._links.pop(path, None)
 
     def _set_time(self, at: bytes | int, path: bytes, mtime: int | None) -> None:
-        # What does not go into 64 bits, no listing of the folder can hold.
-        if mtime is None or mtime.bit_length() > 63:
-            raise self.refusal(path, "has an impossible time")
+        if mtime is None or mtime.bit_length() > _BITS_OF_TIME:
+            raise self.refusal(path, _BAD_TIME)
         if isinstance(at, int):
             os.utime(at, ns=(mtime, mtime))
         else:
@@ -123,30 +153,33 @@ class Target:
         try:
             os.mkdir(self._base + path, 0o700)
         except FileExistsError:
-            raise self.refusal(path, "is a folder where a file or link stands already") from None
+            raise self.refusal(
+                path, "is a folder, but an earlier member of that path is a file or link"
+            ) from None
         self._folders[path] = None
 
-    def make_folder(self, path: bytes, mode: int, mtime: int | None) -> None:
-        """A folder; the archive's own root is the whole."""
+    def make_folder(self, path: bytes, *, mode: int, mtime: int | None) -> None:
+        """Make a folder. The empty path is the target itself."""
         if path not in self._folders:
-            self._make_way(path)
+            self._make_parents(path)
             self._mkdir(path)
         if mtime is None:
-            raise self.refusal(path, "has an impossible time")
-        self._folders[path] = folder_mode(mode), mtime
+            raise self.refusal(path, _BAD_TIME)
+        self._folders[path] = _Attributes(folder_mode(mode), mtime)
 
     def make_file(
         self,
         path: bytes,
+        data: Iterable[memoryview | int],
+        *,
+        size: int,
         mode: int,
         mtime: int | None,
-        data: Iterable[memoryview | int],
-        size: int,
     ) -> None:
-        """A plain file with all of its ``data``, in which numbers are the lengths of holes."""
+        """Make a plain file of ``size`` bytes; numbers in ``data`` are the lengths of holes."""
         if not path:
             raise self.refusal(path, "has no name")
-        self._make_way(path)
+        self._make_parents(path)
         descriptor = self._create(path)
         try:
             self.digests[path] = self._fill(path, descriptor, data, size)
@@ -159,12 +192,13 @@ class Target:
         try:
             return os.open(self._base + path, _CREATE, 0o600)
         except FileExistsError:
-            self._clear(path)
+            self._remove(path)
             return os.open(self._base + path, _CREATE, 0o600)
 
     def _fill(
         self, path: bytes, descriptor: int, data: Iterable[memoryview | int], size: int
     ) -> bytes:
+        """Write a file's ``data``, and return its digest."""
         digest, at, end = xxhash.xxh3_128(), 0, 0
         for piece in data:
             if isinstance(piece, int):
@@ -178,49 +212,49 @@ class Target:
             write_all(descriptor, piece, begin)
             end = at
         if at != size:
-            raise self.refusal(path, "has another size than it says")
-        if end < size:  # there is a hole at its end
+            raise self.refusal(path, "does not have the size that the archive states")
+        if end < size:  # a hole at its end
             os.ftruncate(descriptor, size)
         return digest.digest()
 
-    def make_link(self, path: bytes, target: bytes, mtime: int | None) -> None:
-        """A symbolic link; where it leads is judged when all is there."""
+    def make_link(self, path: bytes, target: bytes, *, mtime: int | None) -> None:
+        """Make a symbolic link; `finish` checks where it leads."""
         if not target or b"\0" in target:
-            raise self.refusal(path, "is a link to nothing")
+            raise self.refusal(path, "is a link without a valid target")
         if len(target) >= LONGEST_PATH:
-            raise self.refusal(path, "is a link to an impossible name")
-        self._make_way(path)
+            raise self.refusal(path, "is a link with a target that is too long")
+        self._make_parents(path)
         try:
             os.symlink(target, self._base + path)
         except FileExistsError:
-            self._clear(path)
+            self._remove(path)
             os.symlink(target, self._base + path)
         self._set_time(self._base + path, path, mtime)
         self._links[path] = target
 
-    def make_twin(self, path: bytes, target: bytes) -> None:
-        """A further name of a file that came before."""
+    def make_hard_link(self, path: bytes, target: bytes) -> None:
+        """Make a further name of the earlier member ``target``, which must be a file."""
         first = b"/".join(part for part in target.split(b"/") if part not in (b"", b"."))
         if target.startswith(b"/") or first not in self.digests:
-            raise self.refusal(path, "is a hard link to what is no file of the archive")
+            raise self.refusal(path, "is a hard link to a path that is not an earlier file")
         if first == path:
-            return  # some tools name a file twice that they were told of twice
-        self._make_way(path)
+            return  # tar writes this for a file that is named twice on its command line
+        self._make_parents(path)
         try:
             os.link(self._base + first, self._base + path, follow_symlinks=False)
         except FileExistsError:
-            self._clear(path)
+            self._remove(path)
             os.link(self._base + first, self._base + path, follow_symlinks=False)
         self.digests[path] = self.digests[first]
 
     def finish(self) -> None:
-        """Judge the links, and give the folders what they are to have."""
+        """Check the links, and set permissions and times of the folders, deepest first."""
         for path, why in bad_links(self._links):
             raise self.refusal(path, why)
-        for path, facts in sorted(self._folders.items(), reverse=True):
-            os.chmod(self._base + path, facts[0] if facts else 0o755)
-            if facts:
-                self._set_time(self._base + path, path, facts[1])
+        for path, attributes in sorted(self._folders.items(), reverse=True):
+            os.chmod(self._base + path, attributes.mode if attributes else 0o755)
+            if attributes:
+                self._set_time(self._base + path, path, attributes.mtime)
 
 
 def _digest_zeros(digest: xxhash.xxh3_128, length: int) -> None:
@@ -228,54 +262,3 @@ def _digest_zeros(digest: xxhash.xxh3_128, length: int) -> None:
     for _ in range(length // BLOCK):
         digest.update(zeros)
     digest.update(zeros[: length % BLOCK])
-
-
-def bad_links(links: dict[bytes, bytes]) -> Iterator[tuple[bytes, str]]:
-    """Those of the ``links``, targets by paths, that no archive may have; and why. Pure."""
-    ways = _Ways(links)
-    for path, target in links.items():
-        if _INTERPRETER.search(path) and _PYTHON.fullmatch(target):
-            continue
-        end, count = ways.follow(path)
-        if count > _MOST_LINKS:
-            yield path, f"is a link that leads by more than {_MOST_LINKS} links"
-        elif end is None:
-            yield path, "is a link that leads out of the archive"
-
-
-class _Ways:
-    """Where the ``links`` of an archive lead, whatever else is in it. Pure."""
-
-    def __init__(self, links: dict[bytes, bytes]) -> None:
-        self._links = links
-        self._known: dict[bytes, tuple[bytes | None, int]] = {}
-
-    def follow(self, link: bytes, depth: int = 1) -> tuple[bytes | None, int]:
-        """The path that a link leads to, or None for outside, and how many are followed for it.
-
-        Which is no more than some that are too many.
-        """
-        if link in self._known:
-            return self._known[link]
-        if depth > _MOST_LINKS:
-            return b"", depth
-        target, count = self._links[link], 1
-        at: bytes | None = None if target.startswith(b"/") else link.rpartition(b"/")[0]
-        for part in target.split(b"/"):
-            if at is None or count > _MOST_LINKS:
-                break
-            at = _step(at, part)
-            if at in self._links:
-                at, further = self.follow(at, depth + 1)
-                count += further
-        self._known[link] = at, count
-        return at, count
-
-
-def _step(at: bytes, part: bytes) -> bytes | None:
-    """The path one step on from ``at``, or None for outside."""
-    if part in (b"", b"."):
-        return at
-    if part == b"..":
-        return at.rpartition(b"/")[0] if at else None
-    return at + b"/" + part if at else part

@@ -1,27 +1,33 @@
-"""An archive's bytes in, as they come, its files in a folder out; a hostile archive is refused.
+"""Unpack an archive into a folder, or refuse all of it.
 
-The folder is one that nobody else can reach yet, so that all is judged before anybody sees it. No
-member is put anywhere by way of a link, and no link leads out.
+Nobody else can reach the folder yet, so everything is checked before anybody sees a file. No member
+is created through a link, and no link leads out.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from stager.archive.decompress import Ahead, decompressed
-from stager.archive.tar import FILES, FOLDERS, HARD_LINK, LINK, TarStream, members, with_holes
-from stager.archive.target import SETUID, Limits, Target
+from stager.archive.decompress import DamagedError, ReadAhead, decompressed
+from stager.archive.tar import MemberKind, members
+from stager.archive.tar_sparse import with_holes
+from stager.archive.tar_stream import TarStream
+from stager.archive.target import NEITHER, Target, may_run_as_another
 from stager.archive.zip import opened_zip, unpack_zip
 from stager.base.errors import SourceError, SpaceError, StageError
 from stager.base.formats import is_zip
+
+if TYPE_CHECKING:
+    from stager.archive.tar import Member
+    from stager.archive.target import Limits
 
 
 def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
     """Unpack the ``archive`` of that ``name`` into the empty ``folder``.
 
-    Returns the xxh3-128 of each file by its path in the folder. Raises UsageError, which names the
-    member, where the archive is hostile, SourceError where it is damaged, SpaceError, and OSError.
+    Return the xxh3-128 of each file by its path in the folder. Raise UsageError, which names the
+    member, if the archive is hostile, SourceError if it is damaged, SpaceError, and OSError.
     """
     target = Target(folder, limits)
     try:
@@ -29,39 +35,51 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
             with opened_zip(archive, limits) as whole:
                 unpack_zip(whole, target)
         else:
-            with closing(Ahead(decompressed(archive, name.lower()))) as blocks:
+            with closing(ReadAhead(decompressed(archive, name.lower()))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
         target.finish()
     except (StageError, OSError):
         raise
     except MemoryError:
-        raise SpaceError(f"{name}: too little memory to unpack it; ask for more") from None
+        raise SpaceError(
+            f"{name}: too little memory to unpack it; request more for the job (--mem)"
+        ) from None
+    except DamagedError as error:
+        raise SourceError(f"{name} cannot be unpacked: {error}") from None
     except Exception as error:
-        # Whatever the libraries raise: all that they were given is the archive.
-        text = str(error) or "it ends early"
-        raise SourceError(f"{name} cannot be unpacked: {text}") from None
+        # The libraries raise whatever they like, and their only input is the archive.
+        damage = DamagedError(str(error) or "it ends early")
+        raise SourceError(f"{name} cannot be unpacked: {damage}") from None
     return target.digests
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:
     for member in members(tar):
-        name, kind, mode, mtime, target_of_link, size, stored, extents = member
-        is_folder, is_file = kind in FOLDERS, kind in FILES
-        # What a folder or a link says of a size means nothing, but it makes no room for others.
-        path = target.judge(
-            name, size if is_file else min(size, 0), 0 if is_folder else mode & SETUID
-        )
-        if is_file:
-            data = with_holes(tar, member) if extents is not None else tar.pieces(size)
-            target.make_file(path, mode, mtime, data, size)
-        elif is_folder:
-            target.make_folder(path, mode, mtime)
-        elif kind == LINK:
-            target.make_link(path, target_of_link, mtime)
-        elif kind == HARD_LINK and stored:
-            raise target.refusal(path, "is a hard link with data of its own")
-        elif kind == HARD_LINK:
-            target.make_twin(path, target_of_link)
-        else:
-            raise target.refusal(path, "is no file, folder or link")
+        _unpack_member(tar, member, target)
     tar.end()
+
+
+def _unpack_member(tar: TarStream, member: Member, target: Target) -> None:
+    name, kind, mode, mtime, link_target, size, stored, extents = member
+    is_file, is_folder = kind is MemberKind.FILE, kind is MemberKind.FOLDER
+    # The size of a folder or a link means nothing, but may not make room for other members.
+    counted = size if is_file else min(size, 0)
+    runs_as_another = not is_folder and may_run_as_another(mode)
+    path = target.admit(name, counted, runs_as_another=runs_as_another)
+    if is_file:
+        data = (
+            tar.pieces(size)
+            if extents is None
+            else with_holes(tar, extents, size=size, stored=stored)
+        )
+        target.make_file(path, data, size=size, mode=mode, mtime=mtime)
+    elif is_folder:
+        target.make_folder(path, mode=mode, mtime=mtime)
+    elif kind is MemberKind.LINK:
+        target.make_link(path, link_target, mtime=mtime)
+    elif kind is MemberKind.HARD_LINK and not stored:
+        target.make_hard_link(path, link_target)
+    elif kind is MemberKind.HARD_LINK:
+        raise target.refusal(path, "is a hard link with data of its own")
+    else:
+        raise target.refusal(path, NEITHER)

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Unpack a zip into a target, by Python's zipfile, once its table of contents is found short.
+
+The table stands at the end, so a zip is read only when all of it is on the disk.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,41 @@ import calendar
 import errno
 import os
 import stat
+import struct
 import zipfile
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from stager.archive.decompress import DamagedError, read_blocks
-from stager.archive.target import LONGEST_PATH, SETUID, Limits, Target
+from stager.archive.target import ASK_FOR_MORE, LONGEST_PATH, NEITHER, may_run_as_another
 from stager.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What is a zip.
+    from stager.archive.target import Limits, Target
 
-_END, _END_64, _LOCATOR, _ENTRY = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2"
+#: The record at the end: signature, the table's length, and the length of the comment behind it.
+_END, _END_SIGNATURE = struct.Struct("<4s 8x I 4x H"), b"PK\5\6"
+#: The record that stands before it where numbers are large: signature and the table's length.
+_END_64, _END_64_SIGNATURE = struct.Struct("<4s 36x Q 8x"), b"PK\6\6"
+#: What stands between them, and says where the larger record is.
+_LOCATOR, _LOCATOR_SIGNATURE = struct.Struct("<4s 16x"), b"PK\6\7"
+#: An entry of the table: signature, and the lengths of name, extra field and comment behind it.
+_ENTRY, _ENTRY_SIGNATURE = struct.Struct("<4s 24x 3H 12x"), b"PK\1\2"
+_LONGEST_COMMENT = 0xFFFF
+#: The bit of an entry's flags that says that its data is encrypted.
+_ENCRYPTED = 1
 
 
 @contextmanager
 def opened_zip(archive: IO[bytes], limits: Limits) -> Iterator[zipfile.ZipFile]:
+    """Open a zip. Raise UsageError if it has too many members, DamagedError if it is damaged."""
     with _seeking():
-        if _entries(archive, limits.members) > limits.members:
+        if _count_entries(archive, limits.members) > limits.members:
             raise UsageError(
-                f"the archive has more than the {limits.members} members that may be: nothing of "
-                "it is unpacked"
+                f"the archive has more than the {limits.members} members that the site allows "
+                f"(unpacked_members): nothing was unpacked; {ASK_FOR_MORE}"
             )
         whole = zipfile.ZipFile(archive)
     with whole:
@@ -37,71 +52,87 @@ def opened_zip(archive: IO[bytes], limits: Limits) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _seeking() -> Iterator[None]:
-    """Where a place that the archive names is looked for: there may be none."""
+    """Raise DamagedError where the archive names an offset that no file has."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise DamagedError("it names places that it does not have") from None
+        raise DamagedError("its table of contents names impossible offsets") from None
 
 
-def _entries(archive: IO[bytes], most: int) -> int:
-    """How many entries the table of contents has, or one more than the ``most`` that matter.
+def _count_entries(archive: IO[bytes], most: int) -> int:
+    """Return how many entries the table of contents has, but stop at ``most`` + 1.
 
-    The library reads the whole table into memory, of whatever size that is.
+    The numbers in the archive are not believed, since zipfile reads the whole table into memory.
     """
-    at, length = _table(archive)
+    at, length = _find_table(archive)
     end, count = at + length, 0
     while 0 <= at < end and count <= most:
         archive.seek(at)
-        entry = archive.read(46)
-        if len(entry) < 46 or not entry.startswith(_ENTRY):
-            break  # the library says what is wrong
-        at += 46 + sum(int.from_bytes(entry[start : start + 2], "little") for start in (28, 30, 32))
+        entry = archive.read(_ENTRY.size)
+        if len(entry) < _ENTRY.size or not entry.startswith(_ENTRY_SIGNATURE):
+            break  # zipfile says what is wrong
+        _, *lengths = _ENTRY.unpack(entry)
+        at += _ENTRY.size + sum(lengths)
         count += 1
     return count
 
 
-def _table(archive: IO[bytes]) -> tuple[int, int]:
-    """Where the table of contents begins, and its length; found as the library finds it."""
+def _find_table(archive: IO[bytes]) -> tuple[int, int]:
+    """Return offset and length of the table of contents, found in the same way as by zipfile."""
     size = archive.seek(0, os.SEEK_END)
-    start = max(0, size - 22 - 0xFFFF - 20 - 56)
+    start = max(0, size - _END.size - _LONGEST_COMMENT - _LOCATOR.size - _END_64.size)
     archive.seek(start)
     tail = archive.read()
-    at = len(tail) - 22
-    if at < 0 or not tail.startswith(_END, at) or tail[-2:] != b"\0\0":
-        at = tail.rfind(_END, max(0, len(tail) - 22 - 0xFFFF))
-    if at < 0:
-        return 0, 0
-    length = int.from_bytes(tail[at + 12 : at + 16], "little")
-    large = at - 20 - 56
-    if large >= 0 and tail.startswith(_LOCATOR, at - 20) and tail.startswith(_END_64, large):
-        at, length = large, int.from_bytes(tail[large + 40 : large + 48], "little")
+    at = len(tail) - _END.size
+    if at < 0 or not tail.startswith(_END_SIGNATURE, at) or _END.unpack_from(tail, at)[2]:
+        at = tail.rfind(_END_SIGNATURE, max(0, len(tail) - _END.size - _LONGEST_COMMENT))
+    if at < 0 or at + _END.size > len(tail):
+        return 0, 0  # zipfile says what is wrong
+    _, length, _ = _END.unpack_from(tail, at)
+    locator = at - _LOCATOR.size
+    large = locator - _END_64.size
+    if (
+        large >= 0
+        and tail.startswith(_LOCATOR_SIGNATURE, locator)
+        and tail.startswith(_END_64_SIGNATURE, large)
+    ):
+        at = large
+        _, length = _END_64.unpack_from(tail, large)
     return start + at - length, length
 
 
 def unpack_zip(archive: zipfile.ZipFile, target: Target) -> None:
+    """Make each member of the ``archive`` in the ``target``."""
     for member in archive.infolist():
-        mode = member.external_attr >> 16
-        kind = stat.S_IFMT(mode)
-        runs_as = 0 if member.is_dir() else mode & SETUID
-        size = 0 if member.is_dir() else member.file_size
-        path = target.judge(os.fsencode(member.filename), size, runs_as)
-        mtime = _zip_time(member.date_time)
-        if member.flag_bits & 1:
-            raise target.refusal(path, "is encrypted")
-        if member.is_dir():
-            target.make_folder(path, mode or 0o755, mtime)
-        elif kind == stat.S_IFLNK:
-            with _opened(archive, member) as data:
-                target.make_link(path, data.read(LONGEST_PATH), mtime)
-        elif kind in (0, stat.S_IFREG):
-            with _opened(archive, member) as data:
-                blocks = (memoryview(block) for block in read_blocks(data))
-                target.make_file(path, mode or 0o644, mtime, blocks, member.file_size)
-        else:
-            raise target.refusal(path, "is no file, folder or link")
+        _unpack_member(archive, member, target)
+
+
+def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Target) -> None:
+    mode = member.external_attr >> 16
+    kind = stat.S_IFMT(mode)
+    is_folder = member.is_dir()
+    path = target.admit(
+        os.fsencode(member.filename),
+        0 if is_folder else member.file_size,
+        runs_as_another=not is_folder and may_run_as_another(mode),
+    )
+    mtime = _nanoseconds(member.date_time)
+    if member.flag_bits & _ENCRYPTED:
+        raise target.refusal(path, "is encrypted")
+    if is_folder:
+        target.make_folder(path, mode=mode or 0o755, mtime=mtime)
+    elif kind == stat.S_IFLNK:
+        with _opened(archive, member) as data:
+            target.make_link(path, data.read(LONGEST_PATH), mtime=mtime)
+    elif kind in (0, stat.S_IFREG):
+        size = member.file_size
+        with _opened(archive, member) as data:
+            blocks = (memoryview(block) for block in read_blocks(data))
+            target.make_file(path, blocks, size=size, mode=mode or 0o644, mtime=mtime)
+    else:
+        raise target.refusal(path, NEITHER)
 
 
 def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
@@ -109,10 +140,11 @@ def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
         return archive.open(member)
 
 
-def _zip_time(when: tuple[int, int, int, int, int, int]) -> int:
-    """Nanoseconds since 1970; a zip tells the local time of an unknown place, here taken for UTC.
+def _nanoseconds(when: tuple[int, int, int, int, int, int]) -> int:
+    """Return a zip's date in nanoseconds since 1970.
 
-    Some tools write no date at all, which is a month and a day 0.
+    A zip holds local time without its zone, taken for UTC here. Some tools write no date, which
+    gives a month and a day of 0.
     """
     year, month, day, *time = when
     return calendar.timegm((year, min(max(month, 1), 12), max(day, 1), *time, 0, 0, 0)) * 10**9

@@ -38,12 +38,12 @@ from stager.copies import upkeep
 from stager.copies.status import NodeStatus, look
 from stager.copies.upkeep import Action, Command
 from stager.launch import gather, job
+from stager.launch.answers import Answer, frames, hello
 from stager.request import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from stager.launch.gather import Answer
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
@@ -134,9 +134,7 @@ class Scope:
 
     def ask(self, order: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:
         """What each node answers."""
-        answers = [
-            gather.Answer(node, _carry_out(order, disk)) for node, disk in self.disks.items()
-        ]
+        answers = [Answer(node, _carry_out(order, disk)) for node, disk in self.disks.items()]
         if self.nodes:
             answers += gather.ask(self.nodes, order, self.context, rules, environment)
         return answers
@@ -171,8 +169,8 @@ def node(order: str) -> int:
     """Carry out an order of another node's stagectl, and answer it."""
     name = job.own_name(os.environ)
     wanted = Command.from_text(order)
-    click.echo(gather.hello(name))
-    for line in gather.frames(name, _carry_out(wanted, "")):
+    click.echo(hello(name))
+    for line in frames(name, _carry_out(wanted, "")):
         click.echo(line)
     return 0
 
@@ -220,11 +218,11 @@ def _read(
     known: dict[str, _Understood] = {}
     problems: dict[str, str] = {}
     for answer in answers:
-        if answer.said is None:
+        if answer.content is None:
             problems[answer.node] = answer.problem
             continue
         try:
-            known[answer.node] = read(answer.said)
+            known[answer.node] = read(answer.content)
         except (KeyError, TypeError, ValueError):
             problems[answer.node] = "its slurm-stage is of another version than this one"
     return known, problems

@@ -1,7 +1,7 @@
-"""Build the environment of the ranks from an allow-list. Pure.
+"""Build the environment of the ranks, and of other steps, from an allow-list. Pure.
 
-A job's own SLURM_, PMIX_ and OMPI_ variables would shape the ranks in ways that were meant for the
-user's program.
+A job's own SLURM_, PMIX_ and OMPI_ variables are meant for the user's program, and would change how
+the ranks are started.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from stager.request.items import REQUEST_VARIABLE, StageRequest
+from stager.request.items import REQUEST_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from stager.request.items import StageRequest
     from stager.request.policy import Policy
 
-#: How the ranks are started by any launcher. -I shuts out the user's PYTHON* and site folder.
+#: The command of a rank, for any launcher. -I keeps the user's PYTHON* and site folder out.
 RANK = (sys.executable, "-I", "-m", "stager.rank")
-#: Tells the plugin in the nested srun that this step is the helper. Slurm takes it for the
-#: plugin's hidden option --stage-helper, and passes over it where there is no such plugin.
+#: Tells the plugin in the nested srun that this step is the helper. Slurm reads it as the plugin's
+#: hidden option --stage-helper, and ignores it if there is no such plugin.
 HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
-#: The same for whoever sees only the step's environment; its value is the job's id.
+#: The same for programs that see only the step's environment; its value is the job's id.
 HELPER_SENTINEL = "STAGE_HELPER"
-#: What a nested srun needs to find its job and controller, and nothing that shapes the step.
+#: What a nested srun needs to find its job and controller, and nothing that changes the step.
 _KEPT = (
     "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
@@ -43,6 +44,19 @@ def rank_environment(
     ``for_launcher`` is what this launcher needs besides. Raise UsageError if the request is too
     long.
     """
+    return {
+        **step_environment(environment, policy, request.job, for_launcher),
+        REQUEST_VARIABLE: request.to_json(),
+    }
+
+
+def step_environment(
+    environment: Mapping[str, str],
+    policy: Policy,
+    job: int,
+    for_launcher: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the environment of a step of ``job`` that the plugin lets pass without a stage."""
     kept = {name: environment[name] for name in _KEPT if name in environment}
     return {
         **kept,
@@ -57,6 +71,5 @@ def rank_environment(
         **(for_launcher or {}),
         **policy.launch.environment,
         HELPER_OPTION: "1",
-        HELPER_SENTINEL: str(request.job),
-        REQUEST_VARIABLE: request.to_json(),
+        HELPER_SENTINEL: str(job),
     }

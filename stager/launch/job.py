@@ -1,6 +1,7 @@
-"""The environment in, else pyslurm's answer, else scontrol's, a JobContext out.
+"""Find the nodes of a job, their states and their names.
 
-Which nodes are meant is always learnt from Slurm: there is no default of "this host".
+All of it comes from Slurm: from the job's environment, by pyslurm where it is installed, or by
+scontrol and sinfo. There is no default of "this host".
 """
 
 from __future__ import annotations
@@ -22,30 +23,33 @@ if TYPE_CHECKING:
     Probe = Callable[[int], "JobContext | None"]
     StateProbe = Callable[[str], dict[str, str]]
 
-#: Seconds for one answer of the controller.
+#: Seconds in which scontrol and scancel must end.
 _ANSWER_TIMEOUT = 30
-#: Seconds for the states of nodes, which one can do without.
+#: Seconds in which sinfo must end; without it, the states are unknown.
 _STATES_TIMEOUT = 2
-#: Words and marks of Slurm's states (sinfo(1)) for nodes that cannot be reached.
+#: The states of nodes that cannot be reached (sinfo(1)).
 _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down", "powering_up"})
+#: Marks behind a state: powered off, powering up or configuring, powering down.
 _AWAY_MARKS = frozenset("~#%")
-#: Numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
+#: Step numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
 SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The allocation: Slurm's job id, its node list as Slurm writes it, how many nodes."""
+    """A job and its allocation."""
 
+    #: Slurm's job id.
     job: int
+    #: The nodes as Slurm writes them: ``n[1-4]``.
     nodes: str
     node_count: int
 
 
 def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) -> JobContext:
-    """The job in whose allocation this process runs.
+    """Return the job in whose allocation this process runs.
 
-    Raises UsageError outside of a job, LaunchError where Slurm cannot tell the job's nodes.
+    Raise UsageError outside of a job, LaunchError if its nodes cannot be found.
     """
     text = environment.get("SLURM_JOB_ID", "")
     if not text.isdecimal():
@@ -62,23 +66,23 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
 def look_up(
     job: int, environment: Mapping[str, str], probes: Sequence[Probe] | None = None
 ) -> JobContext:
-    """The job of that id, which need not be the one that this process runs in.
+    """Return the job of that id, in which this process need not run.
 
-    Raises LaunchError where Slurm cannot tell the job's nodes.
+    Raise LaunchError if its nodes cannot be found.
     """
-    ours = environment.get("SLURM_JOB_ID") == str(job)
-    found = _from_environment(job, environment) if ours else None
+    is_ours = environment.get("SLURM_JOB_ID") == str(job)
+    found = _from_environment(job, environment) if is_ours else None
     for probe in (_from_pyslurm, _from_scontrol) if probes is None else probes:
         found = found or probe(job)
     if found is None:
-        raise LaunchError(f"Slurm does not tell which nodes job {job} has; is it still running?")
+        raise LaunchError(f"Slurm does not know the nodes of job {job}; check that it is running")
     return found
 
 
 def node_states(nodes: str, probes: Sequence[StateProbe] | None = None) -> dict[str, str]:
-    """The states of ``nodes`` in Slurm's words: ``idle``, ``drained``, ``down*``; by node.
+    """Return the state of each of ``nodes`` as Slurm writes it: ``idle``, ``drained``, ``down*``.
 
-    Empty where there is no Slurm to tell.
+    Nodes that Slurm does not know are left out; without Slurm there are none.
     """
     states: dict[str, str] = {}
     for probe in (_states_from_pyslurm, _states_from_sinfo) if probes is None else probes:
@@ -87,32 +91,32 @@ def node_states(nodes: str, probes: Sequence[StateProbe] | None = None) -> dict[
 
 
 def is_away(state: str) -> bool:
-    """Whether a node of this state cannot answer: down, or without power."""
-    words = re.split(r"[^a-z_]+", state.lower())
-    return not _AWAY.isdisjoint(words) or not _AWAY_MARKS.isdisjoint(state)
+    """Return whether a node of this state cannot answer: it is down, or without power."""
+    flags = re.split(r"[^a-z_]+", state.lower())
+    return not _AWAY.isdisjoint(flags) or not _AWAY_MARKS.isdisjoint(state)
 
 
 def is_drained(state: str) -> bool:
-    """Whether a node of this state takes no new jobs."""
+    """Return whether a node of this state takes no new jobs."""
     return "drain" in state.lower()
 
 
 def own_name(environment: Mapping[str, str]) -> str:
-    """This node's name, as Slurm has it where this runs in a job."""
+    """Return this node's name: Slurm's, if this runs in a job."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def unfold(nodes: str) -> list[str]:
-    """The names that a list such as ``n[1-4]`` or ``@group`` stands for. Raises UsageError."""
+    """Return the nodes of a list such as ``n[1-4]`` or ``@group``. Raise UsageError."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
-        # Names come in the order of their numbers.
+        # ClusterShell orders names by their numbers.
         names = [str(name) for name in NodeSet(nodes)]
     except NodeSetException as error:
-        raise UsageError(f"{printable(nodes)} is no list of nodes: {_plain(error)}") from None
+        raise UsageError(f"{printable(nodes)} is not a list of nodes: {_plain(error)}") from None
     if not names:
-        raise UsageError("the list of nodes names none")
+        raise UsageError("the list of nodes is empty")
     return names
 
 
@@ -121,7 +125,7 @@ def _plain(error: Exception) -> str:
 
 
 def end_step(environment: Mapping[str, str], step: str) -> None:
-    """Have Slurm tell the tasks of one of this job's steps to end."""
+    """Terminate the tasks of one of this job's steps, if Slurm can be reached."""
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
             ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"],
@@ -130,8 +134,8 @@ def end_step(environment: Mapping[str, str], step: str) -> None:
 
 
 def fold(nodes: list[str]) -> str:
-    """Node names in Slurm's short form: ``n[1-4]``."""
-    from ClusterShell.NodeSet import NodeSet  # 20 ms that most paths need not spend
+    """Return node names in Slurm's short form: ``n[1-4]``."""
+    from ClusterShell.NodeSet import NodeSet  # takes 20 ms, and many commands do without
 
     return str(NodeSet.fromlist(nodes))
 
@@ -164,13 +168,16 @@ def _from_scontrol(job: int) -> JobContext | None:
     except (OSError, subprocess.SubprocessError):
         return None
     nodes, count = (_only(answer.stdout, key) for key in ("NodeList", "NumNodes"))
-    nodes = "" if nodes == "(null)" else nodes  # a job that has not started
+    nodes = "" if nodes == "(null)" else nodes  # the job has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
 
 
 def _only(record: str, key: str) -> str:
-    """The value of ``key``; nothing where it is there twice: names and folders are users' text."""
-    values = [word.partition("=")[2] for word in record.split() if word.startswith(f"{key}=")]
+    """Return the value of ``key``, or nothing if it is there twice.
+
+    Users may write anything into names and folders of their jobs, also another ``NodeList=``.
+    """
+    values = [field.partition("=")[2] for field in record.split() if field.startswith(f"{key}=")]
     return values[0] if len(values) == 1 else ""
 
 
@@ -181,7 +188,7 @@ def _states_from_pyslurm(nodes: str) -> dict[str, str]:
         return {}
     try:
         known = pyslurm.Nodes.load()
-    except (AttributeError, pyslurm.RPCError):  # its release for Slurm 22.05 has no such call
+    except (AttributeError, pyslurm.RPCError):  # pyslurm 22.05 lacks the call
         return {}
     return {name: str(known[name].state).lower() for name in unfold(nodes) if name in known}
 

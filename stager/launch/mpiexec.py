@@ -19,7 +19,7 @@ LOCAL_ENVIRONMENT = {
 
 
 def mpiexec_argv(count: int) -> list[str]:
-    """Return the command of ``count`` ranks, by the MPI beside this Python where there is one."""
+    """Return the mpiexec for ``count`` ranks: the one beside this Python, if there is one."""
     embedded = _embedded()
     return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
 

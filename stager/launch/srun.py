@@ -1,26 +1,52 @@
-"""TODO."""
+"""Build the arguments of a nested srun: for the ranks, and for a command on some nodes. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from stager.launch.environment import RANK
+from stager.launch.job import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
 
 def srun_argv(job: JobContext, policy: Policy) -> list[str]:
-    """The nested srun: one rank on each node of the job, beside whatever runs there.
+    """Return the srun that starts one rank on each node of the job.
 
-    ``-n`` is spelled out against an inherited SLURM_NTASKS; ``--mem=0`` and ``--gres=none`` claim
-    nothing that the job's own steps need; ``--cpu-bind=none`` lets a rank's threads use all CPUs.
+    One rank's failure ends all, and the last has 30 s to end after the first.
     """
-    count = str(job.node_count)
     return [
-        policy.launch.srun, "--jobid", str(job.job), "--job-name=stage", "--quiet", "--overlap",
-        f"--mpi={policy.launch.mpi}", "--export=ALL", "-N", count, "-n", count,
-        "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
-        "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
+        *_one_task_a_node(job, policy, job.node_count), "--job-name=stage",
+        f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *RANK,
+    ]  # fmt: skip
+
+
+def step_argv(
+    job: JobContext, policy: Policy, nodes: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """Return the srun that runs ``command``, which needs no MPI, on each of the job's ``nodes``.
+
+    No node's failure ends the others, however much later they end.
+    """
+    return [
+        *_one_task_a_node(job, policy, len(nodes)), "--job-name=stagectl", "--mpi=none",
+        f"--nodelist={fold(list(nodes))}", "--kill-on-bad-exit=0", "--wait=0", *command,
+    ]  # fmt: skip
+
+
+def _one_task_a_node(job: JobContext, policy: Policy, nodes: int) -> list[str]:
+    """Return what every nested srun has: one task on each node, beside whatever runs there.
+
+    ``-n`` overrides an inherited SLURM_NTASKS; ``--mem=0`` and ``--gres=none`` claim nothing that
+    the job's own steps need; ``--cpu-bind=none`` lets a task's threads use all CPUs.
+    """
+    count = str(nodes)
+    return [
+        policy.launch.srun, "--jobid", str(job.job), "--quiet", "--overlap", "--export=ALL",
+        "-N", count, "-n", count, "--ntasks-per-node=1", "--mem=0", "--gres=none",
+        "--cpu-bind=none", "--chdir=/", "--input=none",
     ]  # fmt: skip

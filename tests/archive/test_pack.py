@@ -1,4 +1,4 @@
-"""`stagectl pack`: one archive of a folder, made once, that holds all that is in it."""
+"""Archives made of folders: complete, current, and none that could not be unpacked."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ import pytest
 
 import stager.archive.pack
 from stager.archive.pack import pack
-from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import IntegrityError, LaunchError, SourceError, UsageError
 from stager.tree.walk import walk
+from tests.support.archives import NO_LIMITS, seen
 from tests.support.stagectl import STAGECTL, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stager.tree.listing import Listing
-
 TARS = ("tar", "tar.gz", "tgz", "tar.xz", "txz", "tar.zst", "tzst")
-NO_LIMITS = Limits(1 << 40, 1 << 20)
 
 
 @pytest.fixture
@@ -37,18 +34,12 @@ def folder(tmp_path: Path) -> Path:
     (folder / "bin/tool").write_bytes(os.urandom(3 << 20))
     (folder / "bin/tool").chmod(0o755)
     (folder / "bin/link").symlink_to("tool")
-    (folder / "twin").hardlink_to(folder / "bin/tool")
+    (folder / "second").hardlink_to(folder / "bin/tool")
     (folder / ("long" * 60)).write_text("x")
     (folder / os.fsdecode(b"\xff\n")).touch()
     for path in (folder / "bin/tool", folder / "bin", folder / "empty", folder):
         os.utime(path, (1_600_000_000, 1_600_000_000))
     return folder
-
-
-def seen(listing: Listing) -> list[tuple[object, ...]]:
-    columns = listing.paths, listing.kinds, listing.modes, listing.sizes
-    seconds = [mtime // 10**9 for mtime in listing.mtimes]
-    return [*zip(*columns, seconds, strict=True), tuple(listing.targets.items())]
 
 
 @pytest.mark.parametrize("suffix", TARS)
@@ -64,7 +55,7 @@ def test_what_is_packed_is_what_is_unpacked(folder: Path, tmp_path: Path, suffix
     assert seen(walk(str(out))) == seen(walk(str(folder)))
 
 
-def test_a_squashfs_image_holds_it_too(folder: Path, tmp_path: Path) -> None:
+def test_a_squashfs_image_holds_the_same(folder: Path, tmp_path: Path) -> None:
     pack(str(folder), str(tmp_path / "a.sqsh"))
     subprocess.run(
         ["unsquashfs", "-d", tmp_path / "out", tmp_path / "a.sqsh"], check=True, capture_output=True
@@ -72,7 +63,7 @@ def test_a_squashfs_image_holds_it_too(folder: Path, tmp_path: Path) -> None:
     assert seen(walk(str(tmp_path / "out"))) == seen(walk(str(folder)))
 
 
-def test_without_the_program_for_images_it_says_what_else_there_is(
+def test_without_mksquashfs_another_format_is_proposed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -82,7 +73,7 @@ def test_without_the_program_for_images_it_says_what_else_there_is(
 
 
 @pytest.mark.parametrize("suffix", [*TARS, "sqsh"])
-def test_it_is_packed_once_and_again_when_something_changed(
+def test_a_folder_is_packed_once_and_again_when_something_changed(
     folder: Path, tmp_path: Path, suffix: str
 ) -> None:
     archive = tmp_path / f"a.{suffix}"
@@ -111,34 +102,34 @@ def test_a_folder_that_changes_meanwhile_is_not_packed(
 ) -> None:
     def changing(*arguments: Any) -> None:
         write(*arguments)
-        (folder / "twin").touch()
+        (folder / "second").touch()
 
     write = stager.archive.pack._write
     monkeypatch.setattr("stager.archive.pack._write", changing)
-    with pytest.raises(IntegrityError) as told:
+    with pytest.raises(IntegrityError) as caught:
         pack(str(folder), str(tmp_path / f"a.{suffix}"))
-    text = f"{folder} changed while it was packed; pack it again once it rests"
-    assert str(told.value) == text
+    text = f"{folder} changed while it was packed; pack it again when nothing writes to it"
+    assert str(caught.value) == text
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
 
 
-def test_what_extract_would_refuse_is_not_packed_or_mended(folder: Path, tmp_path: Path) -> None:
+def test_what_extract_would_refuse_is_not_packed(folder: Path, tmp_path: Path) -> None:
     (folder / "bin/tool").chmod(0o4755)
     pack(str(folder), str(tmp_path / "a.tar"))
     with tarfile.open(tmp_path / "a.tar") as tar:
         assert tar.getmember("bin/tool").mode == 0o755
     (folder / "bin/out").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         pack(str(folder), str(tmp_path / "a.tar"))
-    assert str(told.value) == (
-        f"{folder}/bin/out is a link that leads out of the archive, and extract would refuse it; "
+    assert str(caught.value) == (
+        f"{folder}/bin/out is a link that leads out of the archive, so extract would refuse it; "
         "remove it, or pack a .sqsh"
     )
     pack(str(folder), str(tmp_path / "a.sqsh"))
 
 
 @pytest.mark.parametrize(("mode", "given"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
-def test_an_archive_is_for_those_only_who_may_see_the_folder(
+def test_only_who_may_see_the_folder_may_read_its_archive(
     folder: Path, tmp_path: Path, mode: int, given: int
 ) -> None:
     folder.chmod(mode)
@@ -146,22 +137,23 @@ def test_an_archive_is_for_those_only_who_may_see_the_folder(
     assert (tmp_path / "a.tar").stat().st_mode & 0o777 == given
 
 
-def test_what_cannot_be_packed_is_told_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_reported_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .sqsh .squashfs"
     for name in ("a.zip", "a"):
         with pytest.raises(UsageError) as refused:
             pack(str(folder), name)
-        assert str(refused.value) == f"{name}: what is packed must be named like one of {known}"
+        assert str(refused.value) == f"{name}: the name of the archive must end in one of {known}"
     inside = folder / "a.tar"
     with pytest.raises(UsageError) as refused:
         pack(str(folder), str(inside))
-    where = "lies in the folder that is packed; choose another name"
+    where = "lies in the folder that is to be packed; choose another place"
     assert str(refused.value) == f"{inside} {where}"
     os.mkfifo(folder / "pipe")
     with pytest.raises(SourceError, match=r"/pipe is a named pipe, which cannot be staged"):
         pack(str(folder), str(tmp_path / "a.tar"))
     (tmp_path / "b.tar").mkdir()
-    with pytest.raises(UsageError, match=r"/b\.tar is no plain file; choose another name"):
+    taken = r"/b\.tar exists and is not a plain file; choose another name"
+    with pytest.raises(UsageError, match=taken):
         pack(str(folder), str(tmp_path / "b.tar"))
     (tmp_path / "b.tar").rmdir()
     with pytest.raises(SourceError, match=r"/nothing: No such file or directory"):
@@ -183,7 +175,7 @@ def test_an_archive_that_was_there_stays_when_packing_fails(folder: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "env"]
 
 
-def test_the_command_says_what_to_write_into_the_job(folder: Path) -> None:
+def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
     (folder / "pyvenv.cfg").touch()
     ran = run([*STAGECTL, "pack", str(folder)], folder)
     first, second = ran.out.splitlines()

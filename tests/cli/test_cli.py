@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stager.cli import main
-from stager.launch.gather import frames
+from stager.launch.answers import frames
 from tests.support.stagectl import STAGECTL, Ran, environment, run
 from tests.support.users import forked
 
@@ -965,8 +965,8 @@ def test_deeds_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     [
         (["-w", "n1", "--job", "3"],
          "--nodes, --job and --local-root exclude each other: choose one"),
-        (["-w", "n[1-"], 'n[1- is no list of nodes: missing bracket: "n[1-"'),
-        (["-w", ","], ", is no list of nodes: missing nodeset operand with ',' operator"),
+        (["-w", "n[1-"], 'n[1- is not a list of nodes: missing bracket: "n[1-"'),
+        (["-w", ","], ", is not a list of nodes: missing nodeset operand with ',' operator"),
     ],
     ids=["two at once", "a bad list", "a list of nothing"],
 )  # fmt: skip

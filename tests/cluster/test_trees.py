@@ -238,7 +238,10 @@ def test_an_archive_is_unpacked_on_every_node_and_leaves_nothing_of_itself(site:
 def test_a_hostile_archive_fails_the_job_and_leaves_nothing(site: Site) -> None:
     site.run("cd /shared && tar -czf bad.tgz --transform 's,^,../,' -P img-none 2>/dev/null; "
              "echo x > evil && tar -czPf bad.tgz --transform 's,^,../../,' evil")  # fmt: skip
-    why = "the archive's member '../../evil' has '..' in its name: nothing of it is unpacked"
+    why = (
+        "the archive's member '../../evil' has '..' in its path: nothing was unpacked; "
+        "create the archive again without it"
+    )
     fails(site, 2, f"n[1-4]: {why}", f"--stage=/shared/bad.tgz:{COPY},extract")
     assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
     assert [site.copy(node, "/nvme/evil").exists() for node in site.nodes] == [False] * 4
@@ -251,7 +254,7 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
             r"stage: n3: the archive unpacks to more than the \d+ bytes that you may still write "
-            r"on this disk; make room or ask for nodes with more\n"
+            r"on this disk; make room, or request nodes with larger disks\n"
             + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )

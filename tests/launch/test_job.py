@@ -36,11 +36,11 @@ OUTSIDE = (
     "not inside a Slurm job: use sbatch, salloc or srun first, "
     "or --local N to simulate N nodes on this machine"
 )
-UNKNOWN = "Slurm does not tell which nodes job 17 has; is it still running?"
+UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running"
 
 
 class Asked:
-    """Probes that write down which of them was asked for which job."""
+    """Makes probes, and records which of them was asked for which job."""
 
     def __init__(self) -> None:
         self.by_name: list[tuple[str, int]] = []
@@ -61,13 +61,13 @@ def asked() -> Asked:
 # From the environment
 
 
-def test_a_job_whose_environment_tells_its_nodes_asks_nobody(asked: Asked) -> None:
+def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> None:
     assert find(ENVIRONMENT, [asked.probe("first", None)]) == JOB
     assert asked.by_name == []
 
 
 @pytest.mark.parametrize("job", [None, "", "x", "17.0", "-1", " 17"])
-def test_a_process_outside_of_a_job_is_told_so(job: str | None, asked: Asked) -> None:
+def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) -> None:
     environment = {} if job is None else {**ENVIRONMENT, "SLURM_JOB_ID": job}
     with pytest.raises(UsageError) as caught:
         find(environment, [asked.probe("first", JOB)])
@@ -123,19 +123,19 @@ def asked_of(folder: Path, name: str) -> list[str]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder before all others on PATH, where no pyslurm is to be had."""
+    """A folder that is first on PATH; pyslurm cannot be imported."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
     monkeypatch.setitem(sys.modules, "pyslurm", None)
     return tmp_path
 
 
-def test_scontrol_is_asked_where_the_environment_does_not_tell(programs: Path) -> None:
+def test_scontrol_is_asked_for_nodes_that_are_not_in_the_environment(programs: Path) -> None:
     program(programs, "scontrol", f"echo '{ANSWER}'")
     assert find({"SLURM_JOB_ID": "17"}) == JOB
     assert asked_of(programs, "scontrol") == ["--oneliner show job 17"]
 
 
-def test_what_scontrol_tells_need_not_be_utf8(programs: Path) -> None:
+def test_the_answer_of_scontrol_need_not_be_utf8(programs: Path) -> None:
     answer = ANSWER.replace("train", "caf\\0351")
     program(programs, "scontrol", f"printf '%b\\n' '{answer}'")
     assert find({"SLURM_JOB_ID": "17"}) == JOB
@@ -178,11 +178,11 @@ def test_a_machine_without_scontrol_knows_no_job(
 
 
 class RPCError(Exception):
-    """As pyslurm's."""
+    """Stands for pyslurm's."""
 
 
 def pyslurm(load: Callable[[int], object]) -> types.ModuleType:
-    """A module with the three names of pyslurm that are used."""
+    """Return a module with the names of pyslurm that are used."""
     module = types.ModuleType("pyslurm")
     module.__dict__.update(RPCError=RPCError, Job=types.SimpleNamespace(load=load))
     return module
@@ -240,7 +240,7 @@ def test_states_are_asked_for_until_somebody_knows() -> None:
     assert node_states("n1", [nobody]) == {}
 
 
-def test_sinfo_tells_states_once_a_partition(programs: Path) -> None:
+def test_sinfo_prints_a_state_once_for_each_partition(programs: Path) -> None:
     program(programs, "sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n1|idle'; echo oops")
     assert node_states("n[1-2]") == STATES
     assert asked_of(programs, "sinfo") == ["--noheader --Node --format=%N|%T --nodes=n[1-2]"]
@@ -252,7 +252,9 @@ def test_without_an_answer_in_time_no_state_is_known(programs: Path, script: str
     assert node_states("n1") == {}
 
 
-def test_pyslurm_tells_states_before_sinfo(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyslurm_is_asked_for_states_before_sinfo(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = {
         name: types.SimpleNamespace(state=state)
         for name, state in {"n1": "IDLE", "n2": "IDLE+DRAIN", "n3": "DOWN"}.items()
@@ -264,7 +266,7 @@ def test_pyslurm_tells_states_before_sinfo(programs: Path, monkeypatch: pytest.M
     assert not (programs / "sinfo.asked").exists()
 
 
-def test_sinfo_tells_states_where_pyslurm_knows_no_such_call(
+def test_sinfo_is_asked_for_states_where_pyslurm_lacks_the_call(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(programs, "sinfo", "echo 'n1|idle'")
@@ -291,12 +293,12 @@ def test_which_nodes_can_answer(state: str, away: bool, drained: bool) -> None:
 
 
 def test_a_step_is_ended_by_scancel(programs: Path) -> None:
-    program(programs, "scancel", "echo 'said nothing about'; exit 1")
+    program(programs, "scancel", "echo 'never printed'; exit 1")
     end_step(ENVIRONMENT, "3")
     assert asked_of(programs, "scancel") == ["--signal=TERM 17.3"]
 
 
-def test_a_step_that_cannot_be_ended_is_let_be(
+def test_a_step_that_cannot_be_ended_raises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -339,14 +341,14 @@ def test_lists_of_nodes_are_unfolded(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n[1-", 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        ("n[1-", 'n[1- is not a list of nodes: missing bracket: "n[1-"'),
         ("n[1-x]", None),
         ("@nowhere\n", None),
         ("n1!n1", None),
-        ("", "the list of nodes names none"),
+        ("", "the list of nodes is empty"),
     ],
 )
-def test_what_is_no_list_of_nodes_is_told_on_one_line(text: str, why: str | None) -> None:
+def test_a_bad_list_of_nodes_is_reported_on_one_line(text: str, why: str | None) -> None:
     with pytest.raises(UsageError) as caught:
         unfold(text)
     assert why in (None, str(caught.value))

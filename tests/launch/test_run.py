@@ -1,163 +1,23 @@
-"""How the ranks are started, what they are given, and what is made of all that they say."""
+"""How ranks are run: their events, their Outcome, and what is reported without one."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.options import Options, Validate
 from stager.base.outcome import ItemReport, Outcome, event
-from stager.launch.environment import rank_environment
-from stager.launch.job import JobContext
-from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
 from stager.launch.run import run
-from stager.launch.srun import srun_argv
-from stager.request.items import StageItem, StageRequest
-from stager.request.policy import Launch, Policy
 from tests.support.users import within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
-POLICY = Policy(roots=("/nvme",))
-ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
-REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
-#: REQUEST as the ranks find it.
-REQUEST_JSON = (
-    '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
-    '"root": "/nvme"}], "nodes": 4, '
-    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
-    '"writers": 0, "algorithm": "auto", "direct": true}, '
-    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
-    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
-    '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "dry_run": false, "bench": 0, "local_root": ""}'
-)
-
-#: What every launcher starts.
-RANK = [sys.executable, "-I", "-m", "stager.rank"]
-
-
-# Argument lists
-
-
-def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
-    assert srun_argv(JOB, POLICY) == [
-        "srun", "--jobid", "17", "--job-name=stage", "--quiet", "--overlap", "--mpi=pmix",
-        "--export=ALL", "-N", "4", "-n", "4", "--ntasks-per-node=1", "--mem=0", "--gres=none",
-        "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30", "--input=none", *RANK,
-    ]  # fmt: skip
-
-
-def test_the_site_chooses_its_srun_and_its_mpi() -> None:
-    policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
-    assert srun_argv(JobContext(4711, "login", 1), policy) == [
-        "/opt/slurm/bin/srun", "--jobid", "4711", "--job-name=stage", "--quiet", "--overlap",
-        "--mpi=pmi2", "--export=ALL", "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0",
-        "--gres=none", "--cpu-bind=none", "--chdir=/", "--kill-on-bad-exit=1", "--wait=30",
-        "--input=none", *RANK,
-    ]  # fmt: skip
-
-
-def test_mpiexec_is_the_one_beside_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mpiexec").touch()
-    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
-    assert mpiexec_argv(3) == [f"{tmp_path}/mpiexec", "-n", "3", *RANK]
-
-
-def test_mpiexec_is_the_systems_where_none_is_beside_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
-    assert mpiexec_argv(3) == ["mpiexec", "-n", "3", *RANK]
-
-
-# The ranks' environment
-
-#: What a rank is always given.
-GIVEN = {
-    "HOME": "/",
-    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "SLURM_PMIX_FENCE": "ring",
-    "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
-    "STAGE_HELPER": "17",
-    "STAGE_REQUEST": REQUEST_JSON,
-}
-#: All that may pass from a job to the ranks.
-ALLOWED = {
-    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
-    "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES",
-    "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
-}  # fmt: skip
-
-
-def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes_the_step() -> None:
-    job = {
-        "HOME": "/home/u", "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
-        "PATH": "/home/u/bin", "LD_PRELOAD": "/home/u/evil.so", "LD_LIBRARY_PATH": "/home/u/lib",
-        "PYTHONPATH": "/home/u/py", "PYTHONSTARTUP": "/home/u/rc", "BASH_ENV": "/home/u/rc",
-        "SLURM_NTASKS": "64", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MPI_TYPE": "none",
-        "SLURM_HINT": "nomultithread", "SLURM_DISTRIBUTION": "cyclic", "SLURM_STEP_ID": "0",
-        "SLURM_EXPORT_ENV": "NONE", "SRUN_DEBUG": "5", "PMIX_RANK": "0", "PMI_RANK": "0",
-        "OMPI_MCA_pml": "ucx", "OMPI_COMM_WORLD_RANK": "0", "MPIR_CVAR_X": "1",
-        "STAGE_DIRECTIVES": "/a:/b", "STAGE_REQUEST": "{}",
-    }  # fmt: skip
-    assert rank_environment(job, POLICY, REQUEST) == {
-        **GIVEN, "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
-    }  # fmt: skip
-
-
-def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
-    request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
-    found = rank_environment({}, POLICY, request, mpiexec_environment())
-    assert {name: value for name, value in found.items() if name not in GIVEN} == {
-        "OMPI_MCA_btl": "self,sm",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-
-
-def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> None:
-    site = {"PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc", "STAGE_REQUEST": "{}"}
-    policy = Policy(roots=("/nvme",), launch=Launch(environment=site))
-    assert rank_environment({"HOME": "/home/u", "UCX_TLS": "tcp"}, policy, REQUEST) == {
-        **GIVEN, "PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc",
-    }  # fmt: skip
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(ALLOWED | set(GIVEN))) | st.text(min_size=1).map("SLURM_".__add__),
-        st.text(),
-    )
-)
-@settings(database=None, max_examples=50)
-def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> None:
-    allowed = {name: value for name, value in job.items() if name in ALLOWED}
-    assert rank_environment(job, POLICY, REQUEST) == {**GIVEN, **allowed}
-
-
-# Listening
 
 #: The remedy that every failure to begin ends with.
 REMEDY = (
@@ -188,7 +48,7 @@ def result(outcome: Outcome) -> str:
 
 
 def without_launch(outcome: Outcome) -> Outcome:
-    """The ranks' own outcome: without the time before it and after it, which add up to all."""
+    """Return the outcome without the launcher's time, which must fill its total."""
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
     phases = dict(outcome.phases)
     assert next(iter(phases)) == "launch"
@@ -198,7 +58,7 @@ def without_launch(outcome: Outcome) -> Outcome:
 
 
 class Launcher:
-    """A shell script in the launcher's place, its lines in variables that the script prints."""
+    """Runs a shell script as the launcher, with the lines that it prints in variables."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -221,7 +81,7 @@ def launcher() -> Launcher:
 
 
 def say(*names: str) -> str:
-    """A script that prints the named variables, each as a line."""
+    """Return a script that prints the named variables, each as a line."""
     return "; ".join(f"printf '%s\\n' \"${name}\"" for name in names)
 
 
@@ -276,10 +136,10 @@ def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
 
 
 def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
-    told = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
+    ranks = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
     script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 0.1'
     begun = time.monotonic()
-    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(told)}, 10, lambda _: None)
+    outcome = run(["/bin/sh", "-c", script], {"RESULT": result(ranks)}, 10, lambda _: None)
     whole = time.monotonic() - begun
     assert list(outcome.phases) == ["launch", "survey", "end"]
     assert outcome.phases["launch"] >= 0.15
@@ -289,10 +149,10 @@ def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
     assert outcome.seconds == sum(outcome.phases.values())
 
 
-def test_ranks_that_say_they_took_longer_than_they_could_leave_no_time_to_the_launcher() -> None:
-    """Their clocks are those of other processes, and coarser."""
-    told = Outcome([], [], 60.0, phases={"survey": 60.0})
-    outcome = run(["/bin/echo", result(told)], {}, 10, lambda _: None)
+def test_ranks_that_report_more_time_than_there_was_leave_none_to_the_launcher() -> None:
+    """Clocks of other processes may differ by a little."""
+    ranks = Outcome([], [], 60.0, phases={"survey": 60.0})
+    outcome = run(["/bin/echo", result(ranks)], {}, 10, lambda _: None)
     assert outcome.phases == {"launch": 0.0, "survey": 60.0, "end": outcome.phases["end"]}
     assert 0 < outcome.phases["end"] == pytest.approx(outcome.seconds - 60)
 
@@ -306,16 +166,13 @@ def test_the_launcher_has_the_given_environment_and_nothing_to_read() -> None:
     assert str(caught.value) == f"MPI did not start: cat ended with code 0; {REMEDY}"
 
 
-# Failing
-
-
 def test_a_launcher_that_is_not_there_is_named() -> None:
     with pytest.raises(LaunchError) as caught:
         run(["/nowhere/srun", "-n", "4"], {}, 10, lambda _: None)
     assert str(caught.value) == "/nowhere/srun cannot be started: No such file or directory"
 
 
-def test_a_launcher_that_is_no_program_is_named(tmp_path: Path) -> None:
+def test_a_launcher_that_is_not_a_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text("not executable")
     with pytest.raises(LaunchError) as caught:
         run([f"{tmp_path}/srun"], {}, 10, lambda _: None)
@@ -340,7 +197,9 @@ def test_an_environment_that_no_program_can_have_is_a_launch_error(
 
 
 NOT_STARTED, CUT_OFF = "MPI did not start", "the ranks ended before the stage was done"
-#: Scripts that end without a result, and the whole of what is said of them.
+
+
+#: Scripts that end without a result, and the whole message about each.
 ENDS: dict[str, tuple[str, str]] = {
     "at once": ("exit 3", f"{NOT_STARTED}: sh ended with code 3; {REMEDY}"),
     "at once, as if all was well": ("exit 0", f"{NOT_STARTED}: sh ended with code 0; {REMEDY}"),
@@ -399,14 +258,11 @@ def test_the_last_lines_of_both_streams_are_repeated(launcher: Launcher) -> None
     assert (ended, sorted(lines)) == (ENDED, ["one", "two"])
 
 
-# Waiting
-
-
 def _is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_rank_that_nobody_foresaw_to_fail_is_named_above_what_mpi_says_of_it(
+def test_a_rank_that_crashed_is_named_above_the_lines_of_mpi(
     launcher: Launcher,
 ) -> None:
     lines = [event("crashed", node=node, error="KeyError: 'size'") for node in ("n3", "n1")]
@@ -422,7 +278,7 @@ def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     assert _is_gone(int(pid))
 
 
-def test_noise_is_no_sign_of_ranks_that_begin(launcher: Launcher) -> None:
+def test_noise_is_not_a_sign_of_ranks_that_begin(launcher: Launcher) -> None:
     script = "while echo waiting for resources >&2; do sleep 0.02; done"
     message, *lines = launcher.failure(script, 0.3).split("\n  ")
     assert message == f"MPI did not start within 0.3 s; {REMEDY}"

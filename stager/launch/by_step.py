@@ -1,0 +1,83 @@
+"""Ask nodes of a job by a step of that job."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+from stager.copies.upkeep import Action
+from stager.launch import answers
+from stager.launch.answers import NODE_ARGV, Mailbox, no_answer
+from stager.launch.environment import step_environment
+from stager.launch.process import Process
+from stager.launch.srun import step_argv
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stager.copies.upkeep import Command
+    from stager.launch.answers import Answer
+    from stager.launch.job import JobContext
+    from stager.request.policy import Policy
+
+#: Seconds for srun to end by itself once all nodes have answered, and when it is told to end.
+_LEAVE = 0.25
+#: What srun prints for a node on which it could not start a task.
+_NOT_STARTED = re.compile(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)")
+
+
+def ask_by_step(
+    nodes: Sequence[str],
+    command: Command,
+    job: JobContext,
+    policy: Policy,
+    environment: Mapping[str, str],
+) -> dict[str, Answer]:
+    """Return what each of the job's ``nodes`` answers, or why it does not; nothing is raised."""
+    mailbox = Mailbox(nodes)
+    argv = step_argv(job, policy, nodes, [*NODE_ARGV, command.to_text()])
+    try:
+        process = Process(argv, step_environment(environment, policy, job.job))
+    except LaunchError as error:
+        for node in nodes:
+            mailbox.give_up(node, error.message)
+        return mailbox.answers
+    with process:
+        try:
+            _listen(process, mailbox, command)
+        finally:
+            # With a node that does not answer, srun would stay for long.
+            failed = any(answer.problem for answer in mailbox.answers.values())
+            if failed or not process.ends_within(_LEAVE):
+                process.end(_LEAVE)
+    cut_off = [n for n in nodes if n in mailbox.begun and mailbox.answers[n].problem]
+    if command.action is Action.VERIFY and 0 < len(cut_off) < len(nodes):
+        # When a task does not start on one node, srun ends the others after a while.
+        mailbox.answers |= ask_by_step(cut_off, command, job, policy, environment)
+    return mailbox.answers
+
+
+def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
+    """Return when every node has answered or was given up."""
+    deadline = time.monotonic() + answers.PATIENCE
+    last_line = ""
+    while process.is_open and mailbox.waiting:
+        left = deadline - time.monotonic()
+        for line in process.read_lines(left if left > 0 else _LEAVE):
+            last_line = _take(line, mailbox) or last_line
+        if time.monotonic() >= deadline:
+            for node in mailbox.overdue(command):
+                mailbox.give_up(node, no_answer())
+    for node in list(mailbox.waiting):
+        mailbox.give_up(node, last_line or "the step ended without an answer of this node")
+
+
+def _take(line: str, mailbox: Mailbox) -> str:
+    """Take a line of a task or of srun. Return it if it may be the reason of a failure."""
+    failed = _NOT_STARTED.fullmatch(line)
+    if failed:
+        mailbox.give_up(failed[1], f"Slurm could not start a task: {failed[2]}")
+        return ""
+    return "" if mailbox.take(line) else line.strip()

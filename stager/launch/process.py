@@ -1,0 +1,97 @@
+"""A launcher as a child process: start it, read its output line by line, and end it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+#: Bytes of one read.
+_BLOCK = 1 << 16
+#: Seconds of one wait for output at most; longer ones overflow in the kernel.
+_LONGEST_WAIT = 3600.0
+
+
+class Process:
+    """A running launcher. When left as a context manager, its pipes are closed and it is awaited.
+
+    Raise LaunchError if it cannot be started.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        try:
+            self._child = subprocess.Popen(
+                argv, env=dict(environment), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+        except ValueError as error:  # a NUL or '=' where an environment can have none
+            raise LaunchError(f"{argv[0]} cannot be started: {error}") from None
+        self._selector = selectors.DefaultSelector()
+        for stream in (self._child.stdout, self._child.stderr):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, data=bytearray())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._selector.close()
+        self._child.__exit__(kind, error, traceback)
+
+    @property
+    def code(self) -> int:
+        """The exit code, below zero for a signal, once the launcher has ended."""
+        assert self._child.returncode is not None
+        return self._child.returncode
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more output may come."""
+        return bool(self._selector.get_map())
+
+    def read_lines(self, timeout: float | None) -> list[str]:
+        """Return the lines of both streams that come within ``timeout`` seconds, None for any time.
+
+        Return as soon as there is something to read, which may be less than a line.
+        """
+        lines: list[str] = []
+        if timeout is not None:
+            timeout = min(max(0.0, timeout), _LONGEST_WAIT)
+        for key, _ in self._selector.select(timeout):
+            block = os.read(key.fd, _BLOCK)
+            if not block:
+                self._selector.unregister(key.fileobj)
+            key.data.extend(block or b"\n")  # the last line may lack its newline
+            *whole, rest = key.data.split(b"\n")
+            key.data[:] = rest
+            lines += [line.decode(errors="replace") for line in whole]
+        return lines
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait that long for the launcher to end by itself. Return whether it did."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(seconds)
+            return True
+        return False
+
+    def end(self, patience: float) -> None:
+        """Terminate the launcher, so that it ends its tasks; kill it after ``patience`` seconds."""
+        self._child.terminate()
+        if not self.ends_within(patience):
+            self._child.kill()

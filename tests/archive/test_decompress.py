@@ -1,0 +1,63 @@
+"""Compressed archives: several streams in a row, early ends, and how much memory is allowed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from stager.archive.unpack import unpack
+from tests.support.archives import NO_LIMITS, a_file, damaged, refused, tar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_cut_off_zstd_archive_lacks_the_end_of_its_tar(out: Path) -> None:
+    text = zstandard.compress(tar_of(*(a_file(f"f{n}", os.urandom(900)) for n in range(300))))
+    why = damaged("it ends early", "x.tar.zst")
+    assert refused(text[:-140_000], out, "x.tar.zst") == why
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tar.xz", ".tar.zst"])
+def test_an_archive_may_be_compressed_in_parts(out: Path, suffix: str) -> None:
+    text = tar_of(a_file("a", b"1" * 3000), a_file("b"))
+    ways: dict[str, Callable[[bytes], bytes]] = {
+        ".tar.gz": gzip.compress, ".tar.xz": lzma.compress, ".tar.zst": zstandard.compress,
+    }  # fmt: skip
+    parts = ways[suffix](text[:2000]) + ways[suffix](text[2000:])
+    unpack(io.BytesIO(parts), f"x{suffix}", bytes(out), NO_LIMITS)
+    assert [(out / name).read_bytes() for name in "ab"] == [b"1" * 3000, b"data"]
+    assert refused(parts + b"garbage", out, f"x{suffix}").startswith(f"x{suffix} cannot be")
+
+
+def test_a_dictionary_that_would_fill_the_memory_is_refused(out: Path) -> None:
+    text = bytearray(lzma.compress(tar_of(a_file("a"))))
+    # The size of the dictionary is in the first block's header, which has a digest.
+    end = 12 + (text[12] + 1) * 4 - 4
+    text[text.index(b"\x21\x01", 12) + 2] = 40
+    text[end : end + 4] = struct.pack("<I", zlib.crc32(text[12:end]))
+    assert refused(bytes(text), out, "x.tar.xz") == (
+        "x.tar.xz cannot be unpacked: it takes more than 256 MiB of memory to decompress; compress "
+        "it again with a smaller dictionary, such as that of xz -9"
+    )
+
+
+def test_a_window_that_would_fill_the_memory_is_refused(out: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        1, window_log=28, enable_ldm=True, write_content_size=False
+    )
+    made = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    text = made.compress(tar_of(a_file("a"))) + made.flush()
+    assert refused(text, out, "x.tar.zst") == (
+        "x.tar.zst cannot be unpacked: it takes more than 128 MiB of memory to decompress; "
+        "compress it again without --ultra and with --long=27 at most"
+    )

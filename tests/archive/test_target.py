@@ -1,0 +1,124 @@
+"""What the folder that is filled takes, counts and refuses."""
+
+from __future__ import annotations
+
+import io
+import resource
+import tarfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.archive.target import Limits, Target
+from stager.archive.unpack import unpack
+from stager.base.errors import SpaceError, UsageError
+from tests.support.archives import (
+    NO_LIMITS,
+    Entry,
+    a_file,
+    a_link,
+    of_type,
+    refusal,
+    refused,
+    tar_of,
+    with_time,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def test_a_later_member_takes_the_place_of_an_earlier(out: Path) -> None:
+    text = tar_of(a_file("a", b"old"), a_file("a", b"new"), a_link("b", "a"), a_file("b", b"file"))
+    assert set(unpack(io.BytesIO(text), "x.tar", bytes(out), NO_LIMITS)) == {b"a", b"b"}
+    assert [(out / name).read_bytes() for name in "ab"] == [b"new", b"file"]
+    assert not (out / "b").is_symlink()
+
+
+def test_folders_in_the_paths_of_members_count_too(out: Path) -> None:
+    text = tar_of(a_file("a/b/c/d"))
+    why = "exceeds the 3 members that the site allows (unpacked_members)"
+    assert refused(text, out, limits=Limits(10, 3)) == refusal("a/b/c", why)
+    (out.parent / "other").mkdir()
+    unpack(io.BytesIO(text), "x.tar", bytes(out.parent / "other"), Limits(10, 4))
+
+
+def test_many_members_may_be_deep_down(out: Path) -> None:
+    deep = "/".join(["d"] * 500)  # which whoever clears up after the tests can remove
+    entries = [a_file(f"{deep}/{number}", b"") for number in range(300)]
+    assert len(unpack(io.BytesIO(tar_of(*entries)), "x.tar", bytes(out), NO_LIMITS)) == 300
+
+
+def test_the_room_on_the_disk_is_a_limit_of_its_own(out: Path) -> None:
+    text = tar_of(a_file("a", bytes(5000)), a_file("b", b"1"))
+    unpack(io.BytesIO(text), "x.tar", bytes(out), Limits(10_000, 10, room=12_288))
+    with pytest.raises(SpaceError) as caught:
+        unpack(io.BytesIO(text), "x.tar", bytes(out), Limits(10_000, 10, room=12_287))
+    assert caught.value.message == (
+        "the archive unpacks to more than the 12287 bytes that you may still write on this disk; "
+        "make room, or request nodes with larger disks"
+    )
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_written_whole_or_it_is_an_error(out: Path) -> None:
+    text = tar_of(a_file("a", bytes(200_000)))
+    with files_of_at_most(100_000), pytest.raises(OSError, match="File too large"):
+        unpack(io.BytesIO(text), "x.tar", bytes(out), NO_LIMITS)
+
+
+@pytest.mark.parametrize("data", [[b"abc"], [b"ab", b"cde"], [b"abcd", b"e"], [4, 1], []])
+def test_a_file_must_have_the_size_that_was_admitted(out: Path, data: list[bytes | int]) -> None:
+    target = Target(bytes(out), NO_LIMITS)
+    pieces = (memoryview(piece) if isinstance(piece, bytes) else piece for piece in data)
+    with pytest.raises(UsageError) as caught:
+        target.make_file(b"a", pieces, size=4, mode=0o644, mtime=0)
+    why = "does not have the size that the archive states"
+    assert caught.value.message == refusal("a", why)
+    assert target.digests == {}
+
+
+def test_a_hard_link_to_itself_is_ignored(out: Path) -> None:
+    link = of_type("./a", tarfile.LNKTYPE, "a")
+    assert set(unpack(io.BytesIO(tar_of(a_file("a"), link)), "x.tar", bytes(out), NO_LIMITS)) == {
+        b"a"
+    }
+    assert (out / "a").read_bytes() == b"data"
+
+
+def test_a_hard_link_takes_the_place_of_a_file(out: Path) -> None:
+    text = tar_of(a_file("a"), a_file("b", b"old"), of_type("b", tarfile.LNKTYPE, "a"))
+    digests = unpack(io.BytesIO(text), "x.tar", bytes(out), NO_LIMITS)
+    assert (out / "b").samefile(out / "a")
+    assert digests[b"b"] == digests[b"a"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (a_file("x/" + "n" * 256), "has a name of more than 255 bytes"),
+        (a_link("l", "n" * 4096), "is a link with a target that is too long"),
+        (with_time(10**11), "has an impossible modification time"),
+        (with_time(-(10**10)), "has an impossible modification time"),
+        (a_link("bin/python\n", "/etc/python"), "is a link that leads out of the archive"),
+    ],
+)
+def test_a_member_that_the_disk_cannot_hold_is_named(out: Path, entry: Entry, why: str) -> None:
+    assert refused(tar_of(entry), out) == refusal(entry[0].name[:80], why)
+
+
+def test_a_path_that_is_too_long_is_refused(out: Path) -> None:
+    name = "/".join(["d" * 200] * 20)
+    below = "/".join(["o" * 200] * (3900 // 201 - len(bytes(out)) // 201))
+    assert "has a path that is too long" in refused(tar_of(a_file(f"{name}/{below}")), out)

@@ -1,0 +1,58 @@
+"""A node's answer as lines, and its way back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stager.launch.answers import Answer, Mailbox, frames, hello
+
+LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
+
+
+def test_an_answer_is_cut_into_lines_that_slurm_keeps_whole() -> None:
+    noise = {"x": random.Random(1).randbytes(5000).hex()}
+    lines = list(frames("n1", noise))
+    assert len(lines) > 5
+    assert max(map(len, lines)) < 1000
+    assert all(line.isascii() for line in lines)
+
+
+def test_answers_whose_lines_come_mixed_are_put_together() -> None:
+    mailbox = Mailbox(["n1", "n2", "n3"])
+    lines = [*frames("n1", LARGE), *frames("n2", {"a": 1}), "a banner", "", hello("n3")]
+    random.Random(2).shuffle(lines)
+    assert sum(not mailbox.take(line) for line in lines) == 2
+    assert mailbox.answers == {"n1": Answer("n1", LARGE), "n2": Answer("n2", {"a": 1})}
+    assert list(mailbox.waiting) == ["n3"]
+    assert mailbox.begun == {"n1", "n2", "n3"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", " ", "@stage1", "@stage1 n1", "@stage0 n1 hello", "@stage1 n9 hello",
+        "x@stage1 n1 hello",
+    ],
+)  # fmt: skip
+def test_other_lines_are_not_part_of_an_answer(line: str) -> None:
+    mailbox = Mailbox(["n1"])
+    assert not mailbox.take(line)
+    assert list(mailbox.waiting) == ["n1"]
+
+
+@pytest.mark.parametrize("data", ["", "x", "AAAA", "eJwDAAAAAAE="])
+def test_an_answer_that_cannot_be_read_is_a_problem(data: str) -> None:
+    mailbox = Mailbox(["n1"])
+    assert mailbox.take(f"@stage1 n1 0 1 {data}")
+    assert mailbox.answers == {"n1": Answer("n1", None, "its answer cannot be read")}
+
+
+def test_a_node_that_was_given_up_stays_so() -> None:
+    mailbox = Mailbox(["n1"])
+    mailbox.give_up("n1", "\x1b no")
+    mailbox.give_up("n1", "again")
+    mailbox.give_up("n2", "unknown")
+    assert not mailbox.take(hello("n1"))
+    assert mailbox.answers == {"n1": Answer("n1", None, "? no")}

@@ -1,0 +1,104 @@
+"""The environment of the ranks and of other steps."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stager.base.options import Options, Validate
+from stager.launch.environment import rank_environment, step_environment
+from stager.launch.job import JobContext
+from stager.launch.mpiexec import mpiexec_environment
+from stager.request.items import StageItem, StageRequest
+from stager.request.policy import Launch, Policy
+
+JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
+POLICY = Policy(roots=("/nvme",))
+ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
+REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
+#: REQUEST as the ranks find it.
+REQUEST_JSON = (
+    '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
+    '"root": "/nvme"}], "nodes": 4, '
+    '"lock_timeout": 1800.0, "transfer": {"chunk": 2097152, "depth": 0, "readers": 0, '
+    '"writers": 0, "algorithm": "auto", "direct": true}, '
+    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
+    '"job": 17, "status_file": "", "step": "", '
+    '"directives": "", "dry_run": false, "bench": 0, "local_root": ""}'
+)
+#: What a rank is always given.
+GIVEN = {
+    "HOME": "/",
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "SLURM_PMIX_FENCE": "ring",
+    "_SLURM_SPANK_OPTION_slurm_stage_stage_helper": "1",
+    "STAGE_HELPER": "17",
+    "STAGE_REQUEST": REQUEST_JSON,
+}
+#: All that may pass from a job to the ranks.
+ALLOWED = {
+    "LANG", "LOGNAME", "TMPDIR", "TZ", "USER", "SLURM_CLUSTER_NAME", "SLURM_CONF",
+    "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES",
+    "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
+}  # fmt: skip
+
+
+def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes_the_step() -> None:
+    job = {
+        "HOME": "/home/u", "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
+        "PATH": "/home/u/bin", "LD_PRELOAD": "/home/u/evil.so", "LD_LIBRARY_PATH": "/home/u/lib",
+        "PYTHONPATH": "/home/u/py", "PYTHONSTARTUP": "/home/u/rc", "BASH_ENV": "/home/u/rc",
+        "SLURM_NTASKS": "64", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MPI_TYPE": "none",
+        "SLURM_HINT": "nomultithread", "SLURM_DISTRIBUTION": "cyclic", "SLURM_STEP_ID": "0",
+        "SLURM_EXPORT_ENV": "NONE", "SRUN_DEBUG": "5", "PMIX_RANK": "0", "PMI_RANK": "0",
+        "OMPI_MCA_pml": "ucx", "OMPI_COMM_WORLD_RANK": "0", "MPIR_CVAR_X": "1",
+        "STAGE_DIRECTIVES": "/a:/b", "STAGE_REQUEST": "{}",
+    }  # fmt: skip
+    assert rank_environment(job, POLICY, REQUEST) == {
+        **GIVEN, "USER": "u", "LANG": "C.UTF-8", "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4", "SLURM_CONF": "/etc/slurm.conf",
+    }  # fmt: skip
+
+
+def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
+    request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
+    found = rank_environment({}, POLICY, request, mpiexec_environment())
+    assert {name: value for name, value in found.items() if name not in GIVEN} == {
+        "OMPI_MCA_btl": "self,sm",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+
+
+def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> None:
+    site = {"PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc", "STAGE_REQUEST": "{}"}
+    policy = Policy(roots=("/nvme",), launch=Launch(environment=site))
+    assert rank_environment({"HOME": "/home/u", "UCX_TLS": "tcp"}, policy, REQUEST) == {
+        **GIVEN, "PATH": "/opt/mpi/bin", "HOME": "/none", "UCX_TLS": "rc",
+    }  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(ALLOWED | set(GIVEN))) | st.text(min_size=1).map("SLURM_".__add__),
+        st.text(),
+    )
+)
+@settings(database=None, max_examples=50)
+def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> None:
+    allowed = {name: value for name, value in job.items() if name in ALLOWED}
+    assert rank_environment(job, POLICY, REQUEST) == {**GIVEN, **allowed}
+
+
+def test_another_step_has_the_same_environment_without_a_request() -> None:
+    job = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "64", "LD_PRELOAD": "/home/u/evil.so"}
+    expected = {**GIVEN, "SLURM_JOB_ID": "17"}
+    del expected["STAGE_REQUEST"]
+    assert step_environment(job, POLICY, 17) == expected

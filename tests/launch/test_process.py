@@ -1,0 +1,68 @@
+"""Child processes: their lines, how long they are awaited, and how they end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.base.errors import LaunchError
+from stager.launch.process import Process
+
+
+def shell(script: str) -> Process:
+    return Process(["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"})
+
+
+def all_lines(process: Process) -> list[str]:
+    lines: list[str] = []
+    while process.is_open:
+        lines += process.read_lines(None)
+    return lines
+
+
+def test_the_lines_of_both_streams_are_read_and_the_last_needs_no_newline() -> None:
+    with shell("printf 'one\\n\\ntw'; echo three >&2; sleep 0.1; printf o; exit 3") as process:
+        lines = all_lines(process)
+    assert sorted(lines) == ["", "", "one", "three", "two"]
+    assert [line for line in lines if line not in ("", "three")] == ["one", "two"]
+    assert process.code == 3
+
+
+def test_reading_ends_with_its_time() -> None:
+    with shell("printf part; exec sleep 60") as process:
+        begun = time.monotonic()
+        assert process.read_lines(0.2) == []
+        assert process.read_lines(0.2) == []
+        assert process.read_lines(-1) == []
+        assert time.monotonic() - begun < 2
+        process.end(5)
+    assert process.code == -15
+
+
+def test_one_that_ignores_being_terminated_is_killed() -> None:
+    with shell("trap '' TERM; echo ready; while true; do sleep 0.05; done") as process:
+        assert process.read_lines(10) == ["ready"]
+        assert not process.ends_within(0)
+        process.end(0.2)
+    assert process.code == -9
+
+
+def test_one_that_ends_is_awaited() -> None:
+    with shell("sleep 0.1") as process:
+        assert process.ends_within(10)
+    assert process.code == 0
+
+
+def test_nothing_stays_open() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with shell("echo one") as process:
+        assert all_lines(process)[0] == "one"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_one_that_cannot_be_started_is_named() -> None:
+    with pytest.raises(LaunchError) as caught:
+        Process(["/nowhere/srun"], {})
+    assert str(caught.value) == "/nowhere/srun cannot be started: No such file or directory"

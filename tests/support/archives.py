@@ -1,0 +1,146 @@
+"""Archives made member by member, so that each can be hostile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import stat
+import subprocess
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from stager.archive.target import Limits
+from stager.archive.unpack import unpack
+from stager.base.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stager.tree.listing import Listing
+
+WHEN = 1_700_000_000
+NO_LIMITS = Limits(1 << 40, 1 << 20)
+
+
+def seen(listing: Listing) -> list[tuple[object, ...]]:
+    """Return all that an archive keeps of a folder: a time in whole seconds, for one."""
+    columns = listing.paths, listing.kinds, listing.modes, listing.sizes
+    rows = zip(*columns, [mtime // 10**9 for mtime in listing.mtimes], strict=True)
+    return [*rows, tuple(listing.targets.items())]
+
+
+def pack(source: Path, suffix: str) -> bytes:
+    """Return the folder as packed by the system's tools."""
+    if suffix == ".zip":
+        archive = source.parent / "made.zip"
+        with zipfile.ZipFile(archive, "w") as made:
+            for path in sorted(source.rglob("*")):
+                if not path.is_symlink() and path.name.isascii():
+                    made.write(path, path.relative_to(source))
+        return archive.read_bytes()
+    plain = subprocess.run(["tar", "-c", "-C", source, "."], check=True, capture_output=True).stdout
+    for ends, compress in (
+        ((".gz", "tgz"), gzip.compress), ((".xz", "txz"), lzma.compress),
+        ((".zst", "tzst"), zstandard.ZstdCompressor(write_checksum=True).compress),
+    ):  # fmt: skip
+        if suffix.endswith(ends):
+            return compress(plain)
+    return plain
+
+
+#: A member and its data.
+Entry = tuple[tarfile.TarInfo, bytes]
+
+
+def a_file(name: str, data: bytes = b"data", mode: int = 0o644) -> Entry:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), mode
+    return member, data
+
+
+def of_type(name: str, kind: bytes, target: str = "", mode: int = 0o644) -> Entry:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = kind, target, mode
+    return member, b""
+
+
+def a_link(name: str, target: str) -> Entry:
+    return of_type(name, tarfile.SYMTYPE, target)
+
+
+def a_folder(name: str) -> Entry:
+    return of_type(name, tarfile.DIRTYPE, mode=0o755)
+
+
+def tar_of(*entries: Entry) -> bytes:
+    """Return a tar with these members, in this order."""
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for member, data in entries:
+            made.addfile(member, io.BytesIO(data))
+    return text.getvalue()
+
+
+def with_time(when: float) -> Entry:
+    """Return a file with a time that a header cannot hold."""
+    member, data = a_file("when")
+    member.pax_headers = {"mtime": str(when)}
+    return member, data
+
+
+def zip_of(name: str, data: bytes = b"data", mode: int = stat.S_IFREG | 0o644) -> bytes:
+    """Return a zip with one member."""
+    text = io.BytesIO()
+    with zipfile.ZipFile(text, "w") as made:
+        member = zipfile.ZipInfo(name)
+        member.external_attr = mode << 16
+        made.writestr(member, data)
+    return text.getvalue()
+
+
+def refused(text: bytes, out: Path, name: str = "x.tar", limits: Limits = NO_LIMITS) -> str:
+    """Return the message for an archive that is refused."""
+    with pytest.raises((SourceError, UsageError)) as caught:
+        unpack(io.BytesIO(text), name, bytes(out), limits)
+    return caught.value.message
+
+
+def damaged(problem: str, name: str = "x.tar") -> str:
+    """Return the message for an archive that cannot be read any further."""
+    return f"{name} cannot be unpacked: {problem}; copy it or create it again"
+
+
+def refusal(member: str, why: str) -> str:
+    """Return the message for an archive with a member that is not admitted."""
+    remedy = "create the archive again without it"
+    if "that the site allows" in why:
+        remedy = "pack fewer files, or ask the administrator to allow more"
+    return f"the archive's member {member!r} {why}: nothing was unpacked; {remedy}"
+
+
+def described(kind: bytes, body: bytes) -> bytes:
+    """An extended header with ``body``, about the member behind it."""
+    member = tarfile.TarInfo("described")
+    member.type, member.size = kind, len(body)
+    return member.tobuf(tarfile.GNU_FORMAT) + body + bytes(-len(body) % 512)
+
+
+def record(keyword: bytes, value: bytes) -> bytes:
+    """Return a record of an extended header, which begins with its own length."""
+    body = b" " + keyword + b"=" + value + b"\n"
+    length = len(body)
+    while len(b"%d" % length) + len(body) != length:
+        length = len(b"%d" % length) + len(body)
+    return b"%d" % length + body
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> bytes:
+    """The header of a member; whatever follows is its data."""
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.mode = size, kind, mode
+    return member.tobuf(tarfile.GNU_FORMAT)

@@ -1,0 +1,42 @@
+"""A site without Slurm, whose programs each test writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stager.copies.upkeep import Action, Command
+from stager.launch.answers import Answer, frames, hello
+from stager.launch.gather import ask
+from stager.launch.job import JobContext
+from stager.request.policy import Launch, Policy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
+STATUS = Command(Action.STATUS, ("/nvme",))
+
+
+class Site:
+    """Scripts in the place of srun, sinfo and ssh; each test writes those that it needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.policy = Policy(roots=("/nvme",), launch=Launch(srun=f"{folder}/srun"))
+
+    def program(self, name: str, script: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    def answer(self, node: str, content: dict[str, Any]) -> str:
+        """Return the path of a file with all lines of the node's answer."""
+        path = self.folder / f"{node}.answer"
+        path.write_text("".join(f"{line}\n" for line in (hello(node), *frames(node, content))))
+        return str(path)
+
+    def ask(
+        self, nodes: str, command: Command = STATUS, job: JobContext | None = JOB
+    ) -> list[Answer]:
+        names = nodes.split()
+        return ask(names, command, job, self.policy, {"SLURM_JOB_ID": "17", "SECRET": "1"})
