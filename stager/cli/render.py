@@ -52,7 +52,7 @@ def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
 def _item_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
         return (
-            f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
+            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing moved "
             f"({_size(item)}, {seconds_text(item.seconds)})"
         )
     origin = _origin(item, fold)
@@ -62,9 +62,9 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {_moved(item)} from {origin} "
-        f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+        f"to {nodes_text(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
-    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:
@@ -73,7 +73,7 @@ def _spread_line(item: ItemReport, fold: Fold) -> str:
     part = least if least == most else f"{least} to {most}"
     return (
         f"{item.destination}: {_moved(item)} from {item.source} spread over "
-        f"{_nodes(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
+        f"{nodes_text(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
     )
 
 
@@ -100,24 +100,26 @@ def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
         nodes.setdefault(one.destination, []).append(one.node)
     if len(nodes) > _MOST_EVICTED:
         total = bytes_text(sum(one.size for one in outcome.evicted))
-        everywhere = _nodes(sorted({one.node for one in outcome.evicted}), fold)
+        everywhere = nodes_text(sorted({one.node for one in outcome.evicted}), fold)
         return [f"{len(nodes)} files {gone} on {everywhere} to make room: {total} in all"]
     return [
-        f"{path}: {gone} on {_nodes(where, fold)} to make room" for path, where in nodes.items()
+        f"{path}: {gone} on {nodes_text(where, fold)} to make room" for path, where in nodes.items()
     ]
 
 
 def _planned_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
-        return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
+        return (
+            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing would move"
+        )
     origin = _origin(item, fold)
     would = "would be spread" if item.shard_list else "would move"
     way = "over" if item.shard_list else "to"
     line = (
         f"{item.destination}: {_size(item)} {would} from {origin} "
-        f"{way} {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
+        f"{way} {nodes_text(item.received, fold)} ({', '.join(item.reasons)})"
     )
-    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
 def rate_lines(rates: Sequence[Rate]) -> list[str]:
@@ -163,7 +165,8 @@ def _origin(item: ItemReport, fold: Fold) -> str:
     return f"the {'copies' if len(item.senders) > 1 else 'copy'} on {fold(item.senders)}"
 
 
-def _nodes(names: list[str], fold: Fold) -> str:
+def nodes_text(names: list[str], fold: Fold) -> str:
+    """Return node names in short form, with their number: ``n[1-4] (4 nodes)``."""
     return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
 
 

@@ -1,7 +1,6 @@
 """Records of nodes in, tables out: what lies where, how old, in what state, and what room is left.
 
-`look` is run on a node, by itself or when `gather` asks it; all else is pure, but for the names of
-users, which the caller gives.
+`node_status` runs on a node, called there by `stagectl status` or by `stagectl node`.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class NodeStatus:
 # On the node.
 
 
-def look(
+def node_status(
     disk: str, roots: Iterable[str], shared_roots: Iterable[str], *, everyone: bool = False
 ) -> NodeStatus:
     """What the node whose disk is seen at ``disk`` holds for this user, and for all users.

@@ -23,7 +23,7 @@ from stager.cli.tables import (
     unread_lines,
     user_rows,
 )
-from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, look
+from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, node_status
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import jobs_using
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
@@ -95,7 +95,7 @@ class Node:
         )  # fmt: skip
 
     def look(self, *roots: str) -> NodeStatus:
-        return look(str(self.disk), roots or ("/nvme",), ())
+        return node_status(str(self.disk), roots or ("/nvme",), ())
 
     def record_path(self) -> str:
         cache = open_cache(str(self.root), os.getuid())
@@ -231,7 +231,7 @@ def test_a_status_tells_the_room_of_each_root(node: Node) -> None:
 
 def test_a_user_of_whom_the_node_has_no_folder_has_no_entries(node: Node) -> None:
     def act() -> list[Entry]:
-        return look(str(home), ("/nvme",), ()).entries
+        return node_status(str(home), ("/nvme",), ()).entries
 
     with ordinary_home() as home:
         (home / "nvme").mkdir()
@@ -252,7 +252,7 @@ def test_a_root_without_permission_has_no_entries(mode: int) -> None:
     def act(home: Path) -> list[Entry]:
         (home / "closed").mkdir()
         (home / "closed").chmod(mode)
-        return look(str(home), ("/closed",), ()).entries
+        return node_status(str(home), ("/closed",), ()).entries
 
     with ordinary_home() as home:
         assert as_ordinary_user(lambda: act(home)) == []
@@ -260,7 +260,7 @@ def test_a_root_without_permission_has_no_entries(mode: int) -> None:
 
 def test_a_look_at_a_disk_without_records_leaves_it_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "nvme").mkdir()
-    assert look(str(tmp_path), ["/nvme"], []).entries == []
+    assert node_status(str(tmp_path), ["/nvme"], []).entries == []
     assert list(tmp_path.rglob("*")) == [tmp_path / "nvme"]
 
 
@@ -347,7 +347,7 @@ def test_all_users_see_what_root_staged_into_a_shared_root(open_node: Node) -> N
         copy_facts=CopyFacts(5, facts.st_mtime_ns, facts.st_ino, 0),
     )  # fmt: skip
     open_cache(str(site), 0, shared=True).save(record)
-    seen = as_user(USER, lambda: look(str(open_node.disk), ("/nvme",), ("/site",)))
+    seen = as_user(USER, lambda: node_status(str(open_node.disk), ("/nvme",), ("/site",)))
     assert seen.entries == [
         ENTRY._replace(
             destination="/site/a", source=str(open_node.source), size=5, user=0, shared=True
@@ -381,7 +381,7 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
 
     as_user(USER, save)
     assert [(e.user, e.state) for e in node.look().entries] == [(0, "current")]
-    seen = look(str(node.disk), ["/nvme"], [], everyone=True)
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
     ]  # fmt: skip
@@ -604,4 +604,4 @@ def test_ten_thousand_records_are_shown(node: Node) -> None:
             file.write(record.to_json())
     lines = shown({"node1": node.look()})
     assert len(lines) == 10_002
-    assert look(str(node.disk), ["/nvme"], []).unread == []
+    assert node_status(str(node.disk), ["/nvme"], []).unread == []

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Run ``stagectl`` as a program of its own, with an environment that is no job's."""
 
 from __future__ import annotations
 
