@@ -45,7 +45,9 @@ def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
         f"disk, written and synced, slowest on {node}: R",
         f"disk, read past its cache, slowest on {node}: R",
     ]
-    assert lines[-1] in [f"a stage is bounded by the {part}: R a node" for part in ("disk", "wire")]
+    assert lines[-1] in [
+        f"a stage is bounded by the {part}: R a node" for part in ("disk", "network")
+    ]
 
 
 def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:

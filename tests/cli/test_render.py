@@ -447,7 +447,7 @@ def test_rates_are_a_table_and_a_verdict() -> None:
         "a stage is bounded by the source: 1.07 GB/s a node",
     ]
     assert rate_lines(rates[:-1])[-1] == "a stage is bounded by the disk: 1.34 GB/s a node"
-    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the wire: 2.68 GB/s a node"
+    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the network: 2.68 GB/s a node"
 
 
 def test_nodes_that_had_to_evict_different_files_are_told_apart() -> None:
