@@ -575,7 +575,7 @@ def _report(
 
 
 def _reasons(surveys: Sequence[Survey]) -> list[str]:
-    reasons = sorted({survey.reason for survey in surveys if survey.reason})
+    reasons: list[str] = sorted({survey.reason for survey in surveys if survey.reason})
     # Each node has a part that is current, and together they have not all.
     return reasons or ["spread over other nodes"] if surveys else []
 

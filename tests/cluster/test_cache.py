@@ -238,8 +238,9 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
 def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f1 is root's to stage, and not current there: absent; "
-        f"choose another destination, or ask the administrator\n{NOT_STARTED.format(6)}"
+        f"stage: n[1-4]: {shared_root}/f1: only the administrator stages files there, for all "
+        "users, and this copy is not up to date (absent); ask the administrator, or choose another "
+        f"destination\n{NOT_STARTED.format(6)}"
     )
 
 

@@ -670,9 +670,9 @@ def test_relocation_is_part_of_what_is_current(world: World) -> None:
     make_environment(world)
     assert world.stage().received == world.nodes
     (item,) = world.run(items=world.wish(**VENV)).items
-    assert (item.received, item.reasons) == (world.nodes, ["relocated otherwise"])
+    assert (item.received, item.reasons) == (world.nodes, ["relocated differently"])
     check_environment(world)
-    assert world.stage().reasons == ["relocated otherwise"]
+    assert world.stage().reasons == ["relocated differently"]
 
 
 def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) -> None:
@@ -879,10 +879,10 @@ def test_a_deleted_file_of_a_spread_folder_goes_and_nothing_moves(world: World) 
 def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: World) -> None:
     world.stage()
     item = spread_all(world)
-    assert (item.received, item.reasons) == (world.nodes, ["not split"])
+    assert (item.received, item.reasons) == (world.nodes, ["staged as a whole"])
     assert (counts(item), item.source_bytes_read) == (Counts(len(FILES)), 0)
     item = world.stage()
-    assert (item.received, item.reasons) == (world.nodes, ["a part of it"])
+    assert (item.received, item.reasons) == (world.nodes, ["only a part is staged"])
     # One node alone has all of it.
     moved = Counts(len(FILES)) if world.comm.size == 1 else ALL
     assert (item.tree, item.source_bytes_read) == (moved, moved.moved_size)
@@ -991,7 +991,7 @@ def test_a_number_in_the_path_says_where_a_file_goes(world: World) -> None:
     assert counts(item) == Counts(len(names), len(names), TOTAL - FILES["large"])
     assert spread(world, **NUMBERED).received == []
     item = spread(world, **{**NUMBERED, "by": "*{n}"})
-    assert (item.reasons, item.source_bytes_read) == (["split otherwise"], 0)
+    assert (item.reasons, item.source_bytes_read) == (["split differently"], 0)
 
 
 def test_a_file_without_a_number_is_told_before_a_byte_moves(world: World) -> None:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.copies.survey import Survey
+from stager.copies.survey import Reason, Survey
 from stager.rank.plan import TransferPlan, joint_digest, make_plan, plan_parts
 
 
 def survey(rank: int, *, current: bool) -> Survey:
     if current:
-        return Survey(f"n{rank}", "", "digest")
-    return Survey(f"n{rank}", "absent", "")
+        return Survey(f"n{rank}", None, "digest")
+    return Survey(f"n{rank}", Reason.ABSENT, "")
 
 
 def surveys(current: list[bool]) -> list[Survey]:
