@@ -434,7 +434,7 @@ def _make_room(
         return [
             Evicted(here.name, one.record.destination, one.size)
             for room in rooms
-            for _, one in room.plan()
+            for one in room.plan()
         ]
 
     gone = together(comm, here, plan)

@@ -166,8 +166,8 @@ def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
         job = stage(site, "f1", "f2", "f3")
         assert job.wait().exit_code == "5:0"
         assert job.output() == (
-            "stage: n[1-2]: /nvme: 62914560 bytes are needed, where you have 125829120 of the "
-            "136314880 that the site lets a user have; 125829120 of yours are in use or pinned; "
+            "stage: n[1-2]: /nvme: 62914560 bytes are needed, and you already use 125829120 of "
+            "the 136314880 that the site allows a user; 125829120 of yours are in use or pinned; "
             f"ask for less, or unpin some\n{NOT_STARTED.format(5)}"
         )
 

@@ -28,7 +28,7 @@ from stager.copies.evict import (
     remove,
     rooms,
 )
-from stager.disk.cache import open_cache
+from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses
 from stager.disk.locks import Locks
 from stager.disk.record import CopyFacts, Record
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+CACHE = Cache("/nvme/.slurm-stage/60")
+
+
 def kept(
     name: str, size: int, used_at: int, *, may_go: bool = True, job: bool = False
 ) -> Candidate:
     lifetime = "job" if job else "cache"
     record = replace(RECORD, destination=f"/nvme/{name}", used_at=used_at, lifetime=lifetime)
-    return Candidate(record, size, may_go)
+    return Candidate(CACHE, record, size, may_go)
 
 
 # Choosing
@@ -114,7 +117,7 @@ def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
     assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
     assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
     assert refusal(2, 100, 9, [other], 10).startswith(
-        "/nvme: 10 bytes are needed, where you have 5"
+        "/nvme: 10 bytes are needed, and you already use 5"
     )
 
 
@@ -135,8 +138,8 @@ def test_a_users_limit_counts_all_that_he_has_there() -> None:
     assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
     pinned = replace(first, may_go=False)
     assert refusal(61, 1000, 100, [pinned, second]) == (
-        "/nvme: 61 bytes are needed, where you have 80 of the 100 that the site lets a user have; "
-        "40 of yours are in use or pinned; ask for less, or unpin some"
+        "/nvme: 61 bytes are needed, and you already use 80 of the 100 that the site allows a "
+        "user; 40 of yours are in use or pinned; ask for less, or unpin some"
     )
 
 
@@ -301,8 +304,8 @@ def test_a_copy_with_a_second_name_gives_no_room(node: Node) -> None:
 
 def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPlan:
     """Room for one more file on the disk, where its user may have no more than ``limit``."""
-    wish = Need("/nvme", node.cache, str(node.disk / name), need)
-    (room,) = rooms([wish], [wish.destination], Space(user_limit=limit), "")
+    new = Need("/nvme", node.cache, str(node.disk / name), need)
+    (room,) = rooms([new], [new.destination], Space(user_limit=limit), "")
     return room
 
 
@@ -319,7 +322,7 @@ def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node)
     for number, name in enumerate("abc"):
         node.put(name, MIB, used_at=number)
     room = room_on(node, 1, bytes_taken(node))
-    assert [one.record.destination for _, one in room.plan()] == [f"{node.disk}/a"]
+    assert [one.destination for one in room.plan()] == [f"{node.disk}/a"]
     os.close(os.open(f"{paths.JOBS_FOLDER}/17.{os.getuid()}", os.O_CREAT, 0o644))
     note_uses(os.getuid(), 17, [str(node.disk / "a")])
     size = (node.disk / "b").stat().st_blocks * 512
@@ -335,8 +338,8 @@ def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> Non
     with pytest.raises(SpaceError) as caught:
         make(node, room)
     assert str(caught.value) == (
-        f"/nvme: 1 bytes are needed, where you have {size} of the {size} that the site lets a "
-        f"user have; {size} of yours are in use or pinned; ask for less, or unpin some"
+        f"/nvme: 1 bytes are needed, and you already use {size} of the {size} that the site allows "
+        f"a user; {size} of yours are in use or pinned; ask for less, or unpin some"
     )
     assert node.names() == ["a"]
 
@@ -381,14 +384,14 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         for number in range(7):
             node.put(f"f{number}", MIB, used_at=10 - number, pinned=number == 6)
 
-        def wish(need: int) -> list[Need]:
+        def needs_of(need: int) -> list[Need]:
             return [Need("/nvme", node.cache, str(disk / "new"), need)]
 
-        (room,) = rooms(wish(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
+        (room,) = rooms(needs_of(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
         with closing(Locks(node.cache)) as locks:
             gone = room.make({node.cache: locks}, "n1")
         with pytest.raises(SpaceError) as caught:
-            rooms(wish(9 * MIB), [], Space(), "")[0].plan()
+            rooms(needs_of(9 * MIB), [], Space(), "")[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
 
     gone, left, message = on_tmpfs(disk, "size=8m", act)
@@ -402,30 +405,30 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
 
 @pytest.mark.root
 @pytest.mark.usefixtures("_jobs")
-def test_wishes_for_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
+def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
 
     def act() -> list[int]:
-        wishes = []
+        needs = []
         for name in ("a", "b"):
             (disk / name).mkdir()
             node = Node(disk / name)
-            wishes.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
+            needs.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
         with pytest.raises(SpaceError):
-            [room.plan() for room in rooms(wishes, [], Space(), "")]
+            [room.plan() for room in rooms(needs, [], Space(), "")]
         full = [Node(disk / name) for name in ("a", "b")]
         full[1].put("old", MIB)
         caches = [one.cache for one in full]
         limit = Space(user_limit=3 * MIB)
-        (room,) = rooms(wishes[:1], [], limit, "", caches)
+        (room,) = rooms(needs[:1], [], limit, "", caches)
         with closing(Locks(caches[0])) as locks:
             gone = room.make({caches[0]: locks}, "n1")
         assert [one.destination for one in gone] == [f"{disk}/b/old"]
-        kept_free = rooms(wishes[:1], [], Space(keep_free_percent=20), "")[0].plan()
+        kept_free = rooms(needs[:1], [], Space(keep_free_percent=20), "")[0].plan()
         with pytest.raises(SpaceError):
-            rooms(wishes[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
-        return [len(rooms(wishes, [], Space(), "")), len(kept_free)]
+            rooms(needs[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
+        return [len(rooms(needs, [], Space(), "")), len(kept_free)]
 
     assert on_tmpfs(disk, "size=4m", act) == [1, 0]
 
