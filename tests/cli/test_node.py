@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 
-@pytest.mark.parametrize("order", ["", "x", "e30=", "\udce9"])
-def test_a_node_refuses_what_is_no_order(desk: Desk, order: str) -> None:
-    ran = run([*STAGECTL, "node", order])
-    assert ran == Ran(2, "", "stage: this is for stagectl on another node to call\n")
+@pytest.mark.parametrize("command", ["", "x", "e30=", "\udce9"])
+def test_a_node_refuses_what_is_no_command(desk: Desk, command: str) -> None:
+    ran = run([*STAGECTL, "node", command])
+    assert ran == Ran(2, "", "stage: only stagectl on another node calls this command\n")

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from stager.base.errors import UsageError
-from stager.copies import upkeep
+from stager.copies import verify
 from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, carry_out
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
@@ -57,10 +57,10 @@ class Node:
         self.cache.save(replace(record, **changes))  # type: ignore[arg-type]
         return copy
 
-    def do(self, action: Action, *names: str, **too: object) -> NodeResult:
+    def do(self, action: Action, *names: str, **options: object) -> NodeResult:
         destinations = tuple(f"/nvme/{name}" for name in names)
-        order = Command(action, ("/nvme",), destinations=destinations, **too)  # type: ignore[arg-type]
-        return carry_out(order, str(self.disk))
+        command = Command(action, ("/nvme",), destinations=destinations, **options)  # type: ignore[arg-type]
+        return carry_out(command, str(self.disk))
 
     def left(self) -> list[str]:
         """The copies that are there, each with its record."""
@@ -110,11 +110,11 @@ def held_by_another(node: Node, name: str, act: Callable[[], NodeResult]) -> Nod
         return forked(child)  # a lock is its process's: the child is another one
 
 
-# Orders
+# Commands
 
 
-def test_an_order_travels_as_one_plain_word() -> None:
-    order = Command(
+def test_a_command_travels_as_one_plain_argument() -> None:
+    command = Command(
         Action.EVICT,
         ("/nvme", ""),
         ("/site",),
@@ -123,16 +123,16 @@ def test_an_order_travels_as_one_plain_word() -> None:
         8,
         dry_run=True,
     )
-    text = order.to_text()
+    text = command.to_text()
     assert text.replace("-", "").replace("_", "").rstrip("=").isalnum()
-    assert Command.from_text(text) == order
+    assert Command.from_text(text) == command
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", "bnVsbA==", "e30=", "eyJkZWVkIjogMX0="])
-def test_what_is_no_order_is_refused(text: str) -> None:
+def test_what_is_no_command_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Command.from_text(text)
-    assert str(caught.value) == "this is for stagectl on another node to call"
+    assert str(caught.value) == "only stagectl on another node calls this command"
 
 
 def test_a_result_travels() -> None:
@@ -149,8 +149,8 @@ def test_what_is_not_staged_is_named_and_the_others_are_done(node: Node, action:
 
 
 def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
-    order = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
-    assert refused(carry_out(order, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
+    command = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
+    assert refused(carry_out(command, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
     assert carry_out(Command(Action.VERIFY, ("/nvme",)), str(tmp_path)) == NodeResult()
 
 
@@ -169,7 +169,7 @@ def test_what_is_being_staged_is_not_pinned(node: Node, monkeypatch: pytest.Monk
     node.stage("a")
     result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
     holder = _holder()
-    message = f"/nvme/a is being staged by {holder}; try again when that is over"
+    message = f"/nvme/a is being staged by {holder}; try again when it has ended"
     assert refused(result) == [(9, message)]
     assert not node.pinned("a")
 
@@ -201,7 +201,7 @@ def test_a_dry_run_evicts_nothing(node: Node) -> None:
 
 def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600, pinned=True)
-    message = "/nvme/a is pinned; stagectl unpin it first"
+    message = "/nvme/a is pinned; unpin it first (stagectl unpin)"
     assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
     assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -210,11 +210,11 @@ def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
 def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], None]) -> None:
     node.stage("a", 3600)
     jobs(17, "a")
-    message = "/nvme/a is used by job 17; it may go when that has ended"
+    message = "/nvme/a is used by job 17; evict it when it has ended"
     assert refused(node.do(Action.EVICT, "a")) == [(9, message)]
     jobs(9, "a")
     assert refused(node.do(Action.EVICT, "a", dry_run=True)) == [
-        (9, "/nvme/a is used by jobs 17,9; it may go when that has ended")
+        (9, "/nvme/a is used by jobs 17,9; evict it when they have ended")
     ]
     assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -223,7 +223,7 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600)
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
-    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
     assert refused(result) == [(9, message)]
     assert held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60)) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -259,7 +259,10 @@ def test_nothing_goes_where_all_would_not_be_enough(node: Node) -> None:
     [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
     assert code == 5
     assert message.startswith("/nvme: 1024.0 PiB cannot be free: ")
-    end = " are, and 4.0 KiB more if all your copies go that may; 1 is pinned or in use"
+    end = (
+        " are free now, and evicting all copies that may be evicted frees 4.0 KiB more "
+        "(1 copy is pinned or in use); nothing was evicted there"
+    )
     assert message.endswith(end)
     assert node.left() == ["a", "b"]
 
@@ -268,7 +271,10 @@ def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
     copy = node.stage("a")
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
-    message = "/nvme/a is not what was staged and stays, its record is gone: remove it yourself"
+    message = (
+        "/nvme/a was modified after staging, so it was kept and its record deleted; "
+        "remove it yourself if you do not need it"
+    )
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
 
@@ -308,10 +314,10 @@ def _linked(copy: Path) -> None:
 
 
 FAULTS: dict[Callable[[Path], None], str] = {
-    _touched: "it was written to since it was staged; evict it and stage it again",
-    _damaged: "it is damaged: its bytes differ from its digest; evict it and stage it again",
-    _gone: "its copy is gone; stage it again",
-    _linked: "something else was put in its place; evict it and stage it again",
+    _touched: "the copy was modified after staging; evict it and stage it again",
+    _damaged: "the copy is damaged: its bytes differ from its digest; evict it and stage it again",
+    _gone: "the copy is gone; stage it again",
+    _linked: "the copy was replaced by something else; evict it and stage it again",
 }
 
 
@@ -340,7 +346,7 @@ def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> Non
     with ordinary_home() as home:
         result = as_ordinary_user(lambda: act(home))
     fault = (
-        "/nvme/a: it cannot be read: Permission denied; evict it and stage it again, "
+        "/nvme/a: the copy cannot be read: Permission denied; evict it and stage it again, "
         "or use another node"
     )
     assert result == NodeResult([Done("/nvme/b", 4)], [Refused(7, fault)])
@@ -350,7 +356,7 @@ def test_a_copy_that_is_being_replaced_is_no_damaged_one(node: Node) -> None:
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
     result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
-    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
     assert refused(result) == [(9, message)]
 
 
@@ -361,11 +367,11 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
     really = digest_of
 
     def replaced_meanwhile(path: str) -> str:
-        monkeypatch.setattr(upkeep, "digest_of", really)
+        monkeypatch.setattr(verify, "digest_of", really)
         node.stage("a", data=b"newer")
         return really(path)
 
-    monkeypatch.setattr(upkeep, "digest_of", replaced_meanwhile)
+    monkeypatch.setattr(verify, "digest_of", replaced_meanwhile)
     assert node.do(Action.VERIFY) == NodeResult([Done("/nvme/a", 5)])
 
 
@@ -393,7 +399,9 @@ def test_only_root_may_change_what_is_shared_and_all_may_verify_it() -> None:
             return carry_out(Command(action, (), ("/site",), ("/site/a",)), str(home))
 
         for action in (Action.EVICT, Action.PIN, Action.UNPIN):
-            message = f"/site/a is root's, for all: only root may {action} it"
+            message = (
+                f"/site/a was staged by the administrator for all users: only root may {action} it"
+            )
             assert refused(as_ordinary_user(partial(do, action))) == [(3, message)]
         assert as_ordinary_user(lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
         assert do(Action.PIN) == NodeResult([Done("/site/a", 4)])
