@@ -12,6 +12,7 @@ import xxhash
 from stager.archive.decompress import BLOCK
 from stager.base.errors import SpaceError, UsageError
 from stager.disk.files import write_all
+from stager.disk.permissions import file_mode, folder_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -132,7 +133,7 @@ class Target:
             self._mkdir(path)
         if mtime is None:
             raise self.refusal(path, "has an impossible time")
-        self._folders[path] = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR, mtime
+        self._folders[path] = folder_mode(mode), mtime
 
     def make_file(
         self,
@@ -149,7 +150,7 @@ class Target:
         descriptor = self._create(path)
         try:
             self.digests[path] = self._fill(path, descriptor, data, size)
-            os.fchmod(descriptor, mode & 0o755 | stat.S_IRUSR)
+            os.fchmod(descriptor, file_mode(mode))
             self._set_time(descriptor, path, mtime)
         finally:
             os.close(descriptor)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
 from stager.base.options import Validate
-from stager.disk.files import digest_of, existing_folder_above, kind_of, opened_beneath
+from stager.disk.files import (
+    check_read_only,
+    digest_of,
+    existing_folder_above,
+    kind_of,
+    opened_beneath,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,6 +229,7 @@ def check_folder(folder: str, cache: Cache) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise DestinationError(f"{folder} is {kind_of(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
+        check_read_only(folder)
         raise DestinationError(f"{folder}: no permission to write there")
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

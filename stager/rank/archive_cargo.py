@@ -17,9 +17,9 @@ from stager.base.errors import Failure, SourceError, StageError
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
 from stager.copies import evict
-from stager.disk.files import as_stage_error, made_parents, stage_errors
+from stager.disk.files import OPEN_FOLDER, as_stage_error, made_parents, opened, stage_errors
 from stager.disk.partial import Partial
-from stager.disk.permissions import give_group
+from stager.disk.permissions import give_permissions, unpacked_mode
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published, Task
 from stager.rank.file_cargo import source_changed
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 #: Bytes that may wait between the network and the unpacking; more than a pipe has by itself.
 _PIPE = 1 << 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Unpacker:
@@ -244,11 +243,6 @@ def narrow(folder: str, mode: int, group: int) -> None:
 
     Raises OSError.
     """
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        may = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        for read, access in ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO)):
-            may &= -1 if mode & read else ~access
-        os.fchmod(descriptor, give_group(descriptor, group, may))
-    finally:
-        os.close(descriptor)
+    with opened(folder, OPEN_FOLDER | os.O_NOFOLLOW) as descriptor:
+        found = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        give_permissions(descriptor, unpacked_mode(found, mode), group)

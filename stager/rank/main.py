@@ -207,7 +207,7 @@ def _word(
     try:
         together(comm, here, lambda: words.hold(request.status_file, request.step))
         lists = [item.shard_list for item in request.items if item.shard_list]
-        yield lambda code: words.say(code, request.directives, lists)
+        yield lambda code: words.write(code, request.directives, lists)
     finally:
         words.close()
 

@@ -14,7 +14,7 @@ import xxhash
 from stager.base.errors import Failure, IntegrityError, StageError, UsageError
 from stager.base.options import Relocate, Validate
 from stager.base.outcome import Counts
-from stager.disk.cache import check_names
+from stager.disk.cache import check_inodes
 from stager.disk.files import digest_of, made_parents
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Cargo, Opened, Published, Task
@@ -139,7 +139,7 @@ class TreeCargo(Cargo):
         if not task.receives:
             return Opened()
         names = sum(before < 0 for before in self._kept.rows)
-        check_names(task.cache, names)
+        check_inodes(task.cache, names)
         self.stack.enter_context(made_parents(task.path))
         self._tree = PartialTree(task.cache, self._as_placed())
         self.stack.callback(self._tree.close)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import SourceError, UsageError
 from stager.base.extents import rounded
 from stager.disk.files import kind_of
+from stager.disk.permissions import private_mode
 from stager.disk.reader import BLOCK, FileReader
 from stager.disk.record import SourceFacts
 
@@ -137,7 +138,7 @@ def for_all(path: str, source: Source) -> Source:
     while plain and folder != "/":
         folder = os.path.dirname(folder)
         plain = bool(os.stat(folder).st_mode & stat.S_IXOTH) and not _has_acl(folder)
-    return source if plain else replace(source, mode=source.mode & stat.S_IRWXU)
+    return source if plain else replace(source, mode=private_mode(source.mode))
 
 
 def _has_acl(path: str) -> bool:

@@ -6,7 +6,6 @@ and a lock that tells `store.Cache.sweep` that its writer lives.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base import linux
 from stager.disk.files import (
     make_movable,
     opened_beneath,
@@ -25,7 +25,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.permissions import give_group
+from stager.disk.permissions import file_mode, folder_mode, give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.tree.listing import Kind, Listing
@@ -40,13 +40,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: ioctl(2)'s request to have a file share another's blocks until one of them is written.
 _FICLONE = 0x40049409
-#: renameat2(2)'s flags.
-_NO_REPLACE, _EXCHANGE = 1, 2
-_AT_FDCWD = -100
 #: What a filesystem answers that cannot do one of these.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PartialTree:
@@ -174,15 +169,9 @@ class PartialTree:
     def _finish(self, row: int, descriptor: int) -> None:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
-        group, mode = listing.groups[row], listing.modes[row]
-        # Nobody else may write them, and their owner may always read them; see store.Partial.seal.
-        if listing.kinds[row] == Kind.FILE:
-            mode = mode & 0o755 | stat.S_IRUSR
-        else:
-            mode = mode & 0o3755 | stat.S_IRUSR | stat.S_IXUSR
-        if group != self._group:
-            mode = give_group(descriptor, group, mode)
-        os.fchmod(descriptor, mode)
+        rule = file_mode if listing.kinds[row] == Kind.FILE else folder_mode
+        mode, group = rule(listing.modes[row]), listing.groups[row]
+        give_permissions(descriptor, mode, group, current_group=self._group)
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         self._note(row, os.fstat(descriptor))
 
@@ -247,8 +236,7 @@ class PartialTree:
     def sync(self) -> None:
         """Bring all that was written to the disk."""
         with stage_errors(self.path):
-            if _libc.syncfs(self._descriptor):
-                raise OSError(ctypes.get_errno(), "cannot be synced")
+            linux.sync_filesystem(self._descriptor)
 
     def adopt(self) -> None:
         """Take what somebody else has put into the tree for all that it is to hold."""
@@ -277,9 +265,9 @@ class PartialTree:
         # To move a folder one must be allowed to write in it, whatever it is to have in the end.
         os.fchmod(self._descriptor, self._modes[0] | stat.S_IRWXU)
         replaced = False
-        if not self._rename(name, folder, _NO_REPLACE):
+        if not self._rename(name, folder, linux.Rename.NO_REPLACE):
             replaced = make_movable(name, folder)
-            if replaced and not self._rename(name, folder, _EXCHANGE):
+            if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
                 # The filesystem cannot do it in one step: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
                 try:
@@ -293,14 +281,15 @@ class PartialTree:
         os.fchmod(self._descriptor, self._modes[0])
         return replaced
 
-    def _rename(self, name: str, folder: int, flag: int) -> bool:
+    def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
         """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
-        if not _libc.renameat2(_AT_FDCWD, os.fsencode(self.path), folder, os.fsencode(name), flag):
-            return True
-        error = ctypes.get_errno()
-        if error in (errno.EEXIST, *_CANNOT):
-            return False
-        raise OSError(error, os.strerror(error))
+        try:
+            linux.rename(self.path, name, flag, new_folder=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, *_CANNOT):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Let go of the tree; unless it was published, all of it is gone."""

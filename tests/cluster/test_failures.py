@@ -168,7 +168,7 @@ def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
 def test_a_cache_root_that_a_node_lacks(site: Site) -> None:
     with site.policy('roots = ["/nvme", "/nvme2"]\n'):
         fails(
-            site, 6, "n[1-4]: the cache root /nvme2 is not there: No such file or directory",
+            site, 6, "n[1-4]: the cache root /nvme2 does not exist: No such file or directory",
             f"--stage={DATA}:/nvme2/data",
         )  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
-        f"n2: 1 record cannot be read and counts as absent: {path}: version 5, where 4 is known"
+        f"n2: 1 record cannot be read and counts as absent: {path}: version 5, expected 4"
     )
 
 

@@ -268,7 +268,7 @@ def _too_long(path: str) -> str:
 
 def _newer(path: str) -> str:
     _rewrite(path, {"version": 5})
-    return "version 5, where 4 is known"
+    return "version 5, expected 4"
 
 
 def _cut(path: str) -> str:
@@ -278,7 +278,7 @@ def _cut(path: str) -> str:
 
 def _of_another(path: str) -> str:
     _rewrite(path, {"destination": "/nvme/other"})
-    return "it is of /nvme/other, which has another file"
+    return "it is the record of /nvme/other under another name"
 
 
 def _rewrite(path: str, change: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ from stager.disk.partial import Partial
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
 from stager.request.items import StageItem
 from stager.source.posix import Source, data_size, facts_of, for_all, look_at_source
-from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home
+from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home, remount_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -453,6 +453,19 @@ def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path)
     other.mkdir()
     message = f"{other} is on another filesystem than its cache root; choose another destination"
     assert on_tmpfs(other, "size=1m", lambda: refusal(node, other / "copy.sqsh")) == message
+
+
+@pytest.mark.root
+def test_a_read_only_disk_is_not_called_a_lack_of_permission(tmp_path: Path) -> None:
+    def act() -> str:
+        node = Node(tmp_path)
+        remount_read_only(tmp_path)
+        return refusal(node, node.disk / "copy.sqsh")
+
+    assert on_tmpfs(tmp_path, "size=1m", act) == (
+        f"{tmp_path}/disk: the disk is read-only; submit again without this node (--exclude) and "
+        "tell the administrator"
+    )
 
 
 @pytest.mark.root

@@ -57,7 +57,7 @@ def test_who_may_not_read_the_archive_does_not_come_in(
 
 @pytest.mark.parametrize(
     ("archive", "root", "now"),
-    [(0o640, 0o2755, 0o700), (0o644, 0o755, 0o755), (0o604, 0o755, 0o705), (0o640, 0o750, 0o700)],
+    [(0o640, 0o2755, 0o700), (0o644, 0o755, 0o755), (0o604, 0o755, 0o700), (0o640, 0o750, 0o700)],
 )
 def test_another_group_may_do_no_more_than_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch, archive: int, root: int, now: int

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import linux
 from stager.base.errors import SpaceError
 from stager.disk.cache import Cache, open_cache
 from stager.tree import partial as module
@@ -136,7 +137,7 @@ def test_what_was_there_is_replaced_and_gone(
 ) -> None:  # fmt: skip
     make(disk / "tree")
     if not able:
-        monkeypatch.setattr(module, "_libc", _Unable())
+        monkeypatch.setattr(linux, "rename", _refuse)
     tree = build(cache, source, walk(str(source)))
     tree.publish(f"{disk}/tree")
     tree.close()
@@ -145,17 +146,9 @@ def test_what_was_there_is_replaced_and_gone(
     assert sorted(os.listdir(disk)) == [".slurm-stage", "tree"]
 
 
-class _Unable:
-    """The C library on a filesystem that knows no flags of renameat2."""
-
-    def renameat2(self, *_: object) -> int:
-        import ctypes
-
-        ctypes.set_errno(errno.EINVAL)
-        return -1
-
-    def syncfs(self, _: int) -> int:
-        return 0
+def _refuse(*_: object, **__: object) -> None:
+    """Fail as renameat2 does on a filesystem that does not support its flags."""
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 def test_whoever_looks_sees_the_old_tree_or_the_new_one(

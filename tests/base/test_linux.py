@@ -1,0 +1,73 @@
+"""The system calls do what their names say, and failures are errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.linux import Rename, rename, set_dumpable, sync_filesystem
+from tests.support.users import USER, as_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_rename_without_replacing_fails_where_the_name_exists(
+    tmp_path: Path, folder: int
+) -> None:
+    (tmp_path / "old").write_text("old")
+    rename(f"{tmp_path}/old", "new", Rename.NO_REPLACE, new_folder=folder)
+    assert (tmp_path / "new").read_text() == "old"
+    (tmp_path / "old").write_text("second")
+    with pytest.raises(FileExistsError) as caught:
+        rename(f"{tmp_path}/old", "new", Rename.NO_REPLACE, new_folder=folder)
+    assert str(caught.value) == "[Errno 17] File exists"
+    assert (tmp_path / "new").read_text() == "old"
+
+
+def test_an_exchange_swaps_two_names_of_any_bytes(tmp_path: Path, folder: int) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).write_text("file")
+    rename(f"{tmp_path}/folder", name, Rename.EXCHANGE, new_folder=folder)
+    assert (tmp_path / name).is_dir()
+    assert (tmp_path / "folder").read_text() == "file"
+
+
+def test_an_exchange_with_nothing_fails(tmp_path: Path, folder: int) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError):
+        rename(f"{tmp_path}/file", "nothing", Rename.EXCHANGE, new_folder=folder)
+
+
+def test_a_filesystem_is_synced_by_any_of_its_descriptors(folder: int) -> None:
+    sync_filesystem(folder)
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        sync_filesystem(-1)
+    assert caught.value.errno == errno.EBADF
+
+
+def owner_of_memory() -> int:
+    return os.stat(f"/proc/{os.getpid()}/mem").st_uid
+
+
+@pytest.mark.root
+def test_the_memory_of_a_process_that_is_not_dumpable_belongs_to_root() -> None:
+    def act() -> tuple[int, int]:
+        set_dumpable(True)
+        before = owner_of_memory()
+        set_dumpable(False)
+        return before, owner_of_memory()
+
+    assert as_user(USER, act) == (USER, 0)

@@ -1,0 +1,55 @@
+"""Caches on real disks, for all tests of the disk package."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.disk.cache import Cache, open_cache
+from tests.support.users import ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with ordinary_home() as folder:
+        yield folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """The cache root of a node whose disk is this user's own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def cache(disk: Path) -> Cache:
+    return open_cache(str(disk), os.getuid())
+
+
+@pytest.fixture(params=["unnamed", "named"])
+def naming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make partial files without a name, or with one as on NFS.
+
+    Every filesystem that can be mounted without a server has O_TMPFILE, so its refusal
+    is simulated.
+    """
+    naming: str = request.param
+    if naming == "named":
+        real = os.open
+
+        def refuse(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", refuse)
+    return naming

@@ -1,0 +1,564 @@
+"""A cache keeps records that can be trusted, in folders that nobody else can write to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import DestinationError, SpaceError, StageError
+from stager.disk.cache import Cache, check_inodes, look_for_cache, open_cache, plan_cache
+from stager.disk.locks import Locks
+from stager.disk.partial import Partial
+from stager.disk.record import VERSION, Record
+from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
+from tests.support.records import RECORD
+from tests.support.users import (
+    USER,
+    as_ordinary_user,
+    as_user,
+    forked,
+    on_tmpfs,
+    remount_read_only,
+    within,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.mark.root
+def test_a_record_for_which_a_full_disk_has_no_room_leaves_the_old_one(disk: Path) -> None:
+    def act() -> tuple[str, list[str], Record | None]:
+        cache = open_cache(str(disk), 0)
+        cache.save(RECORD)
+        fill_up(disk)
+        with pytest.raises(SpaceError) as caught:
+            cache.save(replace(RECORD, used_by_job=91))
+        return str(caught.value), partial_names(cache), cache.load(RECORD.destination)
+
+    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=256k", act) == (message, [], RECORD)
+
+
+@pytest.mark.parametrize(
+    "destination",
+    ["/nvme/img.sqsh", "/nvme/with blank\nand newline", "/nvme/größe", os.fsdecode(b"/nvme/\xff")],
+)
+def test_a_saved_record_is_loaded_as_it_was(cache: Cache, destination: str) -> None:
+    record = replace(RECORD, destination=destination)
+    cache.save(record)
+    assert cache.load(destination) == record
+    assert list(cache.records()) == [record]
+    assert partial_names(cache) == []
+
+
+def test_only_its_owner_may_read_a_record(cache: Cache) -> None:
+    cache.save(RECORD)
+    facts = os.stat(cache.record_path(RECORD.destination))
+    assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o600, os.getuid())
+
+
+def test_the_last_record_saved_for_a_destination_is_the_one(cache: Cache) -> None:
+    other = replace(RECORD, destination="/nvme/other")
+    last = replace(RECORD, used_by_job=91)
+    for record in (RECORD, other, last):
+        cache.save(record)
+    assert cache.load(RECORD.destination) == last
+    assert sorted(cache.records(), key=lambda record: record.destination) == [last, other]
+
+
+def test_a_forgotten_record_is_gone_and_can_be_forgotten_again(cache: Cache) -> None:
+    cache.save(RECORD)
+    for _ in range(2):
+        cache.forget(RECORD.destination)
+        assert cache.load(RECORD.destination) is None
+
+
+def _link_elsewhere(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+    path.symlink_to(path.with_suffix(".kept"))
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+#: What is done to a record's file so that it cannot be trusted.
+UNTRUSTED: dict[str, Callable[[Path], object]] = {
+    "absent": lambda path: path.unlink(),
+    "writable by its group": lambda path: path.chmod(0o620),
+    "writable by everybody": lambda path: path.chmod(0o602),
+    "with a second name": lambda path: path.with_name("second").hardlink_to(path),
+    "a symlink": _link_elsewhere,
+    "a folder": _as_folder,
+    "a named pipe": _as_pipe,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "too large": lambda path: path.write_bytes(path.read_bytes() + b" " * 65536),
+    "not JSON": lambda path: path.write_bytes(bytes(range(256))),
+    "brackets without end": lambda path: path.write_bytes(b"[" * 60000),
+    "of another destination": lambda path: path.write_text(
+        replace(RECORD, destination="/nvme/other").to_json()
+    ),
+    "of a newer version": lambda path: path.write_text(
+        replace(RECORD, version=VERSION + 1).to_json()
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", UNTRUSTED.values(), ids=UNTRUSTED)
+def test_a_record_that_cannot_be_trusted_is_none(
+    cache: Cache, spoil: Callable[[Path], object]
+) -> None:
+    cache.save(RECORD)
+    spoil(Path(cache.record_path(RECORD.destination)))
+    assert within(2, lambda: cache.load(RECORD.destination)) is None
+
+
+@pytest.mark.root
+def test_a_record_of_another_user_is_none_and_that_of_root_is_trusted(home: Path) -> None:
+    def loaded_from(owner: int) -> Record | None:
+        os.chown(path, owner, owner)
+        return as_user(USER, lambda: cache.load(RECORD.destination))
+
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    path = cache.record_path(RECORD.destination)
+    os.chmod(path, 0o644)
+    assert [loaded_from(owner) for owner in (USER, 0, USER + 1)] == [RECORD, RECORD, None]
+
+
+def test_records_that_cannot_be_trusted_are_skipped(cache: Cache) -> None:
+    for name in "abc":
+        cache.save(replace(RECORD, destination=f"/nvme/{name}"))
+    os.chmod(cache.record_path("/nvme/a"), 0o666)
+    Path(cache.record_path("/nvme/c")).write_text("{}")
+    assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
+
+
+def test_a_record_under_the_name_of_another_is_skipped(cache: Cache) -> None:
+    cache.save(RECORD)
+    os.rename(cache.record_path(RECORD.destination), cache.record_path("/nvme/other"))
+    assert list(cache.records()) == []
+    assert cache.load("/nvme/other") is None
+
+
+def test_records_are_saved_while_other_jobs_of_the_user_sweep() -> None:
+    # On /dev/shm, where nothing waits for a disk, so that many meet in a short time.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        cache = open_cache(root, os.getuid())
+        with sweeping(cache, jobs=3):
+            failures = [str(error) for _ in range(1000) if (error := _failure_to_save(cache))]
+        assert failures == []
+
+
+@contextmanager
+def sweeping(cache: Cache, jobs: int) -> Iterator[None]:
+    """Processes that do nothing but sweep."""
+    children = []
+    for _ in range(jobs):
+        child = os.fork()
+        if not child:
+            while True:
+                cache.sweep()
+        children.append(child)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _failure_to_save(cache: Cache) -> OSError | None:
+    try:
+        cache.save(RECORD)
+    except OSError as error:
+        return error
+    return None
+
+
+# Sweeping
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o400], ids=oct)
+def test_a_partial_file_whose_writer_has_ended_is_swept_whatever_its_mode(
+    home: Path, mode: int
+) -> None:
+    def act() -> list[str]:
+        cache = open_cache(str(home), os.getuid())
+        dead = Path(cache.folder, "partial", "0123456789abcdef")
+        dead.write_bytes(OLD)
+        dead.chmod(mode)
+        cache.sweep()
+        return partial_names(cache)
+
+    assert as_ordinary_user(act) == []
+
+
+def test_the_sweep_leaves_the_partial_file_of_a_running_writer(
+    cache: Cache, disk: Path, naming: str
+) -> None:
+    partial = write(cache, NEW)
+    names = partial_names(cache)
+    forked(cache.sweep)
+    assert partial_names(cache) == names
+    assert len(names) == (0 if naming == "unnamed" else 1)
+    partial.publish(str(disk / "file"))
+    partial.close()
+    assert (disk / "file").read_bytes() == NEW
+
+
+def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(OLD)
+    os.symlink(tmp_path / "mine", f"{cache.folder}/partial/link")
+    cache.sweep()
+    assert (tmp_path / "mine").read_bytes() == OLD
+
+
+def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
+    cache = open_cache(str(disk), os.getuid())
+    assert cache.folder == f"{disk}/.slurm-stage/{os.getuid()}"
+    inner = f".slurm-stage/{os.getuid()}"
+    assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
+        inner: "drwx------",
+        f"{inner}/records": "drwx------",
+        f"{inner}/tables": "drwx------",
+        f"{inner}/partial": "drwx------",
+    }
+
+
+def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> None:
+    cache.save(RECORD)
+    before = modes_beneath(disk)
+    assert open_cache(str(disk), os.getuid()) == cache
+    assert modes_beneath(disk) == before
+
+
+def test_opening_a_cache_removes_the_partial_files_of_ended_writers(
+    cache: Cache, disk: Path
+) -> None:
+    Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
+    open_cache(str(disk), os.getuid())
+    assert partial_names(cache) == []
+
+
+@pytest.mark.root
+def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
+    home.chmod(0o755)
+    os.chown(home, 0, 0)
+    (home / ".slurm-stage").mkdir(mode=0o755)
+    (home / f".slurm-stage/{USER}").mkdir(mode=0o700)
+    os.chown(home / f".slurm-stage/{USER}", USER, USER)
+    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    as_user(USER, lambda: cache.save(RECORD))
+    with pytest.raises(DestinationError) as caught:
+        as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
+    assert str(caught.value) == (
+        f"{home}/.slurm-stage/{USER + 1} is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+@pytest.mark.root
+def test_a_cache_that_root_opens_lets_users_pass_to_theirs(disk: Path) -> None:
+    # `stagectl status` of an administrator may come to a node before its first job.
+    open_cache(str(disk), 0)
+    assert modes_beneath(disk)[".slurm-stage"] == "drwxr-xr-x"
+
+
+def _refusal(root: str, uid: int) -> str:
+    """The message with which an ordinary user is refused the cache of ``uid``."""
+
+    def act() -> str:
+        with pytest.raises(DestinationError) as caught:
+            open_cache(root, uid)
+        return str(caught.value)
+
+    return as_ordinary_user(act)
+
+
+def _ordinary_uid() -> int:
+    return os.getuid() or USER
+
+
+def test_a_cache_root_that_does_not_exist_is_named(home: Path) -> None:
+    message = f"the cache root {home}/nvme does not exist: No such file or directory"
+    assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
+
+
+def test_the_message_for_a_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
+    # A root of somebody else, as any root is that the administrator made.
+    assert _refusal(str(home), _ordinary_uid() + 1) == (
+        f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
+        "tell the administrator"
+    )
+
+
+def test_a_cache_root_that_is_a_file_is_a_destination_error(home: Path) -> None:
+    root = home / "nvme"
+    root.write_bytes(b"")
+    if os.getuid() == 0:
+        os.chown(root, USER, USER)
+    assert _refusal(str(root), _ordinary_uid()) == f"{root}/.slurm-stage: Not a directory"
+
+
+def test_a_cache_root_without_permission_to_write_is_a_destination_error(home: Path) -> None:
+    home.chmod(0o500)
+    assert _refusal(str(home), _ordinary_uid()) == f"{home}/.slurm-stage: Permission denied"
+
+
+def test_a_folder_of_caches_that_cannot_be_entered_is_a_destination_error(home: Path) -> None:
+    def act() -> None:
+        (home / ".slurm-stage").mkdir()
+        (home / ".slurm-stage").chmod(0)
+
+    as_ordinary_user(act)
+    uid = _ordinary_uid()
+    assert _refusal(str(home), uid) == f"{home}/.slurm-stage/{uid}: Permission denied"
+
+
+# Disks that are full or read-only
+
+
+def refusal(act: Callable[[], object], error: type[StageError]) -> str:
+    """The message of the error that ``act`` raises."""
+    with pytest.raises(error) as caught:
+        act()
+    return str(caught.value)
+
+
+READ_ONLY = (
+    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
+)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("opener", [open_cache, look_for_cache, plan_cache])
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_read_only_disk_that_could_not_be_prepared_is_named(
+    home: Path, opener: Callable[[str, int], Cache], uid: int
+) -> None:
+    def act() -> str:
+        remount_read_only(home)
+        return as_user(uid, lambda: refusal(lambda: opener(str(home), uid), DestinationError))
+
+    makes_it = opener is open_cache and uid == 0
+    path = f"{home}/.slurm-stage" if makes_it else f"{home}"
+    assert on_tmpfs(home, "mode=755", act) == f"{path}: {READ_ONLY}"
+
+
+@pytest.mark.root
+def test_a_read_only_disk_on_which_the_users_folder_is_missing_is_named(disk: Path) -> None:
+    def act() -> str:
+        open_cache(str(disk), 0)
+        remount_read_only(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    assert on_tmpfs(disk, "mode=755", act) == f"{disk}: {READ_ONLY}"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
+    disk: Path, *, shared: bool
+) -> None:
+    def act() -> tuple[Record | None, list[str]]:
+        cache = open_cache(str(disk), 0, shared=shared)
+        cache.save(RECORD)
+        remount_read_only(disk)
+        cache = open_cache(str(disk), 0, shared=shared)
+        writers: list[Callable[[], object]] = [
+            lambda: cache.save(RECORD),
+            lambda: cache.save_table(RECORD.destination, b""),
+            lambda: cache.forget(RECORD.destination),
+            lambda: Partial(cache, direct=True),
+            lambda: Locks(cache),
+        ]
+        messages = [refusal(writer, DestinationError) for writer in writers]
+        return cache.load(RECORD.destination), messages
+
+    partial, lock, record = (
+        f"{disk}/.slurm-stage/0/{name}"
+        for name in ("partial", "lock", f"records/{Path(_record_path(disk)).name}")
+    )
+    paths = [partial, partial, record, partial, lock]
+    assert on_tmpfs(disk, "mode=755", act) == (RECORD, [f"{path}: {READ_ONLY}" for path in paths])
+
+
+def _record_path(disk: Path) -> str:
+    return Cache(f"{disk}/.slurm-stage/0").record_path(RECORD.destination)
+
+
+@pytest.mark.root
+def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
+    def act() -> str:
+        (disk / ".slurm-stage").mkdir()
+        fill_up(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), SpaceError)
+
+    message = f"{disk}: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=64k,mode=755", act) == message
+
+
+@pytest.mark.root
+def test_a_disk_that_does_not_count_blocks_or_inodes_is_not_full(disk: Path) -> None:
+    def act() -> str:
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    missing = "is missing: the site's prolog or plugin makes it; tell the administrator"
+    message = f"{disk}/.slurm-stage {missing}"
+    assert on_tmpfs(disk, "size=0,nr_inodes=0,mode=755", act) == message
+
+
+# Folders that others could change
+
+
+def _as_file(path: Path) -> None:
+    path.rmdir()
+    path.write_bytes(b"")
+
+
+#: What an ordinary user may find in place of a folder that only root and they can write to, and
+#: the problem that the message names.
+INSECURE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "writable by its group": (
+        lambda path: path.chmod(0o720),
+        "can be written to by users other than {owners}",
+    ),
+    "writable by everybody": (
+        lambda path: path.chmod(0o702),
+        "can be written to by users other than {owners}",
+    ),
+    "a file": (_as_file, "is a plain file, not a folder"),
+    "a symlink to a folder": (_link_elsewhere, "is a symbolic link, not a folder"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "problem"), INSECURE.values(), ids=INSECURE)
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_folder_that_others_could_replace_is_refused(
+    home: Path, spoil: Callable[[Path], None], problem: str, *, inner: bool
+) -> None:
+    uid = _ordinary_uid()
+    parent = home / ".slurm-stage"
+    path = parent / str(uid) if inner else parent
+
+    def act() -> None:
+        path.mkdir(parents=True)
+        spoil(path)
+
+    as_ordinary_user(act)
+    owners = f"uid {uid}" if inner else f"uid 0 or uid {uid}"
+    assert _refusal(str(home), uid) == (
+        f"{path} {problem.format(owners=owners)}; tell the administrator"
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
+def test_a_folder_of_another_user_is_refused(home: Path, *, inner: bool) -> None:
+    parent = home / ".slurm-stage"
+    path = parent / str(USER) if inner else parent
+    path.mkdir(parents=True)
+    parent.chmod(0o755)
+    os.chown(path, USER + 1, USER + 1)
+    owners = f"uid {USER}" if inner else f"uid 0 or uid {USER}"
+    assert _refusal(str(home), USER) == (
+        f"{path} belongs to uid {USER + 1}, not to {owners}; tell the administrator"
+    )
+
+
+@pytest.mark.root
+def test_all_users_can_read_a_shared_cache(disk: Path) -> None:
+    cache = open_cache(str(disk), 0, shared=True)
+    cache.save(RECORD)
+    assert cache.root == str(disk)
+    assert stat.filemode(os.stat(cache.folder).st_mode) == "drwxr-xr-x"
+    assert stat.filemode(os.stat(cache.record_path(RECORD.destination)).st_mode) == "-rw-r--r--"
+    disk.chmod(0o777)
+    with pytest.raises(DestinationError) as caught:
+        open_cache(str(disk), USER, shared=True)
+    message = f"{disk} can be written to by users other than uid 0; tell the administrator"
+    assert str(caught.value) == message
+
+
+@pytest.mark.root
+def test_a_shared_cache_is_empty_where_root_has_staged_nothing(disk: Path) -> None:
+    cache = open_cache(str(disk), USER, shared=True)
+    assert cache.load("/nvme/img") is None
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("owner", "mode", "problem"),
+    [
+        (USER, 0o755, f"belongs to uid {USER}, not to uid 0"),
+        (0, 0o775, "can be written to by users other than uid 0"),
+        (0, 0o757, "can be written to by users other than uid 0"),
+    ],
+)
+def test_a_shared_root_that_others_could_write_to_is_refused(
+    disk: Path, owner: int, mode: int, problem: str
+) -> None:
+    open_cache(str(disk), 0, shared=True)
+    os.chown(disk, owner, owner)
+    disk.chmod(mode)
+    for uid in (0, USER):
+        with pytest.raises(DestinationError) as caught:
+            look_for_cache(str(disk), uid, shared=True)
+        assert str(caught.value) == f"{disk} {problem}; tell the administrator"
+
+
+@pytest.mark.root
+def test_roots_private_cache_can_become_the_shared_one(disk: Path) -> None:
+    private = open_cache(str(disk), 0)
+    assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
+    private.save(RECORD)
+    other = replace(RECORD, destination="/nvme/for all")
+    open_cache(str(disk), 0, shared=True).save(other)
+    shared = look_for_cache(str(disk), USER, shared=True)
+    folders = ("", "/records", "/partial")
+    modes = [stat.S_IMODE(os.stat(f"{shared.folder}{folder}").st_mode) for folder in folders]
+    assert modes == [0o755, 0o755, 0o700]
+    # What was not meant for all stays root's.
+    assert stat.S_IMODE(os.stat(shared.record_path(RECORD.destination)).st_mode) == 0o600
+
+
+@pytest.mark.root
+def test_a_user_finds_what_root_staged_for_all(home: Path) -> None:
+    os.chown(home, 0, 0)
+    home.chmod(0o755)
+    open_cache(str(home), 0, shared=True).save(RECORD)
+    assert as_user(
+        USER, lambda: open_cache(str(home), USER, shared=True).load("/nvme/img.sqsh")
+    ) == (RECORD)
+
+
+# Inodes
+
+
+def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk: Path) -> None:
+    check_inodes(cache, 1)
+    room = os.statvfs(disk).f_favail
+    with pytest.raises(SpaceError) as caught:
+        check_inodes(cache, 1 << 60)
+    text = str(caught.value)
+    assert text.startswith(f"{disk}: {1 << 60} files and folders are needed, and the disk takes ")
+    assert text.endswith(" more, however small; remove files, or stage an archive as it is")
+    assert room

@@ -1,0 +1,148 @@
+"""The tasks of a job wait for the exit code of its stage and find what was staged before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import LaunchError
+from stager.disk.step_status import StepStatus
+from tests.support.disks import modes_beneath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def status_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's folder of status files; not in /run, where a test cluster may be running."""
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
+    folder = tmp_path / str(os.getuid())
+    folder.mkdir()
+    return folder
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Path) -> None:
+    path = status_folder / "17.0.4"
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    before = (_is_held(path), path.read_bytes())
+    status.write(0, "/a:/b")
+    written = (_is_held(path), path.read_bytes())
+    status.close()
+    after = (_is_held(path), path.read_bytes())
+    assert before == (True, b"")
+    assert written == (True, b"0\n")
+    assert after == (False, b"0\n")
+
+
+def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(status_folder: Path) -> None:
+    for step, code, directives in (("4", 0, "/a:/b"), ("5", 7, "/c:/d"), ("6", 0, "/e:/f")):
+        status = StepStatus(os.getuid())
+        status.hold("17.0", step)
+        status.write(code, directives)
+        status.close()
+    assert (status_folder / "17.0").read_text() == "/a:/b\n/e:/f\n"
+    assert (status_folder / "17.0.5").read_text() == "7\n"
+
+
+LATIN = os.fsdecode(bytes([0xE9]))
+
+
+def test_the_lists_of_shards_are_noted_for_the_jobs_tasks(status_folder: Path) -> None:
+    for step, code, lists in (
+        ("4", 0, ["/nvme/a/.stage-shards.tsv", "/nvme/b/.stage-shards.tsv"]),
+        ("5", 7, ["/nvme/c/.stage-shards.tsv"]),
+        ("6", 0, []),
+        ("7", 0, ["/nvme/a/.stage-shards.tsv", f"/nvme/{LATIN}/.stage-shards.tsv"]),
+    ):
+        status = StepStatus(os.getuid())
+        status.hold("17.0", step)
+        status.write(code, "/a:/b", lists)
+        status.close()
+    assert (status_folder / "17.0.shards").read_bytes() == (
+        b"/nvme/a/.stage-shards.tsv\n/nvme/b/.stage-shards.tsv\n/nvme/\xe9/.stage-shards.tsv\n"
+    )
+    assert modes_beneath(status_folder)["17.0.shards"] == "-rw-------"
+
+
+def test_a_job_without_shards_has_no_lists(status_folder: Path) -> None:
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    status.write(0, "/a:/b", [])
+    status.close()
+    assert sorted(path.name for path in status_folder.iterdir()) == ["17.0", "17.0.4"]
+
+
+def test_the_status_of_jobs_that_must_have_ended_is_removed(status_folder: Path) -> None:
+    for name, days in (("1.0", 31), ("1.0.0", 31), ("2.0", 29)):
+        (status_folder / name).write_text("0\n")
+        then = time.time() - days * 24 * 3600
+        os.utime(status_folder / name, (then, then))
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    status.close()
+    assert sorted(path.name for path in status_folder.iterdir()) == ["17.0.4", "2.0"]
+
+
+def test_an_older_status_of_the_same_name_is_erased(status_folder: Path) -> None:
+    (status_folder / "17.0.4").write_text("6\nan older and longer text\n")
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    status.close()
+    assert (status_folder / "17.0.4").read_bytes() == b""
+
+
+def test_a_path_that_is_not_utf8_is_written_byte_for_byte(status_folder: Path) -> None:
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    status.write(0, f"{os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
+    status.close()
+    assert (status_folder / "17.0").read_bytes() == b"/data/caf\xe9:/b\n"
+
+
+def test_only_its_owner_may_read_a_status(status_folder: Path) -> None:
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    status.write(0, "/a:/b")
+    status.close()
+    assert modes_beneath(status_folder) == {"17.0": "-rw-------", "17.0.4": "-rw-------"}
+
+
+def test_a_status_that_was_never_held_can_be_closed() -> None:
+    StepStatus(os.getuid()).close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda path: path.parent.rmdir(), "No such file or directory"),
+        (lambda path: path.symlink_to("elsewhere"), "Too many levels of symbolic links"),
+        (lambda path: path.mkdir(), "Is a directory"),
+    ],
+    ids=["no folder", "a symlink", "a folder"],
+)
+def test_a_status_that_cannot_be_held_is_a_launch_error(
+    status_folder: Path, spoil: Callable[[Path], None], problem: str
+) -> None:
+    path = status_folder / "17.0.4"
+    spoil(path)
+    with pytest.raises(LaunchError) as caught:
+        StepStatus(os.getuid()).hold("17.0", "4")
+    assert str(caught.value) == (
+        f"{path}: {problem}; the plugin makes its folder, tell the administrator"
+    )
