@@ -1,4 +1,4 @@
-"""The folders that slurm-stage itself uses on a node, each named once.
+"""The folders and files that slurm-stage itself uses on a node, each named once.
 
 Root's programs import this module besides the standard library, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
@@ -13,3 +13,5 @@ RUN, RUN_NAME = "/run", "slurm-stage"
 RUN_FOLDER = f"{RUN}/{RUN_NAME}"
 #: One file ``JOB.UID``, made by root, for each job that stages on this node and has not ended here.
 JOBS_FOLDER = f"{RUN_FOLDER}/jobs"
+#: The file in each node's part of a folder, with mode=shard, that lists which node has which file.
+SHARD_LIST = ".stage-shards.tsv"

@@ -54,6 +54,8 @@ class Reason(StrEnum):
     PART_ONLY = "only a part is staged"
     NOT_SPLIT = "staged as a whole"
     SPLIT_DIFFERENTLY = "split differently"
+    #: Each node has a current part, but together they do not have all parts of one split.
+    OTHER_NODES = "spread over other nodes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
-"""Start a rank: initialise MPI for one rank a node, run `rank.main`, finalise MPI.
+"""Start a rank: initialise MPI, run `rank.main`, finalise MPI.
 
-``python -m stager.rank`` replaces mpi4py's runner, ``python -m mpi4py -m …``, and keeps its one
-promise: an uncaught exception in one rank ends all ranks, which would wait for it for ever.
+``python -m stager.rank`` stands in for mpi4py's own runner, ``python -m mpi4py -m …``. Like that,
+it ends all ranks when one raises an exception, because the others would wait for it for ever.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import traceback
 
 import mpi4py
 
@@ -32,17 +30,17 @@ def main() -> None:
 
         program.main()
     except BaseException as error:
-        _tell_why(error)
         set_abort_status(error)
+        _report_crash(error)
         raise
 
 
-def _tell_why(error: BaseException) -> None:
+def _report_crash(error: BaseException) -> None:
     """Report the error to the launching process: MPI's own abort message hides the traceback."""
     from stager.base.outcome import event
 
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    text = "".join(traceback.format_exception_only(error)).strip()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    text = f"{type(error).__name__}: {error}"
     sys.stdout.write(event("crashed", node=node, error=text) + "\n")
     sys.stdout.flush()
 

@@ -1,8 +1,8 @@
-"""Steps that all ranks take together or not at all: what one cannot do, none of them does."""
+"""Take steps on all ranks together: what one rank cannot do, none of them does."""
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,62 +19,86 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from stager.disk.cache import Cache
+    from stager.request.items import StageRequest
 
 T = TypeVar("T")
 
-#: Seconds between two tries for a lock: the first pause, and the longest.
+#: Seconds between two attempts to take the locks: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-#: Seconds of sleep while other ranks are at work: the first, and the longest.
+#: Seconds between two looks whether the other ranks have finished a step: the first, the longest.
 _FIRST_NAP, _LONGEST_NAP = 50e-6, 2e-3
 
 
 class RefusedError(Exception):
-    """What some rank cannot do, known to all of them."""
+    """A step failed on some ranks. All ranks raise this with the same failures."""
 
     def __init__(self, failures: list[Failure]) -> None:
         super().__init__(failures)
         self.failures = failures
 
 
+class StaleError(Exception):
+    """The survey is out of date, so all ranks survey again. All ranks raise this.
+
+    ``why`` is the failure to report if that does not help. ``damaged`` means that a copy was
+    damaged and is now recorded as such; else the source changed.
+    """
+
+    def __init__(self, why: Failure, *, damaged: bool) -> None:
+        super().__init__(why)
+        self.why = why
+        self.damaged = damaged
+
+
 @dataclass(frozen=True, slots=True)
-class Here:
-    """This rank's node: its name, the folder that stands for its whole disk, the user."""
+class Node:
+    """The node of this rank: its name, the folder that stands for its file system, the user's uid.
+
+    ``disk`` is empty on a real node; a simulated node has a folder.
+    """
 
     name: str
     disk: str
     uid: int
 
     def path(self, path: str) -> str:
-        """Where the node's ``path`` is found from this process."""
+        """Return where this process finds the node's ``path``."""
         return self.disk + path
 
 
-def together(
-    comm: MPI.Intracomm, here: Here, step: Callable[[], T], *, patient: bool = False
-) -> list[T]:
-    """Run ``step`` on each rank; return all results in rank order. Collective.
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a rank needs in every collective step: the ranks, its own node and the request."""
 
-    Where it failed on any rank, the same RefusedError is raised on every rank. ``patient`` is for a
-    step that takes some ranks longer than others: who is done sleeps instead of spinning.
+    comm: MPI.Intracomm
+    node: Node
+    request: StageRequest
+
+
+def together(context: Context, step: Callable[[], T], *, patient: bool = False) -> list[T]:
+    """Run ``step`` on each rank and return the results of all ranks in rank order. Collective.
+
+    Raise RefusedError on every rank if the step raises StageError or OSError on any. ``patient`` is
+    for a step that takes much longer on some ranks: the others sleep meanwhile instead of spinning.
     """
     result: T | None = None
     failure: Failure | None = None
     try:
         result = step()
     except StageError as error:
-        failure = Failure.of(error, here.name)
+        failure = Failure.of(error, context.node.name)
     except OSError as error:
-        failure = Failure.of(as_stage_error(error), here.name)
+        failure = Failure.of(as_stage_error(error), context.node.name)
     if patient:
-        _sleep_until_all_are_here(comm)
-    answers: list[tuple[T, Failure | None]] = comm.allgather((result, failure))
+        _sleep_until_all_have_finished(context.comm)
+    answers: list[tuple[T, Failure | None]] = context.comm.allgather((result, failure))
     failures = [failure for _, failure in answers if failure]
     if failures:
         raise RefusedError(failures)
     return [answer for answer, _ in answers]
 
 
-def _sleep_until_all_are_here(comm: MPI.Intracomm) -> None:
+def _sleep_until_all_have_finished(comm: MPI.Intracomm) -> None:
     barrier = comm.Ibarrier()
     pause = _FIRST_NAP
     while not barrier.Test():
@@ -83,7 +107,7 @@ def _sleep_until_all_are_here(comm: MPI.Intracomm) -> None:
 
 
 class Busy(NamedTuple):
-    """A destination that another process has locked on a node; ``holder`` is in words."""
+    """A destination that another process has locked on a node. ``holder`` is as in ``job 17``."""
 
     node: str
     destination: str
@@ -92,7 +116,7 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The locks of this node's caches, and whether another job had to be waited for."""
+    """The locks that this rank holds, and whether it had to wait for another job."""
 
     locks: dict[Cache, Locks]
     waited: bool
@@ -100,39 +124,41 @@ class Held:
 
 @contextmanager
 def locked(
-    comm: MPI.Intracomm,
-    here: Here,
+    context: Context,
     wanted: Sequence[tuple[Cache, str]],
-    timeout: float,
-    waiting: Callable[[Busy, float], None],
+    on_wait: Callable[[Busy, float], None],
 ) -> Iterator[Held]:
-    """Hold the locks of the ``wanted`` destinations on all nodes: all, or none while waiting.
+    """Hold the locks of the ``wanted`` destinations on all nodes. Collective.
 
-    Jobs that want the same destinations on overlapping nodes can so never wait in a circle.
-    ``waiting`` is told where whom is waited for, and for how many seconds already. Raises
-    RefusedError after ``timeout`` seconds. Collective.
+    A rank that waits holds no lock, so jobs that stage the same destinations on overlapping nodes
+    cannot deadlock. ``on_wait`` is called before each pause with one locked destination and the
+    seconds waited so far. Raise RefusedError when they exceed the request's ``lock_timeout``.
     """
     with ExitStack() as stack:
         locks: dict[Cache, Locks] = {}
-        together(comm, here, lambda: _open_locks(wanted, locks, stack))
+        together(context, lambda: _open_locks(wanted, locks, stack))
         begun = time.monotonic()
         pause = _FIRST_PAUSE
-        while True:
-            answers = together(comm, here, lambda: _try_locks(here, wanted, locks))
-            busy = next((answer for answer in answers if answer), None)
-            if busy is None:
-                break
+        while busy := _try_on_all_nodes(context, wanted, locks):
             _release(wanted, locks)
-            # Rank 0's clock and dice decide for all.
-            waited, dice = comm.bcast((time.monotonic() - begun, random.uniform(0.5, 1)))  # noqa: S311
-            if waited > timeout:
-                held = f"{busy.destination} is held by {busy.holder} and has not let go"
-                text = f"{held} for {seconds_text(waited)}; submit again"
-                raise RefusedError([Failure(BusyError.code, text, busy.node)])
-            waiting(busy, waited)
-            time.sleep(pause * dice)
+            # Rank 0 decides for all, so that all wait equally long and give up together. Random
+            # pauses keep two jobs from trying again and again at the same moment.
+            pause_share = 0.5 + os.urandom(1)[0] / 510
+            waited, pause_share = context.comm.bcast((time.monotonic() - begun, pause_share))
+            if waited > context.request.lock_timeout:
+                raise RefusedError([_timed_out(busy, waited)])
+            on_wait(busy, waited)
+            time.sleep(pause * pause_share)
             pause = min(2 * pause, _LONGEST_PAUSE)
         yield Held(locks, pause != _FIRST_PAUSE)
+
+
+def _timed_out(busy: Busy, waited: float) -> Failure:
+    text = (
+        f"{busy.destination} is being staged by {busy.holder}; gave up after waiting "
+        f"{seconds_text(waited)}; submit again"
+    )
+    return Failure(BusyError.code, text, busy.node)
 
 
 def _open_locks(
@@ -146,13 +172,21 @@ def _open_locks(
             stack.callback(locks[cache].close)
 
 
-def _try_locks(
-    here: Here, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
+def _try_on_all_nodes(
+    context: Context, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
 ) -> Busy | None:
-    """Take this node's locks, or say where and who has the first that is not to be had."""
+    """Try to take all locks on all nodes. Return the first that another process has. Collective."""
+    answers = together(context, lambda: _try_locks(context.node, wanted, locks))
+    return next((answer for answer in answers if answer), None)
+
+
+def _try_locks(
+    node: Node, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
+) -> Busy | None:
+    """Take this node's locks, up to the first that another process has; return that one."""
     for cache, destination in wanted:
         if not locks[cache].take(destination):
-            return Busy(here.name, destination, locks[cache].holder(destination))
+            return Busy(node.name, destination, locks[cache].holder(destination))
     return None
 
 

@@ -1,147 +1,68 @@
-"""An archive as a Cargo: its bytes are broadcast as those of a file, and unpacked as they come."""
+"""Send an archive, or receive and unpack it: it is sent like a file and unpacked on every node."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import threading
-from contextlib import suppress
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
 from stager.archive.zip import is_zip
-from stager.base.errors import Failure, SourceError, StageError
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
 from stager.copies import evict
-from stager.disk.files import OPEN_FOLDER, as_stage_error, made_parents, opened, stage_errors
+from stager.disk.files import OPEN_FOLDER, made_parents, opened, stage_errors
 from stager.disk.partial import Partial
 from stager.disk.permissions import give_permissions, unpacked_mode
 from stager.disk.reader import FileReader
-from stager.rank.cargo import Cargo, Opened, Published, Task
+from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import source_changed
-from stager.rank.tree_cargo import announce_tree, publish_tree, read_back, relocate
+from stager.rank.publication import announce_tree, publish_tree, verify_tree
+from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.venv import find_interpreter, note
+from stager.tree.venv import Relocation, find_interpreter, note, relocate
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from stager.base.errors import Failure
     from stager.disk.record import Record
+    from stager.rank.task import Task
+    from stager.rank.unpacker import Unpacker
     from stager.wire.transfer import Transferred
-
-#: Bytes that may wait between the network and the unpacking; more than a pipe has by itself.
-_PIPE = 1 << 20
-
-
-class _Unpacker:
-    """Takes an archive's bytes in order, and has a thread unpack them into ``folder``.
-
-    What is wrong with the archive is raised by the next `write`, or by `finish`.
-    """
-
-    def __init__(self, name: str, folder: str, limits: Limits) -> None:
-        reading, self._writing = os.pipe2(os.O_CLOEXEC)
-        with suppress(OSError):  # the user has too many such
-            fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE)
-        self._thread = threading.Thread(
-            target=self._run, args=(reading, name, os.fsencode(folder), limits), daemon=True
-        )
-        self._error: StageError | None = None
-        self.digests: dict[bytes, bytes] = {}
-        self._thread.start()
-
-    def _run(self, reading: int, name: str, folder: bytes, limits: Limits) -> None:
-        with open(reading, "rb") as archive:
-            self._unpack(archive, name, folder, limits)
-
-    def _unpack(self, archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> None:
-        try:
-            self.digests = unpack(archive, name, folder, limits)
-        except StageError as error:
-            self._error = error
-        except OSError as error:
-            self._error = as_stage_error(error, os.fsdecode(folder))
-        except BaseException as error:
-            # A surprise: whatever it is, nothing of this may be published.
-            self._error = SourceError(f"{name} cannot be unpacked: {error!r}")
-
-    def write(self, data: memoryview, _: int) -> None:
-        """Take the next bytes."""
-        while data and self._writing >= 0:
-            try:
-                data = data[os.write(self._writing, data) :]
-            except BrokenPipeError:
-                self.finish()
-
-    def finish(self) -> None:
-        """Have all that was written unpacked."""
-        self.close()
-        if self._error:
-            raise self._error
-
-    def close(self) -> None:
-        """Stop, whatever was unpacked."""
-        if self._writing >= 0:
-            os.close(self._writing)
-            self._writing = -1
-        self._thread.join()
-
-
-class _Spool:
-    """Keeps the bytes of an archive that is read from its end, until all have come."""
-
-    def __init__(self, task: Task, folder: str, limits: Limits) -> None:
-        self._archive = Partial(task.cache, direct=task.settings.direct)
-        self._name = task.item.source
-        self._folder = folder
-        self._limits = limits
-        self.digests: dict[bytes, bytes] = {}
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes."""
-        self._archive.write(data, offset)
-
-    def finish(self) -> None:
-        """Unpack all of it."""
-        with stage_errors(self._folder), self._archive.opened() as archive:
-            self.digests = unpack(
-                archive, self._name, os.fsencode(self._folder), self._limits
-            )  # fmt: skip
-
-    def close(self) -> None:
-        """Let go of the bytes."""
-        self._archive.close()
 
 
 class ArchiveCargo(Cargo):
-    """Brings the tree that an archive holds. What it unpacks to is known when it is unpacked."""
+    """One archive. Its listing and its size are not known before it is unpacked.
+
+    So a receiver always reads the source, and reuses nothing of an old copy.
+    """
 
     _file: FileReader | None = None
     _tree: PartialTree | None = None
-    _published: Record | None = None
-    _unpacker: _Unpacker | _Spool | None = None
+    _announced: Record | None = None
+    _unpacker: Unpacker | None = None
     _note = ""
 
     def need(self) -> int:
         if not self.task.receives:
             return 0
-        # What is read from its end is on the disk while it is unpacked.
-        whole, spooled = self.need_in_all(), self.task.source.allocated
-        return self._known + spooled if is_zip(self.task.item.source) else whole
+        if is_zip(self.task.item.source):  # on the disk beside what is unpacked from it
+            return self._size_before + self.task.source.allocated
+        return self.need_in_all()
 
     def need_in_all(self) -> int:
-        return max(self._known, self.task.source.allocated) if self.task.receives else 0
+        if not self.task.receives:
+            return 0
+        return max(self._size_before, self.task.source.allocated)
 
     @property
-    def _known(self) -> int:
-        """Bytes that the archive unpacked to when that was done last."""
+    def _size_before(self) -> int:
+        """Bytes of the copy that was unpacked before, as an estimate; 0 if there is none."""
         before = self.task.cache.load(self.task.item.destination)
         return before.tree.allocated if before and before.tree else 0
 
@@ -158,22 +79,24 @@ class ArchiveCargo(Cargo):
             self.stack.callback(self._file.close)
         return Opened()
 
-    def _make_unpacker(self, folder: str) -> _Unpacker | _Spool:
-        task = self.task
+    def _make_unpacker(self, folder: str) -> Unpacker:
+        task, space = self.task, self.task.space
         with stage_errors(folder):
-            room = _room(task)
-        if is_zip(task.item.source):
+            room = room_to_unpack(task)
+        is_spooled = is_zip(task.item.source)
+        if is_spooled:
             room -= task.plan.size
-        limits = Limits(task.space.unpacked_size, task.space.unpacked_members, max(0, room))
-        if is_zip(task.item.source):
-            return _Spool(task, folder, limits)
-        return _Unpacker(task.item.source, folder, limits)
+        limits = Limits(space.unpacked_size, space.unpacked_members, max(0, room))
+        unpacking = Unpacking(task.item.source, folder, limits)
+        if is_spooled:
+            return SpoolUnpacker(unpacking, Partial(task.cache, direct=task.settings.direct))
+        return StreamUnpacker(unpacking)
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
         return Layout.dense(self.task.plan.size, self.task.settings.chunk)
 
     def allocate(self, layout: Layout) -> None:
-        pass
+        """Do nothing: how much room it takes is not known. `Limits` ends it when there is none."""
 
     def staleness(self, result: Transferred) -> Failure | None:
         return source_changed(self.task, self._file) if self._file else None
@@ -189,9 +112,11 @@ class ArchiveCargo(Cargo):
             self._tree.sync()
 
     def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
-        listing = tree.copy
-        changed = relocate(self.task, tree, listing, b"\1" * len(listing), {})
-        interpreter = find_interpreter(tree.path, self.task.item.source)
+        item, listing = self.task.item, tree.copy
+        relocation = Relocation(item.source, item.destination)
+        all_rows = b"\1" * len(listing)
+        changed = relocate(tree, listing, relocation, fresh=all_rows, originals={})
+        interpreter = find_interpreter(tree.path, item.source)
         if interpreter and interpreter.is_shared:
             self._note = note(interpreter.path, may_be_staged=False)
         for row, (_, digest) in changed.items():
@@ -200,9 +125,10 @@ class ArchiveCargo(Cargo):
     def verify(self, digest: str) -> None:
         if self._tree:
             listing = self._tree.copy
-            read_back(self.task, self._tree, listing, self._rows(listing))
+            verify_tree(self.task, self._tree, listing, self._file_digests(listing))
 
-    def _rows(self, listing: Listing) -> Iterator[tuple[int, bytes]]:
+    def _file_digests(self, listing: Listing) -> Iterator[tuple[int, bytes]]:
+        """Yield the row and digest of each unpacked file."""
         assert self._unpacker is not None
         for row in listing.rows(Kind.FILE):
             yield row, self._unpacker.digests[listing.paths[row]]
@@ -211,37 +137,39 @@ class ArchiveCargo(Cargo):
         if self._tree:
             listing = self._tree.copy
             digests = bytearray(DIGEST_SIZE * len(listing))
-            for row, found in self._rows(listing):
+            for row, found in self._file_digests(listing):
                 digests[place(row)] = found
-            self._published = announce_tree(self.task, self._tree, listing, bytes(digests), {})
+            self._announced = announce_tree(
+                self.task, self._tree, listing, bytes(digests), originals={}
+            )
 
     def publish(self, digest: str) -> Published:
-        if not self._tree or not self._published or not self._published.tree:
+        if not self._tree or not self._announced or not self._announced.tree:
             return Published()
-        files = self._published.tree.files
+        files = self._announced.tree.files
         counts = Counts(files, files, self.task.plan.size)
-        published = publish_tree(self.task, self._tree, self._published, counts)
+        published = publish_tree(self.task, self._tree, self._announced, counts)
         return replace(published, note=self._note)
 
 
-def _room(task: Task) -> int:
-    """Bytes that the user may still have on this node's disk: nobody knew before how many it takes.
+def room_to_unpack(task: Task) -> int:
+    """Return the bytes that the archive may take on this node's disk when it is unpacked.
 
-    What else of this job is still to come there is not known here.
+    What the request's other items will take there is not subtracted. Raise OSError.
     """
     space, destination = task.space, task.item.destination
     room = evict.free_bytes(task.cache.folder, space)
     if not space.user_limit:
         return room
-    kept = evict.look(task.cache, task.here.disk)
-    used = sum(one.size for one in kept if one.record.destination != destination)
+    copies = evict.look(task.cache, task.node.disk)
+    used = sum(one.size for one in copies if one.record.destination != destination)
     return min(room, space.user_limit - used)
 
 
 def narrow(folder: str, mode: int, group: int) -> None:
-    """Let nobody into the ``folder`` who may not read the archive, which has that mode and group.
+    """Narrow the permissions of ``folder`` to users who may read the archive. Raise OSError.
 
-    Raises OSError.
+    ``mode`` and ``group`` are the archive's.
     """
     with opened(folder, OPEN_FOLDER | os.O_NOFOLLOW) as descriptor:
         found = stat.S_IMODE(os.fstat(descriptor).st_mode)

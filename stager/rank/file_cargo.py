@@ -1,4 +1,4 @@
-"""A single file as a Cargo: a FileReader to send it, a store.Partial to receive it."""
+"""Send or receive a single file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from stager.base.extents import rounded
 from stager.disk.files import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
-from stager.rank.cargo import Cargo, Opened, Published, Task
+from stager.rank.cargo import Cargo, Opened, Published
 from stager.source.posix import data_size, facts_of
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stager.rank.task import Task
     from stager.wire.transfer import Transferred
 
 
 class FileCargo(Cargo):
-    """Brings the bytes of one file."""
+    """One file: read by a FileReader on a sender, written to a Partial on a receiver."""
 
     _file: FileReader | None = None
     _partial: Partial | None = None
 
     def need(self) -> int:
         task = self.task
-        if task.plan.receivers and task.plan.from_source:
+        if task.plan.from_source:
             return data_size(task.item.source, task.source)
         return task.source.allocated
 
@@ -37,24 +38,25 @@ class FileCargo(Cargo):
         return 0
 
     def open(self) -> Opened:
-        task, plan = self.task, self.task.plan
+        task = self.task
         if task.receives:
             self.stack.enter_context(made_parents(task.path))
             self.writer = self._partial = Partial(task.cache, direct=task.settings.direct)
             self.stack.callback(self._partial.close)
-        if not task.sends:
-            return Opened()
+        return self._open_to_send() if task.sends else Opened()
+
+    def _open_to_send(self) -> Opened:
+        task, plan = self.task, self.task.plan
         try:
-            self.reader = self._file = FileReader(
-                task.item.source if plan.from_source else task.path
-            )
+            path = task.item.source if plan.from_source else task.path
+            self.reader = self._file = FileReader(path)
             self.stack.callback(self._file.close)
             if task.rank == plan.senders[0]:
                 return Opened(rounded(self._file.extents(plan.size), plan.size))
         except SourceError:
             if plan.from_source:
                 raise
-            return Opened(stale=task.damaged_copy())
+            return Opened(stale=task.mark_damaged())
         return Opened()
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
@@ -73,7 +75,7 @@ class FileCargo(Cargo):
             return source_changed(task, self._file)
         if not result.error and result.digest == task.plan.digest:
             return None
-        return task.damaged_copy()
+        return task.mark_damaged()
 
     def seal(self) -> None:
         source = self.task.source
@@ -82,10 +84,10 @@ class FileCargo(Cargo):
 
     def verify(self, digest: str) -> None:
         if self._partial and self._partial.read_back() != digest:
-            raise self.task.unlike()
+            raise self.task.readback_error()
 
     def announce(self) -> None:
-        pass
+        """Do nothing: a file whose record was not written yet is replaced without loss."""
 
     def publish(self, digest: str) -> Published:
         if self._partial:
@@ -95,10 +97,10 @@ class FileCargo(Cargo):
 
 
 def source_changed(task: Task, reader: FileReader) -> Failure | None:
-    """What to say if the file that was read is no longer, or never was, the one that was listed."""
+    """Return a Failure if the file that was read is not, or no longer, the one surveyed."""
     with suppress(OSError):
         named = facts_of(os.stat(task.item.source))
         if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
             return None
-    text = f"{task.item.source} changed while it was read; submit again once it rests"
-    return Failure(IntegrityError.code, text, task.here.name)
+    text = f"{task.item.source} changed while it was read; submit again when nothing writes to it"
+    return Failure(IntegrityError.code, text, task.node.name)

@@ -1,7 +1,8 @@
-"""A line from each rank to the next: where one dies, however it dies, all end.
+"""Watch between ranks: each holds a connection to the next, and ends when it breaks.
 
-Neither MPI over TCP nor Slurm tells of a rank whose slurmstepd was killed: the others would wait
-for it for ever. The kernel tells, by the end of a connection. A rank says goodbye before it ends.
+Neither MPI over TCP nor Slurm reports a rank whose slurmstepd was killed: the other ranks would
+wait for it for ever. The kernel reports it, by closing the rank's connections. Before a rank ends
+normally it sends a goodbye, so that its neighbours do not miss it.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Seconds within which a neighbour's line must be there; without one there is no watch over it, as
-#: where a firewall lets MPI through and nothing else.
+#: Seconds in which the connections to both neighbours must be made. A neighbour that cannot be
+#: reached is not watched, for example where a firewall lets only MPI through.
 _PATIENCE = 5.0
-#: Bytes by which a neighbour proves to be one, bytes by which it is told that it is believed, and
-#: the one by which a rank takes its leave.
+#: Bytes by which the connecting rank proves that it is the neighbour, and by which the listening
+#: rank confirms it; and the byte that a rank sends before it ends.
 _TOKEN_SIZE, _PROOF_SIZE, _GOODBYE = 16, 16, b"."
-#: Seconds of silence after which the kernel asks if the other side is there, between two such
-#: questions, and how many of them: a node that lost its power says nothing.
+#: Seconds of silence before the kernel probes the other side, seconds between probes, and their
+#: number: a node that lost its power does not close its connections.
 _KEEPALIVE = (30, 10, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens, what it wants to be told and what it answers; ``node`` is its name."""
+    """Where the rank on ``node`` listens, the token that it expects and the proof it answers."""
 
     node: str
     host: str
@@ -40,13 +41,14 @@ class Address:
 
 
 class Guard:
-    """One rank's end of two lines; ``lost`` is told the node of a neighbour that is gone.
+    """One rank's connections to its two neighbours in the ring of ranks.
 
-    Raises OSError where it cannot listen.
+    ``on_loss`` is called, in a thread, with the node of a neighbour whose connection broke. Raise
+    OSError if this rank cannot listen.
     """
 
-    def __init__(self, node: str, lost: Callable[[str], None]) -> None:
-        self._lost = lost
+    def __init__(self, node: str, on_loss: Callable[[str], None]) -> None:
+        self._on_loss = on_loss
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
@@ -54,72 +56,78 @@ class Guard:
         port = self._listener.getsockname()[1]
         token, proof = os.urandom(_TOKEN_SIZE), os.urandom(_PROOF_SIZE)
         self.address = Address(node, socket.gethostname(), port, token, proof)
-        self._lines: list[socket.socket] = []
-        self._left = False
+        self._connections: list[socket.socket] = []
+        self._has_left = False
         self._lock = threading.Lock()
-        self._set_up = threading.Semaphore(0)
+        self._attempts_done = threading.Semaphore(0)
 
     def watch(self, ring: Sequence[Address], rank: int) -> None:
-        """Watch the neighbours of ``rank``, by two threads, from the return on; or do without."""
-        before, behind = ring[rank - 1], ring[(rank + 1) % len(ring)]
-        lines = ((before, self._await), (behind, lambda: self._reach(behind)))
-        for neighbour, line in lines:
-            hold = threading.Thread(target=self._hold, args=(neighbour.node, line), daemon=True)
-            hold.start()
-        for _ in lines:
-            self._set_up.acquire()
+        """Connect to the neighbours of ``rank``, and watch each in a thread.
+
+        Return when both are connected, or found to be unreachable.
+        """
+        previous, following = ring[rank - 1], ring[(rank + 1) % len(ring)]
+        neighbours = (
+            (previous, self._accept_previous),
+            (following, lambda: self._connect_to(following)),
+        )
+        for neighbour, connect in neighbours:
+            arguments = (neighbour.node, connect)
+            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+        for _ in neighbours:
+            self._attempts_done.acquire()
         self._listener.close()
 
     def leave(self) -> None:
-        """Take leave of the neighbours: from now on nobody is missed."""
+        """Say goodbye to the neighbours; from now on no loss is reported on either side."""
         with self._lock:
-            self._left = True
-            for line in self._lines:
+            self._has_left = True
+            for connection in self._connections:
                 with suppress(OSError):
-                    line.send(_GOODBYE)
+                    connection.send(_GOODBYE)
 
-    def _hold(self, node: str, reach: Callable[[], socket.socket]) -> None:
-        """Have a line to the neighbour, and hear of its end."""
+    def _watch(self, node: str, connect: Callable[[], socket.socket]) -> None:
+        """Connect to the neighbour on ``node``, and wait for the end of the connection."""
         try:
-            line = self._keep(reach())
-        except OSError:  # a network that does not let ranks meet so
+            connection = self._add(connect())
+        except OSError:  # the network lets no connection through
             return
         finally:
-            self._set_up.release()
-        said = b""
+            self._attempts_done.release()
+        received = b""
         with suppress(OSError):
-            said = line.recv(1)
-        if said != _GOODBYE and not self._left:
-            self._lost(node)
+            received = connection.recv(1)
+        if received != _GOODBYE and not self._has_left:
+            self._on_loss(node)
 
-    def _reach(self, behind: Address) -> socket.socket:
-        """A line to the rank behind, which has answered that it holds the other end."""
-        line = socket.create_connection((behind.host, behind.port), _PATIENCE)
-        line.sendall(behind.token)
-        if line.recv(_PROOF_SIZE, socket.MSG_WAITALL) != behind.proof:
-            line.close()
+    def _connect_to(self, following: Address) -> socket.socket:
+        """Connect to the next rank. Raise OSError if something else answers at its address."""
+        connection = socket.create_connection((following.host, following.port), _PATIENCE)
+        connection.sendall(following.token)
+        if connection.recv(_PROOF_SIZE, socket.MSG_WAITALL) != following.proof:
+            connection.close()
             raise ConnectionError
-        return line
+        return connection
 
-    def _await(self) -> socket.socket:
-        """The line of the rank before; others may knock, and are sent away."""
+    def _accept_previous(self) -> socket.socket:
+        """Accept the previous rank, and close connections of strangers. Raise OSError."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
-            line, _ = self._listener.accept()
-            line.settimeout(_PATIENCE / 2)
+            connection, _ = self._listener.accept()
+            connection.settimeout(_PATIENCE / 2)
             with suppress(OSError):
-                if line.recv(_TOKEN_SIZE, socket.MSG_WAITALL) == self.address.token:
-                    line.sendall(self.address.proof)
-                    return line
-            line.close()
+                if connection.recv(_TOKEN_SIZE, socket.MSG_WAITALL) == self.address.token:
+                    connection.sendall(self.address.proof)
+                    return connection
+            connection.close()
         raise TimeoutError
 
-    def _keep(self, line: socket.socket) -> socket.socket:
-        line.settimeout(None)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def _add(self, connection: socket.socket) -> socket.socket:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         for option, value in zip(options, _KEEPALIVE, strict=True):
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._lock:
-            self._lines.append(line)
-        return line
+            self._connections.append(connection)
+        return connection

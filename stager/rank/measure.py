@@ -1,8 +1,7 @@
-"""A job's nodes in, rates out: how fast wire, disks and source are, each by itself.
+"""Measure how fast network, disks and source are, each by itself, for `stagectl bench`.
 
-What `stagectl bench` asks of the ranks. The wire is measured by the transfer that stages files,
-from memory and to nowhere; a disk by the partial file that a copy is written to, which is never
-published.
+The network is measured by the same broadcast that stages files, between memory and memory. A disk
+is measured by the same partial file that a copy is written to; it is never published.
 """
 
 from __future__ import annotations
@@ -29,61 +28,60 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from stager.rank.agree import Here
+    from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
     from stager.wire.settings import Settings
 
 #: Bytes of the smallest message, and the factor from one size to the next.
-_SMALLEST, _STEP = 64 * 1024, 4
-#: Times that a broadcast is repeated; the fastest counts, as in any measurement of a wire.
+_SMALLEST, _FACTOR = 64 * 1024, 4
+#: Times that each broadcast is repeated. The fastest counts: only disturbances make it slower.
 _REPEATS = 3
 
 
-class _Nothing:
-    """A Reader of whatever the buffer holds."""
+class _AnyBytes:
+    """A Reader that leaves in the buffer whatever it holds."""
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Leave the buffer as it is."""
+        """Do nothing."""
 
 
-def measure(
-    comm: MPI.Intracomm, request: StageRequest, here: Here, tell: Callable[..., None]
-) -> None:
-    """Measure with up to ``request.bench`` bytes; ``tell`` of each Rate. Collective.
+def measure(context: Context, tell: Callable[..., None]) -> None:
+    """Measure with up to ``request.bench`` bytes; rank 0 tells each Rate. Collective.
 
     The request's one item names the cache root to write beneath, and the source if there is one.
-    Raises RefusedError.
+    Raise RefusedError if disk or source cannot be used.
     """
-    (item,) = request.items
+    (item,) = context.request.items
 
-    def say(rate: Rate) -> None:
-        if comm.rank == 0:
+    def tell_rate(rate: Rate) -> None:
+        if context.comm.rank == 0:
             tell("rate", **asdict(rate))
 
     # What may fail comes first.
-    source = [_source(comm, request, item, here)] if item.source else []
-    for rate in (*_disk(comm, request, item, here), *source):
-        say(rate)
-    for size in _sizes(request.bench):
+    source = [_measure_source(context, item)] if item.source else []
+    for rate in (*_measure_disks(context, item), *source):
+        tell_rate(rate)
+    for size in _sizes(context.request.bench):
         for algorithm in Algorithm:
             if algorithm is not Algorithm.AUTO:
-                settings = replace(request.transfer, algorithm=algorithm)
-                say(_wire(comm, size, settings))
+                settings = replace(context.request.transfer, algorithm=algorithm)
+                tell_rate(_measure_wire(context.comm, size, settings))
 
 
 def _sizes(most: int) -> Iterator[int]:
     size = _SMALLEST
     while size < most:
         yield size
-        size *= _STEP
+        size *= _FACTOR
     yield most
 
 
-def _wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
+def _measure_wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
+    """Broadcast ``size`` bytes from rank 0. Collective."""
     layout = Layout.dense(size, settings.chunk)
     best = float("inf")
     for _ in range(_REPEATS):
-        reader = _Nothing() if comm.rank == 0 else None
+        reader = _AnyBytes() if comm.rank == 0 else None
         comm.Barrier()
         begun = time.monotonic()
         broadcast(comm, layout, 1, settings, reader, None)
@@ -91,20 +89,19 @@ def _wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
     return Rate("wire", size, best, algorithm=settings.algorithm)
 
 
-def _disk(
-    comm: MPI.Intracomm, request: StageRequest, item: StageItem, here: Here
-) -> Iterator[Rate]:
-    """How fast the slowest node writes, and reads again past its page cache."""
-    cache = together(comm, here, lambda: open_cache(here.path(item.root), here.uid))[comm.rank]
-    times = together(comm, here, lambda: _write_and_read(cache, request), patient=True)
-    names = comm.allgather(here.name)
-    for number, what in enumerate(("write", "read")):
-        slowest = max(range(comm.size), key=lambda rank: times[rank][number])
-        yield Rate(what, request.bench, times[slowest][number], names[slowest])
+def _measure_disks(context: Context, item: StageItem) -> Iterator[Rate]:
+    """Yield the slowest node's rates: to write, and to read past the page cache. Collective."""
+    comm, node, request = context.comm, context.node, context.request
+    cache = together(context, lambda: open_cache(node.path(item.root), node.uid))[comm.rank]
+    times = together(context, lambda: _write_and_read(cache, request), patient=True)
+    names = comm.allgather(node.name)
+    for index, what in enumerate(("write", "read")):
+        slowest = max(range(comm.size), key=lambda rank: times[rank][index])
+        yield Rate(what, request.bench, times[slowest][index], names[slowest])
 
 
 def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
-    """Seconds to write so many bytes and bring them to the disk, and to read them again."""
+    """Return the seconds to write and sync ``request.bench`` bytes, and to read them again."""
     settings = request.transfer
     layout = Layout.dense(request.bench, settings.chunk)
     with closing(Partial(cache, direct=settings.direct)) as partial:
@@ -114,7 +111,7 @@ def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
         drain = Drain(partial, layout, ring, settings.writers)
         for index in range(layout.count):
             ring.take(index)
-            ring.release(index)  # it is not passed on
+            ring.release(index)  # in place of a transfer that passes it on
             drain.put(index)
         drain.finish()
         if drain.error:
@@ -125,21 +122,22 @@ def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
         return written - begun, time.monotonic() - written
 
 
-def _source(comm: MPI.Intracomm, request: StageRequest, item: StageItem, here: Here) -> Rate:
-    """How fast the first node reads the source."""
+def _measure_source(context: Context, item: StageItem) -> Rate:
+    """Measure how fast rank 0 reads the source. Collective."""
 
     def read() -> tuple[int, float]:
-        return _read(item.source, request) if comm.rank == 0 else (0, 0.0)
+        return _read(item.source, context.request) if context.comm.rank == 0 else (0, 0.0)
 
-    size, seconds = together(comm, here, read, patient=True)[0]
-    return Rate("source", size, seconds, comm.bcast(here.name))
+    size, seconds = together(context, read, patient=True)[0]
+    return Rate("source", size, seconds, context.comm.bcast(context.node.name))
 
 
 def _read(path: str, request: StageRequest) -> tuple[int, float]:
+    """Read at most ``request.bench`` bytes; return how many, and the seconds it took."""
     with closing(FileReader(path)) as reader:
         size = min(request.bench, os.fstat(reader.descriptor).st_size)
         if not size:
-            raise SourceError(f"{path} is empty; name a file that can be read for a while")
+            raise SourceError(f"{path} is empty, so it cannot be measured; name a larger file")
         layout = Layout.dense(size, request.transfer.chunk)
         buffer = memoryview(bytearray(layout.chunk))
         begun = time.monotonic()

@@ -1,31 +1,38 @@
-"""All nodes' surveys of one item in, a TransferPlan out: who needs it, who reads, who sends.
+"""Plan one item's transfer from the surveys of all nodes: who receives, who reads, who sends.
 
 Pure: every rank makes the same plan from the same surveys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import xxhash
+
+from stager.base.options import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stager.copies.survey import Survey
+    from stager.request.items import StageItem
+    from stager.source.posix import Source
+    from stager.wire.settings import Settings
 
 
 #: Readers that ``auto`` stands for, and bytes of a file that is worth more than one. The first
-#: reads alone unless it proves slower than the wire: with a fast source, turns only cost time.
+#: reads alone unless it proves slower than the network: with a fast source, turns only cost time.
 _AUTO_READERS = 4
 _WORTH_READERS = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Ranks by number. The ``senders`` read the source in turns, or one reads its own copy if not
-    ``from_source``. Nothing moves where there are no ``receivers``.
+    """How one item of ``size`` bytes reaches all nodes. Ranks are given by number.
+
+    The ``senders`` read the source in turns; if not ``from_source``, the only sender reads its own
+    copy. Nothing is sent if there are no ``receivers``.
     """
 
     size: int
@@ -33,52 +40,72 @@ class TransferPlan:
     current: tuple[int, ...]
     senders: tuple[int, ...]
     from_source: bool
-    #: Digest that the sender's copy has by its record; empty when the source is read.
+    #: Digest in the record of the sender's copy; empty if the source is read.
     digest: str
-    #: Whether each receiver reads for itself, its own part.
+    #: Whether each receiver reads its own part from the source, and nothing is broadcast.
     apart: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that take part in moving the bytes, the senders first."""
+        """The ranks that take part in the transfer, the senders first."""
         return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
+
+
+def settings_for(item: StageItem, source: Source, settings: Settings) -> Settings:
+    """Return the transfer settings of one item."""
+    if item.options.extract:  # unpacked while it is received, so it must be written in order
+        return replace(settings, writers=1)
+    if source.is_tree:  # only rank 0 has listed it
+        return replace(settings, readers=1)
+    return settings
+
+
+def plan_item(
+    item: StageItem, source: Source, surveys: Sequence[Survey], readers: int
+) -> TransferPlan:
+    """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`."""
+    if item.options.mode is Mode.SHARD:
+        return plan_parts(source.facts.size, surveys)
+    from_copies = not item.options.extract
+    return make_plan(source.facts.size, surveys, readers, from_copies=from_copies)
 
 
 def make_plan(
     size: int, surveys: Sequence[Survey], readers: int = 0, *, from_copies: bool = True
 ) -> TransferPlan:
-    """The plan for an item of ``size`` bytes; ``surveys[rank]`` is that rank's.
+    """Plan an item of ``size`` bytes that every node gets whole.
 
-    A node with a current copy of the very source sends; without one, or if not ``from_copies``, the
-    first that need the file read it, up to ``readers`` of them, 0 for what is best.
+    A node that has a current copy sends it, if ``from_copies``. Else the first receivers read the
+    source: up to ``readers`` of them, where 0 chooses the number by the size.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
-    # A copy that passes for current by its size alone would come to others as what it is not.
+    # A copy that is current by its size alone may differ from the source: it is never sent.
     fresh = tuple(rank for rank in current if surveys[rank].fresh and from_copies)
     holders = fresh if receivers else current
     digest = surveys[holders[0]].digest if holders else ""
     most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
-    # One holder sends alone: others would have to receive what it reads, and pass it on.
+    # One holder sends alone: a second one would have to receive what the first reads.
     senders = holders[:1] or receivers[:most]
     return TransferPlan(size, receivers, current, senders, not holders, digest)
 
 
 def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
-    """The plan for a folder of ``size`` bytes that is spread over the nodes.
+    """Plan a folder of ``size`` bytes that is spread over the nodes.
 
-    Where they have not all parts of one split, each once, all read anew what they lack then.
+    Nothing is sent if all nodes have their parts of one split into as many parts as there are nodes
+    now. Else each node reads from the source what it lacks of its new part.
     """
     ranks = tuple(range(len(surveys)))
     split = surveys[0].split
-    whole = all(survey.current and survey.split == split for survey in surveys)
-    # The nodes that once shared it may be more than these, each part of which is current.
-    if whole and split.partition(":")[0] == str(len(surveys)):
+    complete = all(survey.current and survey.split == split for survey in surveys)
+    # An earlier job may have spread it over more nodes: then these have only some of its parts.
+    if complete and split.partition(":")[0] == str(len(surveys)):
         digest = joint_digest(survey.digest for survey in surveys)
         return TransferPlan(size, (), ranks, ranks[:1], False, digest)
     return TransferPlan(size, ranks, (), ranks, True, "", apart=True)
 
 
 def joint_digest(digests: Iterable[str]) -> str:
-    """The xxh3-128 of all parts, in hexadecimal, from the ``digests`` of each."""
+    """Return one xxh3-128, in hexadecimal, for parts with these ``digests``."""
     return xxhash.xxh3_128_hexdigest("".join(digests).encode())

@@ -1,4 +1,4 @@
-"""A part of a folder as a Cargo: each node reads its own files from the source, and only those."""
+"""Stage one part of a folder on each node, for mode=shard: each reads its files from the source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
-from stager.rank.cargo import Opened, Task
-from stager.rank.tree_cargo import Reuse, TreeCargo
+from stager.base.paths import SHARD_LIST
+from stager.rank.cargo import Opened
+from stager.rank.reuse import Reuse
+from stager.rank.tree_cargo import TreeCargo
 from stager.tree.shard import (
-    LIST_NAME,
     balanced,
     by_number,
     list_row,
@@ -24,20 +25,22 @@ from stager.tree.shard import (
     split_name,
     with_hard_links,
 )
-from stager.tree.stream import Stream, place
+from stager.tree.stream import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stager.base.outcome import Counts
+    from stager.rank.task import Task
     from stager.tree.listing import Listing
     from stager.wire.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What every node is to hold: the ``owners`` of a listing's rows, and the list of that for the
-    users; its ``name`` tells it from others.
+    """Which node gets which file: ``owners`` has the rank of each row of the listing.
+
+    ``text`` is that as the list for the user; ``name`` identifies the split in records.
     """
 
     owners: array[int]
@@ -45,20 +48,16 @@ class Split:
     name: str
 
 
-def marks(kept: Reuse) -> bytes:
-    """What of a folder this node holds, as `split` takes it: a byte for each row, compressed."""
-    return zlib.compress(bytes(before >= 0 for before in kept.rows), 1)
-
-
 def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[str]) -> Split:
-    """Deal the files of the folder out to the nodes of those ``names``, which have ``held`` some.
+    """Assign the files of a folder to the nodes of these ``names``. Pure.
 
-    Raises UsageError for a folder that cannot be split.
+    ``held`` has the `Reuse.marks` of each node: a file stays where it is, if the loads allow it.
+    Raise UsageError if the folder has a file in the place of the list, or one without a number.
     """
-    if os.fsencode(LIST_NAME) in listing.paths:
-        where = f"{task.item.source}/{LIST_NAME}"
+    if os.fsencode(SHARD_LIST) in listing.paths:
         raise UsageError(
-            f"{where} is where the list of all parts is to be; leave it out by exclude="
+            f"{task.item.source}/{SHARD_LIST} has the name of the list of all parts; leave it out "
+            f"with exclude=/{SHARD_LIST}"
         )
     if task.item.options.by:
         owners = by_number(listing, task.item.source, task.item.options.by, len(names))
@@ -70,27 +69,27 @@ def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[s
 
 
 class ShardCargo(TreeCargo):
-    """Brings this node's part of a folder, and the list of all parts, which is a file in it."""
+    """This node's part of a folder, and the list of all parts, which is a file in each of them."""
 
-    def __init__(self, task: Task, listing: Listing, whole: Split, kept: Reuse) -> None:
+    def __init__(self, task: Task, listing: Listing, whole: Split, reuse: Reuse) -> None:
         rows = part_of(listing, whole.owners, task.rank)
         part = listing.part(rows, list_row(whole.text, task.source.facts.mtime_ns))
-        self._list_row = bisect_left(part.paths, os.fsencode(LIST_NAME))
-        kept_rows = array("q", (kept.rows[row] for row in rows))
-        kept_rows.insert(self._list_row, -1)
-        # What each node had is gone once.
-        deleted = kept.deleted if kept.part or not task.rank else 0
-        super().__init__(task, part, Reuse(kept_rows, kept.table, deleted))
+        self._list_row = bisect_left(part.paths, os.fsencode(SHARD_LIST))
+        reused_rows = array("q", (reuse.rows[row] for row in rows))
+        reused_rows.insert(self._list_row, -1)
+        # The counts of all parts are added up. A file deleted from whole copies counts once.
+        deleted = reuse.deleted if reuse.is_part or not task.rank else 0
+        super().__init__(task, part, Reuse(reused_rows, reuse.table, deleted))
         self._split = whole.name
         self._text = whole.text
 
     def open(self) -> Opened:
         super().open()
-        self._needs[self._list_row] = 0  # it does not come from the source
+        self._lacks[self._list_row] = 0  # `seal` writes it
         return Opened()
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
-        return self._layout_of(Stream(self._listing, self._needs))
+        return self._layout_of(self._lacks)
 
     def seal(self) -> None:
         if self._tree:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stager.base.errors import UsageError
 from stager.base.options import DEFAULT_OPTIONS, Mode, Options
-from stager.tree.shard import LIST_NAME
+from stager.base.paths import SHARD_LIST
 from stager.wire.route import Algorithm
 from stager.wire.settings import DEFAULT_SETTINGS, Settings
 
@@ -58,7 +58,7 @@ class StageItem:
     @property
     def shard_list(self) -> str:
         """Where the list of all parts is, empty for what is not spread over the nodes."""
-        return f"{self.destination}/{LIST_NAME}" if self.options.mode is Mode.SHARD else ""
+        return f"{self.destination}/{SHARD_LIST}" if self.options.mode is Mode.SHARD else ""
 
     @property
     def name(self) -> str:

@@ -1,1 +1,8 @@
-"""Where do the bytes come from? What identifies a source, and how it is read."""
+"""Where do the bytes come from, and what identifies a source?
+
+`posix` is the one kind of source today: files and folders on mounted filesystems. An object store
+would be a module beside it that answers the same questions: ``look_at_source`` by one request for
+an object's size and version, ``facts_of`` for what the records keep of it (an ETag or a version has
+no place in `disk.record.SourceFacts` yet), ``data_size``, and a reader with the methods of
+`disk.reader.FileReader`. `request.directive` refuses URLs today; `rank` calls these functions.
+"""

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Look at sources on mounted filesystems: files and folders.
+
+Rank 0 alone looks, and sends what it found to the other ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +26,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one stat of the source told; ``mode`` is its permission bits, ``group`` its gid.
+    """A file or folder to be staged, as it was when rank 0 looked at it.
 
-    ``allocated`` is the number of bytes that it takes on its disk, holes not counted. A folder has
-    its number of ``files`` and the digest of its ``listing``; its size is that of all of them.
+    ``facts`` identify this version of it; in a folder's, the size is that of all files together.
     """
 
     facts: SourceFacts
+    #: The permission bits and the gid.
     mode: int
     group: int
+    #: Bytes on the source's disk, without holes.
     allocated: int
+    #: The number of files in a folder, and the digest of its listing, which identifies this version
+    #: of all that is in it. A file has none.
     files: int = 0
     listing: str = ""
-    #: Of an environment that is to be relocated.
+    #: The interpreter of a virtual environment that is to be relocated.
     interpreter: Interpreter | None = None
 
     @property
     def interpreter_at(self) -> str:
-        """Where on the nodes an environment's interpreter is staged too, or nothing."""
+        """The interpreter's path on the nodes if the same job stages it, or empty."""
         return self.interpreter.at if self.interpreter else ""
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is a folder."""
+        """Whether the source is a folder."""
         return bool(self.listing)
 
 
-#: What folders hold, by their paths and the patterns of what is included and excluded.
-Listings = dict[tuple[str, tuple[str, ...], tuple[str, ...]], "Listing"]
+class Listings:
+    """The listings of source folders, by path and patterns. Each folder is listed once.
+
+    They stay apart from Source because a listing is large: it is sent only if some node needs it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Listing] = {}
+
+    def get(self, path: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> Listing | None:
+        """Return the listing of the folder, or None if there is none yet."""
+        return self._found.get((path, include, exclude))
+
+    def list_once(
+        self,
+        path: str,
+        facts: os.stat_result,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+    ) -> Listing:
+        """Return the listing of the folder with the stat ``facts``; list it if there is none yet.
+
+        Raise SourceError or IntegrityError as `walk` does.
+        """
+        key = path, include, exclude
+        if key not in self._found:
+            self._found[key] = _list(path, facts, include, exclude)
+        return self._found[key]
+
+    def clear(self) -> None:
+        """Forget all listings: the folders may have changed."""
+        self._found.clear()
 
 
 def look_at_source(
@@ -61,10 +97,10 @@ def look_at_source(
     *,
     to_be_read: bool = False,
 ) -> Source:
-    """Stat the source, following links; where it is ``to_be_read``, make sure that it may be.
+    """Stat the source, following links; list it if it is a folder and not in ``listings`` yet.
 
-    What a folder holds is put into ``listings``, unless it is there already. Raises SourceError
-    unless the source is a plain file or a folder, UsageError for patterns with a file.
+    With ``to_be_read``, check that this user may read it. Raise SourceError if the source is
+    missing, unreadable, or neither a plain file nor a folder; UsageError if a file has patterns.
     """
     try:
         facts = os.stat(path)
@@ -75,13 +111,12 @@ def look_at_source(
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
-        listings = {} if listings is None else listings
-        key = path, include, exclude
-        if key not in listings:
-            listings[key] = _list(path, facts, include, exclude)
-        return _source_tree(facts, listings[key])
+        listings = Listings() if listings is None else listings
+        return _folder(facts, listings.list_once(path, facts, include, exclude))
     if include or exclude:
-        raise UsageError(f"{path} is no folder; include and exclude are for what is in one")
+        raise UsageError(
+            f"{path} is not a folder; remove include and exclude, which are for folders"
+        )
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
         raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")
@@ -92,33 +127,33 @@ def look_at_source(
 def _list(
     path: str, facts: os.stat_result, include: tuple[str, ...], exclude: tuple[str, ...]
 ) -> Listing:
-    from stager.tree.walk import walk  # what a file need not import
+    from stager.tree.walk import walk  # not needed for a file
 
     if not include and not exclude:
         return walk(path, facts)
-    from stager.tree.patterns import Patterns  # what few folders need
+    from stager.tree.patterns import Patterns  # slow to import
 
     return walk(path, facts, Patterns(include, exclude))
 
 
-def _source_tree(facts: os.stat_result, listing: Listing) -> Source:
-    whole = replace(facts_of(facts), size=listing.size)
+def _folder(facts: os.stat_result, listing: Listing) -> Source:
+    identity = replace(facts_of(facts), size=listing.size)
     return Source(
-        whole, stat.S_IMODE(facts.st_mode), facts.st_gid, listing.allocated(), listing.files,
+        identity, stat.S_IMODE(facts.st_mode), facts.st_gid, listing.allocated(), listing.files,
         listing.digest(),
     )  # fmt: skip
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
-    """The part of a source's stat that tells one version of it from another."""
+    """Return what identifies one version of a source: the part of its stat that a write changes."""
     return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
 def data_size(path: str, source: Source) -> int:
-    """Bytes that a copy of the source takes: those of its data, holes left out.
+    """Return the bytes that a copy of the file takes on a disk: its data without holes.
 
-    What the source itself takes may be less, where it is compressed, or archived elsewhere. Raises
-    SourceError.
+    The source may take fewer, if its filesystem compresses it or keeps it on tape. So if it seems
+    to have holes, open it and ask where they are. Raise SourceError.
     """
     size = source.facts.size
     if source.allocated >= size:
@@ -128,10 +163,11 @@ def data_size(path: str, source: Source) -> int:
 
 
 def for_all(path: str, source: Source) -> Source:
-    """``source`` with the permissions that its copy may have where all users pass.
+    """Return the ``source`` with the mode that its copy may have where all users can reach it.
 
-    The folders above a source may keep out those whom its own mode would let in, and an access
-    control list may say what no mode does: in both cases nobody but root may read the copy.
+    If a folder above the source is closed to others, or if the source or such a folder has an
+    access control list, the source's mode alone does not say who may read it. Then only root may
+    read the copy.
     """
     folder = os.path.realpath(path)
     plain = facts_of(os.stat(folder)) == source.facts and not _has_acl(folder)

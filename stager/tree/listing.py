@@ -1,7 +1,7 @@
-"""What a folder holds, as columns: one Listing for a source, and one for its copy. Pure.
+"""Hold the entries of a folder in columns. Pure.
 
-Row 0 is the folder itself. The paths are relative to it, as bytes, sorted, so that a folder stands
-before what is in it. Columns rather than objects: a million entries are to fit in some 200 MiB.
+A source has a listing, and so has its copy. Listings are columns rather than objects so that a
+million entries take some 200 MiB.
 """
 
 from __future__ import annotations
@@ -20,35 +20,31 @@ from stager.base.extents import ALIGNMENT, Extent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: First bytes of a listing's text; another version is none.
+#: The first bytes of a serialized listing, with the version of its format.
 _MAGIC = b"stage listing 1\n"
-#: Types of the columns of numbers, as `array` names them: 64 bits, signed where times may be.
-_UNSIGNED, _SIGNED = "Q", "q"
-#: The parts of a listing's text, and the types of the columns of numbers among them.
+#: The parts of a serialized listing.
 _PARTS = 14
-#: Rows that become columns at a time: many, for it is fast then, and not all, which are large.
-_BATCH = 4096
+#: Type codes of `array` for 64 bits. Times are signed.
+_UNSIGNED, _SIGNED = "Q", "q"
+#: The types of the columns of numbers, from ``modes`` to ``groups``.
 _TYPES = (_UNSIGNED, _UNSIGNED, _SIGNED, _SIGNED, _UNSIGNED, _UNSIGNED, _UNSIGNED)
+#: Rows that are turned into columns at a time: many are fast, all at once would take much memory.
+_BATCH = 4096
 
 
 class Kind(IntEnum):
-    """What an entry is."""
+    """The type of an entry."""
 
     FOLDER = 0
     FILE = 1
     #: A symbolic link.
     LINK = 2
-    #: A further name of a file that stands before it in the listing: a hard link.
+    #: Another path of a file. The first path of a file in the listing is its FILE.
     HARD_LINK = 3
 
 
 class Row(NamedTuple):
-    """One entry as it was found; times in nanoseconds since 1970.
-
-    What says nothing of an entry's version is 0: the ``inode`` and ``ctime_ns`` of what is no file,
-    all but the path of a twin. ``extents`` are those of a file with holes. ``target`` is where a
-    link points, and for a twin the path of its file.
-    """
+    """One entry of a folder: a row of a Listing, in the order of its columns."""
 
     path: bytes
     kind: Kind
@@ -65,20 +61,33 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Equal columns, one value an entry, and what few entries have, by their row."""
+    """The entries of a folder, sorted by path. The value of a row in a column is at its index.
 
+    Row 0 is the folder itself. A folder comes before everything in it. A number that does not
+    identify the version of an entry is 0: sizes, ctimes and inodes of folders and links, modes of
+    links, and all numbers of a hard link, whose file has them.
+    """
+
+    #: Paths relative to the folder; its own is empty.
     paths: list[bytes]
+    #: A `Kind` each.
     kinds: bytes
+    #: Permission bits.
     modes: array[int]
+    #: Bytes.
     sizes: array[int]
+    #: Nanoseconds since 1970.
     mtimes: array[int]
     ctimes: array[int]
     inodes: array[int]
+    #: Uids and gids.
     owners: array[int]
     groups: array[int]
+    #: By row: the target of a symbolic link, or the path of a hard link's file.
     targets: dict[int, bytes] = field(default_factory=dict)
+    #: By row: where a file with holes has data.
     extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
-    #: Bytes of data of the files that have ``extents``.
+    #: By row: the bytes of data of a file with holes.
     lengths: dict[int, int] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,9 +96,9 @@ class Listing:
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
-        """The listing of ``rows``, which come in any order, and are sorted here.
+        """Return the listing of ``rows``, which may be in any order.
 
-        Raises OverflowError, with the path, for a time beyond some three hundred years from 1970.
+        Raise OverflowError, with the path, for a time that is no 64-bit number of nanoseconds.
         """
         paths: list[bytes] = []
         kinds = bytearray()
@@ -106,7 +115,7 @@ class Listing:
                 for column, values in zip(columns, numbers, strict=True):
                     column.extend(values)
             except OverflowError:
-                raise OverflowError(_misfit(batch)) from None
+                raise OverflowError(_path_of_misfit(batch)) from None
             paths.extend(batch_paths)
             kinds.extend(batch_kinds)
             targets.update((row, one) for row, one in enumerate(batch_targets, begin) if one)
@@ -128,21 +137,21 @@ class Listing:
         return len(self.paths)
 
     def rows(self, kind: Kind) -> Iterator[int]:
-        """The numbers of the rows of ``kind``, in order."""
+        """Yield the numbers of the rows of ``kind``, in order."""
         return (number for number, one in enumerate(self.kinds) if one == kind)
 
     @property
     def files(self) -> int:
-        """How many files there are, whatever names they have."""
+        """The number of files, hard links not counted."""
         return self.kinds.count(Kind.FILE)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files together."""
         return sum(self.sizes)
 
     def part(self, rows: Iterable[int], *more: Row) -> Self:
-        """The listing of some of the ``rows``, and of what else is with them."""
+        """Return the listing of some of the ``rows``, and of ``more`` rows with them."""
         return self.of(chain(map(self._row, rows), more))
 
     def _row(self, number: int) -> Row:
@@ -151,22 +160,25 @@ class Listing:
         return Row._make((self.paths[number], Kind(self.kinds[number]), *numbers, *few))
 
     def data(self, number: int) -> int:
-        """Bytes of the file that travel."""
+        """Return the bytes of the row's file that are sent: its data without holes."""
         found = self.lengths.get(number)
         return self.sizes[number] if found is None else found
 
     def allocated(self, rows: Iterable[int] | None = None) -> int:
-        """Bytes that the ``rows`` take on a disk, or all, in whole blocks."""
+        """Return the bytes that the ``rows``, or all, take on a disk, in whole blocks."""
         some = range(len(self)) if rows is None else rows
-        # A folder takes a block, and what else has no data at most that.
+        # A folder takes a block; an empty file or a link takes one at most.
         return sum(max(1, -(-self.data(row) // ALIGNMENT)) * ALIGNMENT for row in some)
 
     def digest(self) -> str:
-        """The xxh3-128 of the whole listing, in hexadecimal: that of one version of the folder."""
+        """Return the xxh3-128 of the listing, in hexadecimal.
+
+        It identifies one version of the folder.
+        """
         return xxhash.xxh3_128_hexdigest(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """A text that `from_bytes` reads back."""
+        """Serialize the listing for `from_bytes`."""
         numbers = array(_UNSIGNED, self.targets)
         holes = array(_UNSIGNED, self.extents)
         counts = array(_UNSIGNED, (len(found) for found in self.extents.values()))
@@ -180,7 +192,7 @@ class Listing:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
-        """The listing in ``text``. Raises ValueError where it is none."""
+        """Return the listing that `to_bytes` serialized. Raise ValueError if ``text`` is none."""
         if not text.startswith(_MAGIC):
             raise ValueError("it is no listing")
         parts = unpack(memoryview(text)[len(_MAGIC) :])
@@ -191,18 +203,11 @@ class Listing:
         )
         numbers, targets, holes, counts, spans = parts[9:]
         listing = cls(
-            bytes(parts[0]).split(b"\0"),
-            bytes(parts[1]),
-            modes,
-            sizes,
-            mtimes,
-            ctimes,
-            inodes,
-            owners,
-            groups,
+            bytes(parts[0]).split(b"\0"), bytes(parts[1]),
+            modes, sizes, mtimes, ctimes, inodes, owners, groups,
             dict(zip(_column(_UNSIGNED, numbers), bytes(targets).split(b"\0"), strict=False)),
             _read_extents(*(_column(_UNSIGNED, part) for part in (holes, counts, spans))),
-        )
+        )  # fmt: skip
         if any(len(column) != len(listing) for column in (listing.kinds, *listing._columns)):
             raise ValueError("its columns differ in length")
         return listing
@@ -214,8 +219,8 @@ class Listing:
         )  # fmt: skip
 
 
-def _misfit(rows: Iterable[Row]) -> bytes:
-    """The path of the first of the ``rows`` that has a number which is no column's."""
+def _path_of_misfit(rows: Iterable[Row]) -> bytes:
+    """Return the path of the first of the ``rows`` with a number that fits in no column."""
     for row in rows:
         for code, value in zip(_TYPES, row[2:9], strict=True):
             try:
@@ -226,12 +231,12 @@ def _misfit(rows: Iterable[Row]) -> bytes:
 
 
 def pack(*parts: bytes) -> bytes:
-    """The ``parts`` in one text, each behind its length."""
+    """Return the ``parts`` in one, each behind its length in 8 bytes."""
     return b"".join(chain.from_iterable((len(part).to_bytes(8, "big"), part) for part in parts))
 
 
 def unpack(text: memoryview) -> list[memoryview]:
-    """The parts that were packed. Raises ValueError where the text ends early."""
+    """Return the parts that `pack` joined. Raise ValueError if the text ends early."""
     parts: list[memoryview] = []
     at = 0
     while at < len(text):
@@ -262,5 +267,5 @@ def _read_extents(
 
 
 def text_of(path: bytes) -> str:
-    """A path in words, as messages name it."""
+    """Return a ``path`` of any bytes as messages show it."""
     return os.fsdecode(path).encode(errors="backslashreplace").decode()

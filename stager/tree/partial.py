@@ -1,7 +1,7 @@
-"""A tree of files that is built beside its place, and put there in one step; all writing is here.
+"""Build a tree of files out of sight, and publish it in one step.
 
-What `store` does for a single file. A tree under construction has a name among the partial files,
-and a lock that tells `store.Cache.sweep` that its writer lives.
+`disk.partial` does the same for a single file. A tree under construction is a folder among the
+partial files; a lock on it tells `Cache.sweep` that its writer is alive.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ if TYPE_CHECKING:
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: ioctl(2)'s request to have a file share another's blocks until one of them is written.
+#: Request of ioctl(2) that makes a file share the blocks of another.
 _FICLONE = 0x40049409
-#: What a filesystem answers that cannot do one of these.
+#: Errors of a filesystem that cannot clone, link, or rename as asked.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
 class PartialTree:
-    """A tree being written beneath ``cache`` by ``listing``; nobody sees it until `publish`.
+    """A tree under construction in the folder of ``cache``, with the entries of ``listing``.
 
-    Raises SpaceError or DestinationError.
+    First `lay_out`, then for each file one of `take_over`, `create` or `write`, then `seal`,
+    `publish` and `close`. Several threads may write. `take_over`, `create` and `write` raise
+    OSError, the other methods SpaceError or DestinationError.
     """
 
     def __init__(self, cache: Cache, listing: Listing) -> None:
@@ -55,24 +57,21 @@ class PartialTree:
         self._partial = f"{cache.folder}/partial"
         self._listing = listing
         self._lock = threading.Lock()
-        #: Files of which a part has come: their descriptors, and the bytes that lack.
+        #: Files that are written in parts: their descriptors, and the bytes that are still missing.
         self._open: dict[int, tuple[int, int]] = {}
+        #: Whether the filesystem can clone, as far as is known.
         self._clones = True
-        #: What became of each row's mode and inode.
-        self._modes = array("Q", bytes(8 * len(listing)))
-        self._inodes = array("Q", bytes(8 * len(listing)))
-        self._groups = array("Q", bytes(8 * len(listing)))
-        self._mtimes = array("q", bytes(8 * len(listing)))
-        self._sizes = array("Q", bytes(8 * len(listing)))
+        #: The listing of the tree, as `walk` would make it once the tree is sealed.
+        self.copy = _without_facts(listing)
         with stage_errors(self._partial):
             self.path, self._descriptor = make_partial_folder(self._partial)
             facts = os.fstat(self._descriptor)
         self._base = os.fsencode(self.path) + b"/"
-        #: What is made here has this group by itself.
+        #: The group that new files here have.
         self._group = facts.st_gid
 
     def lay_out(self) -> None:
-        """Make the folders and links."""
+        """Make the folders and symbolic links."""
         listing = self._listing
         with stage_errors(self.path):
             for row, kind in enumerate(listing.kinds):
@@ -85,9 +84,9 @@ class PartialTree:
                     self._note(row, os.lstat(path))
 
     def take_over(self, row: int, path: bytes) -> bool:
-        """Have the file be that at ``path``; whether it can be.
+        """Make the row's file from the one at ``path`` without writing. Return whether it worked.
 
-        It shares the other's blocks, or is the very same file where the disk cannot do that.
+        The file shares the other's blocks or, if the filesystem cannot clone, is a hard link to it.
         """
         here = self._base + self._listing.paths[row]
         return self._clone(row, path, here) or self._link(row, path, here)
@@ -124,41 +123,42 @@ class PartialTree:
         return True
 
     def writing(self) -> AbstractContextManager[None]:
-        """In which files are written; what the disk has to say is raised at its end."""
+        """Return a context for `create` and `write`, in which an OSError becomes a StageError."""
         return stage_errors(self.path)
 
     def write(self, row: int, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes of the file."""
-        whole = self._listing.data(row)
-        if len(data) == whole:
+        """Write ``data`` at ``offset`` of the row's file."""
+        size = self._listing.data(row)
+        if len(data) == size:
             self.create(row, data, offset)
             return
         with self._lock:
             descriptor, _ = self._open.get(row) or (self._create(row), 0)
-            self._open.setdefault(row, (descriptor, whole))
+            self._open.setdefault(row, (descriptor, size))
         write_all(descriptor, data, offset)
         with self._lock:
-            left = self._open[row][1] - len(data)
-            self._open[row] = descriptor, left
-            if not left:
+            missing = self._open[row][1] - len(data)
+            self._open[row] = descriptor, missing
+            if not missing:
                 del self._open[row]
-        if not left:
-            self._end(row, descriptor)
+        if not missing:
+            self._complete(row, descriptor)
 
     def create(self, row: int, data: memoryview | bytes = b"", offset: int = 0) -> None:
-        """Make the file, with ``data`` as all of its data at ``offset``."""
+        """Make the row's file; ``data`` at ``offset`` is all the data that it has."""
         descriptor = self._create(row)
         try:
             write_all(descriptor, data, offset)
         except OSError:
             os.close(descriptor)
             raise
-        self._end(row, descriptor)
+        self._complete(row, descriptor)
 
     def _create(self, row: int) -> int:
         return os.open(self._base + self._listing.paths[row], _CREATE, 0o600)
 
-    def _end(self, row: int, descriptor: int) -> None:
+    def _complete(self, row: int, descriptor: int) -> None:
+        """Close a file that has all its data."""
         try:
             if row in self._listing.extents:
                 os.ftruncate(descriptor, self._listing.sizes[row])
@@ -176,33 +176,23 @@ class PartialTree:
         self._note(row, os.fstat(descriptor))
 
     def _note(self, row: int, facts: os.stat_result) -> None:
-        if self._listing.kinds[row] != Kind.LINK:
-            self._modes[row] = stat.S_IMODE(facts.st_mode)
-        self._groups[row] = facts.st_gid
-        self._mtimes[row] = facts.st_mtime_ns  # the disk may not hold what it was told
-        if self._listing.kinds[row] == Kind.FILE:
-            self._inodes[row] = facts.st_ino
-            self._sizes[row] = facts.st_size
-
-    @property
-    def copy(self) -> Listing:
-        """The sealed tree, as `walk` would list it."""
-        owner = os.getuid()
-        owners = array(
-            "Q", (0 if kind == Kind.HARD_LINK else owner for kind in self._listing.kinds)
-        )
-        return replace(
-            self._listing, modes=self._modes, inodes=self._inodes, owners=owners,
-            groups=self._groups, mtimes=self._mtimes, sizes=self._sizes, extents={},
-        )  # fmt: skip
+        """Enter the stat of a finished entry in the listing of the tree."""
+        copy, kind = self.copy, self._listing.kinds[row]
+        if kind != Kind.LINK:
+            copy.modes[row] = stat.S_IMODE(facts.st_mode)
+        copy.groups[row] = facts.st_gid
+        copy.mtimes[row] = facts.st_mtime_ns  # the filesystem may round it
+        if kind == Kind.FILE:
+            copy.inodes[row] = facts.st_ino
+            copy.sizes[row] = facts.st_size
 
     def read(self, row: int, most: int) -> bytes:
-        """The first ``most`` bytes of the file."""
+        """Return the first ``most`` bytes of the row's file."""
         with stage_errors(self.path), open(self._base + self._listing.paths[row], "rb") as file:
             return file.read(most)
 
     def rewrite(self, row: int, data: bytes) -> None:
-        """Have the file hold ``data`` instead."""
+        """Replace the data of the row's file."""
         path = self._base + self._listing.paths[row]
         with stage_errors(self.path):
             os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
@@ -214,17 +204,17 @@ class PartialTree:
                 os.close(descriptor)
 
     def read_back(self, row: int) -> bytes:
-        """The xxh3-128 of the file as it is on the disk, past the page cache."""
+        """Return the xxh3-128 of the row's file, read from the disk and not from the page cache."""
         with stage_errors(self.path):
             return bytes.fromhex(read_back(self._base + self._listing.paths[row]))
 
     def seal(self) -> None:
-        """Make the further names of files, give the folders what they are to have, sync all."""
+        """Make the hard links, give the folders their permissions and times, and sync."""
         listing = self._listing
         with stage_errors(self.path):
             for row in listing.rows(Kind.HARD_LINK):
                 os.link(self._base + listing.targets[row], self._base + listing.paths[row])
-            # A folder's time changes with what is put into it, and a mode may forbid that.
+            # Only now: a new entry changes its folder's time, and the mode may forbid it.
             for row in reversed(list(listing.rows(Kind.FOLDER))):
                 descriptor = os.open(self._base + listing.paths[row], _FOLDER)
                 try:
@@ -234,25 +224,22 @@ class PartialTree:
         self.sync()
 
     def sync(self) -> None:
-        """Bring all that was written to the disk."""
+        """Write all data from the page cache to the disk."""
         with stage_errors(self.path):
             linux.sync_filesystem(self._descriptor)
 
     def adopt(self) -> None:
-        """Take what somebody else has put into the tree for all that it is to hold."""
-        self._listing = listing = walk(self.path, holes=False)
-        self._modes, self._inodes = listing.modes, listing.inodes
-        self._groups, self._mtimes = listing.groups, listing.mtimes
-        self._sizes = listing.sizes
+        """List what is in the folder instead: others have filled it, as the unpackers do."""
+        self._listing = self.copy = walk(self.path, holes=False)
 
     def facts(self) -> CopyFacts:
-        """What the sealed tree is known by, before it is published and after."""
+        """Return what identifies the sealed tree, before and after it is published."""
         with stage_errors(self.path):
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
     def publish(self, path: str) -> None:
-        """Put the sealed tree at ``path`` in one step, in place of what is there, which goes."""
+        """Move the sealed tree to ``path`` in one step, and remove what was there."""
         above, name = os.path.split(path)
         with stage_errors(path), opened_beneath(self._root, above) as folder:
             replaced = self._put(name, folder)
@@ -261,14 +248,14 @@ class PartialTree:
             remove_tree(self.path)
 
     def _put(self, name: str, folder: int) -> bool:
-        """Rename the tree to ``name`` in ``folder``; whether something was replaced."""
-        # To move a folder one must be allowed to write in it, whatever it is to have in the end.
-        os.fchmod(self._descriptor, self._modes[0] | stat.S_IRWXU)
+        """Rename the tree to ``name`` in ``folder``. Return whether something was replaced."""
+        # Only a folder that its owner may write in can be moved.
+        os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
         replaced = False
         if not self._rename(name, folder, linux.Rename.NO_REPLACE):
             replaced = make_movable(name, folder)
             if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
-                # The filesystem cannot do it in one step: for a moment there is neither.
+                # The filesystem cannot exchange the two: for a moment there is neither.
                 os.rename(name, f"{self.path}.old", src_dir_fd=folder)
                 try:
                     os.rename(self.path, name, dst_dir_fd=folder)
@@ -278,11 +265,11 @@ class PartialTree:
                 self.path += ".old"
             elif not replaced:
                 os.rename(self.path, name, dst_dir_fd=folder)
-        os.fchmod(self._descriptor, self._modes[0])
+        os.fchmod(self._descriptor, self.copy.modes[0])
         return replaced
 
     def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
-        """Rename as the ``flag`` says; False where something is in the way, or it cannot be."""
+        """Rename the tree. Return False if ``name`` exists or the filesystem lacks the ``flag``."""
         try:
             linux.rename(self.path, name, flag, new_folder=folder)
         except OSError as error:
@@ -292,9 +279,23 @@ class PartialTree:
         return True
 
     def close(self) -> None:
-        """Let go of the tree; unless it was published, all of it is gone."""
+        """Close all files, and remove the tree unless it was published."""
         for descriptor, _ in self._open.values():
             os.close(descriptor)
         self._open.clear()
         os.close(self._descriptor)
         remove_tree(self.path)
+
+
+def _without_facts(listing: Listing) -> Listing:
+    """Return the listing of a new tree with the entries of ``listing``, none finished yet."""
+
+    def zeros(code: str) -> array[int]:
+        return array(code, bytes(8 * len(listing)))
+
+    uid = os.getuid()
+    owners = array("Q", (0 if kind == Kind.HARD_LINK else uid for kind in listing.kinds))
+    return replace(
+        listing, modes=zeros("Q"), inodes=zeros("Q"), owners=owners, groups=zeros("Q"),
+        mtimes=zeros("q"), sizes=zeros("Q"), extents={},
+    )  # fmt: skip

@@ -1,6 +1,10 @@
-"""Patterns and a path in, whether it is to be staged out: what of a folder is left out. Pure.
+"""Match paths in a folder against the patterns that users write.
 
-A pattern reads as a line of a .gitignore does, but for ``!`` and ``#``.
+A pattern is a line of a .gitignore that does not begin with ``!`` or ``#``. The patterns of
+``include`` and ``exclude`` select what of a folder is staged. With ``mode=shard``, the pattern of
+``by`` has ``{n}`` where the path of a file has its number.
+
+The library that reads patterns takes long to import, so import this module only if there are any.
 """
 
 from __future__ import annotations
@@ -18,40 +22,75 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Row
 
-_SYNTAX = "gitignore"
+#: Stands for a number in the pattern of ``by``.
+NUMBER = "{n}"
+#: Stands for it while the library reads the pattern, in which braces may have a meaning, and the
+#: expression that takes its place: all the digits that stand together.
+_MARK, _DIGITS = "\ue000", r"(?<![0-9])(?P<number>[0-9]+)(?![0-9])"
+#: Stars in one name of a pattern with a number. With more, to find that a long name does not match
+#: may take very long.
+_MOST_STARS = 2
 
 
 def is_pattern(text: str) -> bool:
-    """Whether ``text`` can be read as a pattern."""
+    """Whether ``text`` is a pattern."""
     try:
-        return bool(text.strip()) and text[0] not in "!#" and bool(_spec([text]))
+        return _is_line(text) and bool(_read([text]))
     except ValueError:
         return False
 
 
-def _spec(patterns: Sequence[str]) -> PathSpec[Any]:
-    return PathSpec.from_lines(_SYNTAX, patterns)
+def is_numbered_pattern(text: str) -> bool:
+    """Whether ``text`` is a pattern with one ``{n}`` that matches fast."""
+    if text.count(NUMBER) != 1 or _MARK in text or not _is_line(text):
+        return False
+    if any(name.count("*") > _MOST_STARS for name in text.split("/")):
+        return False
+    try:
+        return "number" in numbered_regex(text).groupindex
+    except (ValueError, re.error):
+        return False
+
+
+def numbered_regex(pattern: str) -> re.Pattern[str]:
+    """Return the expression for a pattern with ``{n}``; its group ``number`` is the number.
+
+    Raise ValueError or re.error if it is no such pattern.
+    """
+    (one,) = _read([pattern.replace(NUMBER, _MARK)]).patterns
+    if one.regex is None:
+        raise ValueError("it matches nothing")
+    return re.compile(one.regex.pattern.replace(_MARK, _DIGITS), re.DOTALL)
+
+
+def _is_line(text: str) -> bool:
+    """Whether ``text`` is neither blank, nor a comment, nor a negated pattern."""
+    return bool(text.strip()) and text[0] not in "!#"
+
+
+def _read(patterns: Sequence[str]) -> PathSpec[Any]:
+    return PathSpec.from_lines("gitignore", patterns)
 
 
 class Patterns:
-    """Takes what matches any pattern of ``include``, or all where there is none, and leaves out
-    what matches one of ``exclude``.
+    """Select the paths that match a pattern of ``include``, or all paths if there is none, without
+    those that match a pattern of ``exclude``.
     """
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
-        self._include = _spec(include) if include else None
-        self._exclude = _spec(exclude)
+        self._include = _read(include) if include else None
+        self._exclude = _read(exclude)
 
     def leaves_out(self, path: bytes, *, is_folder: bool) -> bool:
-        """Whether the path beneath the source is not to be staged, with all that is in it."""
+        """Whether the path beneath the source is not staged, nor anything in it."""
         name = os.fsdecode(path) + "/" * is_folder
         if self._exclude.match_file(name):
             return True
-        # What a folder holds may be included, where it is not itself.
+        # A folder that is not included may contain something that is.
         return self._include is not None and not is_folder and not self._include.match_file(name)
 
     def pruned(self, rows: Iterable[Row]) -> list[Row]:
-        """The ``rows`` without those folders that are not included and lead to nothing."""
+        """Return the ``rows`` without the folders that are not included and contain nothing."""
         found = list(rows)
         if self._include is None:
             return found
@@ -64,41 +103,7 @@ class Patterns:
 
 
 def _above(path: bytes) -> Iterator[bytes]:
+    """Yield the folders above ``path``, from its own upwards."""
     while (at := path.rfind(b"/")) >= 0:
         path = path[:at]
         yield path
-
-
-#: Where a pattern has the number of a part.
-NUMBER = "{n}"
-
-
-#: What stands for it while the library reads the pattern, and what it becomes then.
-_MARK = "\ue000"
-
-
-_DIGITS = r"(?<![0-9])(?P<number>[0-9]+)(?![0-9])"
-
-
-#: Stars in one name of a pattern: with more, a name that does not match may take very long.
-_MOST_STARS = 2
-
-
-def is_numbered_pattern(text: str) -> bool:
-    """Whether ``text`` can be read as a pattern that tells parts by their numbers."""
-    if text.count(NUMBER) != 1 or _MARK in text or text[:1] in ("!", "#"):
-        return False
-    if any(name.count("*") > _MOST_STARS for name in text.split("/")):
-        return False
-    try:
-        return "number" in numbered_regex(text).groupindex
-    except (ValueError, re.error):
-        return False
-
-
-def numbered_regex(pattern: str) -> re.Pattern[str]:
-    """What the library makes of the pattern. Raises ValueError or re.error where it is none."""
-    (one,) = PathSpec.from_lines("gitignore", [pattern.replace(NUMBER, _MARK)]).patterns
-    if one.regex is None:
-        raise ValueError("it matches nothing")
-    return re.compile(one.regex.pattern.replace(_MARK, _DIGITS), re.DOTALL)

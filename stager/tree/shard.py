@@ -1,4 +1,8 @@
-"""TODO."""
+"""Assign each file of a folder to a node, for ``mode=shard``. Pure.
+
+Nodes are numbered as the ranks are. A file stays on a node that has it, unless the nodes' loads
+would differ too much.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +15,30 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.paths import SHARD_LIST
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.patterns import numbered_regex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-#: The file in each node's part of a folder that is spread, which tells what each node holds.
-LIST_NAME = ".stage-shards.tsv"
-
-
-"""A folder's files and who holds them in, which node is to hold each out: `mode=shard`. Pure.
-
-Nodes are ranks by number. A file that a node holds already stays there unless another node would
-have too little for that.
-"""
-
-
-#: The share of a node's mean load by which its own may differ before files move for it.
+#: The share of the nodes' mean load by which a load may differ before files move.
 _SLACK = 0.02
-#: A file costs something by itself: this part of what a mean one has.
-_BY_ITSELF = 100
-#: No node.
-_NOBODY = -1
+#: Each file costs a hundredth of the mean size besides its own size, so that the nodes get about as
+#: many files too.
+_PARTS_OF_MEAN = 100
+#: The node of a row that is no file.
+_NO_NODE = -1
 
 
 def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[int]:
-    """The node of each row, by the number that stands in its path where ``pattern`` has ``{n}``.
+    """Return the node of each row, from the number in its path where ``pattern`` has ``{n}``.
 
-    The node of a number is what remains of it, divided by the ``nodes``. Raises UsageError for a
-    file of the listed ``folder`` that does not match.
+    The node is the number modulo ``nodes``. Raise UsageError if a file of the listed ``folder``
+    does not match.
     """
     regex = numbered_regex(pattern)
-    owners = array("q", [_NOBODY]) * len(listing)
+    owners = array("q", [_NO_NODE]) * len(listing)
     for row in listing.rows(Kind.FILE):
         found = regex.match(os.fsdecode(listing.paths[row]))
         if found is None:
@@ -54,32 +49,36 @@ def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[
 
 
 def balanced(listing: Listing, held: Sequence[bytes]) -> array[int]:
-    """The node of each row so that all have about as many bytes; ``held[node]`` marks the rows
-    whose files are there already, a byte each.
+    """Return the node of each row such that all nodes have about as many bytes.
+
+    ``held[node]`` has a byte for each row: 1 if the node has the file already.
     """
     return _Balance(listing, held).owners
 
 
 class _Balance:
-    """Deals the files out: first to who holds them, then the largest first to who has least."""
+    """Assigns files: first to a node that has the file, then the largest to the least loaded node.
+
+    The load of a node is the cost of all its files.
+    """
 
     def __init__(self, listing: Listing, held: Sequence[bytes]) -> None:
         files = list(listing.rows(Kind.FILE))
-        by_itself = 1 + listing.size // max(1, _BY_ITSELF * len(files))
-        self._costs = {row: listing.sizes[row] + by_itself for row in files}
+        cost = 1 + listing.size // max(1, _PARTS_OF_MEAN * len(files))
+        self._costs = {row: listing.sizes[row] + cost for row in files}
         self._loads = [0] * len(held)
-        self.owners = array("q", [_NOBODY]) * len(listing)
+        self.owners = array("q", [_NO_NODE]) * len(listing)
         largest_first = sorted(files, key=lambda row: -self._costs[row])
-        self._leave(largest_first, held)
-        self._deal(row for row in largest_first if self.owners[row] == _NOBODY)
+        self._keep_held(largest_first, held)
+        self._assign(row for row in largest_first if self.owners[row] == _NO_NODE)
         self._even_out(largest_first)
 
     def _give(self, row: int, node: int) -> None:
         self.owners[row] = node
         self._loads[node] += self._costs[row]
 
-    def _leave(self, rows: Iterable[int], held: Sequence[bytes]) -> None:
-        """Leave the files where they are; of several nodes with the one that has least."""
+    def _keep_held(self, rows: Iterable[int], held: Sequence[bytes]) -> None:
+        """Assign each file that is on a node to it; of several nodes to the least loaded."""
         holders: dict[int, list[int]] = {}
         for node, marks in enumerate(held):
             at = -1
@@ -92,7 +91,8 @@ class _Balance:
         for row in several:
             self._give(row, min(holders[row], key=self._loads.__getitem__))
 
-    def _deal(self, rows: Iterable[int]) -> None:
+    def _assign(self, rows: Iterable[int]) -> None:
+        """Assign each of the ``rows`` to the node that is the least loaded then."""
         heap = [(load, node) for node, load in enumerate(self._loads)]
         heapq.heapify(heap)
         for row in rows:
@@ -101,21 +101,22 @@ class _Balance:
             heapq.heapreplace(heap, (self._loads[node], node))
 
     def _even_out(self, rows: Sequence[int]) -> None:
-        """Move files from who has most to who has least, until that is little."""
+        """Move files from the most to the least loaded node until the loads differ little."""
         mean = sum(self._loads) / len(self._loads)
         slack = mean * _SLACK
+        # Heaps of the nodes above and below the mean, the farthest first; gaps are negative.
         givers = [(mean - load, node) for node, load in enumerate(self._loads) if load > mean]
         takers = [(load - mean, node) for node, load in enumerate(self._loads) if load < mean]
-        if all(-excess <= slack for excess, _ in (*givers, *takers)):
+        if all(-gap <= slack for gap, _ in (*givers, *takers)):
             return
         heapq.heapify(givers)
         heapq.heapify(takers)
         files = self._smallest_first(rows)
         while givers and takers and min(givers[0][0], takers[0][0]) < -slack:
             (excess, giver), (lack, taker) = givers[0], takers[0]
-            row = _best(files[giver], self._costs, -max(excess, lack), -excess - lack)
+            row = _take(files[giver], self._costs, -max(excess, lack), -excess - lack)
             if row is None:
-                heapq.heappop(givers)  # its files are too large
+                heapq.heappop(givers)  # all its files are too large to move
                 continue
             self._loads[giver] -= self._costs[row]
             self._give(row, taker)
@@ -123,25 +124,27 @@ class _Balance:
             _update(takers, self._loads[taker] - mean)
 
     def _smallest_first(self, rows: Sequence[int]) -> dict[int, list[int]]:
-        """The files of each node."""
+        """Return the files of each node, from ``rows`` with the largest first."""
         files: dict[int, list[int]] = {node: [] for node in range(len(self._loads))}
         for row in reversed(rows):
             files[self.owners[row]].append(row)
         return files
 
 
-def _best(rows: list[int], costs: Mapping[int, int], wanted: float, most: float) -> int | None:
-    """Take the largest of the sorted ``rows`` that costs what is ``wanted`` or less, else the
-    smallest, if that costs less than the ``most``; None where it does not.
+def _take(rows: list[int], costs: Mapping[int, int], wanted: float, limit: float) -> int | None:
+    """Remove from the ``rows``, the cheapest first, the file to move, and return it.
+
+    That is the most expensive one that costs no more than ``wanted``, or else the cheapest. Return
+    None if it costs ``limit`` or more: to move it would only exchange the two nodes' loads.
     """
     number = max(0, bisect_right(rows, wanted, key=costs.__getitem__) - 1)
-    if not rows or costs[rows[number]] >= most:
+    if not rows or costs[rows[number]] >= limit:
         return None
     return rows.pop(number)
 
 
 def _update(heap: list[tuple[float, int]], gap: float) -> None:
-    """Give the first of the ``heap`` its new gap, or take it out where it has none any more."""
+    """Set the gap of the heap's first node, or remove the node if it has none any more."""
     if gap < 0:
         heapq.heapreplace(heap, (gap, heap[0][1]))
     else:
@@ -149,10 +152,7 @@ def _update(heap: list[tuple[float, int]], gap: float) -> None:
 
 
 def part_of(listing: Listing, owners: Sequence[int], node: int) -> list[int]:
-    """The rows that are to be on the ``node``: its files with all their names, and what is no file.
-
-    Folders and links are on every node.
-    """
+    """Return the rows of the ``node``'s part: its files and hard links, all folders, all links."""
     return [
         row
         for row, kind in enumerate(listing.kinds)
@@ -161,30 +161,31 @@ def part_of(listing: Listing, owners: Sequence[int], node: int) -> list[int]:
 
 
 def with_hard_links(listing: Listing, owners: array[int]) -> array[int]:
-    """The ``owners`` of files and of their further names, which go where the file goes."""
+    """Assign the hard links to the nodes of their files in ``owners``, and return it."""
     for row, file in _hard_links(listing).items():
         owners[row] = owners[file]
     return owners
 
 
 def _hard_links(listing: Listing) -> dict[int, int]:
-    """The rows of further names, and of the files that they name."""
-    twins = list(listing.rows(Kind.HARD_LINK))
-    numbers = {listing.paths[row]: row for row in listing.rows(Kind.FILE)} if twins else {}
-    return {row: numbers[listing.targets[row]] for row in twins}
+    """Return the rows of hard links, each with the row of its file."""
+    links = list(listing.rows(Kind.HARD_LINK))
+    numbers = {listing.paths[row]: row for row in listing.rows(Kind.FILE)} if links else {}
+    return {row: numbers[listing.targets[row]] for row in links}
 
 
 def list_text(listing: Listing, owners: Sequence[int], names: Sequence[str]) -> bytes:
-    """The list of who holds what, by the nodes' ``names``: node, bytes and path of each file.
+    """Return the list of all parts: a line of node name, size in bytes and path for each file.
 
-    Of the characters of a path those that would end it, and the backslash, are written as in C.
+    ``names`` are those of the nodes. Tab, newline, carriage return and backslash in a path are
+    escaped as in C.
     """
-    twins = _hard_links(listing)
+    files = _hard_links(listing)
     lines = (
         b"%s\t%d\t%s\n"
-        % (os.fsencode(names[owner]), listing.sizes[twins.get(row, row)], _escaped(path))
+        % (os.fsencode(names[owner]), listing.sizes[files.get(row, row)], _escaped(path))
         for row, (path, owner) in enumerate(zip(listing.paths, owners, strict=True))
-        if owner != _NOBODY
+        if owner != _NO_NODE
     )
     return b"".join(lines)
 
@@ -199,13 +200,13 @@ def _escaped(path: bytes) -> bytes:
 
 
 def split_name(text: bytes, nodes: int) -> str:
-    """What the ``nodes`` have in common that hold the parts of one split, whose list is ``text``.
+    """Return the identity of a split: the number of nodes and the xxh3-128 of its list ``text``.
 
-    Their number, and the list's xxh3-128 in hexadecimal: ``4:0123…``.
+    It looks like ``4:0123…``, and tells the parts of one split from those of another.
     """
     return f"{nodes}:{xxhash.xxh3_128_hexdigest(text)}"
 
 
 def list_row(text: bytes, mtime_ns: int) -> Row:
-    """The row of the list's own file in a node's part."""
-    return Row(os.fsencode(LIST_NAME), Kind.FILE, 0o444, len(text), mtime_ns)
+    """Return the row of the file in a node's part that has the list ``text``."""
+    return Row(os.fsencode(SHARD_LIST), Kind.FILE, 0o444, len(text), mtime_ns)

@@ -1,7 +1,7 @@
-"""A Listing and the rows that are needed in, their files' data as one stream out, and back.
+"""Send the data of many files as one stream: read it from files, digest it, write it to files.
 
-Fifty thousand small files so travel as one large one does, in full chunks: for `transfer` the
-stream is the file. Holes are no part of it.
+Fifty thousand small files are sent in full chunks, as one large file is; for `wire.transfer` the
+stream is a file. Holes are not part of it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Listing
 
-#: Bytes of a digest.
+#: Bytes of an xxh3-128.
 DIGEST_SIZE = 16
-#: Seconds for a file that are slow: several times what a local disk takes.
+#: Seconds for a file from which storage counts as slow: several times what a local disk takes.
 _SLOW = 200e-6
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 def place(row: int) -> slice:
-    """Where the digest of the row's file stands among those of all rows."""
+    """Return where the digest of the row's file is among the digests of all rows."""
     return slice(row * DIGEST_SIZE, (row + 1) * DIGEST_SIZE)
 
 
 class Part(NamedTuple):
-    """``length`` bytes that lie at ``start`` in a buffer and at ``offset`` in the file ``row``."""
+    """``length`` bytes at ``start`` in a buffer that are at ``offset`` in the file of ``row``."""
 
     row: int
     start: int
@@ -49,11 +49,14 @@ class Part(NamedTuple):
 
 
 class Stream:
-    """The data of the files in the rows of ``listing`` that ``needed`` has marked, in order."""
+    """The data of the files of a ``listing`` whose rows ``needed`` marks, in order.
+
+    ``needed`` has a byte for each row.
+    """
 
     def __init__(self, listing: Listing, needed: bytes | bytearray) -> None:
         self.listing = listing
-        #: The marked files, and those of them that are nothing, or nothing but a hole.
+        #: The rows of the marked files, and of those that are empty or one hole.
         self.rows = array("Q", (row for row in listing.rows(Kind.FILE) if needed[row]))
         self.without_data = array("Q", (row for row in self.rows if not listing.data(row)))
         self._rows = array("Q", (row for row in self.rows if listing.data(row)))
@@ -97,11 +100,11 @@ class Stream:
 
 
 class StreamReader:
-    """Reads a stream from the files beneath ``folder``, and counts the bytes that it took.
+    """Reads a stream from the files beneath ``folder``, and counts the bytes that it read.
 
-    Where they are the source's, each is compared with its row of the listing when it was read. What
-    a copy does not hold any more as it came is taken from the ``originals``, by its row.
-    Raises SourceError, IntegrityError.
+    With ``is_source``, each file's stat is compared with its row of the listing after it was read.
+    ``originals`` has, by row, the data of files that were rewritten in a copy. The methods raise
+    SourceError if a file cannot be read, IntegrityError if it changed.
     """
 
     def __init__(
@@ -117,12 +120,12 @@ class StreamReader:
         self._stream = stream
         self._is_source = is_source
         self._pool: ThreadPoolExecutor | None = None
-        #: A file that goes on in the next buffer stays open.
+        #: The row and the descriptor of a file that continues in the next buffer.
         self._large: tuple[int, int] | None = None
         self.bytes_read = 0
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` bytes of the stream on."""
+        """Fill ``buffer`` with the stream from ``offset`` on."""
         whole: list[Part] = []
         data = self._stream.listing.data
         for part in self._stream.parts(offset, len(buffer)):
@@ -134,7 +137,7 @@ class StreamReader:
         self.bytes_read += len(buffer)
 
     def _read_whole(self, buffer: memoryview, parts: Sequence[Part]) -> None:
-        """Read files that are whole in the buffer, several at once where each takes its time."""
+        """Read files that are whole in the buffer, many at once if the storage is slow."""
         if not parts:
             return
         if self._pool:
@@ -145,7 +148,7 @@ class StreamReader:
         begun = time.monotonic()
         self._read_all(buffer, parts)
         if time.monotonic() - begun > len(parts) * _SLOW:
-            from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
+            from concurrent.futures import ThreadPoolExecutor  # slow to import
 
             self._pool = ThreadPoolExecutor(THREADS)
 
@@ -206,7 +209,9 @@ class StreamReader:
 
     def _changed(self, row: int) -> IntegrityError:
         path = text_of(self._path(row))
-        return IntegrityError(f"{path} changed while it was read; submit again once it rests")
+        return IntegrityError(
+            f"{path} changed while it was read; submit again when nothing writes to it"
+        )
 
     def _close_large(self) -> None:
         if self._large:
@@ -214,26 +219,26 @@ class StreamReader:
             self._large = None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files and end the threads."""
         self._close_large()
         if self._pool:
             self._pool.shutdown()
 
 
 class StreamDigest:
-    """The digest of each file of a stream that passes in order, and one of all of them."""
+    """Computes the digest of each file of a stream, and one digest of all, as the data passes."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._file: tuple[int, Digest] | None = None
-        #: DIGEST_SIZE bytes for each row of the listing; zeros for what is not in the stream.
+        #: DIGEST_SIZE bytes for each row of the listing; zeros for a row that is not in the stream.
         self.digests = bytearray(DIGEST_SIZE * len(stream.listing))
         for row in stream.without_data:
             self._file = row, Digest()
             self._end_file()
 
     def update(self, data: memoryview, offset: int) -> None:
-        """Take the ``data`` at ``offset`` bytes of the stream; the next in order."""
+        """Take the next ``data`` of the stream, which is at ``offset``."""
         for row, start, within, length in self._stream.parts(offset, len(data)):
             part = data[start : start + length]
             if length == self._stream.listing.sizes[row]:
@@ -245,7 +250,7 @@ class StreamDigest:
             self._file[1].update(part, within)
 
     def hexdigest(self, size: int) -> str:
-        """The xxh3-128 of all the files' digests, in hexadecimal."""
+        """Return the xxh3-128 of all the files' digests, in hexadecimal."""
         self._end_file()
         return xxhash.xxh3_128_hexdigest(self.digests)
 
@@ -260,17 +265,17 @@ class StreamDigest:
 
 
 class Tree(Protocol):
-    """Where the files go; may be called by several threads at once."""
+    """The files that a stream is written to. Several threads call it at once."""
 
     def writing(self) -> AbstractContextManager[None]:
-        """In which files are written."""
+        """Return a context for `write`, in which an OSError becomes a StageError."""
 
     def write(self, row: int, data: memoryview, offset: int) -> None:
-        """Put ``data`` at ``offset`` bytes of the file."""
+        """Write ``data`` at ``offset`` of the row's file."""
 
 
 class StreamWriter:
-    """Writes those files of a stream into a tree that it ``needs``, a byte for each row."""
+    """Writes the files of a stream to a tree, but only the rows that ``needs`` marks."""
 
     def __init__(self, tree: Tree, stream: Stream, needs: bytes | bytearray) -> None:
         self._tree = tree
@@ -278,7 +283,7 @@ class StreamWriter:
         self._needs = needs
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Put the ``data`` at ``offset`` bytes of the stream where they belong."""
+        """Write the ``data``, which is at ``offset`` of the stream, to its files."""
         with self._tree.writing():
             for row, start, within, length in self._stream.parts(offset, len(data)):
                 if self._needs[row]:

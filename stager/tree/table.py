@@ -1,6 +1,6 @@
-"""A node's record of each file of a staged tree, and what of it need not move again. Pure.
+"""Record each file of a staged tree, and find the files that need not be sent again.
 
-The tree's record says which table belongs to it; the table is a file beside the records.
+The table of a tree is a file beside the tree's record, which has the table's digest.
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The ``source`` as it was listed; of each copy its mode, inode, bytes, time and xxh3-128."""
+    """A tree as it was staged: the listing of its ``source``, and columns for the copies.
+
+    The rows of the columns are those of the listing.
+    """
 
     source: Listing
     modes: array[int]
     inodes: array[int]
     sizes: array[int]
     mtimes: array[int]
+    #: The xxh3-128 of each copy, DIGEST_SIZE bytes a row; zeros for a row that is no file.
     digests: bytes
-    #: What the files held that were changed for their place: these bytes are what travels.
+    #: By row: the source's data of a file that was rewritten in the copy, as `venv` does. This data
+    #: is what is sent to another node.
     originals: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
     def load(cls, cache: Cache, record: Record | None) -> Self | None:
-        """The table of the tree that is recorded, if there is one that can be read."""
+        """Return the table that belongs to the ``record``, or None if it cannot be read."""
         text = cache.load_table(record) if record else None
-        with suppress(ValueError):  # of another version
+        with suppress(ValueError):  # from another version of this program
             return cls.from_bytes(text) if text is not None else None
         return None
 
@@ -51,11 +56,11 @@ class Table:
     def of(
         cls, source: Listing, copy: Listing, digests: bytes, originals: dict[int, bytes]
     ) -> Self:
-        """The table of a tree, whose ``copy`` has the same paths as its ``source``."""
+        """Return the table of a tree, from the listings of its ``source`` and of its ``copy``."""
         return cls(source, copy.modes, copy.inodes, copy.sizes, copy.mtimes, digests, originals)
 
     def to_bytes(self) -> bytes:
-        """A text that `from_bytes` reads back."""
+        """Serialize the table for `from_bytes`."""
         columns = (self.modes, self.inodes, self.sizes, self.mtimes)
         return pack(
             self.source.to_bytes(), *(column.tobytes() for column in columns), self.digests,
@@ -64,10 +69,9 @@ class Table:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
-        """The table in ``text``. Raises ValueError where it is none."""
-        source, modes, inodes, sizes, mtimes, digests, changed, originals = unpack(
-            memoryview(text)
-        )  # fmt: skip
+        """Return the table that `to_bytes` serialized. Raise ValueError if ``text`` is none."""
+        parts = unpack(memoryview(text))
+        source, modes, inodes, sizes, mtimes, digests, changed, originals = parts
         table = cls(
             Listing.from_bytes(bytes(source)), array("Q", bytes(modes)), array("Q", bytes(inodes)),
             array("Q", bytes(sizes)), array("q", bytes(mtimes)), bytes(digests),
@@ -80,24 +84,25 @@ class Table:
         return table
 
     def digest(self, row: int) -> bytes:
-        """The xxh3-128 of the row's file."""
+        """Return the xxh3-128 of the row's copy."""
         return self.digests[place(row)]
 
     def sent_digest(self, row: int) -> bytes:
-        """The xxh3-128 of what of the row's file travels."""
+        """Return the xxh3-128 of the data that is sent of the row's file."""
         original = self.originals.get(row)
         return self.digest(row) if original is None else xxhash.xxh3_128_digest(original)
 
     def is_at(self, folder: str) -> bool:
-        """Whether any of the files is in ``folder`` as it was published; of a tree that has none,
-        whether nothing else is there than was.
+        """Whether ``folder`` is the staged tree: whether one of its files is there unchanged.
+
+        A tree without files is there if the folder has the same paths and no others.
         """
         if not self.source.files:
             with suppress(OSError, StageError):
                 return walk(folder, holes=False).paths == self.source.paths
             return False
         above = os.fsencode(folder) + b"/"
-        for row in _files(self.source):
+        for row in self.source.rows(Kind.FILE):
             with suppress(OSError):
                 there = os.lstat(above + self.source.paths[row])
                 now = there.st_ino, there.st_size, there.st_mtime_ns
@@ -106,14 +111,16 @@ class Table:
         return False
 
     def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
-        """The rows of a new listing of the ``source`` whose files are in the ``copy`` already, as
-        it is found now; each with its row in this table.
+        """Yield the rows of a new listing of the ``source`` whose files the copy has already.
+
+        Each comes with its row in this table. ``copy`` is a new listing of the copy. Neither file
+        may have changed since it was staged.
         """
-        there = _common(source, copy)
-        at, now = next(there, _NONE)
+        in_copy = _common(source, copy)
+        at, now = next(in_copy, _END)
         for row, before in _common(source, self.source):
             while at < row:
-                at, now = next(there, _NONE)
+                at, now = next(in_copy, _END)
             if (
                 at == row
                 and source.kinds[row] == self.source.kinds[before] == copy.kinds[now] == Kind.FILE
@@ -123,7 +130,7 @@ class Table:
                 yield row, before
 
     def _is_copy(self, row: int, copy: Listing, now: int) -> bool:
-        """Whether the file in the ``copy`` is the one that was published."""
+        """Whether the file in row ``now`` of the ``copy`` is the one that was published."""
         return (
             copy.modes[now] == self.modes[row]
             and copy.inodes[now] == self.inodes[row]
@@ -132,7 +139,7 @@ class Table:
         )
 
     def gone(self, source: Listing) -> int:
-        """How many of the files that were there are not in a new listing of the ``source``."""
+        """Return how many of this table's files are not in a new listing of the ``source``."""
         still = sum(
             source.kinds[row] == self.source.kinds[before] == Kind.FILE
             for row, before in _common(source, self.source)
@@ -141,9 +148,10 @@ class Table:
 
 
 def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
-    """Whether the folder at ``path``, which has a recorded inode, is the tree that was published.
+    """Whether the folder at ``path`` is the published tree; its inode is one in the ``record``.
 
-    An inode's number may be given away again: to a folder that its user has made.
+    The inode alone does not tell: after the tree was removed, a folder that the user made may have
+    got the same number.
     """
     there = os.lstat(path)
     if record.tree and there.st_ino == record.tree.before:
@@ -155,10 +163,10 @@ def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
 
 
 def as_copy(listing: Listing) -> Listing:
-    """The part of a copy's listing that stays as it is until somebody changes the copy.
+    """Return the listing of a copy without the times that change although its data does not.
 
-    Jobs of its user may leave traces in a folder's times; and whoever takes a file over into the
-    next version of the tree changes that file's ctime.
+    A program that makes and removes a file in a folder changes the folder's mtime. A hard link to a
+    file in the next version of the tree changes the file's ctime.
     """
     return replace(
         listing,
@@ -173,12 +181,12 @@ def as_copy(listing: Listing) -> Listing:
     )
 
 
-#: Behind all rows.
-_NONE = (sys.maxsize, sys.maxsize)
+#: A pair of rows after all others.
+_END = (sys.maxsize, sys.maxsize)
 
 
 def _common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
-    """The rows of the paths that are in both, in order: both are sorted."""
+    """Yield the rows of the paths that both listings have, in order. Both are sorted."""
     left, right = one.paths, other.paths
     number = at = 0
     while number < len(left) and at < len(right):
@@ -190,10 +198,6 @@ def _common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
             number += 1
         else:
             at += 1
-
-
-def _files(listing: Listing) -> Iterator[int]:
-    return listing.rows(Kind.FILE)
 
 
 def _facts(listing: Listing, row: int) -> tuple[int, int, int, int]:

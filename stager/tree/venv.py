@@ -1,12 +1,11 @@
-"""Rewrite a virtual environment for the place where it is staged, and find its interpreter.
+"""Relocate a virtual environment: rewrite its absolute paths, and find its interpreter.
 
-An environment names its own folder in few of its files: the programs in ``bin``, by their first
-lines; the scripts that activate it; ``pyvenv.cfg``; and the ``.pth`` files of what is installed in
-place. All of them are texts, but for programs that have something else behind their first line.
+An environment names its own folder in few files: in the first lines of its programs, in its
+activate scripts, in ``pyvenv.cfg`` and in the ``.pth`` files of editable installs.
 
-An environment's ``bin/python`` is a link to the interpreter that made it. One of the system's own
-is on every node's disk; one in a home directory, where tools that manage interpreters put them, is
-read from shared storage by every node at every start, with its whole standard library.
+Its ``bin/python`` is a link to the interpreter that made it. Every node has the system's own on its
+disk. Another one, in a home directory say, is read from shared storage by every node at every
+start, with its whole standard library, unless the same job stages it too.
 """
 
 from __future__ import annotations
@@ -14,143 +13,65 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from stager.base.errors import UsageError
+from stager.tree.listing import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-#: The script that says where the environment lay when it was made, and how it does.
+    from stager.tree.listing import Listing
+    from stager.tree.partial import PartialTree
+
+#: A file that every virtual environment has, and a folder that every conda environment has.
+CONFIG, CONDA = b"pyvenv.cfg", b"conda-meta"
+#: The script that names the folder in which the environment was made.
 ACTIVATE = b"bin/activate"
-#: What every virtual environment has.
-CONFIG = b"pyvenv.cfg"
-#: What every conda environment has, which also names its folder in its programs.
-CONDA = b"conda-meta"
-_HOME = b"VIRTUAL_ENV="
-#: Folders by which an environment may know itself besides where it was found, and bytes of a line
-#: that names one.
-_MOST_HOMES, _LONGEST_LINE = 4, 4096
-#: Bytes of the largest file that is changed throughout: scripts are smaller.
-LARGEST = 1 << 20
-#: Of the largest one whose first line is, for it is kept as it was: programs that are archives.
-LARGEST_PROGRAM = 16 << 20
-#: What may not stand before a folder's name, which would be the end of another's; and what may
-#: stand behind it, where it is not the beginning of another's.
-_BEGIN, _END = rb"(?<![\w./+@%~\x80-\xff-])", rb"""(?=[/\s"':;,)\]}]|$)"""
-#: Destinations that mean themselves in a shell, in a search path and behind "#!".
-_PLAIN = re.compile(r"[\w./+@%=,:~-]+")
+_VARIABLE = b"VIRTUAL_ENV="
+_HOME_LINE = re.compile(rb"^home[ \t]*=.*$", re.MULTILINE)
+#: The files that may name the environment's folder.
 _NAMING_FILES = re.compile(
     rb"bin/[^/]+|pyvenv\.cfg|lib(?:64)?/python[0-9.]+/site-packages/[^/]+\.pth"
 )
+#: The most bytes of a file that is rewritten throughout; scripts are smaller.
+LARGEST = 1 << 20
+#: The most bytes of a program of which the first line is rewritten. Some programs are archives.
+#: Its original data is kept in the tree's table, so there is a limit.
+LARGEST_PROGRAM = 16 << 20
+#: The most folders that are taken from the activate script, and the most bytes of a line there.
+_MOST_FOLDERS, _LONGEST_LINE = 4, 4096
+#: A folder's path is replaced only where it is neither the end of a longer path nor the beginning
+#: of another name.
+_BEGIN, _END = rb"(?<![\w./+@%~\x80-\xff-])", rb"""(?=[/\s"':;,)\]}]|$)"""
+#: Destinations that need no quoting in a shell, in a search path or behind "#!".
+_PLAIN = re.compile(r"[\w./+@%=,:~-]+")
 
-
-def may_name_its_folder(path: bytes) -> bool:
-    """Whether a file at that path of an environment may have to change with its place."""
-    return bool(_NAMING_FILES.fullmatch(path))
-
-
-def homes(source: str, activate: bytes) -> tuple[bytes, ...]:
-    """The folders by whose names the environment may know itself, the longest first.
-
-    Where it was found, and where it was made as its script ``activate`` says.
-    """
-    found = {_as_home(os.fsencode(source)): None}
-    for line in activate.split(b"\n"):
-        if len(found) > _MOST_HOMES:
-            break
-        if len(line) <= _LONGEST_LINE and _HOME in line and (home := _home(line)):
-            found[_as_home(home)] = None
-    return tuple(sorted(found, key=len, reverse=True))
-
-
-def _as_home(path: bytes) -> bytes:
-    return path.rstrip(b"/")
-
-
-def _home(line: bytes) -> bytes:
-    """The folder that a line of a shell script has VIRTUAL_ENV be, or nothing."""
-    text = line.strip()
-    if text.startswith((b"export ", b"export\t")):
-        text = text[len(b"export") :].lstrip()
-    if not text.startswith(_HOME):
-        return b""
-    value = text.removeprefix(_HOME)
-    for quote in (b"'", b'"'):
-        if len(value) > 1 and value.startswith(quote) and value.endswith(quote):
-            value = value[1:-1]
-            break
-    return value if value.startswith(b"/") and not set(value) & set(b"\"'") else b""
-
-
-def check_place(destination: str) -> None:
-    """Raise UsageError for a place whose name a shell, or the kernel, would not take as it is."""
-    if not _PLAIN.fullmatch(destination):
-        raise UsageError(
-            f"{destination} has a character in it that Python environments cannot be staged to by "
-            "relocate; choose a DST of letters, digits and . _ - + @ % = , : ~ only"
-        )
-
-
-def led(target: bytes, source: str, destination: str) -> bytes:
-    """A link's ``target``, beneath the ``destination`` where it was one beneath the ``source``."""
-    home = _as_home(os.fsencode(source))
-    inside = target == home or target.startswith(home + b"/")
-    return os.fsencode(destination) + target[len(home) :] if inside else target
-
-
-def relocated(data: bytes, before: Iterable[bytes], now: bytes) -> bytes:
-    """The file's ``data`` with the folders ``before`` replaced by ``now``.
-
-    Of what is no text, and of what is too large for one, that is done in the first line of a
-    program only. That keeps its length where it can, for an archive may be behind it that knows
-    how far it is from the beginning; the kernel takes no notice of blanks at the line's end.
-    """
-    names = b"|".join(re.escape(home) for home in before if home)
-    if not names:
-        return data
-    pattern = re.compile(_BEGIN + b"(?:" + names + b")" + _END)
-    if b"\0" not in data and len(data) <= LARGEST:
-        return pattern.sub(lambda _: now, data)
-    line, newline, rest = data.partition(b"\n")
-    if not is_program(line) or b"\0" in line or len(line) > _LONGEST_LINE:
-        return data
-    return pattern.sub(lambda _: now, line).ljust(len(line)) + newline + rest
-
-
-def is_program(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` names its interpreter in its first line."""
-    return head.startswith(b"#!")
-
-
-# The interpreter.
-
-#: Filesystems that are other machines', as the kernel names them in /proc/self/mountinfo.
+#: Network filesystems, as the kernel names them in /proc/self/mountinfo.
 _NETWORK = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
         "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
     }
 )  # fmt: skip
+#: Filesystems with this prefix may be network filesystems too, but for mounted images.
 _FUSE = "fuse."
-#: Those of them that show an image, which may well be on the node.
 _IMAGES = frozenset({"fuse.squashfuse", "fuse.squashfuse_ll", "fuse.erofsfuse"})
-
-#: By which of its names an environment's interpreter is found.
+#: The names in ``bin`` by which an environment's interpreter is found.
 _PYTHON_NAMES = ("python", "python3")
-#: What is on every node's own disk, or is to its system what that would be.
+#: Folders on the system's own filesystems, which are not shared even on diskless nodes.
 _SYSTEM = ("/", "/usr")
-
-_HOME_LINE = re.compile(rb"^home[ \t]*=.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What an environment needs that is not in it: the real ``path`` of its interpreter.
+    """The interpreter of an environment, which is not in the environment; ``path`` has no links.
 
-    ``links`` are the paths in the environment whose own targets lead there. ``at`` is where on the
-    nodes it is staged by the same job, or nothing.
+    ``links`` are the paths of the environment's links whose own targets lead to it. ``at`` is its
+    path on the nodes if the same job stages it, or empty.
     """
 
     path: str
@@ -159,29 +80,216 @@ class Interpreter:
     at: str = ""
 
 
-def find_interpreter(environment: str, source: str) -> Interpreter | None:
-    """The interpreter of the ``environment``, unless it has one of its own, or none.
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """From where to where an environment moves; ``interpreter`` is an `Interpreter.at`."""
 
-    It is shared where it is on a network's filesystem, or on that of the environment's ``source``.
+    source: str
+    destination: str
+    interpreter: str = ""
+
+
+def check_place(destination: str) -> None:
+    """Raise UsageError if ``destination`` cannot stand unquoted in a script or behind ``#!``."""
+    if not _PLAIN.fullmatch(destination):
+        raise UsageError(
+            f"{destination} has a character that the path of a relocated Python environment "
+            "cannot have; choose a DST of letters, digits and . _ - + @ % = , : ~ only"
+        )
+
+
+def relocate(
+    tree: PartialTree,
+    listing: Listing,
+    relocation: Relocation,
+    *,
+    fresh: bytes | bytearray,
+    originals: Mapping[int, bytes],
+) -> dict[int, tuple[bytes, bytes]]:
+    """Rewrite the paths in those files of the ``tree`` whose rows are marked in ``fresh``.
+
+    Return the rows of the files that changed, each with the file's data before and the xxh3-128 of
+    its data now. An earlier stage rewrote the files that are not fresh; ``originals`` has their
+    data before that. Raise UsageError if the tree is no virtual environment.
     """
-    home = os.path.realpath(environment)
+    check_place(relocation.destination)
+    rows = _rows_to_rewrite(listing)
+    if CONFIG not in rows:
+        raise _not_relocatable(listing, relocation)
+    script = b""
+    if (activate := rows.get(ACTIVATE)) is not None:
+        script = originals.get(activate) or tree.read(activate, LARGEST)
+    folders = own_folders(relocation.source, script)
+    changed: dict[int, tuple[bytes, bytes]] = {}
+    for row in dict.fromkeys(rows.values()):
+        if fresh[row] and (original := _rewritable(tree, row, listing.sizes[row])):
+            data = rewritten(original, folders, os.fsencode(relocation.destination))
+            if row == rows[CONFIG] and relocation.interpreter:
+                data = with_home(data, relocation.interpreter)
+            if data != original:
+                tree.rewrite(row, data)
+                changed[row] = original, xxhash.xxh3_128_digest(data)
+    return changed
+
+
+def _not_relocatable(listing: Listing, relocation: Relocation) -> UsageError:
+    source, destination = relocation.source, relocation.destination
+    if CONDA in listing.paths:
+        return UsageError(
+            f"{source} is a conda environment, which relocate cannot change; pack it for its "
+            f"destination with conda-pack -p {source} --dest-prefix {destination} -o FILE.tar.gz, "
+            "and stage FILE.tar.gz with extract and without relocate"
+        )
+    return UsageError(
+        f"{source} has no pyvenv.cfg at its top, so it is not a virtual environment; stage it "
+        "without relocate"
+    )
+
+
+def _rows_to_rewrite(listing: Listing) -> dict[bytes, int]:
+    """Return the paths that may name the environment's folder, each with the row of its file.
+
+    The file of a hard link is in the row of its first path, which may be anywhere in the tree.
+    """
+    named = {path: row for row, path in enumerate(listing.paths) if may_name_its_folder(path)}
+    links = {
+        row: listing.targets[row] for row in named.values() if listing.kinds[row] == Kind.HARD_LINK
+    }
+    first = set(links.values())
+    rows = {path: row for row, path in enumerate(listing.paths) if path in first}
+    found = {path: rows[links[row]] if row in links else row for path, row in named.items()}
+    return {path: row for path, row in found.items() if listing.kinds[row] == Kind.FILE}
+
+
+def _rewritable(tree: PartialTree, row: int, size: int) -> bytes:
+    """Return the file's data, or nothing if it is too large to be rewritten."""
+    if size > LARGEST and not (size <= LARGEST_PROGRAM and is_program(tree.read(row, 2))):
+        return b""
+    return tree.read(row, size)
+
+
+def may_name_its_folder(path: bytes) -> bool:
+    """Whether the file at this path of an environment may name the environment's folder."""
+    return bool(_NAMING_FILES.fullmatch(path))
+
+
+def own_folders(source: str, activate: bytes) -> tuple[bytes, ...]:
+    """Return the folders that an environment's files may name as its own, the longest first.
+
+    They are ``source``, where it is now, and the folders in which its script ``activate`` says that
+    it was made.
+    """
+    found = {_stripped(os.fsencode(source)): None}
+    for line in activate.split(b"\n"):
+        if len(found) > _MOST_FOLDERS:
+            break
+        if len(line) <= _LONGEST_LINE and _VARIABLE in line and (folder := _assigned(line)):
+            found[_stripped(folder)] = None
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _stripped(path: bytes) -> bytes:
+    return path.rstrip(b"/")
+
+
+def _assigned(line: bytes) -> bytes:
+    """Return the absolute path that a line of a shell script assigns to VIRTUAL_ENV, or nothing."""
+    text = line.strip()
+    if text.startswith((b"export ", b"export\t")):
+        text = text[len(b"export") :].lstrip()
+    if not text.startswith(_VARIABLE):
+        return b""
+    value = text.removeprefix(_VARIABLE)
+    for quote in (b"'", b'"'):
+        if len(value) > 1 and value.startswith(quote) and value.endswith(quote):
+            value = value[1:-1]
+            break
+    return value if value.startswith(b"/") and not set(value) & set(b"\"'") else b""
+
+
+def rewritten(data: bytes, folders: Iterable[bytes], destination: bytes) -> bytes:
+    """Return a file's ``data`` with each of the ``folders`` replaced by ``destination``.
+
+    Of data that is binary, or larger than LARGEST, only the first line of a program is rewritten.
+    That line is filled up with blanks to its old length, if it is shorter: an archive may follow
+    that knows its own offset, and the kernel ignores the blanks.
+    """
+    names = b"|".join(re.escape(folder) for folder in folders if folder)
+    if not names:
+        return data
+    pattern = re.compile(_BEGIN + b"(?:" + names + b")" + _END)
+    if b"\0" not in data and len(data) <= LARGEST:
+        return pattern.sub(lambda _: destination, data)
+    line, newline, rest = data.partition(b"\n")
+    if not is_program(line) or b"\0" in line or len(line) > _LONGEST_LINE:
+        return data
+    return pattern.sub(lambda _: destination, line).ljust(len(line)) + newline + rest
+
+
+def is_program(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` names its interpreter in its first line."""
+    return head.startswith(b"#!")
+
+
+def with_home(config: bytes, interpreter: str) -> bytes:
+    """Return the text of a ``pyvenv.cfg`` with the folder of the ``interpreter`` as its home."""
+    home = b"home = " + os.fsencode(os.path.dirname(interpreter))
+    return _HOME_LINE.sub(lambda _: home, config)
+
+
+def with_moved_links(
+    listing: Listing, relocation: Relocation, interpreter: Interpreter | None
+) -> Listing:
+    """Return the ``listing`` of an environment with its links as they must be at the destination.
+
+    A link into the environment leads to its new place; a link to the interpreter leads to where
+    that is on the nodes, for a relative target would lead elsewhere.
+    """
+    targets = {
+        row: moved_target(target, relocation.source, relocation.destination)
+        for row, target in listing.targets.items()
+    }
+    if interpreter:
+        found = os.fsencode(interpreter.at or interpreter.path)
+        links = interpreter.links
+        targets |= {row: found for row in targets if listing.paths[row] in links}
+    return replace(listing, targets=targets)
+
+
+def moved_target(target: bytes, source: str, destination: str) -> bytes:
+    """Return a link's ``target``, beneath ``destination`` if it was beneath ``source``."""
+    folder = _stripped(os.fsencode(source))
+    is_inside = target == folder or target.startswith(folder + b"/")
+    return os.fsencode(destination) + target[len(folder) :] if is_inside else target
+
+
+def find_interpreter(environment: str, source: str) -> Interpreter | None:
+    """Return the interpreter of the ``environment``; None if it has none or one of its own.
+
+    It is shared if it is on a network filesystem, or on the same as ``source``: the environment
+    itself, or the archive that it was unpacked from.
+    """
+    folder = os.path.realpath(environment)
     for name in _PYTHON_NAMES:
         with suppress(OSError):
-            path = os.path.realpath(f"{home}/bin/{name}", strict=True)
-            if path.startswith(f"{home}/"):
+            path = os.path.realpath(f"{folder}/bin/{name}", strict=True)
+            if path.startswith(f"{folder}/"):
                 return None
-            shared = _is_shared(os.stat(path).st_dev, os.stat(source).st_dev)
-            return Interpreter(path, frozenset(_links_to(home, path)), shared)
+            is_shared = _is_shared(os.stat(path).st_dev, os.stat(source).st_dev)
+            return Interpreter(path, frozenset(_links_to(folder, path)), is_shared)
     return None
 
 
-def _links_to(home: str, interpreter: str) -> Iterator[bytes]:
-    """The links in the environment's ``bin`` that lead out of it, to the interpreter."""
-    with os.scandir(f"{home}/bin") as entries:
+def _links_to(folder: str, interpreter: str) -> Iterator[bytes]:
+    """Yield the links in the environment's ``bin`` that lead directly to the interpreter.
+
+    A link to another link in the environment stays as it is.
+    """
+    with os.scandir(f"{folder}/bin") as entries:
         for entry in entries:
             if entry.is_symlink() and os.path.realpath(entry.path) == interpreter:
-                target = os.path.join(f"{home}/bin", os.readlink(entry.path))
-                if not os.path.normpath(target).startswith(f"{home}/"):
+                target = os.path.join(f"{folder}/bin", os.readlink(entry.path))
+                if not os.path.normpath(target).startswith(f"{folder}/"):
                     yield b"bin/" + os.fsencode(entry.name)
 
 
@@ -194,7 +302,7 @@ def _is_shared(device: int, source: int) -> bool:
 
 
 def _filesystem(device: int) -> str:
-    """The kind of filesystem that has the number ``device``, or nothing."""
+    """Return the type of the filesystem with the number ``device``, or nothing."""
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
@@ -205,9 +313,9 @@ def _filesystem(device: int) -> str:
 
 
 def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:
-    """Where on the nodes the ``interpreter`` comes to lie by what else the job stages, or nothing.
+    """Return the path of the ``interpreter`` on the nodes, or nothing if the job does not stage it.
 
-    ``places`` are the folders that are staged as they are: sources and destinations.
+    ``places`` are the sources and destinations of the folders that the job stages unchanged.
     """
     for source, destination in places:
         real = os.path.realpath(source)
@@ -217,24 +325,7 @@ def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:
 
 
 def note(interpreter: str, *, may_be_staged: bool) -> str:
-    """What the user is told whose environment reads from shared storage still."""
+    """Return the note to a user whose environment has its ``interpreter`` on shared storage."""
     text = f"its interpreter {interpreter} is read from shared storage"
     installation = os.path.dirname(os.path.dirname(interpreter))
     return f"{text}; add --stage={installation}:DST" if may_be_staged else text
-
-
-def relinked(
-    targets: dict[int, bytes], paths: list[bytes], interpreter: Interpreter
-) -> dict[int, bytes]:
-    """The ``targets`` of an environment's links, those to its interpreter led to where it is now.
-
-    A relative one would lead elsewhere from another place. Pure, as is `rehomed`.
-    """
-    target = os.fsencode(interpreter.at or interpreter.path)
-    return {row: target if paths[row] in interpreter.links else was for row, was in targets.items()}
-
-
-def rehomed(config: bytes, interpreter: str) -> bytes:
-    """The text of a ``pyvenv.cfg`` for an interpreter that is there."""
-    home = b"home = " + os.fsencode(os.path.dirname(interpreter))
-    return _HOME_LINE.sub(lambda _: home, config)

@@ -1,7 +1,7 @@
-"""A folder in, its Listing out: the one look that a stage takes at a source folder.
+"""List a folder: the only time that a stage looks at a source folder's entries.
 
-Each entry is statted once. A folder on shared storage answers slowly but many at once, so several
-threads ask; where answers come from memory, one thread alone is faster.
+Each entry is statted once. Shared storage answers slowly, but answers many requests at once, so
+several threads ask. When the answers come from memory, a single thread is faster.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from stager.base.extents import Extent
     from stager.tree.patterns import Patterns
 
-#: Threads that look into folders of slow storage, and the seconds for an entry that are slow: ten
-#: times what a local disk takes.
-THREADS, _SLOW = 32, 100e-6
+#: Threads that read from slow storage.
+THREADS = 32
+#: Seconds for an entry from which storage counts as slow: ten times what a local disk takes.
+_SLOW = 100e-6
 _PERMISSIONS = 0o7777
-#: Folders that one thread looks into between two looks at the clock.
+#: Folders that one thread lists before the time is checked again.
 _TRIAL = 16
 
 
 class _Found(NamedTuple):
-    """What is in one folder: its rows, the folders among them, and the files with several names."""
+    """What is in one folder: rows, the paths of its subfolders, and the files with hard links.
+
+    Of those, each has its device and inode, and is not among the ``rows``.
+    """
 
     rows: list[Row]
     folders: list[bytes]
@@ -48,13 +52,13 @@ def walk(
     *,
     holes: bool = True,
 ) -> Listing:
-    """The listing of ``folder``, whose own ``facts`` may be known; links in it are not followed.
+    """Return the listing of ``folder``; ``facts`` is its stat, if that is known.
 
-    What the ``patterns`` leave out is neither listed nor looked into. Files with holes are opened
-    to see where these are, unless ``holes`` does not ask for them.
+    Symbolic links in it are not followed. What the ``patterns`` leave out is not listed, and
+    folders among that are not read. With ``holes``, files with holes are opened to find these.
 
-    Raises SourceError for what cannot be read or is no file, folder or link, and IntegrityError
-    for what goes away meanwhile.
+    Raise SourceError if an entry cannot be read or is no file, folder or link, IntegrityError if
+    one is removed meanwhile.
     """
     walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes, patterns)
     rows = _rows(walker)
@@ -63,24 +67,26 @@ def walk(
     except OverflowError as error:
         (path,) = error.args
         where = text_of(os.fsencode(folder) + b"/" + path)
-        raise SourceError(f"{where} has an impossible time; touch it") from None
+        text = f"{where} has a time before 1678 or after 2262; correct it with touch"
+        raise SourceError(text) from None
 
 
 def _rows(walker: _Walker) -> Iterator[Row]:
+    """Yield all rows. The first path of a file with hard links is the file, as sorted."""
     linked: dict[tuple[int, int], list[Row]] = {}
     for found in walker.all():
         yield from found.rows
         for key, row in found.linked:
             linked.setdefault(key, []).append(row)
     for names in linked.values():
-        first, *others = sorted(names)
+        first, *others = sorted(names)  # by path
         yield first
         for row in others:
             yield Row(row.path, Kind.HARD_LINK, target=first.path)
 
 
 class _Walker:
-    """Looks into all folders beneath ``root``, itself included."""
+    """Lists the folder ``root`` and all folders beneath it."""
 
     def __init__(
         self, root: bytes, facts: os.stat_result, holes: bool, patterns: Patterns | None
@@ -92,8 +98,8 @@ class _Walker:
         self._slow = False
 
     def all(self) -> Iterator[_Found]:
-        """What is in each folder, from the top downwards."""
-        from concurrent.futures import ThreadPoolExecutor  # which takes a while to import
+        """Yield the contents of each folder, level by level from the top."""
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
 
         yield _Found([self._row(b"", self._facts)], [], [])
         level = [b""]
@@ -106,6 +112,7 @@ class _Walker:
                 level = below
 
     def _look_into(self, level: list[bytes], pool: ThreadPoolExecutor) -> Iterator[_Found]:
+        """Yield the contents of the folders of one level, by one thread or by many."""
         at = 0
         while at < len(level):
             batch = level[at:] if self._slow else level[at : at + _TRIAL]
@@ -129,8 +136,9 @@ class _Walker:
         except OSError as error:
             where = text_of(os.fsencode(error.filename or above))
             if isinstance(error, FileNotFoundError):
-                text = f"{where} went away while the folder was read; submit again once it rests"
-                raise IntegrityError(text) from None
+                text = f"{where} was removed while its folder was listed"
+                remedy = "submit again when nothing changes the folder"
+                raise IntegrityError(f"{text}; {remedy}") from None
             raise SourceError(f"{where}: {error.strerror}") from None
         return found
 
@@ -150,7 +158,7 @@ class _Walker:
 
     def _row(self, path: bytes, facts: os.stat_result) -> Row:
         mode = facts.st_mode
-        # Most are plain files, of which there may be a million.
+        # Most entries are files without holes, and there may be a million: no keyword arguments.
         if stat.S_ISREG(mode) and facts.st_size - facts.st_blocks * BLOCK < SMALLEST_HOLE:
             return Row._make(
                 (path, Kind.FILE, mode & _PERMISSIONS, facts.st_size, facts.st_mtime_ns,
@@ -172,7 +180,7 @@ class _Walker:
         raise SourceError(f"{text_of(whole)} is {what}; leave it out")
 
     def _extents(self, path: bytes, facts: os.stat_result) -> tuple[Extent, ...] | None:
-        """Where a file has data, if it has holes that are worth it."""
+        """Return where a file has data, or None if its holes are not asked for."""
         if not self._holes:
             return None
         size = facts.st_size

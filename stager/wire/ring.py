@@ -9,8 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import traceback
-from queue import SimpleQueue
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
@@ -181,8 +180,7 @@ class Drain:
         self._layout = layout
         self._ring = ring
         self._digest = digest or Digest()
-        self._hashing: SimpleQueue[int | None] = SimpleQueue()
-        self._writing: SimpleQueue[int | None] = SimpleQueue()
+        self._hashing, self._writing = _Queue(), _Queue()
         self.error: StageError | None = None
         # One writer can just as well be the one who hashes, which spares a hand-over.
         writers = min(writers or _WRITERS, layout.count)
@@ -226,6 +224,27 @@ class Drain:
         self._ring.release(index)
 
 
+class _Queue:
+    """The chunks that wait for a thread; None tells it to end.
+
+    The standard library's queue would do, but importing it takes twenty path look-ups on each rank.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[int | None] = deque()
+        self._count = threading.Semaphore(0)
+
+    def put(self, item: int | None) -> None:
+        """Append a chunk."""
+        self._items.append(item)
+        self._count.release()
+
+    def get(self) -> int | None:
+        """Take the first chunk; wait until there is one."""
+        self._count.acquire()
+        return self._items.popleft()
+
+
 def _start(run: Callable[[], None]) -> threading.Thread:
     def run_or_end() -> None:
         try:
@@ -233,6 +252,8 @@ def _start(run: Callable[[], None]) -> threading.Thread:
         except BaseException:
             # A surprise. All ranks would wait for this thread for ever; the launcher ends them
             # with this process.
+            import traceback  # rarely needed
+
             os.write(2, traceback.format_exc().encode(errors="replace"))
             os._exit(1)
 

@@ -251,7 +251,7 @@ def test_a_killed_slurmstepd_fails_the_job_where_slurm_would_wait_for_ever(site:
     site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    lost = "n3: the rank is gone, or its slurmstepd; submit again\n"
+    lost = "n3: the rank or its slurmstepd was killed, or the node failed; submit again\n"
     assert job.output().startswith(f"stage: the ranks ended before the stage was done: {lost}")
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
@@ -266,7 +266,8 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     # Whoever is first to notice: the neighbours of the rank, or Slurm.
-    why = r"(n3: the rank is gone, or its slurmstepd|srun ended with code \d+); submit again\n"
+    lost = "n3: the rank or its slurmstepd was killed, or the node failed"
+    why = rf"({lost}|srun ended with code \d+); submit again\n"
     before = "stage: the ranks ended before the stage was done: "
     assert re.match(before + why, job.output())
     assert not site.shared("started").exists()
@@ -295,7 +296,7 @@ def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
         writer.wait()
     assert (state.state, state.exit_code) == ("FAILED", "7:0")
     assert job.output().endswith(
-        f"stage: n1: {DATA} changed while it was read; submit again once it rests\n"
+        f"stage: n1: {DATA} changed while it was read; submit again when nothing writes to it\n"
         f"{NOT_STARTED.format(7)}"
     )
     site.run(f"truncate -s 1M {DATA}")
@@ -328,8 +329,8 @@ def test_a_wait_that_is_too_long_ends_with_code_9(site: Site) -> None:
     first.wait()
     message = second.output().splitlines()[-2]
     assert re.fullmatch(
-        rf"stage: n2: /nvme/data is held by job {first.id} and has not let go for \d\.\d s; "
-        "submit again",
+        rf"stage: n2: /nvme/data is being staged by job {first.id}; "
+        r"gave up after waiting \d\.\d s; submit again",
         message,
     )
     assert not site.shared("started").exists()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
-import struct
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import DestinationError, SourceError
+from stager.base.errors import DestinationError
 from stager.base.options import Options, Validate
 from stager.copies.survey import Reason, Survey, judge, survey, survey_shared
 from stager.disk.cache import Cache, open_cache
@@ -22,7 +19,7 @@ from stager.disk.files import digest_of
 from stager.disk.partial import Partial
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
 from stager.request.items import StageItem
-from stager.source.posix import Source, data_size, facts_of, for_all, look_at_source
+from stager.source.posix import look_at_source
 from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home, remount_read_only
 
 if TYPE_CHECKING:
@@ -129,100 +126,8 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "only a part is staged",
         "staged as a whole",
         "split differently",
+        "spread over other nodes",
     ]
-
-
-# The source
-
-
-def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
-    path = tmp_path / "img.sqsh"
-    path.write_bytes(BYTES)
-    path.chmod(0o640)
-    facts = path.stat()
-    assert look_at_source(str(path)) == Source(
-        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
-        0o640,
-        facts.st_gid,
-        len(BYTES),
-    )
-
-
-def test_a_source_takes_on_its_disk_what_is_not_a_hole(tmp_path: Path) -> None:
-    path = tmp_path / "img.sqsh"
-    path.write_bytes(b"x" * 4096)
-    os.truncate(path, 1 << 30)
-    source = look_at_source(str(path))
-    assert (source.facts.size, source.allocated) == (1 << 30, 4096)
-
-
-def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
-    (tmp_path / "img.sqsh").write_bytes(BYTES)
-    (tmp_path / "link").symlink_to("img.sqsh")
-    assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
-
-
-def _bind_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as unix:
-        unix.bind(str(path))
-
-
-NOTHING_ELSE = "only a plain file or a folder can be staged"
-MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
-#: How a source that cannot be staged is made, and what is said of it behind its path.
-NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda path: None, f": {MISSING}"),
-    "a dangling symlink": (lambda path: path.symlink_to("nowhere"), f": {MISSING}"),
-    "a symlink to itself": (
-        lambda path: path.symlink_to(path),
-        ": Too many levels of symbolic links",
-    ),
-    "a named pipe": (os.mkfifo, f" is a named pipe; {NOTHING_ELSE}"),
-    "a socket": (_bind_socket, f" is a socket; {NOTHING_ELSE}"),
-    "a device": (
-        lambda path: path.symlink_to("/dev/null"),
-        f" is a character device; {NOTHING_ELSE}",
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "problem"), NO_SOURCES.values(), ids=NO_SOURCES)
-def test_what_cannot_be_a_source_is_named_by_its_kind(
-    make: Callable[[Path], object], problem: str
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # whose path is short enough for a socket
-        path = Path(folder, "source")
-        make(path)
-        with pytest.raises(SourceError) as caught:
-            look_at_source(str(path))
-    assert str(caught.value) == f"{path}{problem}"
-
-
-@pytest.mark.root
-def test_a_block_device_is_no_source(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
-    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
-    with pytest.raises(SourceError) as caught:
-        look_at_source(str(path))
-    assert str(caught.value) == f"{path} is a block device; {NOTHING_ELSE}"
-
-
-def test_a_source_beneath_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SourceError) as caught:
-        look_at_source(f"{tmp_path}/file/img.sqsh")
-    assert str(caught.value) == f"{tmp_path}/file/img.sqsh: Not a directory"
-
-
-def test_a_source_in_a_closed_folder_is_named(home: Path) -> None:
-    home.chmod(0)
-
-    def act() -> str:
-        with pytest.raises(SourceError) as caught:
-            look_at_source(f"{home}/img.sqsh")
-        return str(caught.value)
-
-    assert as_ordinary_user(act) == f"{home}/img.sqsh: Permission denied"
 
 
 # A node
@@ -384,13 +289,6 @@ def test_what_happens_to_files_on_disk_is_found_out(
     assert record is not None
     of_today = look_at_source(str(node.source)).facts == record.source_facts
     assert {survey.fresh for survey in found if survey.current} <= {of_today}
-
-
-def test_the_facts_of_a_source_are_those_of_its_stat(tmp_path: Path) -> None:
-    facts = tmp_path.stat()
-    assert facts_of(facts) == SourceFacts(
-        facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
-    )
 
 
 @pytest.mark.parametrize(
@@ -574,57 +472,6 @@ def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> N
 
 
 @pytest.mark.root
-def test_who_may_not_read_the_source_may_not_use_the_copy(home: Path) -> None:
-    (home / "secret").write_bytes(BYTES)
-    (home / "secret").chmod(0o600)
-    os.chown(home / "secret", 0, 0)
-
-    def act() -> str:
-        with pytest.raises(SourceError) as caught:
-            look_at_source(str(home / "secret"), to_be_read=True)
-        return str(caught.value)
-
-    assert as_ordinary_user(act) == f"{home}/secret: Permission denied"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(
-    ("mode", "above", "copied"),
-    [(0o644, 0o755, 0o644), (0o640, 0o711, 0o640), (0o644, 0o750, 0o600), (0o755, 0o700, 0o700)],
-)
-def test_a_copy_for_all_is_closed_where_a_folder_above_the_source_is(
-    home: Path, mode: int, above: int, copied: int
-) -> None:
-    home.chmod(0o755)
-    folder = home / "data"
-    folder.mkdir()
-    (folder / "img").write_bytes(BYTES)
-    (folder / "img").chmod(mode)
-    (home / "link").symlink_to(folder / "img")
-    folder.chmod(above)
-    for path in (folder / "img", home / "link"):
-        assert for_all(str(path), look_at_source(str(path))).mode == copied
-
-
-@pytest.mark.root
-def test_a_copy_for_all_is_closed_where_a_list_says_more_than_the_mode(home: Path) -> None:
-    home.chmod(0o755)
-    source = home / "img"
-    source.write_bytes(BYTES)
-    source.chmod(0o644)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
-    entries = [(1, 6, 0xFFFFFFFF), (2, 4, 4711), (4, 0, 0xFFFFFFFF), (16, 4, 0xFFFFFFFF)]
-    text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
-    os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
-    os.removexattr(source, "system.posix_acl_access")
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
-    os.setxattr(home, "system.posix_acl_access", struct.pack("<I", 2) + text)
-    home.chmod(0o755)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
-
-
-@pytest.mark.root
 def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: Node) -> None:
     node.stage()
     item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
@@ -650,19 +497,6 @@ def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
     )
     with pytest.raises(DestinationError, match="its bytes differ from its digest"):
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
-
-
-@pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) + 5])
-def test_a_copy_takes_what_the_source_has_data_for(tmp_path: Path, size: int) -> None:
-    source = tmp_path / "img"
-    source.write_bytes(b"x" * size)
-    facts = look_at_source(str(source))
-    assert data_size(str(source), facts) == size
-    # As a filesystem says that compresses it, or has it on tape.
-    assert data_size(str(source), replace(facts, allocated=0)) == size
-    os.truncate(source, size + (1 << 30))
-    facts = look_at_source(str(source))
-    assert size <= data_size(str(source), facts) <= size + 4096
 
 
 def test_a_root_that_is_the_whole_disk_has_nothing_above(node: Node) -> None:

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError, SourceError
-from stager.base.options import Lifetime, Options, Validate, Verify
+from stager.base.options import Lifetime, Validate, Verify
 from stager.base.outcome import Evicted
-from stager.base.phases import Phase, Stopwatch
 from stager.disk.cache import open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
-from stager.rank.agree import Here, RefusedError, together
-from stager.rank.main import run
-from stager.request.items import Space, StageItem, StageRequest
+from stager.rank.agree import RefusedError, together
+from stager.request.items import Space
 from stager.wire.route import Algorithm
 from stager.wire.settings import Settings
+from tests.support.world import World, messages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,55 +34,31 @@ if TYPE_CHECKING:
 DATA = bytes(range(256)) * 100
 
 
-class World:
-    """The ranks of a communicator as nodes: a source, and a disk for each."""
+class FileWorld(World):
+    """Nodes to which one file is staged."""
 
     def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
-        self.comm = comm
-        self.source = folder / "source"
-        disk = folder / f"node{comm.rank}"
-        (disk / "nvme").mkdir(parents=True)
-        self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
-        self.copy = disk / "nvme" / "data"
-        self.nodes = [f"node{rank}" for rank in range(comm.size)]
-        item = StageItem(str(self.source), "/nvme/data", "/nvme", Options(validate=Validate.STAT))
-        self.request = StageRequest(
-            items=(item,), nodes=comm.size, lock_timeout=0.2,
-            transfer=Settings(chunk=4096, depth=2),
-        )  # fmt: skip
+        super().__init__(comm, folder, "data")
         self.write_source(DATA)
 
     def write_source(self, data: bytes) -> None:
-        if self.comm.rank == 0:
-            self.source.write_bytes(data)
-        self.comm.Barrier()
-
-    def run(self, **changes: object) -> Outcome:
-        request = replace(self.request, **changes)  # type: ignore[arg-type]
-        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic(), Phase.SURVEY))
-        assert self.comm.bcast(outcome.failures) == outcome.failures
-        return outcome
-
-    def wish(self, **changes: object) -> tuple[StageItem, ...]:
-        return (replace(self.request.items[0], **changes),)  # type: ignore[arg-type]
-
-    def complaints(self, outcome: Outcome) -> list[str]:
-        return [f"{failure.code} {failure.node}: {failure.message}" for failure in outcome.failures]
+        """Make the source of ``data``."""
+        self.on_first(lambda: self.source.write_bytes(data))
 
 
 @pytest.fixture
-def world(comm: MPI.Intracomm, folder: Path) -> World:
-    return World(comm, folder)
+def world(comm: MPI.Intracomm, folder: Path) -> FileWorld:
+    return FileWorld(comm, folder)
 
 
-def test_the_first_run_brings_the_file_to_all_nodes(world: World) -> None:
+def test_the_first_run_brings_the_file_to_all_nodes(world: FileWorld) -> None:
     (item,) = world.run().items
     assert world.copy.read_bytes() == DATA
     assert (item.received, item.current, item.senders) == (world.nodes, [], [])
     assert (item.source_bytes_read, item.reasons) == (len(DATA), ["absent"])
 
 
-def test_the_second_run_moves_nothing(world: World) -> None:
+def test_the_second_run_moves_nothing(world: FileWorld) -> None:
     world.run()
     before = world.copy.stat()
     (item,) = world.run().items
@@ -91,7 +66,7 @@ def test_the_second_run_moves_nothing(world: World) -> None:
     assert world.copy.stat() == before
 
 
-def test_the_last_node_gets_what_it_lacks_from_the_first(world: World) -> None:
+def test_the_last_node_gets_what_it_lacks_from_the_first(world: FileWorld) -> None:
     world.run()
     last = world.comm.size - 1
     if world.comm.rank == last:
@@ -104,31 +79,31 @@ def test_the_last_node_gets_what_it_lacks_from_the_first(world: World) -> None:
     assert item.source_bytes_read == (len(DATA) if alone else 0)
 
 
-def test_a_dry_run_tells_and_does_nothing(world: World) -> None:
+def test_a_dry_run_tells_and_does_nothing(world: FileWorld) -> None:
     outcome = world.run(dry_run=True)
     assert outcome.items[0].received == world.nodes
     assert not world.copy.exists()
 
 
-def test_validate_always_reads_the_source_again(world: World) -> None:
+def test_validate_always_reads_the_source_again(world: FileWorld) -> None:
     world.run()
-    (item,) = world.run(items=world.wish(validate=Validate.ALWAYS)).items
+    (item,) = world.run(items=world.items(validate=Validate.ALWAYS)).items
     assert (item.received, item.source_bytes_read) == (world.nodes, len(DATA))
     assert item.reasons == ["validate=always"]
 
 
-def test_validate_size_overlooks_a_new_time(world: World) -> None:
+def test_validate_size_overlooks_a_new_time(world: FileWorld) -> None:
     world.run()
     if world.comm.rank == 0:
         os.utime(world.source)
     world.comm.Barrier()
-    (item,) = world.run(items=world.wish(validate=Validate.SIZE)).items
+    (item,) = world.run(items=world.items(validate=Validate.SIZE)).items
     assert item.received == []
     (item,) = world.run().items
     assert (item.received, item.reasons) == (world.nodes, ["the source changed"])
 
 
-def test_a_destination_that_is_a_folder_takes_the_sources_name(world: World) -> None:
+def test_a_destination_that_is_a_folder_takes_the_sources_name(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.copy.mkdir()
     (item,) = world.run().items
@@ -136,38 +111,36 @@ def test_a_destination_that_is_a_folder_takes_the_sources_name(world: World) -> 
     assert (world.copy / "source").read_bytes() == DATA
 
 
-def test_missing_parents_are_made(world: World) -> None:
-    world.run(items=world.wish(destination="/nvme/a/b/c"))
+def test_missing_parents_are_made(world: FileWorld) -> None:
+    world.run(items=world.items(destination="/nvme/a/b/c"))
     assert (world.copy.parent / "a/b/c").read_bytes() == DATA
 
 
-def test_one_node_that_cannot_keeps_all_from_publishing(world: World) -> None:
+def test_one_node_that_cannot_keeps_all_from_publishing(world: FileWorld) -> None:
     last = world.comm.size - 1
-    items = world.wish(destination="/nvme/sub/data")
+    items = world.items(destination="/nvme/sub/data")
     blocker = world.copy.parent / "sub"
     if world.comm.rank == last:
         blocker.write_text("in the way")
     outcome = world.run(items=items)
-    disk = world.comm.bcast(world.here.disk, root=last)
-    assert world.complaints(outcome) == [
-        f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder"
-    ]
+    disk = world.comm.bcast(world.node.disk, root=last)
+    assert messages(outcome) == [f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder"]
     assert blocker.exists() == (world.comm.rank == last)
 
 
-def test_a_missing_source_is_told_by_one_node(world: World) -> None:
+def test_a_missing_source_is_told_by_one_node(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
     message = (
         "No such file or directory; is the path right, and on a filesystem that the nodes see?"
     )
-    assert world.complaints(world.run()) == [f"4 node0: {world.source}: {message}"]
+    assert messages(world.run()) == [f"4 node0: {world.source}: {message}"]
 
 
 @pytest.mark.parametrize("algorithm", [item for item in Algorithm if item is not Algorithm.AUTO])
 @pytest.mark.parametrize("size", [(1 << 31) - 1, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 1])
-def test_a_sparse_file_stays_sparse(world: World, algorithm: Algorithm, size: int) -> None:
+def test_a_sparse_file_stays_sparse(world: FileWorld, algorithm: Algorithm, size: int) -> None:
     middle, end = b"in the middle", b"the end"
     if world.comm.rank == 0:
         with world.source.open("wb") as file:
@@ -191,14 +164,14 @@ def test_a_sparse_file_stays_sparse(world: World, algorithm: Algorithm, size: in
     world.copy.unlink()
 
 
-def test_read_back_compares_what_is_on_the_disk(world: World) -> None:
-    (item,) = world.run(items=world.wish(verify=Verify.READBACK)).items
+def test_read_back_compares_what_is_on_the_disk(world: FileWorld) -> None:
+    (item,) = world.run(items=world.items(verify=Verify.READBACK)).items
     assert world.copy.read_bytes() == DATA
     assert item.received == world.nodes
 
 
 def test_a_disk_that_gives_back_other_bytes_fails_the_stage(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = world.comm.size - 1
     if world.comm.rank == last:
@@ -209,14 +182,14 @@ def test_a_disk_that_gives_back_other_bytes_fails_the_stage(
 
         seal = Partial.seal
         monkeypatch.setattr(Partial, "seal", seal_and_damage)
-    outcome = world.run(items=world.wish(verify=Verify.READBACK))
+    outcome = world.run(items=world.items(verify=Verify.READBACK))
     path = world.comm.bcast(str(world.copy), root=last)
-    problem = "what the disk gives back differs from what was written to it; use another node"
-    assert world.complaints(outcome) == [f"7 node{last}: {path}: {problem}"]
+    problem = "the bytes read back from the disk differ from those written; use another node"
+    assert messages(outcome) == [f"7 node{last}: {path}: {problem}"]
     assert not world.copy.exists()
 
 
-def test_one_holder_sends_however_many_may_read(world: World) -> None:
+def test_one_holder_sends_however_many_may_read(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
     if world.comm.rank == last:
@@ -228,7 +201,7 @@ def test_one_holder_sends_however_many_may_read(world: World) -> None:
     assert item.received == [f"node{last}"]
 
 
-def test_a_damaged_holder_is_found_and_another_sends(world: World) -> None:
+def test_a_damaged_holder_is_found_and_another_sends(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
     facts = world.copy.stat()
@@ -246,7 +219,7 @@ def test_a_damaged_holder_is_found_and_another_sends(world: World) -> None:
         assert item.received == ["node0", f"node{last}"]
 
 
-def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: World) -> None:
+def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
     facts = world.copy.stat()
@@ -263,7 +236,7 @@ def test_any_number_of_damaged_holders_gives_way_to_a_good_one(world: World) -> 
 
 
 def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run()
     if world.comm.rank == world.comm.size - 1:
@@ -282,14 +255,14 @@ def test_a_holder_that_cannot_be_opened_gives_way_to_the_source(
     assert (item.senders, len(item.received)) == ([], world.comm.size)
 
 
-def test_a_refusal_belongs_to_the_phase_that_refused(world: World) -> None:
+def test_a_refusal_belongs_to_the_phase_that_refused(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
     assert list(world.run().phases) == ["survey", "end"]
 
 
-def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
+def test_every_second_of_a_stage_belongs_to_a_phase(world: FileWorld) -> None:
     begun = time.monotonic()
     outcome = world.run()
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds)
@@ -300,43 +273,43 @@ def test_every_second_of_a_stage_belongs_to_a_phase(world: World) -> None:
     assert min(outcome.phases.values()) >= 0
 
 
-def test_a_world_of_the_wrong_size_is_refused(world: World) -> None:
+def test_a_world_of_the_wrong_size_is_refused(world: FileWorld) -> None:
     outcome = world.run(nodes=world.comm.size + 1)
     assert outcome.code == 8
     ranks = "1 rank" if world.comm.size == 1 else f"{world.comm.size} ranks"
     assert f"MPI started as a world of {ranks}" in outcome.failures[0].message
 
 
-def test_two_ranks_on_one_node_are_refused(world: World) -> None:
-    world.here = replace(world.here, name="same")
+def test_two_ranks_on_one_node_are_refused(world: FileWorld) -> None:
+    world.node = replace(world.node, name="same")
     outcome = world.run()
     assert outcome.code == (0 if world.comm.size == 1 else 8)
 
 
-def test_several_items_are_all_done(world: World) -> None:
-    items = world.wish() + world.wish(destination="/nvme/other")
+def test_several_items_are_all_done(world: FileWorld) -> None:
+    items = world.items() + world.items(destination="/nvme/other")
     first = world.run(items=items)
     assert [item.received for item in first.items] == [world.nodes, world.nodes]
     assert (world.copy.parent / "other").read_bytes() == DATA
 
 
-def test_what_fails_on_one_rank_is_raised_on_all(world: World) -> None:
+def test_what_fails_on_one_rank_is_raised_on_all(world: FileWorld) -> None:
     def step() -> int:
         if world.comm.rank == world.comm.size - 1:
             raise DestinationError("broken")
         return world.comm.rank
 
     with pytest.raises(RefusedError) as refused:
-        together(world.comm, world.here, step)
+        together(world.context, step)
     assert [str(f.node) for f in refused.value.failures] == [world.nodes[-1]]
-    assert together(world.comm, world.here, lambda: 1) == [1] * world.comm.size
+    assert together(world.context, lambda: 1) == [1] * world.comm.size
 
 
-def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: World) -> None:
+def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: FileWorld) -> None:
     last = world.comm.size - 1
     holder = None
     if world.comm.rank == last:
-        holder = hold_lock(open_cache(world.here.path("/nvme"), os.getuid()).folder)
+        holder = hold_lock(open_cache(world.node.path("/nvme"), os.getuid()).folder)
     world.comm.Barrier()
     outcome = world.run()
     assert (outcome.code, [failure.node for failure in outcome.failures]) == (9, [f"node{last}"])
@@ -360,8 +333,8 @@ def hold_lock(folder: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def record_of(world: World) -> Record:
-    record = open_cache(world.here.path("/nvme"), os.getuid()).load("/nvme/data")
+def record_of(world: FileWorld) -> Record:
+    record = open_cache(world.node.path("/nvme"), os.getuid()).load("/nvme/data")
     assert record
     return record
 
@@ -370,23 +343,25 @@ def record_of(world: World) -> Record:
     ("lifetimes", "kept"),
     [("job", "job"), ("job job", "job"), ("job cache", "cache"), ("cache job", "cache")],
 )
-def test_who_wants_a_copy_kept_is_not_outdone(world: World, lifetimes: str, kept: str) -> None:
+def test_who_wants_a_copy_kept_is_not_outdone(world: FileWorld, lifetimes: str, kept: str) -> None:
     for lifetime in lifetimes.split():
-        world.run(items=world.wish(lifetime=Lifetime(lifetime)))
+        world.run(items=world.items(lifetime=Lifetime(lifetime)))
     assert record_of(world).lifetime == kept
 
 
 @pytest.mark.parametrize(("first", "kept"), [("cache", "cache"), ("job", "job")])
-def test_the_next_version_stays_as_long_as_the_last(world: World, first: str, kept: str) -> None:
-    world.run(items=world.wish(lifetime=Lifetime(first)))
+def test_the_next_version_stays_as_long_as_the_last(
+    world: FileWorld, first: str, kept: str
+) -> None:
+    world.run(items=world.items(lifetime=Lifetime(first)))
     world.write_source(DATA * 2)
-    world.run(items=world.wish(lifetime=Lifetime.JOB))
+    world.run(items=world.items(lifetime=Lifetime.JOB))
     assert record_of(world).lifetime == kept
 
 
-def test_what_is_pinned_is_pinned_in_its_next_version_too(world: World) -> None:
+def test_what_is_pinned_is_pinned_in_its_next_version_too(world: FileWorld) -> None:
     world.run()
-    cache = open_cache(world.here.path("/nvme"), os.getuid())
+    cache = open_cache(world.node.path("/nvme"), os.getuid())
     cache.save(replace(record_of(world), pinned=True))
     world.comm.Barrier()
     world.write_source(DATA * 2)
@@ -395,18 +370,20 @@ def test_what_is_pinned_is_pinned_in_its_next_version_too(world: World) -> None:
     assert record_of(world).pinned
 
 
-def stage_other(world: World, name: str, **changes: object) -> Outcome:
-    (item,) = world.wish(destination=f"/nvme/{name}")
+def stage_other(world: FileWorld, name: str, **changes: object) -> Outcome:
+    (item,) = world.items(destination=f"/nvme/{name}")
     return world.run(items=(item,), **changes)
 
 
-def limited(world: World) -> Space:
+def limited(world: FileWorld) -> Space:
     """A limit that lets a user have two files of this size."""
     taken = world.copy.stat().st_blocks * 512 if world.copy.exists() else len(DATA)
     return Space(user_limit=2 * max(world.comm.allgather(taken)) + 8192)
 
 
-def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(world: World) -> None:
+def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(
+    world: FileWorld,
+) -> None:
     world.run()
     time.sleep(1.1)  # times of use are in seconds
     stage_other(world, "second")
@@ -421,11 +398,11 @@ def test_a_limit_is_kept_on_each_node_by_what_was_not_used_for_the_longest(world
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["second", "third"]
 
 
-def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: World) -> None:
+def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: FileWorld) -> None:
     world.run()
     stage_other(world, "second")
     if world.comm.rank == world.comm.size - 1:
-        cache = open_cache(world.here.path("/nvme"), os.getuid())
+        cache = open_cache(world.node.path("/nvme"), os.getuid())
         for record in list(cache.records()):
             cache.save(replace(record, pinned=True))
     world.comm.Barrier()
@@ -437,7 +414,7 @@ def test_where_one_node_has_too_little_room_nothing_goes_on_any(world: World) ->
 
 
 def test_room_is_made_on_the_one_disk_that_is_full(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage_other(world, "first")
     time.sleep(1.1)  # times of use are in seconds
@@ -455,7 +432,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
 
 
 def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run()
     world.write_source(DATA * 2)
@@ -464,7 +441,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
         monkeypatch.setattr("stager.copies.evict.free_bytes", lambda *_: 100)
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
-    assert world.complaints(outcome) == [
+    assert messages(outcome) == [
         (
             f"5 node{last}: /nvme: {need} bytes are needed and 100 free, {need - 100} too few; "
             "make room or ask for nodes with more"

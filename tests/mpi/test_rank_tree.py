@@ -14,25 +14,25 @@ import pytest
 from mpi4py import MPI
 
 from stager.base.errors import DestinationError, SourceError, SpaceError
-from stager.base.options import Mode, Options, Relocate, Validate, Verify
+from stager.base.options import Mode, Relocate, Validate, Verify
 from stager.base.outcome import Counts
 from stager.base.phases import Phase, Stopwatch
 from stager.disk.cache import Cache, open_cache
-from stager.rank.agree import Here
+from stager.rank.agree import Context
 from stager.rank.main import run
-from stager.request.items import Space, StageItem, StageRequest
+from stager.request.items import Space
 from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
 from stager.tree.stream import StreamReader
 from stager.tree.table import as_copy
 from stager.tree.walk import walk
-from stager.wire.settings import Settings
+from tests.support.world import World, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stager.base.outcome import ItemReport, Outcome
+    from stager.base.outcome import ItemReport
     from stager.tree.listing import Listing
 
 #: How many files of which sizes: some share a chunk, one takes several.
@@ -40,25 +40,15 @@ FILES = {f"sub{number % 7}/file{number}": number for number in range(100)}
 FILES |= {"large": 30_000, "zero": 0}
 
 
-class World:
-    """The ranks of a communicator as nodes: a source folder, and a disk for each."""
+class TreeWorld(World):
+    """Nodes to which one folder is staged."""
 
     def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
-        self.comm = comm
-        self.source = folder / "source"
-        disk = folder / f"node{comm.rank}"
-        (disk / "nvme").mkdir(parents=True)
-        self.here = Here(f"node{comm.rank}", str(disk), os.getuid())
-        self.copy = disk / "nvme/tree"
-        self.nodes = [f"node{rank}" for rank in range(comm.size)]
-        item = StageItem(str(self.source), "/nvme/tree", "/nvme", Options(validate=Validate.STAT))
-        self.request = StageRequest(
-            items=(item,), nodes=comm.size, lock_timeout=0.2,
-            transfer=Settings(chunk=4096, depth=2),
-        )  # fmt: skip
+        super().__init__(comm, folder, "tree")
         self.on_first(self.make_source)
 
     def make_source(self) -> None:
+        """Make the files of `FILES`, a hard link, a symbolic link and an empty folder."""
         for name, size in FILES.items():
             path = self.source / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,27 +57,9 @@ class World:
         (self.source / "link").symlink_to("sub1/file1")
         (self.source / "empty").mkdir()
 
-    def on_first(self, act: Callable[[], object]) -> None:
-        """Do it once, while all wait."""
-        if self.comm.rank == 0:
-            act()
-        self.comm.Barrier()
-
-    def on_last(self, act: Callable[[], object]) -> None:
-        """Do it on the last node."""
-        if self.comm.rank == self.comm.size - 1:
-            act()
-        self.comm.Barrier()
-
-    def run(self, **changes: object) -> Outcome:
-        request = replace(self.request, **changes)  # type: ignore[arg-type]
-        outcome = run(self.comm, request, self.here, Stopwatch(time.monotonic(), Phase.SURVEY))
-        assert self.comm.bcast(outcome.failures) == outcome.failures
-        return outcome
-
-    def stage(self, **wish: object) -> ItemReport:
-        """Stage the folder, and see that the copy is what the source is."""
-        (item,) = self.run(items=self.wish(**wish)).items
+    def stage(self, **options: object) -> ItemReport:
+        """Stage the folder, and check that the copy equals the source."""
+        (item,) = self.run(items=self.items(**options)).items
         assert seen(walk(str(self.copy))) == seen(walk(str(self.source)))
         for path in (path for path in self.source.rglob("*") if path.is_file()):
             copy = self.copy / path.relative_to(self.source)
@@ -95,12 +67,6 @@ class World:
         assert os.listdir(self.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
         self.comm.Barrier()
         return item
-
-    def wish(self, **changes: object) -> tuple[StageItem, ...]:
-        return (replace(self.request.items[0], **changes),)  # type: ignore[arg-type]
-
-    def complaints(self, outcome: Outcome) -> list[str]:
-        return [f"{failure.code} {failure.node}: {failure.message}" for failure in outcome.failures]
 
 
 def seen(listing: Listing) -> list[tuple[object, ...]]:
@@ -113,22 +79,22 @@ def seen(listing: Listing) -> list[tuple[object, ...]]:
 
 
 @pytest.fixture
-def world(comm: MPI.Intracomm, folder: Path) -> World:
-    return World(comm, folder)
+def world(comm: MPI.Intracomm, folder: Path) -> TreeWorld:
+    return TreeWorld(comm, folder)
 
 
 TOTAL = sum(FILES.values())
 ALL = Counts(len(FILES), len(FILES), TOTAL)
 
 
-def test_the_first_run_brings_the_folder_to_all_nodes(world: World) -> None:
+def test_the_first_run_brings_the_folder_to_all_nodes(world: TreeWorld) -> None:
     item = world.stage()
     assert (item.received, item.current, item.senders) == (world.nodes, [], [])
     assert (item.source_bytes_read, item.size, item.tree) == (TOTAL, TOTAL, ALL)
     assert item.reasons == ["absent"]
 
 
-def test_the_second_run_moves_nothing(world: World) -> None:
+def test_the_second_run_moves_nothing(world: TreeWorld) -> None:
     world.stage()
     before = as_copy(walk(str(world.copy)))
     item = world.stage()
@@ -137,7 +103,7 @@ def test_the_second_run_moves_nothing(world: World) -> None:
     assert as_copy(walk(str(world.copy))) == before
 
 
-def test_one_changed_file_moves_alone(world: World) -> None:
+def test_one_changed_file_moves_alone(world: TreeWorld) -> None:
     world.stage()
     before = (world.copy / "sub3/file3").stat()
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
@@ -148,7 +114,7 @@ def test_one_changed_file_moves_alone(world: World) -> None:
     assert (world.copy / "sub3/file3").stat().st_ino == before.st_ino
 
 
-def test_a_new_file_comes_and_a_deleted_one_goes(world: World) -> None:
+def test_a_new_file_comes_and_a_deleted_one_goes(world: TreeWorld) -> None:
     world.stage()
 
     def change() -> None:
@@ -163,7 +129,7 @@ def test_a_new_file_comes_and_a_deleted_one_goes(world: World) -> None:
     assert not (world.copy / "sub2").exists()
 
 
-def test_a_file_may_become_a_folder_and_the_other_way_round(world: World) -> None:
+def test_a_file_may_become_a_folder_and_the_other_way_round(world: TreeWorld) -> None:
     world.stage()
 
     def change() -> None:
@@ -176,7 +142,7 @@ def test_a_file_may_become_a_folder_and_the_other_way_round(world: World) -> Non
     assert world.stage().tree == Counts(len(FILES), 1, 7, 1)
 
 
-def test_the_last_node_gets_the_folder_from_the_first(world: World) -> None:
+def test_the_last_node_gets_the_folder_from_the_first(world: TreeWorld) -> None:
     world.stage()
     world.on_last(lambda: shutil.rmtree(world.copy))
     item = world.stage()
@@ -198,7 +164,7 @@ def test_the_last_node_gets_the_folder_from_the_first(world: World) -> None:
     ids=["written", "removed", "added", "folder", "mode"],
 )
 def test_what_a_job_changed_in_its_copy_is_mended(
-    world: World, damage: Callable[[Path], object], moved: int
+    world: TreeWorld, damage: Callable[[Path], object], moved: int
 ) -> None:
     world.stage()
     world.on_last(lambda: damage(world.copy))
@@ -217,7 +183,7 @@ def damage(path: Path) -> None:
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: World) -> None:
+def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: TreeWorld) -> None:
     world.stage()
     world.on_last(lambda: damage(world.copy / "sub5/file5"))
     item = world.stage(validate=Validate.CHECKSUM)
@@ -225,7 +191,7 @@ def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: World) 
     assert item.reasons == ["its bytes differ from its digest"]
 
 
-def test_a_sender_whose_copy_is_damaged_is_found_out(world: World) -> None:
+def test_a_sender_whose_copy_is_damaged_is_found_out(world: TreeWorld) -> None:
     if world.comm.size == 1:
         return
     world.stage()
@@ -239,20 +205,20 @@ def test_a_sender_whose_copy_is_damaged_is_found_out(world: World) -> None:
 
 
 @pytest.mark.parametrize("verify", Verify)
-def test_validate_always_moves_all(world: World, verify: Verify) -> None:
+def test_validate_always_moves_all(world: TreeWorld, verify: Verify) -> None:
     world.stage()
     item = world.stage(validate=Validate.ALWAYS, verify=verify)
     assert (item.tree, item.reasons) == (ALL, ["validate=always"])
 
 
-def test_a_dry_run_tells_and_does_nothing(world: World) -> None:
+def test_a_dry_run_tells_and_does_nothing(world: TreeWorld) -> None:
     (item,) = world.run(dry_run=True).items
     assert item.received == world.nodes
     assert not world.copy.exists()
 
 
 @pytest.mark.parametrize("make", ["a folder", "a plain file"])
-def test_what_was_not_staged_is_not_replaced(world: World, make: str) -> None:
+def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> None:
     def put() -> None:
         if make == "a folder":
             (world.copy / "results").mkdir(parents=True)
@@ -262,20 +228,20 @@ def test_what_was_not_staged_is_not_replaced(world: World, make: str) -> None:
     world.on_last(put)
     path = world.source.parent / world.nodes[-1] / "nvme/tree"
     what = f"{path} is {make} that was not staged, and would be lost"
-    assert world.complaints(world.run()) == [
+    assert messages(world.run()) == [
         f"6 {world.nodes[-1]}: {what}; remove it or choose another destination"
     ]
     world.comm.Barrier()
     assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()
 
 
-def test_an_empty_folder_is(world: World) -> None:
+def test_an_empty_folder_is(world: TreeWorld) -> None:
     world.on_last(world.copy.mkdir)
     assert world.stage().received == world.nodes
 
 
 def test_a_source_that_changes_while_it_is_read_is_read_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = StreamReader.read_into
     changed: list[None] = []
@@ -291,7 +257,7 @@ def test_a_source_that_changes_while_it_is_read_is_read_again(
 
 
 def test_a_source_that_changes_again_and_again_is_told(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = StreamReader.read_into
 
@@ -302,13 +268,13 @@ def test_a_source_that_changes_again_and_again_is_told(
 
     monkeypatch.setattr(StreamReader, "read_into", change_and_read)
     path = f"{world.source}/sub1/file1"
-    assert world.complaints(world.run()) == [
-        f"7 node0: {path} changed while it was read; submit again once it rests"
+    assert messages(world.run()) == [
+        f"7 node0: {path} changed while it was read; submit again when nothing writes to it"
     ]
     assert not world.copy.exists()
 
 
-def test_a_disk_that_is_too_small_is_told_before_a_byte_moves(world: World) -> None:
+def test_a_disk_that_is_too_small_is_told_before_a_byte_moves(world: TreeWorld) -> None:
     outcome = world.run(space=Space(keep_free=1 << 60))
     for failure in outcome.failures:
         assert failure.code == 5
@@ -318,7 +284,7 @@ def test_a_disk_that_is_too_small_is_told_before_a_byte_moves(world: World) -> N
 
 
 def assert_unchanged_by_a_failure(
-    world: World, monkeypatch: pytest.MonkeyPatch, **request: object
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch, **request: object
 ) -> None:
     """One node fails when all is written, and all copies of what has changed stay as they were."""
     before = as_copy(walk(str(world.copy)))
@@ -336,7 +302,7 @@ def assert_unchanged_by_a_failure(
 
 
 def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.stage()
     assert_unchanged_by_a_failure(world, monkeypatch)
@@ -346,7 +312,7 @@ def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
 @pytest.mark.parametrize("exchanged", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("staged", [False, True], ids=["first", "again"])
 def test_an_end_around_the_exchange_costs_nothing_but_another_stage(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, exchanged: bool, staged: bool
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch, *, exchanged: bool, staged: bool
 ) -> None:
     if staged:
         world.stage()
@@ -367,7 +333,7 @@ def test_an_end_around_the_exchange_costs_nothing_but_another_stage(
 
 
 def test_a_full_disk_for_the_table_leaves_the_old_tree(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.stage()
     before = as_copy(walk(str(world.copy)))
@@ -378,26 +344,26 @@ def test_a_full_disk_for_the_table_leaves_the_old_tree(
 
     if world.comm.rank == world.comm.size - 1:
         monkeypatch.setattr(Cache, "save_table", full)
-    assert world.complaints(world.run()) == [f"5 {world.nodes[-1]}: full"]
+    assert messages(world.run()) == [f"5 {world.nodes[-1]}: full"]
     assert as_copy(walk(str(world.copy))) == before
     monkeypatch.undo()
     world.stage()
 
 
-def test_nodes_that_are_current_by_size_alone_are_no_source(world: World) -> None:
+def test_nodes_that_are_current_by_size_alone_are_no_source(world: TreeWorld) -> None:
     if world.comm.size == 1:
         return
     world.stage()
     world.on_first(lambda: (world.source / "sub5/file5").write_bytes(b"12345"))
     world.on_last(lambda: shutil.rmtree(world.copy))
-    (item,) = world.run(items=world.wish(validate=Validate.SIZE)).items
+    (item,) = world.run(items=world.items(validate=Validate.SIZE)).items
     assert (item.received, item.senders) == ([world.nodes[-1]], [])
     if world.comm.rank == world.comm.size - 1:
         assert (world.copy / "sub5/file5").read_bytes() == b"12345"
     assert world.stage().received == world.nodes[:-1]
 
 
-def test_what_its_user_put_in_the_trees_place_stays(world: World) -> None:
+def test_what_its_user_put_in_the_trees_place_stays(world: TreeWorld) -> None:
     world.stage()
 
     def put() -> None:
@@ -415,33 +381,33 @@ def test_what_its_user_put_in_the_trees_place_stays(world: World) -> None:
     assert world.stage().received == []
 
 
-def test_a_staged_file_may_become_a_folder(world: World) -> None:
-    file = world.wish(source=f"{world.source}/large")
+def test_a_staged_file_may_become_a_folder(world: TreeWorld) -> None:
+    file = world.items(source=f"{world.source}/large")
     world.run(items=file)
     assert world.copy.is_file()
     assert world.stage().received == world.nodes
 
 
-def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: World) -> None:
+def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: TreeWorld) -> None:
     world.stage()
-    inner = world.wish(source=f"{world.source}/large", destination="/nvme/tree/sub1/in")
+    inner = world.items(source=f"{world.source}/large", destination="/nvme/tree/sub1/in")
     why = "/nvme/tree/sub1/in lies in /nvme/tree, which is staged as a whole"
-    assert world.complaints(world.run(items=inner)) == [
+    assert messages(world.run(items=inner)) == [
         f"6 {node}: {why}; choose another destination" for node in world.nodes
     ]
-    named = world.wish(source=f"{world.source}/large")
+    named = world.items(source=f"{world.source}/large")
     assert "lies in /nvme/tree, which is staged" in world.run(items=named).failures[0].message
 
 
-def test_a_tree_does_not_take_what_is_staged_by_itself(world: World) -> None:
-    inner = world.wish(source=f"{world.source}/large", destination="/nvme/tree/in")
+def test_a_tree_does_not_take_what_is_staged_by_itself(world: TreeWorld) -> None:
+    inner = world.items(source=f"{world.source}/large", destination="/nvme/tree/in")
     world.run(items=inner)
     outcome = world.run()
     assert {failure.code for failure in outcome.failures} == {6}
     assert (world.copy / "in").exists()
 
 
-def test_a_table_of_another_version_is_none(world: World) -> None:
+def test_a_table_of_another_version_is_none(world: TreeWorld) -> None:
     world.stage()
     cache = open_cache(str(world.copy.parent), os.getuid())
     record = cache.load("/nvme/tree")
@@ -454,11 +420,11 @@ def test_a_table_of_another_version_is_none(world: World) -> None:
     assert (item.received, item.tree) == (world.nodes, ALL)
 
 
-def test_patterns_say_what_is_staged(world: World) -> None:
-    (item,) = world.run(items=world.wish(exclude=("sub*/",))).items
+def test_patterns_say_what_is_staged(world: TreeWorld) -> None:
+    (item,) = world.run(items=world.items(exclude=("sub*/",))).items
     assert item.tree == Counts(2, 2, FILES["large"])
     assert sorted(os.listdir(world.copy)) == ["empty", "large", "link", "twin", "zero"]
-    (item,) = world.run(items=world.wish(include=("/sub1/", "/large"))).items
+    (item,) = world.run(items=world.items(include=("/sub1/", "/large"))).items
     few = sum(name.startswith("sub1/") for name in FILES)
     assert item.tree is not None
     assert (item.tree.files, item.tree.moved, item.tree.deleted) == (few + 1, few, 1)
@@ -468,17 +434,16 @@ def test_patterns_say_what_is_staged(world: World) -> None:
     assert (item.tree.moved, item.tree.deleted) == (len(FILES) - few - 1, 0)
 
 
-def test_patterns_are_for_folders(world: World) -> None:
-    wish = world.wish(source=f"{world.source}/large", exclude=("*",))
-    assert world.complaints(world.run(items=wish)) == [
-        f"2 node0: {world.source}/large is no folder; include and exclude are for what is in one"
-    ]
+def test_patterns_are_for_folders(world: TreeWorld) -> None:
+    items = world.items(source=f"{world.source}/large", exclude=("*",))
+    why = "is not a folder; remove include and exclude, which are for folders"
+    assert messages(world.run(items=items)) == [f"2 node0: {world.source}/large {why}"]
 
 
-def test_one_folder_may_be_staged_in_parts(world: World) -> None:
+def test_one_folder_may_be_staged_in_parts(world: TreeWorld) -> None:
     parts = (
-        *world.wish(destination="/nvme/one", include=("/large",)),
-        *world.wish(destination="/nvme/two", exclude=("/large", "/twin")),
+        *world.items(destination="/nvme/one", include=("/large",)),
+        *world.items(destination="/nvme/two", exclude=("/large", "/twin")),
     )
     first, second = world.run(items=parts).items
     rest = len(FILES) - 1
@@ -489,7 +454,7 @@ def test_one_folder_may_be_staged_in_parts(world: World) -> None:
 # Archives
 
 
-def archive_of(world: World, suffix: str) -> str:
+def archive_of(world: TreeWorld, suffix: str) -> str:
     """An archive of the source, made by the first rank."""
     path = f"{world.source}{suffix}"
     ways = {".tar": "w", ".tar.gz": "w:gz", ".tar.xz": "w:xz"}
@@ -515,34 +480,34 @@ def files_beneath(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz", ".zip"])
 @pytest.mark.parametrize("verify", Verify)
-def test_an_archive_is_unpacked_on_all_nodes(world: World, suffix: str, verify: Verify) -> None:
+def test_an_archive_is_unpacked_on_all_nodes(world: TreeWorld, suffix: str, verify: Verify) -> None:
     path = archive_of(world, suffix)
-    wish = world.wish(source=path, extract=True, verify=verify)
-    (item,) = world.run(items=wish).items
+    items = world.items(source=path, extract=True, verify=verify)
+    (item,) = world.run(items=items).items
     size = os.stat(path).st_size
     found = files_beneath(world.copy)
     assert found == files_beneath(world.source)
     assert item.tree is not None
     assert (item.received, item.size, item.source_bytes_read) == (world.nodes, size, size)
     assert item.tree.moved == item.tree.files
-    (again,) = world.run(items=wish).items
+    (again,) = world.run(items=items).items
     assert (again.received, again.tree) == ([], Counts(item.tree.files))
 
 
-def test_a_node_that_lacks_what_was_unpacked_reads_the_archive(world: World) -> None:
-    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True)
-    world.run(items=wish)
+def test_a_node_that_lacks_what_was_unpacked_reads_the_archive(world: TreeWorld) -> None:
+    items = world.items(source=archive_of(world, ".tar.gz"), extract=True)
+    world.run(items=items)
     world.on_last((world.copy / "zero").unlink)
-    (item,) = world.run(items=wish).items
+    (item,) = world.run(items=items).items
     assert (item.received, item.senders) == ([world.nodes[-1]], [])
     assert item.reasons == ["the copy changed"]
     assert (world.copy / "zero").exists()
 
 
-def test_a_hostile_archive_leaves_what_was_there(world: World) -> None:
+def test_a_hostile_archive_leaves_what_was_there(world: TreeWorld) -> None:
     path = archive_of(world, ".tar")
-    wish = world.wish(source=path, extract=True)
-    world.run(items=wish)
+    items = world.items(source=path, extract=True)
+    world.run(items=items)
     before = as_copy(walk(str(world.copy)))
 
     def spoil() -> None:
@@ -551,16 +516,16 @@ def test_a_hostile_archive_leaves_what_was_there(world: World) -> None:
 
     world.on_first(spoil)
     why = "the archive's member '../bad' has '..' in its name: nothing of it is unpacked"
-    assert world.complaints(world.run(items=wish)) == [f"2 {node}: {why}" for node in world.nodes]
+    assert messages(world.run(items=items)) == [f"2 {node}: {why}" for node in world.nodes]
     assert as_copy(walk(str(world.copy))) == before
     assert os.listdir(world.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
-def test_a_damaged_archive_is_told(world: World, suffix: str) -> None:
+def test_a_damaged_archive_is_told(world: TreeWorld, suffix: str) -> None:
     path = archive_of(world, suffix)
     world.on_first(lambda: os.truncate(path, 3000))
-    outcome = world.run(items=world.wish(source=path, extract=True))
+    outcome = world.run(items=world.items(source=path, extract=True))
     assert len(outcome.failures) == world.comm.size
     for failure in outcome.failures:
         assert failure.code == SourceError.code
@@ -568,18 +533,18 @@ def test_a_damaged_archive_is_told(world: World, suffix: str) -> None:
     assert not world.copy.exists()
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(world: World) -> None:
-    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True)
-    outcome = world.run(items=wish, space=Space(unpacked_size=10_000))
+def test_an_archive_that_unpacks_to_too_much_is_refused(world: TreeWorld) -> None:
+    items = world.items(source=archive_of(world, ".tar.gz"), extract=True)
+    outcome = world.run(items=items, space=Space(unpacked_size=10_000))
     assert {failure.code for failure in outcome.failures} == {2}
     assert "goes beyond the 10000 bytes that may be" in outcome.failures[0].message
-    outcome = world.run(items=wish, space=Space(unpacked_members=10))
+    outcome = world.run(items=items, space=Space(unpacked_members=10))
     assert "is one more than the 10 that may be" in outcome.failures[0].message
     assert not world.copy.exists()
 
 
-def test_a_folder_has_nothing_to_extract(world: World) -> None:
-    assert world.complaints(world.run(items=world.wish(extract=True))) == [
+def test_a_folder_has_nothing_to_extract(world: TreeWorld) -> None:
+    assert messages(world.run(items=world.items(extract=True))) == [
         f"2 node0: {world.source} is a folder; extract is for archives"
     ]
 
@@ -589,7 +554,7 @@ def test_a_folder_has_nothing_to_extract(world: World) -> None:
 SCRIPT = "#!{}/bin/python\nprint('hello')\n"
 
 
-def make_environment(world: World) -> None:
+def make_environment(world: TreeWorld) -> None:
     """Turn the source into what a virtual environment is."""
 
     def make() -> None:
@@ -611,7 +576,7 @@ def make_environment(world: World) -> None:
     world.on_first(make)
 
 
-def check_environment(world: World) -> None:
+def check_environment(world: TreeWorld) -> None:
     """The copy works where it is."""
     assert (world.copy / "bin/hello").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
@@ -627,76 +592,81 @@ VENV = {"relocate": Relocate.VENV}
 
 
 @pytest.mark.parametrize("verify", Verify)
-def test_an_environment_names_the_place_where_it_comes_to_lie(world: World, verify: Verify) -> None:
+def test_an_environment_names_the_place_where_it_comes_to_lie(
+    world: TreeWorld, verify: Verify
+) -> None:
     make_environment(world)
-    (item,) = world.run(items=world.wish(**VENV, verify=verify)).items
+    (item,) = world.run(items=world.items(**VENV, verify=verify)).items
     check_environment(world)
     assert item.received == world.nodes
     for validate in (Validate.STAT, Validate.CHECKSUM):
-        (item,) = world.run(items=world.wish(**VENV, validate=validate)).items
+        (item,) = world.run(items=world.items(**VENV, validate=validate)).items
         assert (item.received, item.reasons) == ([], [])
 
 
-def test_a_changed_environment_moves_what_changed_and_names_its_place(world: World) -> None:
+def test_a_changed_environment_moves_what_changed_and_names_its_place(world: TreeWorld) -> None:
     make_environment(world)
-    world.run(items=world.wish(**VENV))
+    world.run(items=world.items(**VENV))
     world.on_first((world.source / "bin/hello").unlink)
     text = SCRIPT.format(world.source)
     world.on_first(lambda: (world.source / "bin/hello").write_text(text))
     world.on_first(lambda: (world.source / "bin/hello").chmod(0o555))
-    (item,) = world.run(items=world.wish(**VENV)).items
+    (item,) = world.run(items=world.items(**VENV)).items
     assert item.tree == Counts(5, 1, len(text))
     check_environment(world)
 
 
-def test_a_node_that_lacks_the_environment_gets_it_from_one_that_has_it(world: World) -> None:
+def test_a_node_that_lacks_the_environment_gets_it_from_one_that_has_it(world: TreeWorld) -> None:
     if world.comm.size == 1:
         return
     make_environment(world)
-    world.run(items=world.wish(**VENV))
+    world.run(items=world.items(**VENV))
     world.on_last(lambda: shutil.rmtree(world.copy))
-    (item,) = world.run(items=world.wish(**VENV)).items
+    (item,) = world.run(items=world.items(**VENV)).items
     assert (item.received, item.senders) == ([world.nodes[-1]], ["node0"])
     check_environment(world)
     world.on_last((world.copy / "bin/hello").unlink)
-    (item,) = world.run(items=world.wish(**VENV)).items
+    (item,) = world.run(items=world.items(**VENV)).items
     assert (item.received, item.senders) == ([world.nodes[-1]], ["node0"])
     assert item.tree is not None
     assert item.tree.moved == 1
     check_environment(world)
 
 
-def test_relocation_is_part_of_what_is_current(world: World) -> None:
+def test_relocation_is_part_of_what_is_current(world: TreeWorld) -> None:
     make_environment(world)
     assert world.stage().received == world.nodes
-    (item,) = world.run(items=world.wish(**VENV)).items
+    (item,) = world.run(items=world.items(**VENV)).items
     assert (item.received, item.reasons) == (world.nodes, ["relocated differently"])
     check_environment(world)
     assert world.stage().reasons == ["relocated differently"]
 
 
-def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: World) -> None:
+def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: TreeWorld) -> None:
     make_environment(world)
-    wish = world.wish(source=archive_of(world, ".tar.gz"), extract=True, **VENV)
-    world.run(items=wish)
+    items = world.items(source=archive_of(world, ".tar.gz"), extract=True, **VENV)
+    world.run(items=items)
     assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
     for validate in (Validate.STAT, Validate.CHECKSUM):
         (item,) = world.run(
-            items=(replace(wish[0], options=replace(wish[0].options, validate=validate)),)
+            items=(replace(items[0], options=replace(items[0].options, validate=validate)),)
         ).items
         assert (item.received, item.reasons) == ([], [])
 
 
-def test_what_is_no_environment_is_not_relocated(world: World) -> None:
-    why = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
-    assert world.complaints(world.run(items=world.wish(**VENV))) == [
+def test_what_is_no_environment_is_not_relocated(world: TreeWorld) -> None:
+    why = (
+        "has no pyvenv.cfg at its top, so it is not a virtual environment; stage it without "
+        "relocate"
+    )
+    assert messages(world.run(items=world.items(**VENV))) == [
         f"2 {node}: {world.source} {why}" for node in world.nodes
     ]
     assert not world.copy.exists()
-    file = world.wish(source=f"{world.source}/large", **VENV)
-    why = f"{world.source}/large is no folder; relocate is for Python environments"
-    assert world.complaints(world.run(items=file)) == [f"2 node0: {why}"]
+    file = world.items(source=f"{world.source}/large", **VENV)
+    why = f"{world.source}/large is not a folder; relocate is for Python environments"
+    assert messages(world.run(items=file)) == [f"2 node0: {why}"]
 
 
 # A part on each node
@@ -711,9 +681,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {name: text for name, text in found.items() if not (folder / name).is_symlink()}
 
 
-def spread(world: World, **wish: object) -> ItemReport:
+def spread(world: TreeWorld, **options: object) -> ItemReport:
     """Spread the folder over the nodes, and see that each has its part of the source."""
-    (item,) = world.run(items=world.wish(mode=Mode.SHARD, **wish)).items
+    (item,) = world.run(items=world.items(mode=Mode.SHARD, **options)).items
     owners = owners_of(world)
     source = files_of(world.source)
     found = files_of(world.copy)
@@ -725,9 +695,9 @@ def spread(world: World, **wish: object) -> ItemReport:
     return item
 
 
-def spread_all(world: World, **wish: object) -> ItemReport:
+def spread_all(world: TreeWorld, **options: object) -> ItemReport:
     """Spread the folder, and see that the parts together are all of the source."""
-    item = spread(world, **wish)
+    item = spread(world, **options)
     assert owners_of(world).keys() == files_of(world.source).keys()
     assert item.tree is not None
     sizes = world.comm.allgather(part_size(world))
@@ -735,7 +705,7 @@ def spread_all(world: World, **wish: object) -> ItemReport:
     return item
 
 
-def owners_of(world: World) -> dict[str, int]:
+def owners_of(world: TreeWorld) -> dict[str, int]:
     """The node of each file; there is only one."""
     held = world.comm.allgather(sorted(set(files_of(world.copy)) - {LIST}))
     times = Counter(name for names in held for name in names)
@@ -743,13 +713,13 @@ def owners_of(world: World) -> dict[str, int]:
     return {name: node for node, names in enumerate(held) for name in names}
 
 
-def part_size(world: World) -> int:
+def part_size(world: TreeWorld) -> int:
     """The bytes of this node's files, each counted once."""
     names = set(files_of(world.copy)) - {LIST, "twin"}
     return sum((world.copy / name).stat().st_size for name in names)
 
 
-def list_of(world: World, owners: dict[str, int]) -> str:
+def list_of(world: TreeWorld, owners: dict[str, int]) -> str:
     """What the list is to say: node, bytes and path of each file, in the order of the paths."""
     listing = walk(str(world.source))
     sizes = {
@@ -780,7 +750,7 @@ def counts(item: ItemReport) -> Counts:
 
 @pytest.mark.parametrize("verify", Verify)
 def test_each_file_of_a_spread_folder_is_on_one_node_and_read_once(
-    world: World, verify: Verify
+    world: TreeWorld, verify: Verify
 ) -> None:
     item = spread_all(world, verify=verify)
     assert (item.received, item.current, item.senders) == (world.nodes, [], [])
@@ -790,7 +760,7 @@ def test_each_file_of_a_spread_folder_is_on_one_node_and_read_once(
     assert (len(item.tree.parts), sum(item.tree.parts)) == (world.comm.size, TOTAL)
 
 
-def test_every_node_has_some_of_the_files_of_a_spread_folder(world: World) -> None:
+def test_every_node_has_some_of_the_files_of_a_spread_folder(world: TreeWorld) -> None:
     spread(world)
     small = {name: node for name, node in owners_of(world).items() if name in FILES}
     large = small.pop("large")
@@ -802,7 +772,7 @@ def test_every_node_has_some_of_the_files_of_a_spread_folder(world: World) -> No
     assert not others or max(others) - min(others) <= 0.05 * sum(others) / len(others)
 
 
-def test_a_file_of_a_spread_folder_has_all_its_names_on_its_node(world: World) -> None:
+def test_a_file_of_a_spread_folder_has_all_its_names_on_its_node(world: TreeWorld) -> None:
     spread(world)
     owners = owners_of(world)
     assert owners["twin"] == owners["large"]
@@ -810,14 +780,16 @@ def test_a_file_of_a_spread_folder_has_all_its_names_on_its_node(world: World) -
         assert (world.copy / "twin").samefile(world.copy / "large")
 
 
-def test_every_node_has_all_folders_and_links_of_a_spread_folder(world: World) -> None:
+def test_every_node_has_all_folders_and_links_of_a_spread_folder(world: TreeWorld) -> None:
     spread(world)
     folders = {f"sub{number}" for number in range(7)} | {"empty"}
     assert {path.name for path in world.copy.iterdir() if path.is_dir()} == folders
     assert os.readlink(world.copy / "link") == "sub1/file1"
 
 
-def test_the_list_of_a_spread_folder_is_the_same_on_all_nodes_and_for_reading(world: World) -> None:
+def test_the_list_of_a_spread_folder_is_the_same_on_all_nodes_and_for_reading(
+    world: TreeWorld,
+) -> None:
     spread(world)
     (text,) = set(world.comm.allgather((world.copy / LIST).read_text()))
     lines = [line.split("\t") for line in text.splitlines()]
@@ -826,7 +798,7 @@ def test_the_list_of_a_spread_folder_is_the_same_on_all_nodes_and_for_reading(wo
     assert (world.copy / LIST).stat().st_mode & 0o777 == 0o444
 
 
-def test_a_spread_folder_that_is_there_is_current(world: World) -> None:
+def test_a_spread_folder_that_is_there_is_current(world: TreeWorld) -> None:
     spread_all(world)
     before = as_copy(walk(str(world.copy)))
     item = spread_all(world)
@@ -837,7 +809,7 @@ def test_a_spread_folder_that_is_there_is_current(world: World) -> None:
     assert spread_all(world, validate=Validate.SIZE).received == []
 
 
-def test_a_changed_file_of_a_spread_folder_moves_alone(world: World) -> None:
+def test_a_changed_file_of_a_spread_folder_moves_alone(world: TreeWorld) -> None:
     spread_all(world)
     before = owners_of(world)
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
@@ -848,7 +820,7 @@ def test_a_changed_file_of_a_spread_folder_moves_alone(world: World) -> None:
     assert spread_all(world).received == []
 
 
-def test_a_new_file_of_a_spread_folder_comes_and_a_deleted_one_goes(world: World) -> None:
+def test_a_new_file_of_a_spread_folder_comes_and_a_deleted_one_goes(world: TreeWorld) -> None:
     spread_all(world)
     before = owners_of(world)
 
@@ -867,7 +839,7 @@ def test_a_new_file_of_a_spread_folder_comes_and_a_deleted_one_goes(world: World
     assert after == {name: before[name] for name in after}
 
 
-def test_a_deleted_file_of_a_spread_folder_goes_and_nothing_moves(world: World) -> None:
+def test_a_deleted_file_of_a_spread_folder_goes_and_nothing_moves(world: TreeWorld) -> None:
     spread_all(world)
     before = owners_of(world)
     world.on_first((world.source / "zero").unlink)
@@ -876,7 +848,7 @@ def test_a_deleted_file_of_a_spread_folder_goes_and_nothing_moves(world: World) 
     assert {**owners_of(world), "zero": before["zero"]} == before
 
 
-def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: World) -> None:
+def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -> None:
     world.stage()
     item = spread_all(world)
     assert (item.received, item.reasons) == (world.nodes, ["staged as a whole"])
@@ -891,7 +863,7 @@ def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: World) -> No
 
 
 @pytest.mark.parametrize("what", ["written", "removed", "mode", "list", "added"])
-def test_what_a_job_changed_in_its_part_is_mended(world: World, what: str) -> None:
+def test_what_a_job_changed_in_its_part_is_mended(world: TreeWorld, what: str) -> None:
     spread_all(world)
     owners = owners_of(world)
     last = world.comm.size - 1
@@ -920,7 +892,9 @@ def test_what_a_job_changed_in_its_part_is_mended(world: World, what: str) -> No
     assert owners_of(world) == owners
 
 
-def test_validate_checksum_finds_damage_in_a_part_and_moves_that_file_alone(world: World) -> None:
+def test_validate_checksum_finds_damage_in_a_part_and_moves_that_file_alone(
+    world: TreeWorld,
+) -> None:
     spread_all(world)
     owners = owners_of(world)
     if owners["sub5/file5"] == world.comm.rank:
@@ -930,14 +904,14 @@ def test_validate_checksum_finds_damage_in_a_part_and_moves_that_file_alone(worl
     assert item.reasons == ["its bytes differ from its digest"]
 
 
-def test_validate_always_moves_all_parts(world: World) -> None:
+def test_validate_always_moves_all_parts(world: TreeWorld) -> None:
     spread_all(world)
     item = spread_all(world, validate=Validate.ALWAYS)
     assert (counts(item), item.source_bytes_read) == (ALL, TOTAL)
     assert item.reasons == ["validate=always"]
 
 
-def test_a_node_that_lost_its_part_gets_it_again_from_the_source(world: World) -> None:
+def test_a_node_that_lost_its_part_gets_it_again_from_the_source(world: TreeWorld) -> None:
     spread_all(world)
     owners, size = owners_of(world), world.comm.allgather(part_size(world))[-1]
     world.on_last(lambda: shutil.rmtree(world.copy))
@@ -946,26 +920,27 @@ def test_a_node_that_lost_its_part_gets_it_again_from_the_source(world: World) -
     assert owners_of(world) == owners
 
 
-def test_a_dry_run_of_a_spread_folder_tells_and_does_nothing(world: World) -> None:
-    (item,) = world.run(items=world.wish(mode=Mode.SHARD), dry_run=True).items
+def test_a_dry_run_of_a_spread_folder_tells_and_does_nothing(world: TreeWorld) -> None:
+    (item,) = world.run(items=world.items(mode=Mode.SHARD), dry_run=True).items
     assert (item.received, item.tree) == (world.nodes, Counts(len(FILES)))
     assert not world.copy.exists()
 
 
-def stage_on_fewer(world: World) -> ItemReport | None:
+def stage_on_fewer(world: TreeWorld) -> ItemReport | None:
     """Spread the folder over all nodes but the last."""
     few = world.comm.Split(0 if world.comm.rank < world.comm.size - 1 else MPI.UNDEFINED)
     if few == MPI.COMM_NULL:
         return None
     assert isinstance(few, MPI.Intracomm)
-    request = replace(world.request, items=world.wish(mode=Mode.SHARD), nodes=few.size)
-    outcome = run(few, request, world.here, Stopwatch(time.monotonic(), Phase.SURVEY))
+    request = replace(world.request, items=world.items(mode=Mode.SHARD), nodes=few.size)
+    context = Context(few, world.node, request)
+    outcome = run(context, Stopwatch(time.monotonic(), Phase.SURVEY))
     few.Free()
     assert outcome.failures == []
     return outcome.items[0]
 
 
-def test_fewer_nodes_read_what_the_others_had_and_leave_the_rest(world: World) -> None:
+def test_fewer_nodes_read_what_the_others_had_and_leave_the_rest(world: TreeWorld) -> None:
     if world.comm.size == 1:
         return
     spread_all(world)
@@ -983,7 +958,7 @@ def test_fewer_nodes_read_what_the_others_had_and_leave_the_rest(world: World) -
 NUMBERED = {"by": "file{n}", "exclude": ("/large", "/twin", "/zero")}
 
 
-def test_a_number_in_the_path_says_where_a_file_goes(world: World) -> None:
+def test_a_number_in_the_path_says_where_a_file_goes(world: TreeWorld) -> None:
     item = spread(world, **NUMBERED)
     names = [name for name in FILES if name.startswith("sub")]
     numbers = {name: int(name.partition("file")[2]) for name in names}
@@ -994,18 +969,18 @@ def test_a_number_in_the_path_says_where_a_file_goes(world: World) -> None:
     assert (item.reasons, item.source_bytes_read) == (["split differently"], 0)
 
 
-def test_a_file_without_a_number_is_told_before_a_byte_moves(world: World) -> None:
-    wish = world.wish(mode=Mode.SHARD, by="file{n}")
+def test_a_file_without_a_number_is_told_before_a_byte_moves(world: TreeWorld) -> None:
+    items = world.items(mode=Mode.SHARD, by="file{n}")
     why = f"{world.source}/large does not match by=file{{n}}; leave it out by exclude="
-    assert world.complaints(world.run(items=wish)) == [f"2 node0: {why}"]
+    assert messages(world.run(items=items)) == [f"2 node0: {why}"]
     assert not world.copy.exists()
 
 
-def test_a_source_with_a_file_in_the_lists_place_is_refused(world: World) -> None:
+def test_a_source_with_a_file_in_the_lists_place_is_refused(world: TreeWorld) -> None:
     world.on_first((world.source / LIST).touch)
-    why = f"{world.source}/{LIST} is where the list of all parts is to be"
-    assert world.complaints(world.run(items=world.wish(mode=Mode.SHARD))) == [
-        f"2 node0: {why}; leave it out by exclude="
+    why = f"{world.source}/{LIST} has the name of the list of all parts"
+    assert messages(world.run(items=world.items(mode=Mode.SHARD))) == [
+        f"2 node0: {why}; leave it out with exclude=/{LIST}"
     ]
     assert not world.copy.exists()
     world.comm.Barrier()
@@ -1013,19 +988,19 @@ def test_a_source_with_a_file_in_the_lists_place_is_refused(world: World) -> Non
     assert counts(item) == ALL
 
 
-def test_a_file_of_the_lists_name_further_down_is_a_file_as_others(world: World) -> None:
+def test_a_file_of_the_lists_name_further_down_is_a_file_as_others(world: TreeWorld) -> None:
     world.on_first((world.source / "empty" / LIST).touch)
     assert counts(spread_all(world)) == Counts(len(FILES) + 1, len(FILES) + 1, TOTAL)
     assert f"empty/{LIST}" in owners_of(world)
 
 
-def test_a_plain_file_is_not_spread(world: World) -> None:
-    wish = world.wish(source=f"{world.source}/large", mode=Mode.SHARD)
-    why = f"{world.source}/large is no folder; mode=shard is for the files of one"
-    assert world.complaints(world.run(items=wish)) == [f"2 node0: {why}"]
+def test_a_plain_file_is_not_spread(world: TreeWorld) -> None:
+    items = world.items(source=f"{world.source}/large", mode=Mode.SHARD)
+    why = f"{world.source}/large is not a folder; mode=shard is for folders"
+    assert messages(world.run(items=items)) == [f"2 node0: {why}"]
 
 
-def test_a_folder_without_files_is_spread(world: World) -> None:
+def test_a_folder_without_files_is_spread(world: TreeWorld) -> None:
     def empty() -> None:
         for name in files_of(world.source):
             (world.source / name).unlink()
@@ -1038,7 +1013,7 @@ def test_a_folder_without_files_is_spread(world: World) -> None:
 
 
 def test_a_spread_source_that_changes_while_it_is_read_is_read_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = StreamReader.read_into
     changed: list[None] = []
@@ -1058,8 +1033,8 @@ def test_a_spread_source_that_changes_while_it_is_read_is_read_again(
 
 
 def test_a_node_that_fails_in_the_end_leaves_all_without_new_parts(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread_all(world)
-    assert_unchanged_by_a_failure(world, monkeypatch, items=world.wish(mode=Mode.SHARD))
+    assert_unchanged_by_a_failure(world, monkeypatch, items=world.items(mode=Mode.SHARD))
     assert counts(spread_all(world)) == Counts(len(FILES), 1, 7)

@@ -17,7 +17,7 @@ from stager.request.items import Space
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stager.rank.cargo import Task
+    from stager.rank.task import Task
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def a_task(folder: Path, space: Space, source: str = "/shared/x.tar") -> Task:
     cache = SimpleNamespace(folder=str(folder), load=lambda _: SimpleNamespace(tree=tree))
     item = SimpleNamespace(source=source, destination="/nvme/x")
     facts = SimpleNamespace(allocated=8000)
-    here = SimpleNamespace(disk="")
+    node = SimpleNamespace(disk="")
     task = SimpleNamespace(
-        space=space, item=item, cache=cache, here=here, source=facts, receives=True
+        space=space, item=item, cache=cache, node=node, source=facts, receives=True
     )
     return cast("Task", task)
 
@@ -102,8 +102,8 @@ def test_the_room_is_what_the_site_and_the_user_have(
     ]
     monkeypatch.setattr(evict, "look", lambda *_: kept)
     monkeypatch.setattr(evict, "free_bytes", lambda _, space: free - space.keep_free)
-    assert archive_cargo._room(a_task(folder, Space(keep_free=1000))) == free - 1000
-    assert archive_cargo._room(a_task(folder, Space(user_limit=1000))) == 800
+    assert archive_cargo.room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
+    assert archive_cargo.room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ print(json.dumps([told.node, "localhost", told.port, *secrets]))
 sys.stdout.flush()
 ring = [Address(*one[:3], *map(bytes.fromhex, one[3:])) for one in json.loads(sys.stdin.readline())]
 guard.watch(ring, int(sys.argv[1]))
-assert len(guard._lines) == int(sys.argv[2])
+assert len(guard._connections) == int(sys.argv[2])
 print("watching", flush=True)
 sys.stdin.readline()
 guard.leave()

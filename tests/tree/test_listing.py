@@ -1,4 +1,4 @@
-"""Listings: what was written is read, whatever the names; what is damaged is none."""
+"""Listings: any names are read back as they were written; damaged text is refused."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_a_listing_is_read_as_it_was_written(listing: Listing) -> None:
 
 
 @given(LISTINGS)
-def test_a_listing_that_is_cut_is_none(listing: Listing) -> None:
+def test_a_listing_that_is_cut_is_refused(listing: Listing) -> None:
     text = listing.to_bytes()
     for length in range(0, len(text), 7):
         with pytest.raises(ValueError, match=r"^it (is no listing|ends early|has other columns)$"):
             Listing.from_bytes(text[:length])
 
 
-def test_columns_of_different_length_are_none() -> None:
+def test_columns_of_different_length_are_refused() -> None:
     text = Listing.of([ROOT]).to_bytes()
     magic = text[: text.index(b"\n") + 1]
     parts = [bytes(part) for part in unpack(memoryview(text)[len(magic) :])]
@@ -59,7 +59,7 @@ def test_columns_of_different_length_are_none() -> None:
         Listing.from_bytes(magic + pack(*parts))
 
 
-def test_folders_stand_before_what_is_in_them_in_whatever_order_they_were_found() -> None:
+def test_folders_come_before_their_contents_in_whatever_order_they_were_found() -> None:
     rows = [a_file(b"a/b", 1), a_file(b"a-b", 2), Row(b"a", Kind.FOLDER), ROOT]
     listing = Listing.of(rows)
     assert listing.paths == [b"", b"a", b"a-b", b"a/b"]
@@ -83,11 +83,11 @@ def test_folders_stand_before_what_is_in_them_in_whatever_order_they_were_found(
         Row(b"a", Kind.FILE, 0o644, 1, target=b"t"),
     ],
 )
-def test_whatever_differs_makes_another_version(other: Row) -> None:
+def test_any_difference_makes_another_version(other: Row) -> None:
     assert Listing.of([ROOT, a_file(b"a", 1)]).digest() != Listing.of([ROOT, other]).digest()
 
 
-def test_what_travels_and_what_it_takes_on_a_disk() -> None:
+def test_the_bytes_that_are_sent_and_those_on_a_disk() -> None:
     holes = (Extent(0, 4096), Extent(1 << 20, 8192))
     listing = Listing.of(
         [ROOT, a_file(b"empty", 0), a_file(b"f", 5000), a_file(b"h", 1 << 30, holes)]
@@ -98,14 +98,14 @@ def test_what_travels_and_what_it_takes_on_a_disk() -> None:
     assert listing.allocated([2]) == 2 * ALIGNMENT
 
 
-def test_a_name_of_any_bytes_can_be_told() -> None:
+def test_a_path_of_any_bytes_can_be_shown() -> None:
     assert text_of(b"a/\xff\xc3\xa9") == "a/\\udcff\N{LATIN SMALL LETTER E WITH ACUTE}"
 
 
-def test_a_time_that_no_column_holds_is_told_with_its_path() -> None:
-    with pytest.raises(OverflowError) as told:
+def test_a_time_that_fits_in_no_column_is_refused_with_its_path() -> None:
+    with pytest.raises(OverflowError) as caught:
         Listing.of([ROOT, Row(b"a/late", Kind.FILE, mtime_ns=1 << 63)])
-    assert told.value.args == (b"a/late",)
+    assert caught.value.args == (b"a/late",)
 
 
 @given(LISTINGS, st.data())
@@ -130,7 +130,7 @@ def test_all_rows_of_a_listing_are_that_listing(listing: Listing) -> None:
     assert listing.part(range(len(listing))).digest() == listing.digest()
 
 
-def test_what_is_more_in_a_part_stands_in_its_place() -> None:
+def test_a_row_that_is_added_to_a_part_is_sorted_in() -> None:
     listing = Listing.of([ROOT, a_file(b"a", 1), a_file(b"c", 2, (Extent(0, 1),)), a_file(b"d", 3)])
     part = listing.part([0, 2, 3], a_file(b"b", 4))
     assert (part.paths, list(part.sizes)) == ([b"", b"b", b"c", b"d"], [0, 4, 2, 3])

@@ -1,4 +1,4 @@
-"""Trees on a real disk: built out of sight, exchanged in one step, gone if not published."""
+"""Trees on a real disk: built out of sight, published in one step, removed if not published."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     (source / "closed/empty").mkdir(parents=True)
     (source / "closed/file").write_bytes(b"closed")
-    (source / "closed/twin").hardlink_to(source / "closed/file")
+    (source / "closed/second").hardlink_to(source / "closed/file")
     (source / "program").write_bytes(b"#!/bin/sh\n")
     (source / "nothing").touch()
     (source / "link").symlink_to("closed/file")
@@ -64,7 +64,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def build(cache: Cache, source: Path, listing: Listing) -> PartialTree:
-    """A sealed tree with the bytes of ``source``."""
+    """Return a sealed tree with the data of ``source``."""
     tree = PartialTree(cache, listing)
     tree.lay_out()
     for row in listing.rows(Kind.FILE):
@@ -80,7 +80,7 @@ def build(cache: Cache, source: Path, listing: Listing) -> PartialTree:
 
 
 def seen(folder: Path) -> list[tuple[object, ...]]:
-    """All that a user would see of a tree, but for its inodes."""
+    """Return all that a user sees of a tree, without inodes."""
     listing = walk(str(folder))
     return [
         (
@@ -96,7 +96,7 @@ def partial_names(cache: Cache) -> list[str]:
     return os.listdir(f"{cache.folder}/partial")
 
 
-def test_a_published_tree_is_what_its_source_is(cache: Cache, source: Path, disk: Path) -> None:
+def test_a_published_tree_equals_its_source(cache: Cache, source: Path, disk: Path) -> None:
     tree = build(cache, source, walk(str(source)))
     assert not (disk / "tree").exists()
     tree.publish(f"{disk}/tree")
@@ -104,8 +104,8 @@ def test_a_published_tree_is_what_its_source_is(cache: Cache, source: Path, disk
     tree.close()
     assert seen(disk / "tree") == seen(source)
     assert as_copy(tree.copy) == as_copy(walk(f"{disk}/tree", holes=False))
-    twins = [(disk / "tree/closed" / name).stat().st_ino for name in ("file", "twin")]
-    assert twins[0] == twins[1]
+    inodes = [(disk / "tree/closed" / name).stat().st_ino for name in ("file", "second")]
+    assert inodes[0] == inodes[1]
     assert (disk / "tree/sparse").stat().st_blocks * 512 < 1 << 20
     there = (disk / "tree").stat()
     assert (facts.inode, facts.owner, facts.size) == (
@@ -131,7 +131,7 @@ BEFORE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("make", BEFORE.values(), ids=BEFORE)
 @pytest.mark.parametrize("able", [True, False], ids=["in one step", "in two"])
-def test_what_was_there_is_replaced_and_gone(
+def test_whatever_was_there_is_replaced_and_removed(
     cache: Cache, source: Path, disk: Path, make: Callable[[Path], object], *, able: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -151,7 +151,7 @@ def _refuse(*_: object, **__: object) -> None:
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-def test_whoever_looks_sees_the_old_tree_or_the_new_one(
+def test_at_every_moment_there_is_the_old_tree_or_the_new_one(
     cache: Cache, tmp_path: Path, disk: Path
 ) -> None:
     sides = [tmp_path / "even", tmp_path / "odd"]
@@ -192,7 +192,9 @@ def test_whoever_looks_sees_the_old_tree_or_the_new_one(
     assert torn == []
 
 
-def test_what_is_not_published_leaves_nothing(cache: Cache, source: Path, disk: Path) -> None:
+def test_a_tree_that_is_not_published_leaves_nothing(
+    cache: Cache, source: Path, disk: Path
+) -> None:
     tree = build(cache, source, walk(str(source)))
     assert partial_names(cache) != []
     tree.close()
@@ -200,7 +202,7 @@ def test_what_is_not_published_leaves_nothing(cache: Cache, source: Path, disk: 
     assert os.listdir(disk) == [".slurm-stage"]
 
 
-def test_a_file_of_which_a_part_came_leaves_nothing(cache: Cache) -> None:
+def test_a_file_of_which_a_part_was_written_leaves_nothing(cache: Cache) -> None:
     rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"large", Kind.FILE, 0o644, 8)]
     tree = PartialTree(cache, Listing.of(rows))
     tree.lay_out()
@@ -239,7 +241,7 @@ def test_the_parts_of_a_file_may_come_from_many_threads_in_any_order(
         assert path.stat().st_mtime_ns == WHEN
 
 
-def test_a_living_tree_is_not_swept_and_a_dead_one_is(cache: Cache, source: Path) -> None:
+def test_a_tree_is_swept_only_after_its_writer_has_ended(cache: Cache, source: Path) -> None:
     tree = build(cache, source, walk(str(source)))
     cache.sweep()
     assert len(partial_names(cache)) == 1
@@ -248,7 +250,7 @@ def test_a_living_tree_is_not_swept_and_a_dead_one_is(cache: Cache, source: Path
     assert partial_names(cache) == []
 
 
-def test_neither_setuid_bits_come_along_nor_rights_of_others_to_write(
+def test_setuid_bits_and_write_permission_of_others_are_not_copied(
     cache: Cache, disk: Path
 ) -> None:
     rows = [
@@ -269,7 +271,7 @@ def test_neither_setuid_bits_come_along_nor_rights_of_others_to_write(
 
 
 @pytest.mark.parametrize("clones", [True, False], ids=["cloned", "linked"])
-def test_a_file_that_is_there_is_taken_over(
+def test_a_file_on_the_disk_is_taken_over(
     cache: Cache, disk: Path, monkeypatch: pytest.MonkeyPatch, *, clones: bool
 ) -> None:
     old = disk / "old"
@@ -294,7 +296,9 @@ def _clone(descriptor: int, request: int, source: int) -> int:
     return os.sendfile(descriptor, source, 0, 1 << 20)
 
 
-def test_a_full_disk_is_told(cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(
+    cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = PartialTree(cache, walk(str(source)))
     tree.lay_out()
 
@@ -302,8 +306,8 @@ def test_a_full_disk_is_told(cache: Cache, source: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("stager.tree.partial.write_all", full)
-    with pytest.raises(SpaceError) as told, tree.writing():
+    with pytest.raises(SpaceError) as caught, tree.writing():
         tree.write(3, memoryview(b"closed"), 0)
     tree.close()
-    assert str(told.value) == f"{tree.path}: the disk is full; make room and submit again"
+    assert str(caught.value) == f"{tree.path}: the disk is full; make room and submit again"
     assert partial_names(cache) == []

@@ -1,4 +1,4 @@
-"""Which node is to hold which file of a folder that is spread, and the list that tells of it."""
+"""Parts of a folder: which node has which file, and the list of that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.patterns import is_numbered_pattern
 from stager.tree.shard import (
     balanced,
     by_number,
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 ROOT = Row(b"", Kind.FOLDER, 0o755)
-#: Of what is no file.
-NOBODY = -1
+#: The node of a row that is no file.
+NO_NODE = -1
 
 SIZES = st.lists(st.integers(0, 20) | st.integers(0, 2**40), max_size=30)
 NODES = st.integers(1, 6)
-#: Seeds of folders with so many small files that all nodes can have the same.
+#: Seeds of folders with so many small files that all nodes can have about as many bytes.
 SEEDS = st.integers(0, 2**32)
-#: The most by which a node's bytes differ from another's then, as a share of what is usual.
+#: The most by which the bytes of two nodes differ then, as a share of the mean.
 SPREAD = 0.05
 
 
 def files(sizes: Iterable[int]) -> Listing:
-    """A folder of files with those sizes: row 1 has the first."""
+    """List a folder of files with those sizes; the first is in row 1."""
     rows = (Row(b"%06d" % number, Kind.FILE, 0o644, size) for number, size in enumerate(sizes))
     return Listing.of([ROOT, *rows])
 
@@ -49,22 +48,22 @@ def small_files(seed: int, count: int = 300) -> Listing:
     return files(dice.randrange(1000) for _ in range(count))
 
 
-def nothing_held(listing: Listing, nodes: int) -> list[bytes]:
+def none_held(listing: Listing, nodes: int) -> list[bytes]:
     return [bytes(len(listing))] * nodes
 
 
 def held_by(owners: Sequence[int], nodes: int) -> list[bytes]:
-    """What the nodes hold when each has the files that are its own."""
+    """Return the marks of nodes that each have the files of which they are the owners."""
     return [bytes(owner == node for owner in owners) for node in range(nodes)]
 
 
-def deal(listing: Listing, nodes: int) -> list[int]:
-    """The owners among nodes that hold nothing yet."""
-    return list(balanced(listing, nothing_held(listing, nodes)))
+def assign(listing: Listing, nodes: int) -> list[int]:
+    """Return the owners among nodes that have nothing yet."""
+    return list(balanced(listing, none_held(listing, nodes)))
 
 
 def loads(listing: Listing, owners: Sequence[int], nodes: int) -> list[int]:
-    """The bytes of each node."""
+    """Return the bytes of each node."""
     found = Counter[int]()
     for size, owner in zip(listing.sizes, owners, strict=True):
         found[owner] += size
@@ -76,37 +75,36 @@ def spread(of: Sequence[int]) -> float:
 
 
 def moved(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """The rows whose files have another node than before."""
+    """Return the rows whose files have another node than before."""
     return [row for row, (was, now) in enumerate(zip(before, after, strict=True)) if was != now]
-
-
-# As many bytes on each node
 
 
 @settings(max_examples=200)
 @given(SIZES, NODES, st.data())
-def test_each_file_is_on_one_node_whoever_holds_it(
+def test_each_file_is_assigned_to_one_node_whichever_nodes_have_it(
     sizes: list[int], nodes: int, data: st.DataObject
 ) -> None:
     listing = files(sizes)
     marks = st.binary(min_size=len(listing), max_size=len(listing))
     held = data.draw(st.lists(marks, min_size=nodes, max_size=nodes))
     owners = balanced(listing, held)
-    assert owners[0] == NOBODY
+    assert owners[0] == NO_NODE
     assert all(0 <= owner < nodes for owner in owners[1:])
     assert balanced(listing, held) == owners
 
 
 @settings(max_examples=50)
 @given(SEEDS, NODES)
-def test_many_small_files_are_as_many_bytes_on_each_node(seed: int, nodes: int) -> None:
+def test_of_many_small_files_each_node_has_about_as_many_bytes(seed: int, nodes: int) -> None:
     listing = small_files(seed)
-    assert spread(loads(listing, deal(listing, nodes), nodes)) <= SPREAD
+    assert spread(loads(listing, assign(listing, nodes), nodes)) <= SPREAD
 
 
 @settings(max_examples=50)
 @given(SEEDS, NODES, st.floats(0, 1))
-def test_they_are_so_whoever_held_them_before(seed: int, nodes: int, share: float) -> None:
+def test_the_bytes_are_even_whichever_nodes_had_the_files_before(
+    seed: int, nodes: int, share: float
+) -> None:
     listing = small_files(seed)
     dice = random.Random(seed)
     held = [bytes(dice.random() < share for _ in listing.paths) for _ in range(nodes)]
@@ -117,41 +115,43 @@ def test_they_are_so_whoever_held_them_before(seed: int, nodes: int, share: floa
 
 @settings(max_examples=200)
 @given(SIZES, NODES)
-def test_what_was_dealt_out_stays_when_it_is_dealt_again(sizes: list[int], nodes: int) -> None:
+def test_files_stay_where_they_are_when_they_are_assigned_again(
+    sizes: list[int], nodes: int
+) -> None:
     listing = files(sizes)
-    owners = deal(listing, nodes)
+    owners = assign(listing, nodes)
     assert list(balanced(listing, held_by(owners, nodes))) == owners
 
 
 @settings(max_examples=50)
 @given(SEEDS, st.integers(2, 6), st.data())
-def test_what_the_remaining_nodes_hold_stays_with_them(
+def test_when_a_node_leaves_the_files_of_the_others_stay(
     seed: int, nodes: int, data: st.DataObject
 ) -> None:
     listing = small_files(seed)
-    before = deal(listing, nodes)
+    before = assign(listing, nodes)
     gone = data.draw(st.sampled_from(range(nodes)))
     held = held_by(before, nodes)
     del held[gone]
     after = balanced(listing, held)
     for was, now in zip(before, after, strict=True):
-        # The nodes behind the one that is gone have other numbers now.
+        # The nodes after the one that left have other numbers now.
         assert was == gone or now == was - (was > gone)
     assert spread(loads(listing, after, nodes - 1)) <= SPREAD
 
 
-def test_four_nodes_that_become_three_leave_what_the_three_hold() -> None:
+def test_when_four_nodes_become_three_only_the_files_of_the_fourth_move() -> None:
     listing = small_files(1)
-    before = deal(listing, 4)
+    before = assign(listing, 4)
     after = balanced(listing, held_by(before, 4)[:3])
     assert moved(before, after) == [row for row, owner in enumerate(before) if owner == 3]
 
 
 @settings(max_examples=50)
 @given(SEEDS, NODES)
-def test_a_further_node_gets_its_share_and_nothing_else_moves(seed: int, nodes: int) -> None:
+def test_a_new_node_gets_its_share_and_nothing_else_moves(seed: int, nodes: int) -> None:
     listing = small_files(seed)
-    before = deal(listing, nodes)
+    before = assign(listing, nodes)
     after = balanced(listing, [*held_by(before, nodes), bytes(len(listing))])
     rows = moved(before, after)
     assert {after[row] for row in rows} == {nodes}
@@ -162,23 +162,23 @@ def test_a_further_node_gets_its_share_and_nothing_else_moves(seed: int, nodes: 
 
 @settings(max_examples=50)
 @given(SEEDS, NODES)
-def test_nodes_that_hold_all_of_it_keep_a_part_each(seed: int, nodes: int) -> None:
+def test_nodes_that_all_have_the_whole_folder_keep_a_part_each(seed: int, nodes: int) -> None:
     listing = small_files(seed)
     owners = balanced(listing, [b"\1" * len(listing)] * nodes)
     assert spread(loads(listing, owners, nodes)) <= SPREAD
 
 
-def test_a_file_that_some_hold_stays_with_one_of_them() -> None:
+def test_a_file_that_several_nodes_have_stays_with_one_of_them() -> None:
     listing = small_files(2)
-    held = nothing_held(listing, 4)
+    held = none_held(listing, 4)
     held[1] = held[3] = b"\1" * 101 + bytes(len(listing) - 101)
     owners = balanced(listing, held)
     assert set(owners[1:101]) == {1, 3}
 
 
-def test_what_one_node_holds_of_a_folder_moves_until_all_have_as_much() -> None:
+def test_files_of_a_single_node_move_until_all_have_as_much() -> None:
     listing = small_files(3)
-    owners = balanced(listing, [b"\1" * len(listing), *nothing_held(listing, 3)])
+    owners = balanced(listing, [b"\1" * len(listing), *none_held(listing, 3)])
     assert spread(loads(listing, owners, 4)) <= SPREAD
     # No more than that: three quarters.
     gone = sum(size for size, owner in zip(listing.sizes, owners, strict=True) if owner > 0)
@@ -187,23 +187,23 @@ def test_what_one_node_holds_of_a_folder_moves_until_all_have_as_much() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [0, 1, 3, 10, 100])
-def test_empty_files_are_dealt_out_by_their_number(count: int, nodes: int) -> None:
-    found = Counter(deal(files([0] * count), nodes)[1:])
+def test_empty_files_are_assigned_evenly_by_number(count: int, nodes: int) -> None:
+    found = Counter(assign(files([0] * count), nodes)[1:])
     numbers = [found[node] for node in range(nodes)]
     assert sum(numbers) == count
     assert max(numbers) - min(numbers) <= 1
 
 
-def test_empty_files_beside_others_are_dealt_out_too() -> None:
+def test_empty_files_beside_others_are_assigned_evenly_too() -> None:
     listing = files([0] * 400 + [1000] * 400)
-    owners = deal(listing, 4)
+    owners = assign(listing, 4)
     for some in (owners[1:401], owners[401:]):
         assert Counter(some) == dict.fromkeys(range(4), 100)
 
 
 def test_one_huge_file_is_alone_on_its_node_and_the_others_share_the_rest() -> None:
     listing = files([1 << 40] + [1000] * 300)
-    owners = deal(listing, 4)
+    owners = assign(listing, 4)
     huge = owners[1]
     assert huge not in owners[2:]
     rest = Counter(owners[2:])
@@ -217,16 +217,13 @@ def test_one_huge_file_stays_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_a_folder_without_files_is_nobodys(nodes: int) -> None:
+def test_a_folder_without_files_has_no_owners(nodes: int) -> None:
     listing = Listing.of([ROOT, Row(b"folder", Kind.FOLDER), Row(b"link", Kind.LINK, target=b"x")])
-    assert deal(listing, nodes) == [NOBODY] * 3
+    assert assign(listing, nodes) == [NO_NODE] * 3
 
 
 def test_files_fewer_than_nodes_are_on_as_many_nodes() -> None:
-    assert sorted(deal(files([5, 6, 7]), 6)[1:]) == [0, 1, 2]
-
-
-# By the numbers in the paths
+    assert sorted(assign(files([5, 6, 7]), 6)[1:]) == [0, 1, 2]
 
 
 def tree(*paths: str) -> Listing:
@@ -234,13 +231,13 @@ def tree(*paths: str) -> Listing:
 
 
 def numbered(pattern: str, path: str, nodes: int) -> int:
-    """The node of the file at the ``path``."""
+    """Return the node of the file at the ``path``."""
     _, owner = by_number(tree(path), "/data/set", pattern, nodes)
     return owner
 
 
 @given(st.integers(0, 10**12), st.integers(0, 5), NODES)
-def test_the_node_is_what_remains_of_the_number(number: int, zeros: int, nodes: int) -> None:
+def test_the_node_is_the_number_modulo_the_nodes(number: int, zeros: int, nodes: int) -> None:
     path = f"part-{'0' * zeros}{number}.tar"
     assert numbered("part-{n}.*", path, nodes) == number % nodes
 
@@ -265,18 +262,18 @@ def test_the_node_is_what_remains_of_the_number(number: int, zeros: int, nodes: 
         ("a.{n}", "a.5", 5),
     ],
 )
-def test_the_number_stands_where_the_pattern_has_it(pattern: str, path: str, number: int) -> None:
+def test_the_number_is_where_the_pattern_has_it(pattern: str, path: str, number: int) -> None:
     assert numbered(pattern, path, 1000) == number
 
 
-def test_files_of_one_number_are_together_and_what_is_no_file_is_nobodys() -> None:
+def test_files_of_one_number_are_together_and_other_rows_have_no_node() -> None:
     rows = [Row(b"0", Kind.FOLDER), Row(b"1", Kind.FOLDER), Row(b"1/link", Kind.LINK, target=b"x")]
     paths = [b"0/a", b"0/b", b"1/a", b"1/z"]
     listing = Listing.of([ROOT, *rows, *(Row(path, Kind.FILE) for path in paths)])
     owners = dict(zip(listing.paths, by_number(listing, "/data", "{n}/", 2), strict=True))
     assert owners == {
-        b"": NOBODY, b"0": NOBODY, b"0/a": 0, b"0/b": 0,
-        b"1": NOBODY, b"1/a": 1, b"1/link": NOBODY, b"1/z": 1,
+        b"": NO_NODE, b"0": NO_NODE, b"0/a": 0, b"0/b": 0,
+        b"1": NO_NODE, b"1/a": 1, b"1/link": NO_NODE, b"1/z": 1,
     }  # fmt: skip
 
 
@@ -294,9 +291,9 @@ def test_files_of_one_number_are_together_and_what_is_no_file_is_nobodys() -> No
     ],
 )
 def test_a_file_that_does_not_match_is_refused(pattern: str, path: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         by_number(tree(path), "/data/set", pattern, 4)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"/data/set/{path} does not match by={pattern}; leave it out by exclude="
     )
 
@@ -306,51 +303,19 @@ def test_a_folder_of_any_name_matches() -> None:
     assert by_number(Listing.of(rows), "/data", "part-{n}", 4)[2] == 2
 
 
-def test_a_file_of_any_name_that_does_not_match_can_be_told() -> None:
+def test_a_file_of_any_name_that_does_not_match_is_named() -> None:
     listing = Listing.of([ROOT, Row(b"\xff", Kind.FILE)])
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         by_number(listing, "/data", "{n}", 4)
-    assert str(told.value) == "/data/\\udcff does not match by={n}; leave it out by exclude="
+    assert str(caught.value) == "/data/\\udcff does not match by={n}; leave it out by exclude="
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("{n}", True),
-        ("part-{n}.*", True),
-        ("rank{n}/", True),
-        ("/a b/{n}/**", True),
-        ("**/{n}?[a-z]", True),
-        ("{m}{n}", True),
-        ("", False),
-        ("part", False),
-        ("{n}{n}", False),
-        ("{n}/{n}", False),
-        ("{ n }", False),
-        ("{N}", False),
-        ("!{n}", False),
-        ("#{n}", False),
-        ("{n}\\", False),
-        ("\ue000{n}", False),
-        ("[{n}]", False),
-        ("x[{n}]y", False),
-        ("**/*a*{n}", True),
-        ("*a*b*{n}", False),
-    ],
-)
-def test_a_pattern_has_one_number(text: str, is_one: bool) -> None:
-    assert is_numbered_pattern(text) == is_one
-
-
-# Parts, and the list of them
-
-
-#: A folder with a file of two names, and the node of each row.
+#: The rows of a folder with a hard link, each with its node.
 ROWS = {
-    Row(b"", Kind.FOLDER): NOBODY,
-    Row(b"a", Kind.FOLDER): NOBODY,
+    Row(b"", Kind.FOLDER): NO_NODE,
+    Row(b"a", Kind.FOLDER): NO_NODE,
     Row(b"a/first", Kind.FILE, size=5): 0,
-    Row(b"a/link", Kind.LINK, target=b"first"): NOBODY,
+    Row(b"a/link", Kind.LINK, target=b"first"): NO_NODE,
     Row(b"b", Kind.FILE, size=7): 1,
     Row(b"empty", Kind.FILE): 2,
     Row(b"z", Kind.HARD_LINK, target=b"b"): 1,
@@ -360,17 +325,18 @@ OWNERS = list(ROWS.values())
 
 
 def with_owners(listing: Listing, of: Mapping[bytes, int]) -> dict[bytes, int]:
-    """The nodes of all paths, from those of the files."""
-    owners = balanced(listing, nothing_held(listing, 1))
+    """Return the nodes of all paths, given those of the files."""
+    owners = balanced(listing, none_held(listing, 1))
     for row in listing.rows(Kind.FILE):
         owners[row] = of[listing.paths[row]]
     return dict(zip(listing.paths, with_hard_links(listing, owners), strict=True))
 
 
-def test_a_further_name_of_a_file_goes_where_the_file_goes() -> None:
+def test_a_hard_link_is_on_the_node_of_its_file() -> None:
     owners = with_owners(LISTING, {b"a/first": 0, b"b": 3, b"empty": 2})
     assert owners == {
-        b"": NOBODY, b"a": NOBODY, b"a/first": 0, b"a/link": NOBODY, b"b": 3, b"empty": 2, b"z": 3,
+        b"": NO_NODE, b"a": NO_NODE, b"a/first": 0, b"a/link": NO_NODE, b"b": 3, b"empty": 2,
+        b"z": 3,
     }  # fmt: skip
 
 
@@ -383,7 +349,7 @@ def test_a_further_name_of_a_file_goes_where_the_file_goes() -> None:
         (3, [b"", b"a", b"a/link"]),
     ],
 )
-def test_a_part_has_its_files_with_all_their_names_and_all_folders_and_links(
+def test_a_part_has_its_files_with_their_hard_links_and_all_folders_and_links(
     node: int, paths: list[bytes]
 ) -> None:
     assert [LISTING.paths[row] for row in part_of(LISTING, OWNERS, node)] == paths
@@ -396,7 +362,7 @@ def test_the_list_names_node_bytes_and_path_of_each_file() -> None:
     )
 
 
-def test_the_list_names_a_file_by_all_its_names() -> None:
+def test_the_list_has_hard_links_too() -> None:
     lines = list_text(LISTING, OWNERS, ["n1", "n2", "n3"]).splitlines()
     fields = [line.split(b"\t") for line in lines]
     assert [(node, path) for node, _, path in fields] == [
@@ -405,7 +371,7 @@ def test_the_list_names_a_file_by_all_its_names() -> None:
 
 
 def test_the_list_of_no_files_is_empty() -> None:
-    assert list_text(Listing.of([ROOT]), [NOBODY], ["n1"]) == b""
+    assert list_text(Listing.of([ROOT]), [NO_NODE], ["n1"]) == b""
 
 
 @pytest.mark.parametrize(
@@ -419,13 +385,13 @@ def test_the_list_of_no_files_is_empty() -> None:
         (b"\xff\r", b"\xff\\r"),
     ],
 )
-def test_of_a_path_what_would_end_it_is_escaped(path: bytes, text: bytes) -> None:
+def test_characters_that_would_end_a_path_are_escaped(path: bytes, text: bytes) -> None:
     listing = Listing.of([ROOT, Row(path, Kind.FILE, size=3)])
-    assert list_text(listing, [NOBODY, 0], ["n1"]) == b"n1\t3\t" + text + b"\n"
+    assert list_text(listing, [NO_NODE, 0], ["n1"]) == b"n1\t3\t" + text + b"\n"
 
 
 def unescaped(text: bytes) -> bytes:
-    """The path that a reader of the list has."""
+    """Return the path that a reader of the list gets."""
     marked = text.replace(b"\\\\", b"\0")
     return marked.replace(b"\\t", b"\t").replace(b"\\n", b"\n").replace(b"\0", b"\\")
 
@@ -436,18 +402,18 @@ NAMES = st.lists(st.sampled_from([b"\\", b"\t", b"\n", b"t", b"n", b"\xff"]), mi
 
 
 @given(st.lists(NAMES, unique=True))
-def test_whatever_the_names_a_reader_of_the_list_has_them_again(names: list[bytes]) -> None:
+def test_a_reader_of_the_list_gets_any_paths_back(names: list[bytes]) -> None:
     listing = Listing.of([ROOT, *(Row(name, Kind.FILE) for name in names)])
-    text = list_text(listing, [NOBODY, *[0] * len(names)], ["n1"])
+    text = list_text(listing, [NO_NODE, *[0] * len(names)], ["n1"])
     found = [line.split(b"\t") for line in text.split(b"\n")[:-1]]
     assert [unescaped(path) for _, _, path in found] == sorted(names)
 
 
-def test_a_split_is_named_by_its_nodes_and_its_list() -> None:
+def test_a_split_is_identified_by_its_nodes_and_its_list() -> None:
     assert split_name(b"", 4) == "4:99aa06d3014798d86001c324468d497f"
     assert len({split_name(text, nodes) for text in (b"", b"n1\t0\ta\n") for nodes in (1, 2)}) == 4
 
 
-def test_the_list_is_a_file_of_each_part_that_nobody_writes() -> None:
+def test_the_list_is_a_read_only_file_of_each_part() -> None:
     row = list_row(b"n1\t5\ta\n", 7)
     assert row == Row(b".stage-shards.tsv", Kind.FILE, 0o444, 7, 7)

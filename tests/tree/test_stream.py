@@ -1,4 +1,4 @@
-"""Streams: the data of many files as one, whatever their sizes and wherever chunks are cut."""
+"""Streams: the data of files of any sizes as one, in chunks of any size."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ def test_the_parts_of_the_chunks_are_the_needed_files_in_order(
     assert list(stream.rows) == rows
     assert list(stream.without_data) == [row for row in rows if not listing.sizes[row]]
     assert stream.size == sum(listing.sizes[row] for row in rows)
-    told = dict.fromkeys(rows, 0)
+    sent = dict.fromkeys(rows, 0)
     last = 0
     for offset, length in cuts(stream.size, chunk):
         at = 0
         for part in stream.parts(offset, length):
             assert part.row >= last
-            assert (part.start, part.offset) == (at, told[part.row])
+            assert (part.start, part.offset) == (at, sent[part.row])
             assert part.length > 0
             last = part.row
             at += part.length
-            told[part.row] += part.length
+            sent[part.row] += part.length
         assert at == length
-    assert told == {row: listing.sizes[row] for row in rows}
+    assert sent == {row: listing.sizes[row] for row in rows}
 
 
-def test_holes_are_no_part_of_it() -> None:
+def test_holes_are_not_part_of_a_stream() -> None:
     holes = {1: (Extent(0, 10), Extent(100, 10)), 2: ()}
     stream = Stream(listing_of([5, 200, 50, 7], holes), b"\1" * 5)
     assert stream.size == 5 + 20 + 7
@@ -123,8 +123,8 @@ def test_what_is_read_is_what_is_written(
     assert {row: bytes(data) for row, data in memory.files.items()} == contents
     assert set(memory.left.values()) <= {0}
     whole = digest.hexdigest(stream.size)
-    wanted = b"".join(xxhash.xxh3_128_digest(contents[row]) for row in sorted(contents))
-    assert bytes(digest.digests) == bytes(DIGEST_SIZE) + wanted
+    expected = b"".join(xxhash.xxh3_128_digest(contents[row]) for row in sorted(contents))
+    assert bytes(digest.digests) == bytes(DIGEST_SIZE) + expected
     assert whole == xxhash.xxh3_128_hexdigest(digest.digests)
 
 
@@ -149,7 +149,7 @@ def test_the_digest_of_a_file_with_holes_is_that_of_all_its_bytes(tmp_path: Path
         assert found == xxhash.xxh3_128_digest((tmp_path / name).read_bytes())
 
 
-def test_what_a_node_has_already_is_not_written() -> None:
+def test_files_that_a_node_has_already_are_not_written() -> None:
     listing = listing_of([1, 2, 3])
     memory, stream = Memory(listing), Stream(listing, b"\1" * 4)
     StreamWriter(memory, stream, b"\0\1\0\1").write(memoryview(b"abbccc"), 0)
@@ -176,16 +176,16 @@ def test_a_file_that_changed_since_it_was_listed_is_named(
     for name in names:
         (tmp_path / name).write_bytes(b"before")
     listing = walk(str(tmp_path))
-    changed = f"{tmp_path}/a changed while it was read; submit again once it rests"
+    changed = f"{tmp_path}/a changed while it was read; submit again when nothing writes to it"
     for act in (
         lambda path: os.utime(path, ns=(0, 0)),
         lambda path: path.write_bytes(b"be"),
         lambda path: path.unlink(),
     ):
         act(tmp_path / "a")
-        with pytest.raises(IntegrityError) as told:
+        with pytest.raises(IntegrityError) as caught:
             read_all(tmp_path, listing)
-        assert str(told.value) == changed
+        assert str(caught.value) == changed
 
 
 def test_a_copy_is_not_compared_with_the_listing_of_its_source(tmp_path: Path) -> None:
@@ -195,11 +195,11 @@ def test_a_copy_is_not_compared_with_the_listing_of_its_source(tmp_path: Path) -
     assert read_all(tmp_path, listing, is_source=False) == b"data"
 
 
-def test_a_link_in_a_files_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"data")
     listing = walk(str(tmp_path))
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to("b")
-    with pytest.raises(SourceError) as told:
+    with pytest.raises(SourceError) as caught:
         read_all(tmp_path, listing)
-    assert str(told.value) == f"{tmp_path}/a: Too many levels of symbolic links"
+    assert str(caught.value) == f"{tmp_path}/a: Too many levels of symbolic links"

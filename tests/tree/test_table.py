@@ -1,4 +1,4 @@
-"""Tables of trees: what need not move again is what is as it was, on both sides."""
+"""Tables of trees: a file is kept if neither the source nor the copy of it changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mirror:
         self.table = Table.of(source, walk(str(self.copy)), digests, {2: b"was", 4: b""})
 
     def kept(self) -> list[str]:
-        """The names of what need not move, as things are now."""
+        """Return the names of the files that need not be sent again now."""
         now = walk(str(self.source))
         pairs = list(self.table.kept(now, walk(str(self.copy))))
         for row, before in pairs:
@@ -51,14 +51,14 @@ def test_a_table_is_read_as_it_was_written(mirror: Mirror) -> None:
     assert Table.from_bytes(mirror.table.to_bytes()) == mirror.table
 
 
-def test_a_table_that_is_cut_is_none(mirror: Mirror) -> None:
+def test_a_table_that_is_cut_is_refused(mirror: Mirror) -> None:
     text = mirror.table.to_bytes()
     for length in range(len(text)):
         with pytest.raises(ValueError, match=r"."):
             Table.from_bytes(text[:length])
 
 
-def test_what_nobody_changed_is_kept(mirror: Mirror) -> None:
+def test_files_that_did_not_change_are_kept(mirror: Mirror) -> None:
     assert mirror.kept() == list(NAMES)
     assert mirror.table.gone(walk(str(mirror.source))) == 0
 
@@ -93,28 +93,30 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("side", ["source", "copy"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_changed_on_either_side_is_not(
+def test_a_file_that_changed_on_either_side_is_not_kept(
     mirror: Mirror, change: Callable[[Path], object], side: str
 ) -> None:
     change(getattr(mirror, side) / "b")
     assert mirror.kept() == ["a", "sub/c", "sub/d"]
 
 
-def test_what_is_new_is_not_and_what_is_gone_is_counted(mirror: Mirror) -> None:
+def test_a_new_file_is_not_kept_and_a_removed_one_is_counted(mirror: Mirror) -> None:
     (mirror.source / "sub/new").touch()
     (mirror.source / "a").unlink()
     assert mirror.kept() == ["b", "sub/c", "sub/d"]
     assert mirror.table.gone(walk(str(mirror.source))) == 1
 
 
-def test_a_tree_is_ours_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> None:
+def test_a_tree_is_recognized_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> None:
     for name in NAMES:
         assert mirror.table.is_at(str(mirror.copy))
         (mirror.copy / name).unlink()
     assert not mirror.table.is_at(str(mirror.copy))
 
 
-def test_a_tree_without_files_is_ours_as_long_as_nothing_else_is_in_it(tmp_path: Path) -> None:
+def test_a_tree_without_files_is_recognized_as_long_as_nothing_else_is_in_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sub").mkdir()
     listing = walk(str(tmp_path))
     table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE), {})
@@ -127,7 +129,7 @@ def copy_digest(mirror: Mirror) -> str:
     return as_copy(walk(str(mirror.copy))).digest()
 
 
-def test_traces_in_a_folders_time_are_no_change_of_a_copy(mirror: Mirror) -> None:
+def test_the_times_of_folders_are_no_change_of_a_copy(mirror: Mirror) -> None:
     before = copy_digest(mirror)
     (mirror.copy / "sub/new").touch()
     assert copy_digest(mirror) != before

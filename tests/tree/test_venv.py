@@ -1,21 +1,39 @@
-"""Files of Python environments: what names the old folder names the new one, and nothing else."""
+"""Relocate environments: their files and links name the new folder, and nothing else changes."""
 
 from __future__ import annotations
 
+import os
 import re
-from types import SimpleNamespace
+import subprocess
 from typing import TYPE_CHECKING, cast
 
 import pytest
 import xxhash
 
 from stager.base.errors import UsageError
-from stager.rank.tree_cargo import relocate
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.venv import LARGEST, check_place, homes, led, may_name_its_folder, relocated
+from stager.tree.venv import (
+    LARGEST,
+    Interpreter,
+    Relocation,
+    check_place,
+    find_interpreter,
+    may_name_its_folder,
+    moved_target,
+    note,
+    own_folders,
+    relocate,
+    rewritten,
+    staged_at,
+    with_home,
+    with_moved_links,
+)
+from tests.support.stagectl import STAGECTL, run
 
 if TYPE_CHECKING:
-    from stager.rank.cargo import Task
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from stager.tree.partial import PartialTree
 
 OLD, NEW = b"/shared/env", b"/nvme/env"
@@ -36,7 +54,7 @@ OLD, NEW = b"/shared/env", b"/nvme/env"
 )
 def test_a_text_names_the_new_folder(text: str) -> None:
     before, now = text.replace("{}", "/shared/env"), text.replace("{}", "/nvme/env")
-    assert relocated(before.encode(), [OLD], NEW) == now.encode()
+    assert rewritten(before.encode(), [OLD], NEW) == now.encode()
 
 
 @pytest.mark.parametrize(
@@ -51,25 +69,25 @@ def test_a_text_names_the_new_folder(text: str) -> None:
     ],
 )
 def test_nothing_else_changes(data: bytes) -> None:
-    assert relocated(data, [OLD], NEW) == data
+    assert rewritten(data, [OLD], NEW) == data
 
 
 @pytest.mark.parametrize("behind", [b"PK\3\4\0\0 /shared/env/x\n", b"# /shared/env\n" * 80_000])
-def test_what_is_no_text_behind_its_first_line_changes_in_that(behind: bytes) -> None:
+def test_of_a_binary_or_large_program_the_first_line_changes(behind: bytes) -> None:
     data = b"#!/shared/env/bin/python -E\n" + behind
     # A shorter name leaves the rest where it is.
-    assert relocated(data, [OLD], NEW) == b"#!/nvme/env/bin/python -E  \n" + behind
+    assert rewritten(data, [OLD], NEW) == b"#!/nvme/env/bin/python -E  \n" + behind
     longer = b"/nvme/a/longer/name"
-    assert relocated(data, [OLD], longer) == b"#!/nvme/a/longer/name/bin/python -E\n" + behind
+    assert rewritten(data, [OLD], longer) == b"#!/nvme/a/longer/name/bin/python -E\n" + behind
 
 
 @pytest.mark.parametrize("data", [b"\0#!/shared/env\n", b"#!/shared/env\0\n", b"#!/shared/env/\0"])
-def test_what_only_looks_like_a_program_does_not(data: bytes) -> None:
-    assert relocated(data, [OLD], NEW) == data
+def test_binary_data_that_is_no_program_does_not_change(data: bytes) -> None:
+    assert rewritten(data, [OLD], NEW) == data
 
 
-def test_a_new_name_is_taken_as_it_is() -> None:
-    assert relocated(b"/a b/bin", [b"/a b"], rb"/x\1\g<0>") == rb"/x\1\g<0>/bin"
+def test_a_new_path_is_inserted_literally() -> None:
+    assert rewritten(b"/a b/bin", [b"/a b"], rb"/x\1\g<0>") == rb"/x\1\g<0>/bin"
 
 
 @pytest.mark.parametrize(
@@ -79,16 +97,16 @@ def test_a_new_name_is_taken_as_it_is() -> None:
         b'    export VIRTUAL_ENV="/made/here"', b"export VIRTUAL_ENV=/made/here/",
     ],
 )  # fmt: skip
-def test_an_environment_that_was_moved_knows_itself_by_two_names(line: bytes) -> None:
+def test_an_environment_that_was_moved_may_name_both_folders(line: bytes) -> None:
     script = b"deactivate () {\n    unset VIRTUAL_ENV\n}\n" + line + b"\nexport VIRTUAL_ENV\n"
-    assert homes("/shared/env/", script) == (b"/shared/env", b"/made/here")
+    assert own_folders("/shared/env/", script) == (b"/shared/env", b"/made/here")
 
 
-def test_one_that_was_not_by_one() -> None:
-    assert homes("/shared/env", b"") == (b"/shared/env",)
-    assert homes("/shared/env", b'VIRTUAL_ENV="/shared/env"\n') == (b"/shared/env",)
+def test_an_environment_that_was_not_moved_names_one_folder() -> None:
+    assert own_folders("/shared/env", b"") == (b"/shared/env",)
+    assert own_folders("/shared/env", b'VIRTUAL_ENV="/shared/env"\n') == (b"/shared/env",)
     windows = b'VIRTUAL_ENV=$(cygpath "/x")\nexport VIRTUAL_ENV="/shared/env"\n'
-    assert homes("/shared/env", windows) == (b"/shared/env",)
+    assert own_folders("/shared/env", windows) == (b"/shared/env",)
 
 
 @pytest.mark.parametrize(
@@ -100,39 +118,39 @@ def test_one_that_was_not_by_one() -> None:
         b" " * 1_000_000 + b"VIRTUAL_ENV",
     ],
 )
-def test_a_hostile_script_takes_no_time(script: bytes) -> None:
-    assert homes("/shared/env", script) == (b"/shared/env",)
+def test_a_hostile_script_is_read_fast(script: bytes) -> None:
+    assert own_folders("/shared/env", script) == (b"/shared/env",)
 
 
-def test_an_environment_has_few_names() -> None:
+def test_few_folders_are_taken_from_a_script() -> None:
     script = b"".join(b"VIRTUAL_ENV=/h%d\n" % number for number in range(50_000))
-    assert homes("/shared/env", script) == (b"/shared/env", b"/h0", b"/h1", b"/h2", b"/h3")
+    assert own_folders("/shared/env", script) == (b"/shared/env", b"/h0", b"/h1", b"/h2", b"/h3")
 
 
 @pytest.mark.parametrize("place", ["/nvme/env", "/nvme/a.b_c-d+e@f%g=h,i:j~k", "/nvme/\xe9"])
-def test_places_that_mean_themselves(place: str) -> None:
+def test_a_plain_destination_is_accepted(place: str) -> None:
     check_place(place)
 
 
 @pytest.mark.parametrize(
     "place", ["/x y", "/$x", "/`x", '/"x', "/'x", "/x*", "/x\\y", "/x\ny", "/x;y", "/\udcff"]
 )
-def test_other_places_are_refused(place: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_a_destination_that_needs_quoting_is_refused(place: str) -> None:
+    with pytest.raises(UsageError) as caught:
         check_place(place)
-    assert told.value.message == (
-        f"{place} has a character in it that Python environments cannot be staged to by relocate; "
+    assert caught.value.message == (
+        f"{place} has a character that the path of a relocated Python environment cannot have; "
         "choose a DST of letters, digits and . _ - + @ % = , : ~ only"
     )
 
 
 class Files(dict[bytes, bytes]):
-    """What a tree holds, by the paths of its listing."""
+    """The files of a tree in memory, by their paths."""
 
-    def __init__(self, files: dict[bytes, bytes], twins: dict[bytes, bytes] | None = None) -> None:
+    def __init__(self, files: dict[bytes, bytes], links: dict[bytes, bytes] | None = None) -> None:
         super().__init__(files)
         rows = [Row(path, Kind.FILE, size=len(data)) for path, data in files.items()]
-        rows += [Row(path, Kind.HARD_LINK, target=first) for path, first in (twins or {}).items()]
+        rows += [Row(path, Kind.HARD_LINK, target=first) for path, first in (links or {}).items()]
         self.listing = Listing.of([Row(b"", Kind.FOLDER), *rows])
 
     def read(self, row: int, most: int) -> bytes:
@@ -142,18 +160,16 @@ class Files(dict[bytes, bytes]):
         self[self.listing.paths[row]] = data
 
     def relocate(self, destination: str = "/nvme/env") -> dict[int, tuple[bytes, bytes]]:
-        item = SimpleNamespace(source="/shared/env", destination=destination)
-        task = SimpleNamespace(item=item, source=SimpleNamespace(interpreter_at=""))
+        relocation = Relocation("/shared/env", destination)
         fresh = b"\1" * len(self.listing)
-        return relocate(
-            cast("Task", task), cast("PartialTree", self), self.listing, fresh, {}
-        )  # fmt: skip
+        tree = cast("PartialTree", self)
+        return relocate(tree, self.listing, relocation, fresh=fresh, originals={})
 
 
 PROGRAM = b"#!/shared/env/bin/python\n"
 
 
-def test_a_program_that_has_another_name_elsewhere_is_changed_once() -> None:
+def test_a_program_with_several_hard_links_is_changed_once() -> None:
     files = Files(
         {b"aa/tool": PROGRAM, b"pyvenv.cfg": b"", b"aa/other": PROGRAM},
         {b"bin/tool": b"aa/tool", b"bin/tool2": b"aa/tool"},
@@ -164,7 +180,7 @@ def test_a_program_that_has_another_name_elsewhere_is_changed_once() -> None:
     assert files == {b"aa/tool": data, b"pyvenv.cfg": b"", b"aa/other": PROGRAM}
 
 
-def test_a_script_that_has_another_name_elsewhere_tells_where_the_environment_was() -> None:
+def test_an_activate_script_that_is_a_hard_link_names_the_old_folder() -> None:
     script = b"VIRTUAL_ENV=/made/here\n"
     files = Files({b"a": script, b"pyvenv.cfg": b"/made/here\n"}, {b"bin/activate": b"a"})
     files.relocate()
@@ -179,12 +195,23 @@ def test_large_programs_are_changed_and_other_large_files_are_not() -> None:
     assert files[b"bin/tool"] == b"#!/nvme/env/bin/python  \n" + large
 
 
-def test_what_cannot_be_relocated_is_told() -> None:
-    why = "has no pyvenv.cfg at its top, and is no virtual environment to be relocated"
-    with pytest.raises(UsageError, match=re.escape(f"/shared/env {why}")):
+def test_a_folder_that_cannot_be_relocated_is_refused() -> None:
+    why = "has no pyvenv.cfg at its top, so it is not a virtual environment"
+    remedy = "stage it without relocate"
+    with pytest.raises(UsageError, match=re.escape(f"/shared/env {why}; {remedy}")):
         Files({b"env/pyvenv.cfg": b""}).relocate()
-    with pytest.raises(UsageError, match="/nvme/my env has a character in it"):
+    with pytest.raises(UsageError, match="/nvme/my env has a character that"):
         Files({b"pyvenv.cfg": b""}).relocate("/nvme/my env")
+
+
+def test_a_conda_environment_is_refused_with_the_command_for_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        Files({b"conda-meta": b""}).relocate()
+    assert str(caught.value) == (
+        "/shared/env is a conda environment, which relocate cannot change; pack it for its "
+        "destination with conda-pack -p /shared/env --dest-prefix /nvme/env -o FILE.tar.gz, and "
+        "stage FILE.tar.gz with extract and without relocate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,4 +244,134 @@ def test_which_files_may_name_their_folder(path: bytes, *, may: bool) -> None:
 def test_a_link_into_the_environment_leads_to_where_it_is_now(
     target: bytes, expected: bytes
 ) -> None:
-    assert led(target, "/shared/env/", "/nvme/env") == expected
+    assert moved_target(target, "/shared/env/", "/nvme/env") == expected
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A separate filesystem, as shared storage is."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def make(folder: Path, interpreter: Path | str) -> str:
+    """Make an environment with links as `python3 -m venv` makes them."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").symlink_to("python3")
+    (folder / "bin/python3").symlink_to(interpreter)
+    return str(folder)
+
+
+@pytest.mark.root
+def test_an_interpreter_beside_the_source_is_on_shared_storage(shared: Path) -> None:
+    interpreter = shared / "home/python-3.12.1/bin/python3.12"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.touch()
+    (shared / "home/python-3.12").symlink_to("python-3.12.1")
+    environment = make(shared / "env", shared / "home/python-3.12/bin/python3.12")
+    (shared / "env/bin/python3-dbg").symlink_to("../../home/python-3.12/bin/python3.12")
+    (shared / "env/bin/python2").symlink_to("/usr/bin/env")
+    links = frozenset({b"bin/python3", b"bin/python3-dbg"})
+    found = Interpreter(str(interpreter), links, is_shared=True)
+    assert find_interpreter(environment, environment) == found
+    (shared / "env/bin/python").unlink()
+    assert find_interpreter(environment, environment) == found
+
+
+@pytest.mark.root
+def test_an_interpreter_of_the_system_is_not_shared(shared: Path) -> None:
+    environment = make(shared / "env", "/usr/bin/env")
+    found = Interpreter("/usr/bin/env", frozenset({b"bin/python3"}), is_shared=False)
+    assert find_interpreter(environment, environment) == found
+
+
+@pytest.mark.root
+def test_an_interpreter_in_the_environment_is_none(shared: Path) -> None:
+    environment = make(shared / "env", "python3.12")
+    (shared / "env/bin/python3.12").touch()
+    assert find_interpreter(environment, environment) is None
+
+
+def test_an_interpreter_that_does_not_exist_is_none(tmp_path: Path) -> None:
+    environment = make(tmp_path / "env", "/nowhere/python3")
+    assert find_interpreter(environment, environment) is None
+    assert find_interpreter(str(tmp_path), str(tmp_path)) is None
+
+
+def test_an_interpreter_is_staged_with_its_installation(tmp_path: Path) -> None:
+    (tmp_path / "python-3.12.1/bin").mkdir(parents=True)
+    (tmp_path / "python-3.12").symlink_to("python-3.12.1")
+    interpreter = f"{tmp_path}/python-3.12.1/bin/python3.12"
+    for source in ("python-3.12", "python-3.12.1"):
+        places = [("/shared/data", "/nvme/data"), (f"{tmp_path}/{source}", "/nvme/python")]
+        assert staged_at(interpreter, places) == "/nvme/python/bin/python3.12"
+    assert staged_at(interpreter, [(f"{tmp_path}/python", "/nvme/python")]) == ""
+    assert staged_at("", [("/", "/nvme/all")]) == ""
+
+
+def test_the_links_to_the_interpreter_and_no_others_lead_to_it() -> None:
+    paths = [b"bin/python", b"bin/python3", b"bin/tool", b"lib64"]
+    targets = {1: b"python3", 2: b"../../inst/bin/python3.12", 3: b"/home/a/tool", 4: b"lib"}
+    rows = zip(paths, targets.values(), strict=True)
+    links_in = (Row(path, Kind.LINK, target=target) for path, target in rows)
+    listing = Listing.of([Row(b"", Kind.FOLDER), *links_in])
+    links = frozenset({b"bin/python3"})
+    path = "/home/a/inst/bin/python3.12"
+    for at, now in (
+        ("/nvme/inst/bin/python3.12", b"/nvme/inst/bin/python3.12"),
+        ("", path.encode()),
+    ):
+        found = Interpreter(path, links, is_shared=True, at=at)
+        moved = with_moved_links(listing, Relocation("/shared/env", "/nvme/env"), found)
+        assert moved.targets == {**targets, 2: now}
+
+
+def test_pyvenv_cfg_names_the_folder_of_the_interpreter() -> None:
+    config = b"home = /home/a/bin\nversion = 3.12.1\nhomes = /x\n"
+    expected = b"home = /nvme/p\\1/bin\nversion = 3.12.1\nhomes = /x\n"
+    assert with_home(config, os.fsdecode(rb"/nvme/p\1/bin/python3")) == expected
+
+
+def test_the_user_is_told_what_to_add() -> None:
+    path = "/home/a/python-3.12/bin/python3.12"
+    text = f"its interpreter {path} is read from shared storage"
+    assert note(path, may_be_staged=False) == text
+    assert note(path, may_be_staged=True) == f"{text}; add --stage=/home/a/python-3.12:DST"
+
+
+@pytest.mark.root
+def test_an_environment_uses_the_interpreter_that_is_staged_with_it(
+    shared: Path, tmp_path: Path
+) -> None:
+    python = shared / "python/bin/python3.12"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    make(shared / "env", python)
+    (shared / "env/pyvenv.cfg").write_text(f"home = {python.parent}\n")
+    rules = tmp_path / "stage.toml"
+    rules.write_text('roots = ["/nvme"]\n[launch.environment]\nOMPI_MCA_btl = "self,sm"\n')
+    environment, installation = f"{shared}/env:/nvme/env,relocate=venv", f"{shared}/python:/nvme/py"
+    copy = tmp_path / "disks/node2/nvme/env"
+
+    def stage(*directives: str) -> str:
+        line = [*STAGECTL, "stage", "--local", "2", "--config", str(rules)]
+        ran = run([*line, "--local-root", str(tmp_path / "disks"), *directives])
+        assert ran.code == 0, ran
+        return ran.out
+
+    noted = f"stage: /nvme/env: its interpreter {python} is read from shared storage"
+    assert f"{noted}; add --stage={shared}/python:DST\n" in stage(environment)
+    assert os.readlink(copy / "bin/python3") == str(python)
+    for _ in range(2):
+        assert "its interpreter" not in stage(environment, installation)
+        assert os.readlink(copy / "bin/python3") == "/nvme/py/bin/python3.12"
+        assert os.readlink(copy / "bin/python") == "python3"
+        assert (copy / "pyvenv.cfg").read_text() == "home = /nvme/py/bin\n"
+    assert "nothing moved" in stage(environment, installation)
+    # Without the installation in the same job, its copy may be removed: do not depend on it.
+    assert noted in stage(environment)
+    assert os.readlink(copy / "bin/python3") == str(python)
+    assert (copy / "pyvenv.cfg").read_text() == f"home = {python.parent}\n"

@@ -1,4 +1,4 @@
-"""Walks of real folders: everything is found once, as it is."""
+"""List real folders: everything is found once, as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.disk.files import remove_tree
 from stager.tree import walk as module
-from stager.tree.listing import Kind, Listing
+from stager.tree.listing import Kind, Listing, Row
 from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "a/b/c").mkdir(parents=True)
     (folder / "empty").mkdir()
     (folder / "a/file").write_bytes(b"hello")
-    (folder / "a/b/twin").hardlink_to(folder / "a/file")
+    (folder / "a/b/second").hardlink_to(folder / "a/file")
     (folder / "zero").touch()
     (folder / "link").symlink_to("a/nowhere")
     for name in WEIRD:
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_entry_is_found_as_it_is(folder: Path) -> None:
     listing = walk(str(folder))
-    names = [b"a", b"a/b", b"a/b/c", b"a/b/twin", b"a/file", b"empty", b"link", b"zero"]
+    names = [b"a", b"a/b", b"a/b/c", b"a/b/second", b"a/file", b"empty", b"link", b"zero"]
     assert listing.paths == sorted([b"", *names, *WEIRD])
     kinds = dict(zip(listing.paths, listing.kinds, strict=True))
     assert {path for path, kind in kinds.items() if kind == Kind.FOLDER} == {
@@ -64,15 +64,15 @@ def test_every_entry_is_found_as_it_is(folder: Path) -> None:
     assert (kinds[b"link"], listing.targets[number]) == (Kind.LINK, b"a/nowhere")
 
 
-def test_of_a_file_with_two_names_the_second_is_a_twin(folder: Path) -> None:
+def test_the_second_path_of_a_file_is_a_hard_link(folder: Path) -> None:
     listing = walk(str(folder))
-    first, second = row(listing, b"a/b/twin"), row(listing, b"a/file")
+    first, second = row(listing, b"a/b/second"), row(listing, b"a/file")
     assert (listing.kinds[first], listing.kinds[second]) == (Kind.FILE, Kind.HARD_LINK)
-    assert listing.targets[second] == b"a/b/twin"
+    assert listing.targets[second] == b"a/b/second"
     assert listing.files == 2 + len(WEIRD)
 
 
-def test_a_file_whose_other_name_lies_elsewhere_is_a_file(tmp_path: Path) -> None:
+def test_a_file_with_a_hard_link_outside_the_folder_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"x")
     (tmp_path / "in").mkdir()
     (tmp_path / "in/file").hardlink_to(tmp_path / "elsewhere")
@@ -87,7 +87,7 @@ def test_many_threads_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert walk(str(folder)) == alone
 
 
-def test_the_data_of_a_file_with_holes_is_found_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_data_of_a_file_with_holes_is_found_on_demand(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.seek(1 << 20)
         file.write(b"x")
@@ -97,7 +97,7 @@ def test_the_data_of_a_file_with_holes_is_found_where_it_is_asked_for(tmp_path: 
     assert walk(str(tmp_path), holes=False).extents == {}
 
 
-def test_a_folder_that_is_deeper_than_a_stack_is_walked_and_removed(tmp_path: Path) -> None:
+def test_a_folder_deeper_than_the_stack_is_listed_and_removed(tmp_path: Path) -> None:
     folder = f"{tmp_path}/deep"
     for _ in range(1200):
         os.mkdir(folder)
@@ -107,64 +107,67 @@ def test_a_folder_that_is_deeper_than_a_stack_is_walked_and_removed(tmp_path: Pa
     assert not (tmp_path / "deep").exists()
 
 
-def test_what_cannot_be_staged_is_named(folder: Path) -> None:
+def test_an_entry_that_cannot_be_staged_is_named(folder: Path) -> None:
     os.mkfifo(folder / "a/pipe")
-    with pytest.raises(SourceError) as told:
+    with pytest.raises(SourceError) as caught:
         walk(str(folder))
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"{folder}/a/pipe is a named pipe, which cannot be staged; leave it out"
     )
     (folder / "a/pipe").unlink()
     with socket.socket(socket.AF_UNIX) as unix:
         os.chdir(folder)
         unix.bind("socket")
-    with pytest.raises(SourceError) as told:
+    with pytest.raises(SourceError) as caught:
         walk(str(folder))
-    assert str(told.value) == (f"{folder}/socket is a socket, which cannot be staged; leave it out")
+    assert str(caught.value) == (
+        f"{folder}/socket is a socket, which cannot be staged; leave it out"
+    )
 
 
-def test_what_goes_away_meanwhile_is_told(folder: Path) -> None:
+def test_an_entry_that_is_removed_meanwhile_is_named(folder: Path) -> None:
     walker = module._Walker(os.fsencode(folder), folder.stat(), holes=True, patterns=None)
-    with pytest.raises(IntegrityError) as told:
+    with pytest.raises(IntegrityError) as caught:
         walker._look(b"a/gone")
-    assert str(told.value) == (
-        f"{folder}/a/gone went away while the folder was read; submit again once it rests"
+    assert str(caught.value) == (
+        f"{folder}/a/gone was removed while its folder was listed; submit again when nothing "
+        "changes the folder"
     )
 
 
 @pytest.mark.parametrize(
     ("include", "exclude", "found"),
     [
-        ((), ("*.pyc",), "a a/b a/b/x.py a/x.py c c/d c/d/twin empty link top"),
-        ((), ("a/",), "c c/d c/d/twin c/d/x.pyc empty link top"),
+        ((), ("*.pyc",), "a a/b a/b/x.py a/x.py c c/d c/d/second empty link top"),
+        ((), ("a/",), "c c/d c/d/second c/d/x.pyc empty link top"),
         (
             (),
             ("/x.py", "/top", "/empty/"),
-            "a a/b a/b/x.py a/b/x.pyc a/x.py c c/d c/d/twin c/d/x.pyc link",
+            "a a/b a/b/x.py a/b/x.pyc a/x.py c c/d c/d/second c/d/x.pyc link",
         ),
         (("*.py",), (), "a a/b a/b/x.py a/x.py"),
         (("*.py",), ("b",), "a a/x.py"),
-        (("/c/",), ("*.pyc",), "c c/d c/d/twin"),
-        (("twin", "empty/"), (), "c c/d c/d/twin empty"),
+        (("/c/",), ("*.pyc",), "c c/d c/d/second"),
+        (("second", "empty/"), (), "c c/d c/d/second empty"),
         (("link",), (), "link"),
         (("nothing",), (), ""),
-        (("**/d/*",), (), "c c/d c/d/twin c/d/x.pyc"),
+        (("**/d/*",), (), "c c/d c/d/second c/d/x.pyc"),
     ],
 )
-def test_patterns_say_what_is_listed(
+def test_patterns_select_what_is_listed(
     tmp_path: Path, include: tuple[str, ...], exclude: tuple[str, ...], found: str
 ) -> None:
     for name in ("a/b", "c/d", "empty"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("a/x.py", "a/b/x.py", "a/b/x.pyc", "c/d/x.pyc", "top"):
         (tmp_path / name).touch()
-    (tmp_path / "c/d/twin").hardlink_to(tmp_path / "a/x.py")
+    (tmp_path / "c/d/second").hardlink_to(tmp_path / "a/x.py")
     (tmp_path / "link").symlink_to("top")
     listing = walk(str(tmp_path), patterns=Patterns(include, exclude))
     assert listing.paths == [os.fsencode(path) for path in ["", *found.split()]]
 
 
-def test_of_a_file_whose_first_name_is_left_out_the_second_is_a_file(tmp_path: Path) -> None:
+def test_if_the_first_path_of_a_file_is_left_out_the_second_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     (tmp_path / "c").hardlink_to(tmp_path / "a")
@@ -172,8 +175,20 @@ def test_of_a_file_whose_first_name_is_left_out_the_second_is_a_file(tmp_path: P
     assert bytes(listing.kinds) == bytes([Kind.FOLDER, Kind.FILE, Kind.HARD_LINK])
 
 
-def test_what_is_left_out_is_not_looked_into(tmp_path: Path) -> None:
+def test_a_folder_that_is_left_out_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     os.mkfifo(tmp_path / "out/pipe")
     os.mkfifo(tmp_path / "pipe")
     assert walk(str(tmp_path), patterns=Patterns((), ("out/", "pipe"))).paths == [b""]
+
+
+def test_a_time_that_no_listing_can_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = module._Found([Row(b"late", Kind.FILE, mtime_ns=1 << 63)], [], [])
+    monkeypatch.setattr(module._Walker, "_look", lambda *_: found)
+    with pytest.raises(SourceError) as caught:
+        walk(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}/late has a time before 1678 or after 2262; correct it with touch"
+    )

@@ -1,0 +1,86 @@
+"""Verify, record and publish a partial tree: the last steps of folders and of archives."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from stager.disk.record import TreeFacts
+from stager.rank.cargo import Published
+from stager.tree.table import Table, as_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from stager.base.outcome import Counts
+    from stager.disk.record import Record
+    from stager.rank.task import Task
+    from stager.tree.listing import Listing
+    from stager.tree.partial import PartialTree
+
+
+def verify_tree(
+    task: Task, tree: PartialTree, listing: Listing, expected: Iterable[tuple[int, bytes]]
+) -> None:
+    """Compare files on the disk with the ``expected`` digests, given by row of the ``listing``.
+
+    Raise IntegrityError for the first file that differs.
+    """
+    for row, digest in expected:
+        if tree.read_back(row) != digest:
+            raise task.readback_error(f"/{os.fsdecode(listing.paths[row])}")
+
+
+def announce_tree(
+    task: Task,
+    tree: PartialTree,
+    source: Listing,
+    digests: bytes,
+    *,
+    originals: Mapping[int, bytes],
+    split: str = "",
+) -> Record:
+    """Save the record of a sealed tree before it is published, and return it.
+
+    The record names two inodes: that of the new tree and, as ``before``, that of what it replaces.
+    Whichever of them is at the destination if this process dies is then known to be staged.
+    ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split that the
+    tree is a part of.
+    """
+    copy = tree.copy
+    table = Table.of(source, copy, digests, dict(originals)).to_bytes()
+    replaced = _lstat(task.path)
+    facts = TreeFacts(
+        files=copy.files - bool(split),  # the list of all parts is not a file of the source
+        allocated=copy.allocated(),
+        source_digest=task.source.listing or source.digest(),
+        copy_digest=as_copy(copy).digest(),
+        table_digest=task.cache.save_table(task.item.destination, table),
+        before=replaced.st_ino if replaced else 0,
+        relocate=task.item.options.relocate,
+        interpreter=task.source.interpreter_at,
+        split=split,
+        files_in_all=task.source.files if split else 0,
+        by=task.item.options.by,
+    )
+    record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
+    task.cache.save(record)
+    return record
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return os.lstat(path)
+    return None
+
+
+def publish_tree(task: Task, tree: PartialTree, record: Record, counts: Counts) -> Published:
+    """Move a tree to its destination after it was announced by ``record``."""
+    assert record.tree is not None
+    tree.publish(task.path)
+    task.cache.save(replace(record, tree=replace(record.tree, before=0)))
+    return Published(record.digest, counts)

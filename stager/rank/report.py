@@ -1,0 +1,110 @@
+"""Report to the launching process: events while the ranks work, and what became of each item.
+
+An event is one line of JSON on stdout: ``started``, ``waiting``, ``progress`` or ``rate``, at last
+``result``; or ``crashed``, for a rank that failed unexpectedly. `launch.run` reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stager.base.outcome import Counts, ItemReport, event
+from stager.copies.survey import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stager.copies.survey import Survey
+    from stager.rank.task import Task
+    from stager.source.posix import Source
+
+#: Seconds between two progress events of an item.
+_PROGRESS_PERIOD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What all ranks together did for one item.
+
+    ``readers`` are the ranks that read what was sent, ``source_bytes_read`` the bytes that all of
+    them read from the source, ``peak_memory`` the most bytes of memory that one rank used. ``tree``
+    counts the files of a folder; ``note`` is for the user.
+    """
+
+    digest: str
+    readers: tuple[int, ...] = ()
+    source_bytes_read: int = 0
+    peak_memory: int = 0
+    tree: Counts | None = None
+    note: str = ""
+
+
+def tell(kind: str, **fields: object) -> None:
+    """Print one event, in one write: the launcher merges the output of all ranks by lines."""
+    sys.stdout.write(event(kind, **fields) + "\n")
+    sys.stdout.flush()
+
+
+class Progress:
+    """Reports how many bytes of an item were sent, at most once in `_PROGRESS_PERIOD`."""
+
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
+        self._begun = self._last = time.monotonic()
+
+    def tell(self, sent: int, size: int) -> None:
+        """Print a progress event, unless the last one is too recent."""
+        now = time.monotonic()
+        if now - self._last < _PROGRESS_PERIOD:
+            return
+        self._last = now
+        seconds = now - self._begun
+        tell("progress", destination=self._destination, sent=sent, size=size, seconds=seconds)
+
+
+def item_report(
+    task: Task, surveys: Sequence[Survey], delivered: Delivered, seconds: float
+) -> ItemReport:
+    """Return the report of one item. ``surveys`` are in rank order and name the nodes."""
+    item, plan = task.item, task.plan
+    names = [survey.node for survey in surveys]
+    return ItemReport(
+        source=item.source,
+        destination=item.destination,
+        size=plan.size,
+        received=[names[rank] for rank in plan.receivers],
+        current=[names[rank] for rank in plan.current],
+        senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
+        reasons=_reasons([surveys[rank] for rank in plan.receivers]),
+        digest=delivered.digest,
+        source_bytes_read=delivered.source_bytes_read,
+        peak_memory=delivered.peak_memory,
+        seconds=seconds,
+        tree=delivered.tree or _counts(task, surveys),
+        shard_list=item.shard_list,
+        note=delivered.note or _note(task.source),
+    )
+
+
+def _reasons(receivers: Sequence[Survey]) -> list[str]:
+    reasons: list[str] = sorted({survey.reason for survey in receivers if survey.reason})
+    # Every node may have a current part, but of different splits.
+    return reasons or [Reason.OTHER_NODES] if receivers else []
+
+
+def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
+    """Count the files of a folder of which nothing was sent."""
+    if task.source.is_tree:
+        return Counts(task.source.files)
+    return Counts(max(survey.files for survey in surveys)) if task.item.options.extract else None
+
+
+def _note(source: Source) -> str:
+    if not source.interpreter or source.interpreter_at or not source.interpreter.is_shared:
+        return ""
+    from stager.tree.venv import note  # only for Python environments
+
+    return note(source.interpreter.path, may_be_staged=True)

@@ -1,0 +1,83 @@
+"""Find the files of a new tree that this node's old copy already has."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stager.base.errors import StageError
+from stager.base.options import Validate
+from stager.disk.files import digest_of
+from stager.tree.table import Table
+from stager.tree.walk import walk
+
+if TYPE_CHECKING:
+    from stager.disk.record import TreeFacts
+    from stager.rank.task import Task
+    from stager.tree.listing import Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The files of a new tree that this node has: by row of its listing, as ``rows[row]``.
+
+    That is the file's row in the ``table`` of the old copy, or -1. ``deleted`` counts the files of
+    the old copy that the new tree lacks. ``is_part``: the old copy is a part of a spread folder.
+    """
+
+    rows: array[int]
+    table: Table | None = None
+    deleted: int = 0
+    is_part: bool = False
+
+    def has(self, row: int) -> bool:
+        """Whether this node has the file of a row."""
+        return self.rows[row] >= 0
+
+    def marks(self) -> bytes:
+        """Return a byte for each row, 1 if this node has its file; compressed by zlib."""
+        return zlib.compress(bytes(before >= 0 for before in self.rows), 1)
+
+
+def find_reusable(task: Task, listing: Listing) -> Reuse:
+    """Compare the listing of the source with this node's copy.
+
+    Files are compared by their stat; with validate=checksum, those of the copy are also read.
+    """
+    nothing = Reuse(array("q", [-1]) * len(listing))
+    if not task.receives:
+        return nothing
+    record = task.cache.load(task.item.destination)
+    table = Table.load(task.cache, record)
+    validate = task.item.options.validate
+    if record is None or record.tree is None or table is None or validate is Validate.ALWAYS:
+        return nothing
+    if not _is_relocated_alike(task, record.tree):
+        return nothing
+    try:
+        copy = walk(task.path, holes=False)
+    except (OSError, StageError):
+        return nothing
+    rows = nothing.rows
+    for row, before in table.kept(listing, copy):
+        checked = validate is Validate.CHECKSUM
+        if not checked or _has_digest(task, listing, row, table.digest(before)):
+            rows[row] = before
+    is_part = bool(record.tree.split)
+    # The list of all parts is a file of the old copy only; it is not deleted from the source.
+    return Reuse(rows, table, table.gone(listing) - is_part, is_part)
+
+
+def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:
+    now = task.item.options.relocate, task.source.interpreter_at
+    return (tree.relocate, tree.interpreter) == now
+
+
+def _has_digest(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
+    with suppress(OSError):
+        return bytes.fromhex(digest_of(f"{task.path}/{os.fsdecode(listing.paths[row])}")) == digest
+    return False

@@ -1,0 +1,83 @@
+"""Make room for the new copies on all nodes, or remove nothing on any."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import StageError
+from stager.base.outcome import Evicted
+from stager.copies import evict
+from stager.disk.cache import look_for_cache
+from stager.rank.agree import together
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from stager.disk.cache import Cache
+    from stager.disk.locks import Locks
+    from stager.rank.agree import Context, Node
+    from stager.rank.cargo import Cargo
+
+
+def make_room(
+    context: Context,
+    cargos: Sequence[Cargo],
+    wanted: Sequence[str],
+    locks: Mapping[Cache, Locks],
+) -> list[Evicted]:
+    """Evict copies until all ``cargos`` fit on their nodes. Return those of all nodes. Collective.
+
+    No ``wanted`` destination is evicted. A dry run evicts nothing and returns what would be. Raise
+    RefusedError if a node has too little room even so; then nothing was evicted.
+    """
+    needs = _needs_here(context, cargos)
+    plans: list[evict.RoomPlan] = []
+
+    def plan() -> list[Evicted]:
+        request, node = context.request, context.node
+        others = [cache for root in request.space.roots for cache in _look_for(root, node)]
+        plans.extend(evict.rooms(needs, wanted, request.space, node.disk, others))
+        return [
+            Evicted(node.name, one.record.destination, one.size)
+            for room in plans
+            for one in room.plan()
+        ]
+
+    def make() -> list[Evicted]:
+        return [one for room in plans for one in room.make(locks, context.node.name)]
+
+    evicted = together(context, plan)
+    if any(evicted) and not context.request.dry_run:
+        evicted = together(context, make)
+    return [one for of_node in evicted for one in of_node]
+
+
+def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
+    """Return what each cargo that this rank receives takes on its disk. Collective."""
+
+    def look() -> list[int]:
+        # A file takes the same everywhere, so rank 0 alone asks shared storage for its size. Of a
+        # tree each node may lack other files.
+        is_asked = (cargo.task.is_tree or context.comm.rank == 0 for cargo in cargos)
+        return [cargo.need() if asked else 0 for cargo, asked in zip(cargos, is_asked, strict=True)]
+
+    answers = together(context, look)
+    mine, first = answers[context.comm.rank], answers[0]
+    return [
+        evict.Need(
+            cargo.task.item.root,
+            cargo.task.cache,
+            cargo.task.item.destination,
+            mine[index] if cargo.task.is_tree else first[index],
+            cargo.need_in_all(),
+        )
+        for index, cargo in enumerate(cargos)
+        if cargo.task.receives
+    ]
+
+
+def _look_for(root: str, node: Node) -> Iterator[Cache]:
+    """Yield the user's cache beneath ``root``, if there is one."""
+    with suppress(StageError):
+        yield look_for_cache(node.path(root), node.uid)

@@ -1,0 +1,77 @@
+"""Look at the items' sources from rank 0, and check their options against what they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.options import Mode, Relocate
+from stager.source.posix import Source, for_all, look_at_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stager.rank.agree import Context
+    from stager.request.items import StageItem
+    from stager.source.posix import Listings
+
+
+def look_at_sources(
+    context: Context, items: Sequence[StageItem], listings: Listings
+) -> tuple[Source, ...]:
+    """Return what rank 0 sees of the sources; return nothing on other ranks.
+
+    Only rank 0 asks shared storage: hundreds of nodes that do so at once are slow. The listings of
+    folders are added to ``listings``. Raise SourceError if a source is missing or cannot be read,
+    UsageError or PolicyRefusal if an item's options do not fit its source.
+    """
+    if context.comm.rank:
+        return ()
+    copied = [(item.source, item.destination) for item in items if item.options.is_whole_copy]
+    sources: list[Source] = []
+    for item in items:
+        # Root may stage for all users only what they could read themselves.
+        source = look_at_source(
+            item.source,
+            item.options.include,
+            item.options.exclude,
+            listings,
+            to_be_read=item.shared,
+        )
+        check_options(item, source)
+        if item.options.relocate is Relocate.VENV:
+            source = _environment(item, source, copied)
+        for_all_users = item.shared and context.node.uid == 0
+        sources.append(for_all(item.source, source) if for_all_users else source)
+    return tuple(sources)
+
+
+def check_options(item: StageItem, source: Source) -> None:
+    """Raise UsageError or PolicyRefusal if the item's options do not fit its source. Pure."""
+    options = item.options
+    becomes_tree = source.is_tree or options.extract
+    if options.relocate is not Relocate.NONE and not becomes_tree:
+        raise UsageError(f"{item.source} is not a folder; relocate is for Python environments")
+    if options.mode is Mode.SHARD and not source.is_tree:
+        raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
+    if source.is_tree and options.extract:
+        raise UsageError(f"{item.source} is a folder; extract is for archives")
+    if becomes_tree and item.shared:
+        raise PolicyRefusal(
+            f"{item.destination} would be a folder, but {item.root} takes only single files for "
+            "all users; stage an archive there without extract, or the folder beneath another root"
+        )
+
+
+def _environment(item: StageItem, source: Source, copied: Sequence[tuple[str, str]]) -> Source:
+    """Add an environment's interpreter, and its path on the nodes if the job stages it as well."""
+    from stager.tree.venv import check_place, find_interpreter, staged_at  # rarely needed
+
+    check_place(item.destination)
+    if not source.is_tree:  # an archive, whose interpreter is known when it is unpacked
+        return source
+    found = find_interpreter(item.source, item.source)
+    if found:
+        found = replace(found, at=staged_at(found.path, copied))
+    return replace(source, interpreter=found)

@@ -1,0 +1,348 @@
+"""Stage all items of a request: look, lock, survey, plan, make room, deliver, report.
+
+Every function that calls MPI, directly or not, is marked "Collective.": all ranks call it together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stager.base.options import Mode, Validate
+from stager.base.phases import Phase
+from stager.copies.survey import Survey, survey, survey_shared
+from stager.disk.cache import Cache, open_cache, plan_cache
+from stager.disk.jobs import note_uses
+from stager.rank.agree import RefusedError, StaleError, locked, together
+from stager.rank.plan import plan_item, settings_for
+from stager.rank.report import Delivered, Progress, item_report, tell
+from stager.rank.sources import look_at_sources
+from stager.rank.task import Task
+from stager.source.posix import Listings, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stager.base.outcome import Evicted, ItemReport
+    from stager.base.phases import Stopwatch
+    from stager.rank.agree import Busy, Context, Held
+    from stager.rank.cargo import Cargo
+    from stager.rank.reuse import Reuse
+    from stager.rank.shard_cargo import Split
+    from stager.request.items import StageItem
+    from stager.tree.listing import Listing
+
+#: Attempts in which the source changed while it was read, after which the stage fails.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a rank sees before anything is locked; one entry for each item.
+
+    ``caches`` are this node's, ``is_folder`` says whether its destination is a folder there. Only
+    rank 0 has ``sources``.
+    """
+
+    caches: tuple[Cache, ...]
+    is_folder: tuple[bool, ...]
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledItem:
+    """An item whose destination is final, its source, and the cache that it is in on this node."""
+
+    item: StageItem
+    source: Source
+    cache: Cache
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedItem:
+    """An item with its plan, and the ``surveys`` of all nodes in rank order.
+
+    ``cargo`` is None if no node receives anything.
+    """
+
+    task: Task
+    surveys: Sequence[Survey]
+    cargo: Cargo | None = None
+
+
+class StageRun:
+    """Stages all items of the context's request on all nodes, or none.
+
+    `evicted` grows with each copy that is removed to make room, also if the stage fails then.
+    """
+
+    def __init__(self, context: Context, watch: Stopwatch) -> None:
+        self._context = context
+        self._watch = watch
+        self._rank = context.comm.rank
+        self.evicted: list[Evicted] = []
+        #: The listings of source folders; only rank 0 has them.
+        self._listings = Listings()
+        #: By destination, the digests of this node's trees that were walked before the survey.
+        self._walked: dict[str, str] = {}
+
+    def run(self) -> list[ItemReport]:
+        """Stage, and start over if a source changes or a sender's copy is damaged. Collective.
+
+        Raise RefusedError if any rank fails, or if a source changes in `_ATTEMPTS` attempts.
+        """
+        attempts = 0
+        while True:
+            try:
+                return self._attempt()
+            except StaleError as stale:
+                # A damaged copy costs one attempt, because it is not found current again.
+                attempts += not stale.damaged
+                if attempts == _ATTEMPTS:
+                    raise RefusedError([stale.why]) from None
+
+    def _attempt(self) -> list[ItemReport]:
+        """Take all steps once. Collective."""
+        self._watch.enter(Phase.SURVEY)
+        self._forget_looks()
+        items = self._settle(self._look())
+        self._watch.enter(Phase.WAIT)
+        with locked(self._context, self._to_lock(items), self._report_wait) as held:
+            self._watch.enter(Phase.SURVEY)
+            begun = time.monotonic()
+            if held.waited:
+                items = self._look_again(items)
+            planned = self._make_cargos(self._plan(items, self._survey(items)))
+            self._make_room(planned, held)
+            reports: list[ItemReport] = []
+            for one in planned:
+                delivered = self._deliver(one)
+                seconds, begun = time.monotonic() - begun, time.monotonic()
+                reports.append(item_report(one.task, one.surveys, delivered, seconds))
+            return reports
+
+    def _forget_looks(self) -> None:
+        self._listings.clear()
+        self._walked.clear()
+
+    # Look at sources and copies
+
+    def _look(self) -> list[Look]:
+        """Look at sources, caches and destinations on all nodes. Collective."""
+        return together(self._context, self._look_here, patient=True)
+
+    def _look_here(self) -> Look:
+        context, request, node = self._context, self._context.request, self._context.node
+        items = request.items
+        open_or_plan = plan_cache if request.dry_run else open_cache
+        sources = look_at_sources(context, items, self._listings)
+        caches = tuple(
+            open_or_plan(node.path(item.root), node.uid, shared=item.shared) for item in items
+        )
+        is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
+        if self._rank:  # while rank 0 lists the sources, the others walk their copies
+            self._walked.update(self._walk_copies(items, caches))
+        return Look(caches, is_folder, sources)
+
+    def _walk_copies(
+        self, items: Sequence[StageItem], caches: Sequence[Cache]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the destinations that have a tree by their record, and the trees' digests now."""
+        for item, cache in zip(items, caches, strict=True):
+            record = cache.load(item.destination)
+            if record and record.tree:
+                from stager.copies.survey_tree import copy_digest  # not needed for files
+
+                yield item.destination, copy_digest(self._context.node.path(item.destination))
+
+    def _look_again(self, items: Sequence[SettledItem]) -> list[SettledItem]:
+        """Look at the sources again: they may have changed during the wait. Collective."""
+        self._forget_looks()
+        wanted = [one.item for one in items]
+        sources = together(
+            self._context, lambda: look_at_sources(self._context, wanted, self._listings)
+        )[0]
+        return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
+
+    # Settle destinations, lock them
+
+    def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
+        sources, caches = looks[0].sources, looks[self._rank].caches
+        items = settle(self._context.request.items, sources, [look.is_folder for look in looks])
+        return [
+            SettledItem(item, source, cache)
+            for item, source, cache in zip(items, sources, caches, strict=True)
+        ]
+
+    def _to_lock(self, items: Sequence[SettledItem]) -> list[tuple[Cache, str]]:
+        """Return the destinations to lock: none in a dry run, which waits for no other job."""
+        if self._context.request.dry_run:
+            return []
+        return [(one.cache, one.item.destination) for one in items if not self._is_roots(one)]
+
+    def _report_wait(self, busy: Busy, seconds: float) -> None:
+        if self._rank == 0:
+            tell("waiting", **busy._asdict(), seconds=seconds)
+
+    def _is_roots(self, one: SettledItem) -> bool:
+        """Whether only root can stage the item: other users find it current or fail."""
+        return one.item.shared and self._context.node.uid != 0
+
+    # Survey and plan
+
+    def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
+        """Survey all items on all nodes. Return the answers of each rank. Collective."""
+        reads_copies = any(one.item.options.validate is Validate.CHECKSUM for one in items)
+        return together(self._context, lambda: self._survey_here(items), patient=reads_copies)
+
+    def _survey_here(self, items: Sequence[SettledItem]) -> list[Survey]:
+        request, node = self._context.request, self._context.node
+        if request.job and not request.dry_run:
+            # Before anything is found current, so that no other job can evict it afterwards.
+            note_uses(node.uid, request.job, [one.item.destination for one in items])
+        return [
+            self._survey_function(one)(
+                one.item, node.path(one.item.destination), one.source, one.cache, node.name
+            )
+            for one in items
+        ]
+
+    def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
+        if self._is_roots(one):
+            return survey_shared
+        if not one.source.is_tree and not one.item.options.extract:
+            return survey
+        from stager.copies.survey_tree import survey_tree  # not needed for files
+
+        return partial(survey_tree, looked=self._walked)
+
+    def _plan(
+        self, items: Sequence[SettledItem], answers: Sequence[Sequence[Survey]]
+    ) -> list[PlannedItem]:
+        request = self._context.request
+        planned: list[PlannedItem] = []
+        for index, one in enumerate(items):
+            surveys = [of_rank[index] for of_rank in answers]
+            settings = settings_for(one.item, one.source, request.transfer)
+            task = Task(
+                item=one.item,
+                source=one.source,
+                plan=plan_item(one.item, one.source, surveys, settings.readers),
+                settings=settings,
+                space=request.space,
+                job=request.job,
+                cache=one.cache,
+                node=self._context.node,
+                rank=self._rank,
+            )
+            planned.append(PlannedItem(task, surveys))
+        return planned
+
+    # Make the cargos
+
+    def _make_cargos(self, planned: Sequence[PlannedItem]) -> list[PlannedItem]:
+        """Make a Cargo for each item that any node receives. Collective."""
+        return [
+            replace(one, cargo=self._make_cargo(one.task)) if one.task.plan.receivers else one
+            for one in planned
+        ]
+
+    def _make_cargo(self, task: Task) -> Cargo:
+        """Make the Cargo of one item. Collective.
+
+        The modules that move data are imported here, so that a stage whose copies are all current
+        does without them.
+        """
+        if task.item.options.extract:
+            from stager.rank.archive_cargo import ArchiveCargo  # not needed for files
+
+            return ArchiveCargo(task)
+        if task.source.is_tree:
+            return self._make_tree_cargo(task)
+        from stager.rank.file_cargo import FileCargo
+
+        return FileCargo(task)
+
+    def _make_tree_cargo(self, task: Task) -> Cargo:
+        """Make the Cargo of a folder; all ranks get its listing from rank 0. Collective."""
+        from stager.rank.reuse import find_reusable  # not needed for files
+        from stager.rank.tree_cargo import TreeCargo
+
+        options = task.item.options
+        listing = self._context.comm.bcast(
+            self._listings.get(task.item.source, options.include, options.exclude)
+        )
+        assert listing is not None
+        found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
+        together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
+        reuse = found[0]
+        if options.mode is not Mode.SHARD:
+            return TreeCargo(task, listing, reuse)
+        from stager.rank.shard_cargo import ShardCargo
+
+        return ShardCargo(task, listing, self._split(task, listing, reuse.marks()), reuse)
+
+    def _split(self, task: Task, listing: Listing, held: bytes) -> Split:
+        """Assign a folder's files to the nodes; rank 0 decides for all. Collective."""
+        from stager.rank.shard_cargo import split  # only for mode=shard
+
+        of_nodes = together(self._context, lambda: (held, task.node.name))
+
+        def assign() -> Split | None:
+            if self._rank:
+                return None
+            marks, names = zip(*of_nodes, strict=True)
+            return split(task, listing, marks, names)
+
+        whole = together(self._context, assign, patient=True)[0]
+        assert whole is not None
+        return whole
+
+    # Make room and deliver
+
+    def _make_room(self, planned: Sequence[PlannedItem], held: Held) -> None:
+        """Evict copies on nodes that have too little room for what they receive. Collective."""
+        cargos = [one.cargo for one in planned if one.cargo]
+        if not cargos:
+            return
+        from stager.rank.room import make_room  # not needed where all copies are current
+
+        wanted = [one.task.item.destination for one in planned]
+        self.evicted += make_room(self._context, cargos, wanted, held.locks)
+
+    def _deliver(self, one: PlannedItem) -> Delivered:
+        """Bring one item to its receivers, and note its use where it is current. Collective."""
+        task = one.task
+        if self._context.request.dry_run:
+            return _nothing_sent(task)
+        if self._rank in task.plan.current:
+            task.note_use()
+        if not one.cargo:
+            return _nothing_sent(task)
+        from stager.rank.delivery import deliver  # not needed where all copies are current
+
+        progress = Progress(task.item.destination)
+        return deliver(self._context, one.cargo, self._watch, progress.tell)
+
+
+def _nothing_sent(task: Task) -> Delivered:
+    return Delivered(task.plan.digest, task.plan.senders[:1])
+
+
+def settle(
+    items: Sequence[StageItem], sources: Sequence[Source], is_folder: Sequence[Sequence[bool]]
+) -> list[StageItem]:
+    """Append a file's name to its destination if that is a folder on any node. Pure.
+
+    ``is_folder`` has an entry for each rank, with one for each item. A tree replaces the folder.
+    """
+    return [
+        replace(item, destination=f"{item.destination}/{item.name}")
+        if any(of_rank[index] for of_rank in is_folder)
+        and not (source.is_tree or item.options.extract)
+        else item
+        for index, (item, source) in enumerate(zip(items, sources, strict=True))
+    ]

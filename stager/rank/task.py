@@ -1,0 +1,123 @@
+"""Describe one item that is being staged, as one rank sees it, and write its record."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stager.base.errors import Failure, IntegrityError, StageError
+from stager.base.options import Lifetime
+from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
+
+if TYPE_CHECKING:
+    from stager.disk.cache import Cache
+    from stager.rank.agree import Node
+    from stager.rank.plan import TransferPlan
+    from stager.request.items import Space, StageItem
+    from stager.source.posix import Source
+    from stager.wire.settings import Settings
+
+#: A digest that no file has, for a copy whose content is not known any more.
+_UNKNOWN_DIGEST = "0" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One planned item. All ranks have equal tasks, except for ``cache``, ``node`` and ``rank``.
+
+    ``item.destination`` is the final path: a file's name is appended where the user named a folder.
+    ``job`` is Slurm's job id, 0 outside of Slurm. ``settings`` are those of this item's transfer.
+    """
+
+    item: StageItem
+    source: Source
+    plan: TransferPlan
+    settings: Settings
+    space: Space
+    job: int
+    cache: Cache
+    node: Node
+    rank: int
+
+    @property
+    def path(self) -> str:
+        """Where the copy is on this node's disk."""
+        return self.node.path(self.item.destination)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the copy is a folder."""
+        return self.source.is_tree or self.item.options.extract
+
+    @property
+    def receives(self) -> bool:
+        """Whether this rank gets a new copy."""
+        return self.rank in self.plan.receivers
+
+    @property
+    def sends(self) -> bool:
+        """Whether this rank reads what is sent."""
+        return self.rank in self.plan.senders
+
+    def record(self, copy: CopyFacts, digest: str, tree: TreeFacts | None = None) -> Record:
+        """Return the record of a new copy. A pin and lifetime=cache of the old one are kept."""
+        now = int(time.time())
+        before = self.cache.load(self.item.destination)
+        return Record(
+            version=VERSION,
+            source=self.item.source,
+            destination=self.item.destination,
+            source_facts=self.source.facts,
+            copy_facts=copy,
+            digest=digest,
+            staged_at=now,
+            used_at=now,
+            used_by_job=self.job,
+            lifetime=self._lifetime(before),
+            pinned=bool(before and before.pinned),
+            tree=tree,
+        )
+
+    def note_use(self) -> None:
+        """Write into this node's record that this job uses the copy now.
+
+        A user cannot write the records of what root staged for all.
+        """
+        record = self.cache.load(self.item.destination)
+        if record is None or (self.cache.shared and self.node.uid):
+            return
+        lifetime, now = self._lifetime(record), int(time.time())
+        used = replace(record, used_at=now, used_by_job=self.job, lifetime=lifetime)
+        with suppress(StageError):  # the copy is current whether its use is recorded or not
+            self.cache.save(used)
+
+    def _lifetime(self, before: Record | None) -> Lifetime:
+        # A job that stages with lifetime=job must not delete what another wants to keep.
+        cached = before is not None and before.lifetime == Lifetime.CACHE
+        return Lifetime.CACHE if cached else self.item.options.lifetime
+
+    def readback_error(self, name: str = "") -> IntegrityError:
+        """Return the error for bytes that the disk returns otherwise than they were written.
+
+        ``name`` is the file's path in a tree, with a slash before it.
+        """
+        text = "the bytes read back from the disk differ from those written; use another node"
+        return IntegrityError(f"{self.path}{name}: {text}")
+
+    def mark_damaged(self) -> Failure:
+        """Record that this node's copy is damaged, so that no survey finds it current again.
+
+        Return the failure to report if no other node and no source can replace it.
+        """
+        record = self.cache.load(self.item.destination)
+        if record and record.tree:  # without its record, the tree could not be replaced
+            unknown = replace(
+                record.tree, source_digest=_UNKNOWN_DIGEST, table_digest=_UNKNOWN_DIGEST
+            )
+            self.cache.save(replace(record, tree=unknown))
+        else:
+            self.cache.forget(self.item.destination)
+        text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
+        return Failure(IntegrityError.code, text, self.node.name)

@@ -1,0 +1,237 @@
+"""Sources on mounted filesystems: what one look finds, and what cannot be staged."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import SourceError, UsageError
+from stager.disk.record import SourceFacts
+from stager.source.posix import Listings, Source, data_size, facts_of, for_all, look_at_source
+from stager.tree.walk import walk
+from tests.support.users import as_ordinary_user, ordinary_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BYTES = b"some bytes of an image\n" * 1000
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder of an ordinary user."""
+    with ordinary_home() as folder:
+        yield folder
+
+
+def test_a_source_is_described_by_one_stat(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(BYTES)
+    path.chmod(0o640)
+    facts = path.stat()
+    assert look_at_source(str(path)) == Source(
+        SourceFacts(len(BYTES), facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
+        0o640,
+        facts.st_gid,
+        len(BYTES),
+    )
+
+
+def test_the_holes_of_a_source_are_not_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 1 << 30)
+    source = look_at_source(str(path))
+    assert (source.facts.size, source.allocated) == (1 << 30, 4096)
+
+
+def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "img.sqsh").write_bytes(BYTES)
+    (tmp_path / "link").symlink_to("img.sqsh")
+    assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
+
+
+def _bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+
+
+NOTHING_ELSE = "only a plain file or a folder can be staged"
+MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+#: Sources that cannot be staged: how to make them, and the message after the path.
+NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, f": {MISSING}"),
+    "a dangling symlink": (lambda path: path.symlink_to("nowhere"), f": {MISSING}"),
+    "a symlink to itself": (
+        lambda path: path.symlink_to(path),
+        ": Too many levels of symbolic links",
+    ),
+    "a named pipe": (os.mkfifo, f" is a named pipe; {NOTHING_ELSE}"),
+    "a socket": (_bind_socket, f" is a socket; {NOTHING_ELSE}"),
+    "a device": (
+        lambda path: path.symlink_to("/dev/null"),
+        f" is a character device; {NOTHING_ELSE}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "problem"), NO_SOURCES.values(), ids=NO_SOURCES)
+def test_a_source_that_cannot_be_staged_is_refused_with_its_kind(
+    make: Callable[[Path], object], problem: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # whose path is short enough for a socket
+        path = Path(folder, "source")
+        make(path)
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(path))
+    assert str(caught.value) == f"{path}{problem}"
+
+
+@pytest.mark.root
+def test_a_block_device_is_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
+    with pytest.raises(SourceError) as caught:
+        look_at_source(str(path))
+    assert str(caught.value) == f"{path} is a block device; {NOTHING_ELSE}"
+
+
+def test_a_source_beneath_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError) as caught:
+        look_at_source(f"{tmp_path}/file/img.sqsh")
+    assert str(caught.value) == f"{tmp_path}/file/img.sqsh: Not a directory"
+
+
+def test_a_source_in_a_closed_folder_is_refused(home: Path) -> None:
+    home.chmod(0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(f"{home}/img.sqsh")
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/img.sqsh: Permission denied"
+
+
+def test_include_and_exclude_are_refused_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "img").touch()
+    for patterns in ((("a",), ()), ((), ("a",))):
+        with pytest.raises(UsageError) as caught:
+            look_at_source(f"{tmp_path}/img", *patterns)
+        assert str(caught.value) == (
+            f"{tmp_path}/img is not a folder; remove include and exclude, which are for folders"
+        )
+
+
+def test_a_folder_is_described_by_its_stat_and_its_listing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(BYTES)
+    (tmp_path / "b").write_bytes(b"b")
+    (tmp_path / "link").symlink_to("a")
+    source, facts = look_at_source(str(tmp_path)), tmp_path.stat()
+    assert source == Source(
+        SourceFacts(len(BYTES) + 1, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino),
+        stat.S_IMODE(facts.st_mode),
+        facts.st_gid,
+        walk(str(tmp_path)).allocated(),
+        files=2,
+        listing=walk(str(tmp_path)).digest(),
+    )
+    assert source.is_tree
+    assert not look_at_source(f"{tmp_path}/a").is_tree
+
+
+def test_a_folder_is_listed_once_for_the_same_patterns(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    path, listings = str(tmp_path), Listings()
+    assert listings.get(path, (), ()) is None
+    look_at_source(path, listings=listings)
+    look_at_source(path, exclude=("a",), listings=listings)
+    (tmp_path / "b").touch()
+    assert look_at_source(path, listings=listings).files == 1
+    assert look_at_source(path, exclude=("a",), listings=listings).files == 0
+    found = listings.get(path, (), ())
+    assert found
+    assert found.paths == [b"", b"a"]
+    listings.clear()
+    assert listings.get(path, (), ()) is None
+    assert look_at_source(path, listings=listings).files == 2
+
+
+def test_a_source_is_identified_by_its_stat(tmp_path: Path) -> None:
+    facts = tmp_path.stat()
+    assert facts_of(facts) == SourceFacts(
+        facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+    )
+
+
+@pytest.mark.root
+def test_a_source_that_is_to_be_read_must_be_readable(home: Path) -> None:
+    (home / "secret").write_bytes(BYTES)
+    (home / "secret").chmod(0o600)
+    os.chown(home / "secret", 0, 0)
+
+    def act() -> str:
+        with pytest.raises(SourceError) as caught:
+            look_at_source(str(home / "secret"), to_be_read=True)
+        return str(caught.value)
+
+    assert as_ordinary_user(act) == f"{home}/secret: Permission denied"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "above", "copied"),
+    [(0o644, 0o755, 0o644), (0o640, 0o711, 0o640), (0o644, 0o750, 0o600), (0o755, 0o700, 0o700)],
+)
+def test_a_copy_for_all_is_closed_if_a_folder_above_the_source_is(
+    home: Path, mode: int, above: int, copied: int
+) -> None:
+    home.chmod(0o755)
+    folder = home / "data"
+    folder.mkdir()
+    (folder / "img").write_bytes(BYTES)
+    (folder / "img").chmod(mode)
+    (home / "link").symlink_to(folder / "img")
+    folder.chmod(above)
+    for path in (folder / "img", home / "link"):
+        assert for_all(str(path), look_at_source(str(path))).mode == copied
+
+
+@pytest.mark.root
+def test_a_copy_for_all_is_closed_if_there_is_an_access_control_list(home: Path) -> None:
+    home.chmod(0o755)
+    source = home / "img"
+    source.write_bytes(BYTES)
+    source.chmod(0o644)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    entries = [(1, 6, 0xFFFFFFFF), (2, 4, 4711), (4, 0, 0xFFFFFFFF), (16, 4, 0xFFFFFFFF)]
+    text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
+    os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+    os.removexattr(source, "system.posix_acl_access")
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
+    os.setxattr(home, "system.posix_acl_access", struct.pack("<I", 2) + text)
+    home.chmod(0o755)
+    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) + 5])
+def test_a_copy_takes_the_bytes_of_data_in_the_source(tmp_path: Path, size: int) -> None:
+    source = tmp_path / "img"
+    source.write_bytes(b"x" * size)
+    facts = look_at_source(str(source))
+    assert data_size(str(source), facts) == size
+    # As on a filesystem that compresses the file or keeps it on tape.
+    assert data_size(str(source), replace(facts, allocated=0)) == size
+    os.truncate(source, size + (1 << 30))
+    facts = look_at_source(str(source))
+    assert size <= data_size(str(source), facts) <= size + 4096

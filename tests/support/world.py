@@ -1,0 +1,84 @@
+"""The ranks of a communicator as nodes, for tests of whole stages."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from stager.base.options import Options, Validate
+from stager.base.phases import Phase, Stopwatch
+from stager.rank.agree import Context, Node
+from stager.rank.main import run
+from stager.request.items import StageItem, StageRequest
+from stager.wire.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from stager.base.outcome import Outcome
+
+
+class World:
+    """The ranks of ``comm``; each has a folder beneath ``folder`` as its node's disk.
+
+    Subclasses make the source, which is staged to ``/nvme/{name}``.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, folder: Path, name: str) -> None:
+        self.comm = comm
+        self.source = folder / "source"
+        disk = folder / f"node{comm.rank}"
+        (disk / "nvme").mkdir(parents=True)
+        self.node = Node(f"node{comm.rank}", str(disk), os.getuid())
+        self.copy = disk / "nvme" / name
+        self.nodes = [f"node{rank}" for rank in range(comm.size)]
+        options = Options(validate=Validate.STAT)
+        item = StageItem(str(self.source), f"/nvme/{name}", "/nvme", options)
+        self.request = StageRequest(
+            items=(item,), nodes=comm.size, lock_timeout=0.2,
+            transfer=Settings(chunk=4096, depth=2),
+        )  # fmt: skip
+
+    @property
+    def context(self) -> Context:
+        """What the collective functions take."""
+        return Context(self.comm, self.node, self.request)
+
+    def on_first(self, act: Callable[[], object]) -> None:
+        """Act on the first rank, while all wait."""
+        if self.comm.rank == 0:
+            act()
+        self.comm.Barrier()
+
+    def on_last(self, act: Callable[[], object]) -> None:
+        """Act on the last rank, while all wait."""
+        if self.comm.rank == self.comm.size - 1:
+            act()
+        self.comm.Barrier()
+
+    def run(self, **changes: object) -> Outcome:
+        """Run the request with ``changes``. All ranks must return the same failures."""
+        request = replace(self.request, **changes)  # type: ignore[arg-type]
+        context = Context(self.comm, self.node, request)
+        outcome = run(context, Stopwatch(time.monotonic(), Phase.SURVEY))
+        assert self.comm.bcast(outcome.failures) == outcome.failures
+        return outcome
+
+    def items(self, **changes: object) -> tuple[StageItem, ...]:
+        """Return the request's one item with ``changes`` of its fields or options."""
+        names = {field.name for field in fields(Options)}
+        chosen = {name: value for name, value in changes.items() if name in names}
+        others = {name: value for name, value in changes.items() if name not in names}
+        item = self.request.items[0]
+        options = replace(item.options, **chosen)  # type: ignore[arg-type]
+        return (replace(item, options=options, **others),)  # type: ignore[arg-type]
+
+
+def messages(outcome: Outcome) -> list[str]:
+    """Return the failures as text: code, node and message of each."""
+    return [f"{failure.code} {failure.node}: {failure.message}" for failure in outcome.failures]
