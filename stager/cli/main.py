@@ -67,7 +67,7 @@ def main() -> NoReturn:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     _open_streams()
     try:
-        code = stagectl.main(prog_name="stagectl", standalone_mode=False)
+        code = cli.main(prog_name="stagectl", standalone_mode=False)
         sys.stdout.flush()
     except StageError as error:
         complain(str(error))
@@ -95,7 +95,7 @@ def _open_streams() -> None:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="slurm-stage", message="%(version)s")
-def stagectl() -> None:
+def cli() -> None:
     """Copy files to the local disks of every node of a Slurm job.
 
     A job asks for it by `sbatch --stage=SRC:DST` or by lines `#STAGE SRC DST` in its script; then

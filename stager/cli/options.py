@@ -25,8 +25,8 @@ _Command = Callable[..., int]
 _Decorator = Callable[[_Command], _Command]
 
 config_option = click.option(
-    "--config", type=click.Path(path_type=Path), default=policy.DEFAULT_PATH, show_default=True,
-    help="The site's configuration file.",
+    "--config", type=click.Path(path_type=Path, readable=False), default=policy.DEFAULT_PATH,
+    show_default=True, help="The site's configuration file.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

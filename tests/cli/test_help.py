@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from stager.cli.main import COMMANDS, stagectl
+from stager.cli.main import COMMANDS, cli
 from tests.support.stagectl import STAGECTL, Ran, run
 
 TEXTS = {path.stem: path.read_text() for path in Path(__file__).with_name("help").iterdir()}
@@ -28,7 +28,7 @@ def test_the_help_is_the_recorded_text(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_of_a_command_is_the_first_of_its_help(name: str) -> None:
-    command = stagectl.get_command(click.Context(stagectl), name)
+    command = cli.get_command(click.Context(cli), name)
     assert command
     assert command.help
     summary, hidden = COMMANDS[name][1], command.hidden

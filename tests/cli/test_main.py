@@ -119,8 +119,8 @@ def test_a_signal_ends_the_launcher_and_then_this(job: Desk, number: int, ended:
 )
 def test_a_command_imports_no_more_than_it_needs(arguments: list[str], spared: list[str]) -> None:
     script = (
-        "import sys; from stager.cli.main import stagectl; "
-        "stagectl.main(sys.argv[1:], standalone_mode=False); print('imported:', *sys.modules)"
+        "import sys; from stager.cli.main import cli; "
+        "cli.main(sys.argv[1:], standalone_mode=False); print('imported:', *sys.modules)"
     )
     ran = run([sys.executable, "-c", script, *arguments])
     imported = ran.out.rpartition("imported: ")[2].split()
