@@ -55,13 +55,13 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
     """
     rates: list[Rate] = []
 
-    def hear(event: dict[str, Any]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
         if event.pop("event") == "rate":
             rates.append(Rate(**event))
 
     nodes = find_nodes(run)
     request = build_request((_item(source, root, nodes.rules),), nodes.rules)
-    outcome = nodes.run(replace(request, bench=size << 20), hear)
+    outcome = nodes.run(replace(request, bench=size << 20), on_event)
     if as_json:
         measured = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
         click.echo(json.dumps(measured, indent=1))

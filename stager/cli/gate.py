@@ -88,7 +88,7 @@ class _Gate:
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
         with Progress(self.say, bar=not self.task_prolog) as progress:
-            return nodes.run(request, progress.hear)
+            return nodes.run(request, progress.show)
 
 
 def _print_line(text: str) -> None:

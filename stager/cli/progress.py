@@ -37,7 +37,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def show(self, event: dict[str, Any]) -> None:
         """Show one event; events that are not about progress are ignored."""
         if event["event"] == "progress" and self._draws:
             self._draw(event)

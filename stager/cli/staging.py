@@ -155,7 +155,7 @@ def stage_values(
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     with Progress(_ignore if as_json else say, bar=not as_json) as progress:
-        outcome = nodes.run(replace(request, dry_run=dry_run), progress.hear)
+        outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     else:

@@ -54,18 +54,20 @@ def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:
     message = "stage: node1: /nowhere/img: No such file or directory\n"
     assert desk.local("bench", "--size", "1", "--source", "/nowhere/img") == Ran(4, "", message)
     ran = desk.local("bench", "--size", "1", "--source", "/nowhere/img", "--json")
-    told = json.loads(ran.out)
-    assert (ran.code, ran.err, told["code"], told["rates"]) == (4, "", 4, [])
+    printed = json.loads(ran.out)
+    assert (ran.code, ran.err, printed["code"], printed["rates"]) == (4, "", 4, [])
     failure = {"code": 4, "message": "/nowhere/img: No such file or directory", "node": "node1"}
-    assert told["failures"] == [failure]
+    assert printed["failures"] == [failure]
 
 
-def test_bench_outside_of_a_job_says_how_to_come_into_one(desk: Desk) -> None:
+def test_bench_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("bench") == Ran(2, "", f"stage: {OUTSIDE}\n")
 
 
 @pytest.mark.parametrize(("site", "known"), [(True, "/nvme"), (False, "/")])
-def test_bench_beneath_what_is_no_root_ends_with_3(desk: Desk, site: bool, known: str) -> None:
+def test_bench_of_a_folder_that_is_no_cache_root_ends_with_3(
+    desk: Desk, site: bool, known: str
+) -> None:
     if not site:
         desk.config.unlink()
     message = f"/b is not a cache root of this site; use --root {known}"

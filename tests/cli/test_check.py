@@ -82,7 +82,7 @@ def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, "")
 
 
-def test_a_quiet_check_says_nothing_of_what_is_right(scripts: Desk) -> None:
+def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", "")
 
 
@@ -185,7 +185,7 @@ ROOT = Path("/")
 
 
 def assert_explained(ran: Ran, *codes: int) -> None:
-    """Either all is right and said on stdout, or the message is on stderr and nothing else."""
+    """Check that stdout says what is right, or that stderr has a message and stdout nothing."""
     assert ran.code in (0, *codes)
     if ran.code:
         assert ran.out == ""

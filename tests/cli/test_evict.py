@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 
-def test_what_lacks_on_some_nodes_may_be_evicted_and_not_pinned(copies: Desk) -> None:
+def test_a_copy_that_is_absent_on_some_nodes_can_be_evicted_but_not_pinned(copies: Desk) -> None:
     path = "/nvme/img.sqsh"
     shutil.rmtree(copies.nodes / "node2/nvme/.slurm-stage")
     assert copies.simulated("pin", path) == Ran(
@@ -30,7 +30,7 @@ def test_what_lacks_on_some_nodes_may_be_evicted_and_not_pinned(copies: Desk) ->
     )
 
 
-def test_evict_tells_what_would_go_and_then_what_went(copies: Desk) -> None:
+def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Desk) -> None:
     where = "on node[1-3] (3 nodes)"
     would = f"stage: /nvme/img.sqsh: would be evicted {where}\n"
     assert copies.simulated("evict", "--dry-run", "/nvme//./img.sqsh") == Ran(0, would, "")
@@ -44,7 +44,7 @@ def test_evict_tells_what_would_go_and_then_what_went(copies: Desk) -> None:
     assert copies.simulated("evict", "--to-free", "1KiB") == Ran(0, nothing, "")
 
 
-def test_what_is_pinned_stays_and_is_counted(copies: Desk) -> None:
+def test_pinned_copies_are_kept_and_counted(copies: Desk) -> None:
     copies.simulated("pin", "/nvme/img.sqsh")
     time.sleep(1.1)
     assert copies.simulated("evict", "--older", "1s") == Ran(
@@ -65,7 +65,5 @@ def test_what_is_pinned_stays_and_is_counted(copies: Desk) -> None:
           for text in ("G", "0", "-1G", "1X", "nan", "inf", "1e999G", "9" * 40)),
     ],
 )  # fmt: skip
-def test_what_evict_does_not_understand_ends_with_2(
-    desk: Desk, arguments: list[str], message: str
-) -> None:
+def test_wrong_values_for_evict_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
     assert desk.stagectl("evict", *arguments) == Ran(2, "", f"stage: {message}\n")

@@ -29,13 +29,13 @@ def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language
     assert first.read_bytes() == second.read_bytes() == job.source.read_bytes()
 
 
-def test_the_gate_names_the_lists_of_what_is_spread_to_the_job(job: Desk) -> None:
+def test_the_gate_exports_the_lists_of_folders_that_are_spread(job: Desk) -> None:
     source = job.folder / "many"
     source.mkdir()
     (source / "file").write_bytes(b"12345")
     one, two = job.folder / "nvme/one", job.folder / "nvme/two"
-    wishes = f"{source}:{one},mode=shard;{source}:{two},mode=shard"
-    variables = {**JOB, "STAGE_DIRECTIVES": wishes}
+    directives = f"{source}:{one},mode=shard;{source}:{two},mode=shard"
+    variables = {**JOB, "STAGE_DIRECTIVES": directives}
     lists = f"export STAGE_SHARDS={one}/.stage-shards.tsv:{two}/.stage-shards.tsv"
     ran = job.stagectl("gate", "--task-prolog", **variables)
     assert (ran.code, ran.out.splitlines()[2:], ran.err) == (0, [lists], "")
@@ -52,13 +52,13 @@ def test_the_gate_names_the_lists_of_what_is_spread_to_the_job(job: Desk) -> Non
     ],
     ids=["outside of a job", "no directive", "not the site's"],
 )  # fmt: skip
-def test_a_gate_that_stays_closed_says_why_and_what_did_not_start(
+def test_a_gate_that_fails_says_why_and_that_the_program_was_not_started(
     desk: Desk, directives: str, variables: dict[str, str], code: int, message: str
 ) -> None:
     given = {**variables, "STAGE_DIRECTIVES": directives}
-    told = desk.stagectl("gate", **given)
+    plain = desk.stagectl("gate", **given)
     prolog = desk.stagectl("gate", "--task-prolog", **given)
     error = f"stage: {message}\nstage: the job's own program was not started (exit code {code})\n"
-    assert told == Ran(code, "", error)
+    assert plain == Ran(code, "", error)
     printed = "".join(f"print {line}\n" for line in error.splitlines())
     assert prolog == Ran(code, printed, "")

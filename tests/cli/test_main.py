@@ -41,7 +41,7 @@ def test_a_wrong_command_line_ends_with_2_and_the_usage(arguments: list[str], us
 OK = "stage: ok: /a to /nvme/b (validate=stat)\n"
 
 
-def test_a_reader_that_has_left_the_pipe_is_no_failure_to_speak_of(desk: Desk) -> None:
+def test_a_reader_that_has_left_the_pipe_is_no_failure_to_report(desk: Desk) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_a_reader_that_has_left_the_pipe_is_no_failure_to_speak_of(desk: Desk) -
     [("<&-", OK), (">&-", ""), ("2>&-", OK), ("<&- >&- 2>&-", "")],
     ids=["stdin", "stdout", "stderr", "all"],
 )
-def test_a_closed_stream_changes_nothing_but_that_it_is_not_written(
+def test_with_a_closed_stream_the_others_are_written_as_always(
     desk: Desk, closed: str, out: str
 ) -> None:
     shell = ["/bin/sh", "-c", f'"$@" {closed}', "sh"]
@@ -65,7 +65,7 @@ def test_a_closed_stream_changes_nothing_but_that_it_is_not_written(
     assert run([*shell, *check]) == Ran(0, out, "")
 
 
-def test_a_full_disk_for_the_output_is_said_on_stderr(desk: Desk) -> None:
+def test_a_full_disk_for_the_output_is_reported_on_stderr(desk: Desk) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [*STAGECTL, "check", "--config", desk.config, "/a:/nvme/b"],
@@ -99,7 +99,7 @@ def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
     # A terminal shows ^C, which wants a line of its own.
     ("number", "ended"), [(signal.SIGTERM, Ran(143, "", "")), (signal.SIGINT, Ran(130, "", "\n"))]
 )  # fmt: skip
-def test_a_signal_ends_the_launcher_and_then_this(job: Desk, number: int, ended: Ran) -> None:
+def test_a_signal_ends_the_launcher_and_then_stagectl(job: Desk, number: int, ended: Ran) -> None:
     with waiting(job) as (process, launcher):
         process.send_signal(number)
         out, err = process.communicate(timeout=10)

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("command", ["", "x", "e30=", "\udce9"])
-def test_a_node_refuses_what_is_no_command(desk: Desk, command: str) -> None:
+def test_a_node_refuses_what_is_not_a_command(desk: Desk, command: str) -> None:
     ran = run([*STAGECTL, "node", command])
     assert ran == Ran(2, "", "stage: only stagectl on another node calls this command\n")

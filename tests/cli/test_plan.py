@@ -18,7 +18,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_plan_tells_what_would_move_and_changes_nothing(staged: tuple[Desk, Ran]) -> None:
+def test_a_plan_prints_what_would_move_and_changes_nothing(staged: tuple[Desk, Ran]) -> None:
     desk, _ = staged
     before = snapshot(desk.folder)
     ran = desk.local("plan", f"{desk.source}:/nvme/img.sqsh; {desk.source}:/nvme/a/b")

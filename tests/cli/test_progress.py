@@ -42,7 +42,7 @@ def test_progress_is_a_line_every_five_seconds(clock: Clock) -> None:
     with Progress(lines.append, bar=False) as progress:
         for second in (1, 2, 3):
             clock.now += 2.5
-            progress.hear(sent(second))
+            progress.show(sent(second))
     assert lines == ["/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 1.0 MiB/s, 2.0 s left"]
 
 
@@ -50,7 +50,7 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
     lines: list[str] = []
     with Progress(lines.append, bar=False) as progress:
         for second in range(7):
-            progress.hear(waiting(second))
+            progress.show(waiting(second))
             clock.now += 1
     assert lines == [
         "/nvme/a: waiting for job 17 on n2, 0.0 s so far",
@@ -62,5 +62,5 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
 def test_other_events_are_ignored() -> None:
     lines: list[str] = []
     with Progress(lines.append, bar=False) as progress:
-        progress.hear({"event": "started", "nodes": 4})
+        progress.show({"event": "started", "nodes": 4})
     assert lines == []

@@ -1,4 +1,4 @@
-"""Which nodes a command is about, and what is said of those that do not answer."""
+"""Which nodes a command is about, and what is printed about those that do not answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,5 @@ def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     ],
     ids=["two at once", "a bad list", "a list of nothing"],
 )  # fmt: skip
-def test_nodes_that_make_no_sense_end_with_2(
-    desk: Desk, arguments: list[str], message: str
-) -> None:
+def test_wrong_lists_of_nodes_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
     assert desk.stagectl("status", *arguments) == Ran(2, "", f"stage: {message}\n")

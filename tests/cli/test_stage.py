@@ -92,7 +92,7 @@ def test_a_missing_source_ends_with_4(desk: Desk) -> None:
     ],
     ids=["two sources to one destination", "not the site's", "no directive"],
 )  # fmt: skip
-def test_a_request_that_makes_no_sense_ends_before_anything_is_made(
+def test_a_wrong_request_ends_before_anything_is_made(
     desk: Desk, values: list[str], code: int, message: str
 ) -> None:
     assert desk.local("stage", *values) == Ran(code, "", f"stage: {message}\n")
@@ -112,7 +112,7 @@ def test_a_local_root_that_cannot_be_written_ends_with_2(
     )
 
 
-def test_stage_outside_of_a_job_says_how_to_come_into_one(desk: Desk) -> None:
+def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
 
 
@@ -140,7 +140,7 @@ def test_a_job_stages_by_its_srun_and_its_number_is_recorded(job: Desk) -> None:
     assert json.loads(record.read_text())["used_by_job"] == 17
 
 
-def test_the_ranks_are_told_what_the_site_says_of_the_transfer(job: Desk) -> None:
+def test_the_ranks_get_the_transfer_settings_of_the_site(job: Desk) -> None:
     (job.folder / "srun").write_text('#!/bin/sh\necho "$STAGE_REQUEST"\n')
     with job.config.open("a") as config:
         config.write(
@@ -148,8 +148,8 @@ def test_the_ranks_are_told_what_the_site_says_of_the_transfer(job: Desk) -> Non
             "readers = 3\nwriters = 2\ndirect = false\n"
         )
     ran = job.stagectl("stage", f"{job.source}:{job.folder}/nvme/img", **JOB)
-    told = json.loads(ran.err.splitlines()[-1])
-    assert (ran.code, told["transfer"]) == (
+    printed = json.loads(ran.err.splitlines()[-1])
+    assert (ran.code, printed["transfer"]) == (
         8,
         {
             "chunk": 1 << 20, "depth": 5, "readers": 3, "writers": 2, "algorithm": "tree",
@@ -200,9 +200,9 @@ def phases_of(line: str) -> list[str]:
     """The phases that the line names; they add up but for rounding, and the longest bounds."""
     found = re.fullmatch(r"stage: (\d+\.\d\d) s: (.*); bounded by (.*)", line)
     assert found
-    told = [text.rpartition(" ") for text in found[2].split(", ")]
-    seconds = {phase: float(number) for phase, _, number in told}
-    assert sum(seconds.values()) == pytest.approx(float(found[1]), abs=0.005 * (len(told) + 1))
+    printed = [text.rpartition(" ") for text in found[2].split(", ")]
+    seconds = {phase: float(number) for phase, _, number in printed}
+    assert sum(seconds.values()) == pytest.approx(float(found[1]), abs=0.005 * (len(printed) + 1))
     assert seconds[found[3]] == max(seconds.values())
     return list(seconds)
 

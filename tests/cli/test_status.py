@@ -47,16 +47,16 @@ def test_status_by_file_and_by_user(staged: tuple[Desk, Ran]) -> None:
 def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -> None:
     desk, _ = staged
     ran = desk.stagectl("status", "--json", "--local-root", desk.nodes)
-    told = json.loads(ran.out)
+    printed = json.loads(ran.out)
     assert (ran.code, ran.err) == (0, "")
-    assert list(told) == ["nodes", "missing"]
-    for number, node in enumerate(told["nodes"], 1):
+    assert list(printed) == ["nodes", "missing"]
+    for number, node in enumerate(printed["nodes"], 1):
         assert list(node) == ["node", "state", "problem", "entries", "roots", "unreadable"]
         assert (node["node"], node["problem"], node["unreadable"]) == (f"node{number}", "", [])
         [entry] = node["entries"]
         assert (entry["state"], entry["size"]) == ("current", 300_000)
         assert entry["digest"] == "534c4aa790cd6677008b36bda244561b"
-    assert len(told["nodes"]) == 3
+    assert len(printed["nodes"]) == 3
 
 
 def test_status_passes_over_files_beside_the_simulated_nodes(desk: Desk) -> None:
@@ -77,8 +77,8 @@ def test_status_folds_the_nodes_on_which_nothing_is_staged(desk: Desk) -> None:
 def test_status_of_no_nodes_says_so(desk: Desk) -> None:
     text = "stage: nothing is staged for you beneath /nvme on any node\n"
     assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
-    told = '{\n "nodes": [],\n "missing": {}\n}\n'
-    assert desk.stagectl("status", "--json", "--local-root", desk.nodes) == Ran(0, told, "")
+    printed = '{\n "nodes": [],\n "missing": {}\n}\n'
+    assert desk.stagectl("status", "--json", "--local-root", desk.nodes) == Ran(0, printed, "")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_status_of_a_node_without_records_says_so(
     assert (ran.code, without_free_space(ran.out), ran.err) == (0, text, "")
 
 
-def test_status_of_this_node_by_its_name_asks_nobody(desk: Desk) -> None:
+def test_status_of_this_node_by_its_name_asks_no_other_node(desk: Desk) -> None:
     ran = desk.stagectl("status", "-w", "n7", SLURMD_NODENAME="n7")
     text = "stage: nothing is staged for you beneath /nvme on n7\n"
     assert (ran.code, without_free_space(ran.out), ran.err) == (0, text, "")

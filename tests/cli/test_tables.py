@@ -47,7 +47,7 @@ def test_equal_rows_are_folded_over_nodes_and_others_are_not() -> None:
     ]
 
 
-def test_what_a_jobs_nodes_lack_has_its_own_row() -> None:
+def test_nodes_of_a_job_that_lack_a_file_have_their_own_row() -> None:
     other = ENTRY._replace(destination="/nvme/b", size=10, used_by_job=0)
     root_s = ENTRY._replace(destination="/site/a", shared=True)
     nodes = {"n1": holds(ENTRY, other, root_s), "n2": holds(ENTRY), "n3": holds()}
@@ -103,7 +103,7 @@ def test_an_age_has_one_unit(seconds: float, text: str) -> None:
         ({"pinned": True, "jobs": [17]}, "pinned, job 17"),
     ],
 )
-def test_why_an_entry_stays(changes: dict[str, object], text: str) -> None:
+def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
     nodes = {"n1": holds(ENTRY._replace(**changes))}  # type: ignore[arg-type]
     [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
     assert row[5] == text
@@ -146,7 +146,7 @@ def test_totals() -> None:
     assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
 
 
-def test_free_space_is_told_by_root_from_least_to_most() -> None:
+def test_free_space_is_shown_for_each_root_from_least_to_most() -> None:
     nodes = {
         "n1": NodeStatus(rooms=[DiskRoom("/nvme", 1 << 30, 4 << 30), DiskRoom("/a", 5, 10)]),
         "n2": NodeStatus(rooms=[DiskRoom("/nvme", 3 << 30, 4 << 30)]),

@@ -66,7 +66,7 @@ KEPT = st.lists(
 
 
 @given(KEPT, st.integers(-5, 40))
-def test_enough_goes_and_nothing_in_vain(every: list[Candidate], goal: int) -> None:
+def test_the_selection_is_enough_and_minimal(every: list[Candidate], goal: int) -> None:
     chosen = choose(every, goal)
     freed = sum(one.size for one in chosen)
     assert freed >= goal or chosen == oldest(every)
@@ -76,7 +76,7 @@ def test_enough_goes_and_nothing_in_vain(every: list[Candidate], goal: int) -> N
 
 
 @given(KEPT)
-def test_what_nobody_wants_kept_goes_first_and_then_the_least_recently_used(
+def test_copies_for_a_job_go_first_and_then_the_least_recently_used(
     every: list[Candidate],
 ) -> None:
     keys = [(one.record.lifetime != "job", one.record.used_at) for one in oldest(every)]
@@ -101,18 +101,18 @@ def refusal(*arguments: object) -> str:
     return str(caught.value)
 
 
-def test_where_there_is_room_nothing_goes() -> None:
+def test_if_there_is_room_nothing_is_evicted() -> None:
     assert plan_room("/nvme", 10, 10, 0, [kept("a", 5, 1)]) == []
     assert plan_room("/nvme", 0, 0, 0, []) == []
 
 
-def test_as_much_goes_as_lacks() -> None:
+def test_as_much_is_evicted_as_is_too_little() -> None:
     first, second = kept("a", 5, 1), kept("b", 5, 2)
     assert plan_room("/nvme", 10, 6, 0, [first, second]) == [first]
     assert plan_room("/nvme", 10, 4, 0, [first, second]) == [first, second]
 
 
-def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
+def test_the_limit_counts_the_part_of_a_tree_that_is_there_already() -> None:
     other = kept("a", 5, 1)
     assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
     assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
@@ -121,7 +121,7 @@ def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
     )
 
 
-def test_too_little_room_is_told_in_bytes() -> None:
+def test_too_little_room_is_reported_in_bytes() -> None:
     assert refusal(110, 100, 0, []) == (
         "/nvme: 110 bytes are needed and 100 free, 10 too few; make room or ask for nodes with more"
     )
@@ -132,7 +132,7 @@ def test_too_little_room_is_told_in_bytes() -> None:
     )
 
 
-def test_a_users_limit_counts_all_that_he_has_there() -> None:
+def test_a_users_limit_counts_all_copies_of_the_user() -> None:
     first, second = kept("a", 40, 1), kept("b", 40, 2)
     assert plan_room("/nvme", 20, 1000, 100, [first, second]) == []
     assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
@@ -214,7 +214,7 @@ def _link(path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [_replace, _edit, _link, lambda path: (path.unlink(), path.mkdir())]
 )
-def test_what_a_user_put_in_the_copys_place_stays(
+def test_what_a_user_put_in_the_place_of_a_copy_is_kept(
     node: Node, change: Callable[[Path], object]
 ) -> None:
     node.put("a", 10)
@@ -225,7 +225,7 @@ def test_what_a_user_put_in_the_copys_place_stays(
     assert list(node.cache.records()) == []
 
 
-def test_a_file_that_got_the_copys_inode_number_stays(node: Node) -> None:
+def test_a_file_that_got_the_inode_number_of_the_copy_is_kept(node: Node) -> None:
     """As a filesystem gives it away again at once."""
     record = node.put("a", 10)
     (node.disk / "a").write_bytes(b"quite mine")
@@ -240,20 +240,20 @@ def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
     assert look(node.cache, "") == []
 
 
-def test_a_record_whose_copy_is_gone_goes_alone(node: Node) -> None:
+def test_a_record_whose_copy_is_gone_is_removed(node: Node) -> None:
     node.put("a", 10)
     (node.disk / "a").unlink()
     assert node.remove("a") is not None
     assert list(node.cache.records()) == []
 
 
-def test_what_is_pinned_stays(node: Node) -> None:
+def test_a_pinned_copy_is_kept(node: Node) -> None:
     node.put("a", 10, pinned=True)
     assert node.remove("a") is None
     assert node.names() == ["a"]
 
 
-def test_what_a_job_uses_stays_as_long_as_it_runs(node: Node) -> None:
+def test_a_copy_that_a_job_uses_is_kept_as_long_as_the_job_runs(node: Node) -> None:
     node.put("a", 10)
     mark = f"{paths.JOBS_FOLDER}/17.{os.getuid()}"
     os.close(os.open(mark, os.O_CREAT, 0o644))
@@ -265,13 +265,13 @@ def test_what_a_job_uses_stays_as_long_as_it_runs(node: Node) -> None:
     assert node.remove("a") is not None
 
 
-def test_where_jobs_are_not_marked_nothing_may_go(node: Node) -> None:
+def test_on_a_node_that_does_not_mark_jobs_nothing_is_evicted(node: Node) -> None:
     node.put("a", 10)
     os.rmdir(paths.JOBS_FOLDER)
     assert [one.may_go for one in look(node.cache, "")] == [False]
 
 
-def test_what_another_process_has_locked_stays(node: Node) -> None:
+def test_a_copy_that_another_process_has_locked_is_kept(node: Node) -> None:
     node.put("a", 10)
     script = (
         "import sys; from stager.disk.cache import Cache; from stager.disk.locks import Locks; "
@@ -286,7 +286,7 @@ def test_what_another_process_has_locked_stays(node: Node) -> None:
     assert node.remove("a") is not None
 
 
-def test_a_folder_that_became_a_link_leads_nowhere(node: Node, tmp_path: Path) -> None:
+def test_a_folder_that_became_a_link_is_not_followed(node: Node, tmp_path: Path) -> None:
     (node.disk / "sub").mkdir()
     node.put("sub/a", 10)
     (node.disk / "sub").rename(tmp_path / "elsewhere")
@@ -296,7 +296,7 @@ def test_a_folder_that_became_a_link_leads_nowhere(node: Node, tmp_path: Path) -
     assert (tmp_path / "elsewhere/a").exists()
 
 
-def test_a_copy_with_a_second_name_gives_no_room(node: Node) -> None:
+def test_removing_a_copy_with_a_second_name_frees_nothing(node: Node) -> None:
     node.put("a", 100_000)
     (node.disk / "b").hardlink_to(node.disk / "a")
     assert [one.size for one in look(node.cache, "")] == [0]
@@ -318,7 +318,7 @@ def bytes_taken(node: Node) -> int:
     return sum(one.size for one in look(node.cache, ""))
 
 
-def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node) -> None:
+def test_a_copy_that_came_in_use_since_the_plan_is_skipped_for_the_next(node: Node) -> None:
     for number, name in enumerate("abc"):
         node.put(name, MIB, used_at=number)
     room = room_on(node, 1, bytes_taken(node))
@@ -330,7 +330,7 @@ def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node)
     assert node.names() == ["a", "c"]
 
 
-def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> None:
+def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: Node) -> None:
     node.put("a", MIB)
     size = bytes_taken(node)
     room = room_on(node, 1, size)
@@ -349,7 +349,7 @@ def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
     assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []
 
 
-def test_what_is_not_ones_own_copy_any_more_gives_no_room(node: Node) -> None:
+def test_a_copy_that_was_replaced_or_removed_frees_nothing(node: Node) -> None:
     node.put("a", MIB)
     _replace(node.disk / "a")
     node.put("b", MIB)
@@ -433,9 +433,7 @@ def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> 
     assert on_tmpfs(disk, "size=4m", act) == [1, 0]
 
 
-def test_a_copy_that_cannot_be_removed_is_passed_over_for_the_next(
-    node: Node, tmp_path: Path
-) -> None:
+def test_a_copy_that_cannot_be_removed_is_skipped_for_the_next(node: Node, tmp_path: Path) -> None:
     (node.disk / "sub").mkdir()
     node.put("sub/a", MIB, used_at=1)
     node.put("b", MIB, used_at=2)

@@ -166,15 +166,13 @@ STATES: dict[Callable[[Node], None], str] = {
 @pytest.mark.parametrize(
     ("change", "state"), STATES.items(), ids=[change.__name__.strip("_") for change in STATES]
 )
-def test_an_entry_says_whether_the_copy_still_fits(
-    node: Node, change: Callable[[Node], None], state: str
-) -> None:
+def test_the_state_of_an_entry(node: Node, change: Callable[[Node], None], state: str) -> None:
     change(node)
     assert node.look().entries == [node.entry._replace(state=state)]
 
 
 @pytest.mark.root
-def test_a_copy_that_changed_its_owner_is_changed(node: Node) -> None:
+def test_a_copy_with_another_owner_is_changed(node: Node) -> None:
     os.chown(node.copy, os.getuid() + 1, -1)
     assert node.look().entries == [node.entry._replace(state="changed")]
 
@@ -193,14 +191,14 @@ def test_entries_are_sorted_by_destination_over_all_roots(node: Node) -> None:
     ]  # fmt: skip
 
 
-def test_a_status_tells_the_room_of_each_root(node: Node) -> None:
+def test_a_status_has_the_free_space_of_each_root(node: Node) -> None:
     room = os.statvfs(node.root)
     [seen] = node.look("/nvme", "/nowhere").rooms
     assert (seen.root, seen.size) == ("/nvme", room.f_blocks * room.f_frsize)
     assert abs(seen.free - room.f_bavail * room.f_frsize) < 1 << 30
 
 
-def test_a_user_of_whom_the_node_has_no_folder_has_no_entries(node: Node) -> None:
+def test_a_user_without_a_folder_on_the_node_has_no_entries(node: Node) -> None:
     def act() -> list[Entry]:
         return node_status(str(home), ("/nvme",), ()).entries
 
@@ -229,7 +227,7 @@ def test_a_root_without_permission_has_no_entries(mode: int) -> None:
         assert as_ordinary_user(lambda: act(home)) == []
 
 
-def test_a_look_at_a_disk_without_records_leaves_it_as_it_was(tmp_path: Path) -> None:
+def test_the_status_of_a_disk_without_records_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "nvme").mkdir()
     assert node_status(str(tmp_path), ["/nvme"], []).entries == []
     assert list(tmp_path.rglob("*")) == [tmp_path / "nvme"]
@@ -293,7 +291,7 @@ def _rewrite(path: str, change: dict[str, object]) -> None:
     [_writable_by_all, _link, _linked_twice, _pipe, _too_long, _newer, _cut, _of_another],
     ids=lambda act: act.__name__.strip("_"),
 )
-def test_a_record_that_cannot_be_trusted_is_no_entry_and_told(
+def test_a_record_that_cannot_be_trusted_is_reported_and_no_entry(
     node: Node, damage: Callable[[str], str]
 ) -> None:
     path = node.record_path()
@@ -362,7 +360,7 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
 # Jobs
 
 
-def test_jobs_that_run_are_told_by_what_they_use(
+def test_running_jobs_are_found_by_what_they_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
@@ -384,7 +382,7 @@ def test_jobs_that_run_are_told_by_what_they_use(
     }  # fmt: skip
 
 
-def test_a_status_travels_and_is_told_to_programs() -> None:
+def test_a_status_travels_and_has_a_json_for_programs() -> None:
     seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")])
     assert NodeStatus.from_wire(json.loads(json.dumps(seen.to_wire()))) == seen
     assert seen.to_json() == {

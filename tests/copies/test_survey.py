@@ -100,7 +100,7 @@ JUDGED: dict[
 
 
 @pytest.mark.parametrize(("source", "record", "copy", "reasons"), JUDGED.values(), ids=JUDGED)
-def test_a_copy_is_current_or_it_is_said_why_not(
+def test_a_copy_is_current_or_there_is_a_reason(
     source: SourceFacts,
     record: Record | None,
     copy: os.stat_result | None,
@@ -187,7 +187,7 @@ def needed(reason: Reason) -> Survey:
 
 
 @pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
-def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
+def test_a_node_with_a_staged_copy_is_current_and_answers_its_digest(
     node: Node, validate: Validate
 ) -> None:
     node.stage()
@@ -196,14 +196,14 @@ def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
     assert answer.current
 
 
-def test_a_node_that_is_always_to_receive_is_never_current(node: Node) -> None:
+def test_with_validate_always_no_node_is_current(node: Node) -> None:
     node.stage()
     answer = node.survey(Validate.ALWAYS)
     assert answer == needed(ALWAYS)
     assert not answer.current
 
 
-def test_a_node_without_a_copy_lacks_it_though_its_folders_are_to_be_made(node: Node) -> None:
+def test_a_node_without_a_copy_needs_it_even_if_its_folders_are_missing(node: Node) -> None:
     assert node.survey() == needed(ABSENT)
     assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed(ABSENT)
 
@@ -276,7 +276,7 @@ EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
 @pytest.mark.parametrize(
     ("change", "answers"), EVENTS, ids=[change.__name__.strip("_") for change, _ in EVENTS]
 )
-def test_what_happens_to_files_on_disk_is_found_out(
+def test_changes_of_the_files_on_disk_are_found(
     node: Node, change: Callable[[Node], object], answers: tuple[Survey, Survey, Survey]
 ) -> None:
     node.stage()
@@ -318,7 +318,7 @@ def refusal(node: Node, path: Path) -> str:
     ],
     ids=["a folder", "a named pipe"],
 )
-def test_a_destination_that_is_no_file_is_named_by_its_kind(
+def test_a_destination_that_is_not_a_file_is_refused_by_its_kind(
     node: Node, make: Callable[[Path], object], kind: str
 ) -> None:
     make(node.copy)
@@ -326,20 +326,20 @@ def test_a_destination_that_is_no_file_is_named_by_its_kind(
 
 
 @pytest.mark.parametrize("below", ["copy.sqsh", "a/b/copy.sqsh"])
-def test_a_file_where_a_folder_is_wanted_is_named(node: Node, below: str) -> None:
+def test_a_file_in_the_place_of_a_folder_is_refused(node: Node, below: str) -> None:
     (node.disk / "file").write_bytes(b"")
     message = f"{node.disk}/file is a plain file, not a folder"
     assert refusal(node, node.disk / "file" / below) == message
 
 
 @pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
-def test_a_symlink_where_a_folder_is_wanted_is_named(node: Node, target: str) -> None:
+def test_a_symlink_in_the_place_of_a_folder_is_refused(node: Node, target: str) -> None:
     (node.disk / "link").symlink_to(target)
     message = f"{node.disk}/link is a symbolic link, not a folder"
     assert refusal(node, node.disk / "link/copy.sqsh") == message
 
 
-def test_a_name_that_the_filesystem_cannot_hold_is_named(node: Node) -> None:
+def test_a_name_that_is_too_long_is_refused(node: Node) -> None:
     path = node.disk / ("x" * 256)
     assert refusal(node, path) == f"{path}: File name too long"
 
@@ -382,7 +382,7 @@ def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
     ],
     ids=["no writing", "no entering"],
 )
-def test_a_folder_without_permission_is_named(home: Path, mode: int, message: str) -> None:
+def test_a_folder_without_permission_is_refused(home: Path, mode: int, message: str) -> None:
     def act() -> str:
         node = Node(home)
         (node.disk / "closed").mkdir()
@@ -396,7 +396,7 @@ def test_a_folder_without_permission_is_named(home: Path, mode: int, message: st
 
 
 def share(node: Node, named: str = "") -> Survey | str:
-    """What a user is told who wants what lies there as root's, by another ``named`` source."""
+    """The survey of a user who wants root's copy, or its message; of another ``named`` source."""
     item = StageItem(named or str(node.source), str(node.copy), str(node.disk), shared=True)
     source = look_at_source(str(node.source))
     try:
@@ -412,7 +412,7 @@ def not_current(node: Node, why: str) -> str:
     )
 
 
-def test_what_root_staged_is_used_as_long_as_it_is_current(
+def test_the_copy_of_root_is_used_as_long_as_it_is_current(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -427,13 +427,13 @@ def test_what_root_staged_is_used_as_long_as_it_is_current(
     assert share(node) == not_current(node, "not recorded")
 
 
-def test_what_is_absent_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_copy_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", (60.0,))
     assert share(node) == not_current(node, "absent")
 
 
 @pytest.mark.root
-def test_what_root_staged_for_a_few_is_refused_to_others(
+def test_a_copy_of_root_that_the_user_may_not_read_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -454,13 +454,13 @@ def test_what_root_staged_for_a_few_is_refused_to_others(
     assert as_ordinary_user(lambda: share(node)) == CURRENT
 
 
-def test_a_damaged_record_is_told(node: Node) -> None:
+def test_a_record_that_cannot_be_read_is_a_reason(node: Node) -> None:
     node.stage()
     Path(node.cache.record_path(str(node.copy))).write_text("{}")
     assert node.survey() == needed(Reason.UNREADABLE_RECORD)
 
 
-def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> None:
+def test_a_copy_that_root_is_replacing_is_waited_for(node: Node) -> None:
     node.stage()
     whole = node.cache.load(str(node.copy))
     assert whole
@@ -472,7 +472,7 @@ def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> N
 
 
 @pytest.mark.root
-def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: Node) -> None:
+def test_a_shared_copy_with_wider_permissions_than_its_source_is_not_current(node: Node) -> None:
     node.stage()
     item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
     source = replace(look_at_source(item.source), mode=0o600)
@@ -481,7 +481,7 @@ def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: N
     assert answer == needed(Reason.TOO_OPEN)
 
 
-def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
+def test_a_damaged_copy_of_root_is_found_if_a_checksum_is_asked_for(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -499,7 +499,7 @@ def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
 
 
-def test_a_root_that_is_the_whole_disk_has_nothing_above(node: Node) -> None:
+def test_a_cache_root_may_be_the_whole_disk(node: Node) -> None:
     node.stage()
     item = StageItem(str(node.source), str(node.copy), "", Options(validate=Validate.STAT))
     source = look_at_source(str(node.source))

@@ -56,17 +56,17 @@ def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> R
         (SPREAD, None, Reason.NOT_RECORDED),
     ],
 )
-def test_a_folder_is_there_as_it_is_wanted_or_it_is_said_why_not(
+def test_the_copy_of_a_folder_may_be_current_or_there_is_a_reason(
     item: StageItem, record: Record | None, reason: Reason | None
 ) -> None:
     assert judged(item, record) == reason
 
 
-def test_a_folder_that_is_not_there_is_absent_whatever_is_wanted() -> None:
+def test_a_folder_that_is_missing_is_absent_whatever_is_asked_for() -> None:
     assert judge_tree(SPREAD, FOLDER, WHOLE, None) == Reason.ABSENT
 
 
-def test_a_part_is_that_of_the_source_as_it_was_listed() -> None:
+def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:
     changed = replace(FOLDER, listing="3" * 32)
     assert judged(SPREAD, PART, changed) == Reason.SOURCE_CHANGED
     by_size = having(SPREAD, validate=Validate.SIZE)

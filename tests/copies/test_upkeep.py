@@ -129,7 +129,7 @@ def test_a_command_travels_as_one_plain_argument() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", "bnVsbA==", "e30=", "eyJkZWVkIjogMX0="])
-def test_what_is_no_command_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_command_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Command.from_text(text)
     assert str(caught.value) == "only stagectl on another node calls this command"
@@ -141,7 +141,9 @@ def test_a_result_travels() -> None:
 
 
 @pytest.mark.parametrize("action", [Action.VERIFY, Action.EVICT, Action.PIN, Action.UNPIN])
-def test_what_is_not_staged_is_named_and_the_others_are_done(node: Node, action: Action) -> None:
+def test_a_destination_that_is_not_staged_is_refused_and_the_others_are_done(
+    node: Node, action: Action
+) -> None:
     node.stage("a")
     result = node.do(action, "x", "a")
     assert [one.destination for one in result.done] == ["/nvme/a"]
@@ -165,7 +167,9 @@ def test_a_pin_is_kept_in_the_record(node: Node) -> None:
     assert not node.pinned("a")
 
 
-def test_what_is_being_staged_is_not_pinned(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_being_staged_is_not_pinned(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.stage("a")
     result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
     holder = _holder()
@@ -229,7 +233,7 @@ def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     assert node.left() == ["a"]
 
 
-def test_what_was_not_used_for_long_goes(node: Node) -> None:
+def test_copies_that_were_not_used_for_long_are_evicted(node: Node) -> None:
     for name, age in {"a": 90_000, "b": 100, "c": 100_000}.items():
         node.stage(name, age)
     assert node.do(Action.EVICT, older=86_400) == NodeResult(
@@ -243,7 +247,7 @@ def free(node: Node) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def test_the_least_recently_used_go_until_enough_is_free(node: Node) -> None:
+def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) -> None:
     for name, age in {"a": 30, "b": 20, "c": 10}.items():
         node.stage(name, age, bytes(64 * MIB))
     # The disk is not this test's alone: half a copy's size to either side.
@@ -253,7 +257,7 @@ def test_the_least_recently_used_go_until_enough_is_free(node: Node) -> None:
     assert node.do(Action.EVICT, to_free=free(node) - 32 * MIB) == NodeResult()
 
 
-def test_nothing_goes_where_all_would_not_be_enough(node: Node) -> None:
+def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> None:
     node.stage("a")
     node.stage("b", pinned=True)
     [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
@@ -267,7 +271,7 @@ def test_nothing_goes_where_all_would_not_be_enough(node: Node) -> None:
     assert node.left() == ["a", "b"]
 
 
-def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
+def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy = node.stage("a")
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
@@ -279,7 +283,7 @@ def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
     assert copy.read_bytes() == b"mine"
 
 
-def test_a_disk_that_fails_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.stage("a")
     node.stage("b")
     shutil.rmtree(f"{node.cache.folder}/partial")
@@ -324,7 +328,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
 @pytest.mark.parametrize(
     ("damage", "fault"), FAULTS.items(), ids=[act.__name__.strip("_") for act in FAULTS]
 )
-def test_a_damaged_copy_is_told_and_the_others_are_verified(
+def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     node: Node, damage: Callable[[Path], None], fault: str
 ) -> None:
     copies = {name: node.stage(name) for name in "abc"}
@@ -336,7 +340,7 @@ def test_a_damaged_copy_is_told_and_the_others_are_verified(
     assert node.do(Action.VERIFY, "a", "b", "c") == expected
 
 
-def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> None:
+def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() -> None:
     def act(home: Path) -> NodeResult:
         node = Node(home / "node1")
         node.stage("a").chmod(0)
@@ -352,7 +356,7 @@ def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> Non
     assert result == NodeResult([Done("/nvme/b", 4)], [Refused(7, fault)])
 
 
-def test_a_copy_that_is_being_replaced_is_no_damaged_one(node: Node) -> None:
+def test_a_copy_that_is_being_replaced_is_not_reported_as_damaged(node: Node) -> None:
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
     result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
@@ -379,7 +383,7 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
 
 
 @pytest.mark.root
-def test_only_root_may_change_what_is_shared_and_all_may_verify_it() -> None:
+def test_only_root_may_change_shared_copies_and_all_may_verify_them() -> None:
     with ordinary_home() as home:
         (home / "site").mkdir()
         os.chown(home, 0, 0)
