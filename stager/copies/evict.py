@@ -43,7 +43,7 @@ class Candidate:
         return self.record.destination
 
 
-def look(cache: Cache, disk: str) -> list[Candidate]:
+def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
     """Return all recorded copies of ``cache``, on the node whose disk is seen at ``disk``."""
     in_use = cache.in_use()
     # Simulated nodes have no jobs.
@@ -192,7 +192,7 @@ class RoomPlan:
                 one, may_go=one.may_go and one.destination not in wanted
             )
             for cache in caches
-            for one in look(cache, disk)
+            for one in find_candidates(cache, disk)
             if one.destination not in replaced
         }
 

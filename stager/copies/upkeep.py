@@ -206,7 +206,7 @@ class _Run:
         self._evict_all(
             one
             for cache in self._own
-            for one in evict.look(cache, self._disk)
+            for one in evict.find_candidates(cache, self._disk)
             if one.record.used_at < limit
         )
 
@@ -296,7 +296,7 @@ class _Run:
         lacking = self._command.to_free - free
         if lacking <= 0:
             return
-        candidates = [one for cache in caches for one in evict.look(cache, self._disk)]
+        candidates = [one for cache in caches for one in evict.find_candidates(cache, self._disk)]
         chosen = evict.choose(candidates, lacking)
         freed = sum(one.size for one in chosen)
         if freed < lacking:

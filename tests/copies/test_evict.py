@@ -21,8 +21,8 @@ from stager.copies.evict import (
     Need,
     RoomPlan,
     choose,
+    find_candidates,
     free_bytes,
-    look,
     oldest,
     plan_room,
     remove,
@@ -237,7 +237,7 @@ def test_a_file_that_got_the_inode_number_of_the_copy_is_kept(node: Node) -> Non
 
 def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
     os.rmdir(f"{node.cache.folder}/records")
-    assert look(node.cache, "") == []
+    assert find_candidates(node.cache, "") == []
 
 
 def test_a_record_whose_copy_is_gone_is_removed(node: Node) -> None:
@@ -258,17 +258,17 @@ def test_a_copy_that_a_job_uses_is_kept_as_long_as_the_job_runs(node: Node) -> N
     mark = f"{paths.JOBS_FOLDER}/17.{os.getuid()}"
     os.close(os.open(mark, os.O_CREAT, 0o644))
     note_uses(os.getuid(), 17, [str(node.disk / "a")])
-    assert [one.may_go for one in look(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
     assert node.remove("a") is None
     os.unlink(mark)
-    assert [one.may_go for one in look(node.cache, "")] == [True]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [True]
     assert node.remove("a") is not None
 
 
 def test_on_a_node_that_does_not_mark_jobs_nothing_is_evicted(node: Node) -> None:
     node.put("a", 10)
     os.rmdir(paths.JOBS_FOLDER)
-    assert [one.may_go for one in look(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
 
 
 def test_a_copy_that_another_process_has_locked_is_kept(node: Node) -> None:
@@ -299,7 +299,7 @@ def test_a_folder_that_became_a_link_is_not_followed(node: Node, tmp_path: Path)
 def test_removing_a_copy_with_a_second_name_frees_nothing(node: Node) -> None:
     node.put("a", 100_000)
     (node.disk / "b").hardlink_to(node.disk / "a")
-    assert [one.size for one in look(node.cache, "")] == [0]
+    assert [one.size for one in find_candidates(node.cache, "")] == [0]
 
 
 def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPlan:
@@ -315,7 +315,7 @@ def make(node: Node, room: RoomPlan) -> list[Evicted]:
 
 
 def bytes_taken(node: Node) -> int:
-    return sum(one.size for one in look(node.cache, ""))
+    return sum(one.size for one in find_candidates(node.cache, ""))
 
 
 def test_a_copy_that_came_in_use_since_the_plan_is_skipped_for_the_next(node: Node) -> None:

@@ -65,7 +65,7 @@ class Node:
             pinned=record.pinned,
         )  # fmt: skip
 
-    def look(self, *roots: str) -> NodeStatus:
+    def status(self, *roots: str) -> NodeStatus:
         return node_status(str(self.disk), roots or ("/nvme",), ())
 
     def record_path(self) -> str:
@@ -168,13 +168,13 @@ STATES: dict[Callable[[Node], None], str] = {
 )
 def test_the_state_of_an_entry(node: Node, change: Callable[[Node], None], state: str) -> None:
     change(node)
-    assert node.look().entries == [node.entry._replace(state=state)]
+    assert node.status().entries == [node.entry._replace(state=state)]
 
 
 @pytest.mark.root
 def test_a_copy_with_another_owner_is_changed(node: Node) -> None:
     os.chown(node.copy, os.getuid() + 1, -1)
-    assert node.look().entries == [node.entry._replace(state="changed")]
+    assert node.status().entries == [node.entry._replace(state="changed")]
 
 
 # Looking
@@ -186,14 +186,14 @@ def test_entries_are_sorted_by_destination_over_all_roots(node: Node) -> None:
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(b"image")
     entries = {copy.name: node.recorded(copy) for copy in copies}
-    assert node.look("/b", "/nvme", "/a").entries == [
+    assert node.status("/b", "/nvme", "/a").entries == [
         entries["9"], entries["1"], entries["2"], node.entry,
     ]  # fmt: skip
 
 
 def test_a_status_has_the_free_space_of_each_root(node: Node) -> None:
     room = os.statvfs(node.root)
-    [seen] = node.look("/nvme", "/nowhere").rooms
+    [seen] = node.status("/nvme", "/nowhere").rooms
     assert (seen.root, seen.size) == ("/nvme", room.f_blocks * room.f_frsize)
     assert abs(seen.free - room.f_bavail * room.f_frsize) < 1 << 30
 
@@ -208,12 +208,12 @@ def test_a_user_without_a_folder_on_the_node_has_no_entries(node: Node) -> None:
 
 
 def test_a_root_that_the_node_lacks_has_no_entries(node: Node) -> None:
-    assert node.look("/nowhere", "/nvme").entries == [node.entry]
+    assert node.status("/nowhere", "/nvme").entries == [node.entry]
 
 
 def test_a_root_that_is_a_file_has_no_entries(node: Node) -> None:
     (node.disk / "file").write_bytes(b"")
-    assert node.look("/file", "/nvme").entries == [node.entry]
+    assert node.status("/file", "/nvme").entries == [node.entry]
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o000], ids=["no writing", "no entering"])
@@ -296,7 +296,7 @@ def test_a_record_that_cannot_be_trusted_is_reported_and_no_entry(
 ) -> None:
     path = node.record_path()
     why = damage(path)
-    seen = node.look()
+    seen = node.status()
     assert seen.entries == []
     assert Unread(path, why) in seen.unread
 
@@ -349,7 +349,7 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
         )
 
     as_user(USER, save)
-    assert [(e.user, e.state) for e in node.look().entries] == [(0, "current")]
+    assert [(e.user, e.state) for e in node.status().entries] == [(0, "current")]
     seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
@@ -418,5 +418,5 @@ def test_ten_thousand_records_are_read(node: Node) -> None:
         record = replace(template, destination=f"/nvme/{number}")
         with open(cache.record_path(record.destination), "w") as file:
             file.write(record.to_json())
-    status = node.look()
+    status = node.status()
     assert (len(status.entries), status.unread) == (10_001, [])
