@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from stager.cli.options import NodeOptions
+    from stager.launch.gather import Answer
 
 #: Copies that are named one by one.
 _MOST_NAMED = 20
@@ -68,18 +69,28 @@ def run_action(
     failures = _failures(command, results, problems)
     code = failures[0].code if failures else 0
     if as_json:
-        nodes = [
-            {
-                "node": answer.node,
-                "problem": problems.get(answer.node, ""),
-                **asdict(results.get(answer.node, NodeResult())),
-            }
-            for answer in answers
-        ]
-        click.echo(json.dumps({"nodes": nodes, "dry_run": dry_run, "code": code}, indent=1))
+        click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
     else:
         _print(command, results, failures)
     return code
+
+
+def _to_json(
+    command: Command,
+    answers: Iterable[Answer],
+    results: Mapping[str, NodeResult],
+    problems: Mapping[str, str],
+    code: int,
+) -> dict[str, Any]:
+    nodes = [
+        {
+            "node": answer.node,
+            "problem": problems.get(answer.node, ""),
+            **asdict(results.get(answer.node, NodeResult())),
+        }
+        for answer in answers
+    ]
+    return {"nodes": nodes, "dry_run": command.dry_run, "code": code}
 
 
 def _print(
