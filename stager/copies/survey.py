@@ -232,7 +232,9 @@ def check_folder(folder: str, cache: Cache) -> None:
         raise DestinationError(f"{folder} is {kind_of(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         check_read_only(folder)
-        raise DestinationError(f"{folder}: no permission to write there")
+        raise DestinationError(
+            f"{folder}: no permission to write there; choose another destination"
+        )
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DestinationError(

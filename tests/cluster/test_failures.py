@@ -152,7 +152,8 @@ def test_a_disk_that_filled_up_behind_a_current_copy_is_no_matter(site: Site) ->
 
 def test_an_unwritable_destination_on_one_node(site: Site) -> None:
     site.path("n2", "/nvme/data").mkdir(mode=0o755)
-    fails(site, 6, "n2: /nvme/data: no permission to write there")
+    message = "n2: /nvme/data: no permission to write there; choose another destination"
+    fails(site, 6, message)
     site.path("n2", "/nvme/data").rmdir()
     works(site)
 

@@ -377,7 +377,7 @@ def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        (0o500, "{disk}/closed: no permission to write there"),
+        (0o500, "{disk}/closed: no permission to write there; choose another destination"),
         (0o600, "{disk}/closed/copy.sqsh: Permission denied"),
     ],
     ids=["no writing", "no entering"],
