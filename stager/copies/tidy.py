@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.root in caches:
         cache = caches[options.root]
         # By time of use alone, as root compares it with that of other users' copies.
-        may_go = sorted(evict.oldest(evict.look(cache, "")), key=lambda copy: copy.record.used_at)
+        may_go = sorted(
+            evict.oldest(evict.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
+        )
         oldest, others = may_go[: options.oldest], may_go[options.oldest :]
         answer["evicted"] = _remove(cache, [copy.record.destination for copy in oldest])
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
@@ -94,11 +96,11 @@ def _remove(cache: Cache, destinations: Sequence[str]) -> int:
 
 def _usage(cache: Cache) -> tuple[int, int]:
     """Return the bytes and the number of all copies."""
-    copies = evict.look(cache, "")
+    copies = evict.find_candidates(cache, "")
     # A job's end may have gone unnoticed, as when the node lost its power.
     ended = [copy.record.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
     if _remove(cache, ended):
-        copies = evict.look(cache, "")
+        copies = evict.find_candidates(cache, "")
     return sum(copy.size for copy in copies), len(copies)
 
 
