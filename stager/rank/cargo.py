@@ -77,8 +77,8 @@ class Cargo(ABC):
     def need(self) -> int:
         """Return the bytes to write on this node's disk.
 
-        First step, also of a dry run: `room` evicts copies for so many bytes. For a file only rank
-        0 is asked, because the answer is the same everywhere and may have to read the source.
+        First step, also of a dry run: `room` evicts copies if the disk has less room. For a file
+        only rank 0 is asked: the answer is the same everywhere, and may need a look at the source.
         """
 
     @abstractmethod

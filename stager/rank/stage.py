@@ -177,14 +177,16 @@ class StageRun:
         """Return the destinations to lock: none in a dry run, which waits for no other job."""
         if self._context.request.dry_run:
             return []
-        return [(one.cache, one.item.destination) for one in items if not self._is_roots(one)]
+        return [
+            (one.cache, one.item.destination) for one in items if not self._only_root_stages(one)
+        ]
 
     def _report_wait(self, busy: Busy, seconds: float) -> None:
         if self._rank == 0:
             tell("waiting", **busy._asdict(), seconds=seconds)
 
-    def _is_roots(self, one: SettledItem) -> bool:
-        """Whether only root can stage the item: other users find it current or fail."""
+    def _only_root_stages(self, one: SettledItem) -> bool:
+        """Whether only root can stage the item: other users use a current copy or fail."""
         return one.item.shared and self._context.node.uid != 0
 
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
@@ -205,7 +207,7 @@ class StageRun:
         ]
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
-        if self._is_roots(one):
+        if self._only_root_stages(one):
             return survey_shared
         if not one.source.is_tree and not one.item.options.extract:
             return survey

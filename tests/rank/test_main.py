@@ -60,3 +60,30 @@ def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
     done = run_ranks("pass")
     assert done.returncode == 0, done.stderr  # mpiexec's code were another without MPI_Finalize
     assert done.stdout.splitlines() == ["thread level True"] * 3
+
+
+#: Modules that a rank whose copies are all current does without: each costs path look-ups on shared
+#: storage, on all nodes at once.
+NEEDLESS = {
+    "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "zstandard",
+    "stager.archive", "stager.tree", "stager.launch", "stager.copies.evict", "stager.rank.cargo",
+    "stager.rank.delivery", "stager.rank.guard", "stager.wire.ring", "stager.wire.transfer",
+}  # fmt: skip
+#: Prints the modules that a rank imports after MPI_Init.
+IMPORTED = """
+import sys, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+before = set(sys.modules)
+import stager.rank.main
+print(*set(sys.modules) - before, sep="\\n")
+"""
+
+
+def test_a_rank_imports_what_moves_data_only_when_data_moves() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", IMPORTED], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.splitlines())
+    assert "stager.rank.stage" in imported
+    assert imported & NEEDLESS == set()
