@@ -49,7 +49,11 @@ IMAGES = (".sqsh", ".squashfs")
 
 
 def archive_suffix(path: str) -> str:
-    """Return the suffix of an archive's name in lower case, or an empty text for other names."""
+    """Return the suffix of an archive's name in lower case, or an empty text for other names.
+
+    >>> archive_suffix("/shared/Env.TAR.gz"), archive_suffix("/shared/env")
+    ('.tar.gz', '')
+    """
     return next((suffix for suffix in ARCHIVES if path.lower().endswith(suffix)), "")
 
 

@@ -33,6 +33,9 @@ class Spans:
         """Yield in order what the bytes from ``begin`` to before ``end`` take of each span.
 
         A span without bytes is passed over. Raise IndexError if ``end`` lies beyond the last span.
+
+        >>> list(Spans([4, 0, 10]).slices(3, 9))
+        [(0, 0, 3, 1), (2, 1, 0, 5)]
         """
         ends = self._ends
         number = bisect_right(ends, begin)

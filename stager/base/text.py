@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Replace what does not print by ``?``, so that a caret can stand below each character."""
+    """Replace what does not print by ``?``, so that a caret can stand below each character.
+
+    >>> printable("a\\tb")
+    'a?b'
+    """
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -12,7 +16,11 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes with a unit: ``268435456`` is ``256.0 MiB``."""
+    """Return a number of bytes with a unit.
+
+    >>> bytes_text(268435456), bytes_text(1000)
+    ('256.0 MiB', '1000 B')
+    """
     unit = 0
     while round(count, 1) >= 1024 and unit < len(_UNITS) - 1:
         count /= 1024
@@ -21,7 +29,11 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds with units: ``5000`` is ``1 h 23 min``, and ``5`` is ``5.0 s``."""
+    """Return seconds with units.
+
+    >>> seconds_text(5), seconds_text(90), seconds_text(5000)
+    ('5.0 s', '1 min 30 s', '1 h 23 min')
+    """
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -30,5 +42,9 @@ def seconds_text(seconds: float) -> str:
 
 
 def files_text(count: int) -> str:
-    """Return ``1 file``, ``2 files``."""
+    """Return a number of files.
+
+    >>> files_text(1), files_text(2)
+    ('1 file', '2 files')
+    """
     return f"{count} file" if count == 1 else f"{count} files"

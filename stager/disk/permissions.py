@@ -19,6 +19,9 @@ def file_mode(mode: int) -> int:
     """Return the permissions for the copy of a file that has ``mode``.
 
     Its owner may always read it, because they could read the source. Setuid and setgid are dropped.
+
+    >>> oct(file_mode(0o4277))
+    '0o655'
     """
     return mode & _FILE | stat.S_IRUSR
 

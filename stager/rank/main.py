@@ -181,7 +181,3 @@ def _note_figures(
         misses = sum(node.name in item.received for item in items)
         removed = sum(one.node == node.name for one in evicted)
         note_figures(node.uid, request.job, (hits, misses, removed, int(code != 0), seconds))
-
-
-if __name__ == "__main__":
-    main()

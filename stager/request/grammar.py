@@ -39,6 +39,10 @@ _LINE = "#STAGE SRC DST [key=value…]"
 def parse_value(text: str) -> tuple[Directive, ...]:
     """Return the directives of one ``--stage`` value.
 
+    >>> [directive] = parse_value("/shared/env:/nvme/env,relocate=venv")
+    >>> directive.destination, str(directive.options)
+    ('/nvme/env', 'validate=stat, relocate=venv')
+
     Raise DirectiveError, or UsageError if the value is longer than MAX_LIST.
     """
     size = len(os.fsencode(text))
