@@ -1,4 +1,4 @@
-"""``python -m stager`` is ``stagectl``, for callers that must name their interpreter."""
+"""Run ``stagectl`` by ``python -m stager``, for callers that must name their interpreter."""
 
 from stager.cli.main import main
 

@@ -1,1 +1,1 @@
-"""What do users type and read? The only package that prints."""
+"""What do people type and read? ``stagectl``, one module a command; nothing else prints."""

@@ -1,8 +1,4 @@
-"""The ranks' outcome in, one summary line a file or one message a failure out. Pure.
-
-Ranks speak to the process that launched them by events, one line of JSON each on stdout:
-``started``, ``waiting``, ``progress``, and last ``result``; or ``crashed``, unforeseen.
-"""
+"""Make the lines that users read from an outcome, its failures, rates and progress. Pure."""
 
 from __future__ import annotations
 
@@ -15,32 +11,32 @@ if TYPE_CHECKING:
     from stager.base.errors import Failure
     from stager.base.outcome import ItemReport, Outcome, Rate
 
+#: Returns node names in Slurm's short form.
 Fold = Callable[[list[str]], str]
-
 
 #: Evicted files that are named one by one.
 _MOST_EVICTED = 8
 
 
 def summary(outcome: Outcome, fold: Fold) -> list[str]:
-    """The lines for the job's output: one an item, or one a failure."""
+    """Return the lines for the job's output: one an item, or one a failure."""
     if outcome.failures:
         return failure_lines(outcome.failures, fold)
-    tell = _planned_line if outcome.dry_run else _item_line
+    line = _planned_line if outcome.dry_run else _item_line
     evicted = _evicted_lines(outcome, fold)
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
-    return [*evicted, *(tell(item, fold) for item in outcome.items), *notes]
+    return [*evicted, *(line(item, fold) for item in outcome.items), *notes]
 
 
 def phase_line(outcome: Outcome) -> str:
-    """Where the time went, and what took most of it."""
+    """Return where the time went, and what took most of it."""
     times = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in outcome.phases.items())
     longest = max(outcome.phases, key=outcome.phases.__getitem__)
     return f"{outcome.seconds:.2f} s: {times}; bounded by {longest}"
 
 
 def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
-    """Each different message once, led by all the nodes that it comes from."""
+    """Return each different message once, after the nodes that it comes from."""
     nodes: dict[str, list[str]] = {}
     for failure in failures:
         nodes.setdefault(failure.message, []).append(failure.node)
@@ -52,7 +48,7 @@ def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
 def _item_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
         return (
-            f"{item.destination}: current on {_nodes(item.current, fold)}, nothing moved "
+            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing moved "
             f"({_size(item)}, {seconds_text(item.seconds)})"
         )
     origin = _origin(item, fold)
@@ -62,9 +58,9 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {_moved(item)} from {origin} "
-        f"to {_nodes(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+        f"to {nodes_text(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
-    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:
@@ -73,7 +69,7 @@ def _spread_line(item: ItemReport, fold: Fold) -> str:
     part = least if least == most else f"{least} to {most}"
     return (
         f"{item.destination}: {_moved(item)} from {item.source} spread over "
-        f"{_nodes(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
+        f"{nodes_text(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
     )
 
 
@@ -83,7 +79,7 @@ def _size(item: ItemReport) -> str:
 
 
 def _moved(item: ItemReport) -> str:
-    """What moved; of a tree of which a part is there already, that part and what was deleted."""
+    """Return what moved, and what was kept and deleted of a folder that was there in part."""
     tree = item.tree
     if tree is None or (tree.moved == tree.files and not tree.deleted):
         return _size(item)
@@ -93,35 +89,37 @@ def _moved(item: ItemReport) -> str:
 
 
 def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
-    """What had to go, each file once with its nodes; a long list in one line."""
-    gone = "would be evicted" if outcome.dry_run else "evicted"
+    """Return what was evicted, each file once with its nodes; one line for a long list."""
+    done = "would be evicted" if outcome.dry_run else "evicted"
     nodes: dict[str, list[str]] = {}
     for one in outcome.evicted:
         nodes.setdefault(one.destination, []).append(one.node)
     if len(nodes) > _MOST_EVICTED:
         total = bytes_text(sum(one.size for one in outcome.evicted))
-        everywhere = _nodes(sorted({one.node for one in outcome.evicted}), fold)
-        return [f"{len(nodes)} files {gone} on {everywhere} to make room: {total} in all"]
+        everywhere = nodes_text(sorted({one.node for one in outcome.evicted}), fold)
+        return [f"{len(nodes)} files {done} on {everywhere} to make room: {total} in all"]
     return [
-        f"{path}: {gone} on {_nodes(where, fold)} to make room" for path, where in nodes.items()
+        f"{path}: {done} on {nodes_text(where, fold)} to make room" for path, where in nodes.items()
     ]
 
 
 def _planned_line(item: ItemReport, fold: Fold) -> str:
     if not item.received:
-        return f"{item.destination}: current on {_nodes(item.current, fold)}, nothing would move"
+        return (
+            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing would move"
+        )
     origin = _origin(item, fold)
     would = "would be spread" if item.shard_list else "would move"
     way = "over" if item.shard_list else "to"
     line = (
         f"{item.destination}: {_size(item)} {would} from {origin} "
-        f"{way} {_nodes(item.received, fold)} ({', '.join(item.reasons)})"
+        f"{way} {nodes_text(item.received, fold)} ({', '.join(item.reasons)})"
     )
-    return f"{line}; current on {_nodes(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
 def rate_lines(rates: Sequence[Rate]) -> list[str]:
-    """A table of the wire by size and algorithm, the rates beside it, and what bounds a stage."""
+    """Return the rates of the network as a table, the other rates, and which part is slowest."""
     wire = [rate for rate in rates if rate.what == "wire"]
     algorithms = list(dict.fromkeys(rate.algorithm for rate in wire))
     lines = [f"{'message':>10}{'best time':>14}" + "".join(f"{name:>12}" for name in algorithms)]
@@ -143,9 +141,9 @@ _RATES = {
 
 
 def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
-    """What is slowest of what a stage needs."""
+    """Return which part bounds a stage."""
     largest = max(rate.size for rate in wire)
-    speeds = {"the wire": max(rate.speed for rate in wire if rate.size == largest)}
+    speeds = {"the network": max(rate.speed for rate in wire if rate.size == largest)}
     names = {"write": "the disk", "source": "the source"}
     speeds |= {names[rate.what]: rate.speed for rate in others if rate.what in names}
     slowest = min(speeds, key=speeds.__getitem__)
@@ -153,7 +151,7 @@ def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
 
 
 def _speed(rate: float) -> str:
-    """In decimal units, as vendors of wires and disks give theirs."""
+    """Return a rate in decimal units, as vendors of networks and disks use them."""
     return f"{rate / 1e9:.2f} GB/s"
 
 
@@ -163,12 +161,13 @@ def _origin(item: ItemReport, fold: Fold) -> str:
     return f"the {'copies' if len(item.senders) > 1 else 'copy'} on {fold(item.senders)}"
 
 
-def _nodes(names: list[str], fold: Fold) -> str:
+def nodes_text(names: list[str], fold: Fold) -> str:
+    """Return node names in short form, with their number: ``n[1-4] (4 nodes)``."""
     return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
 
 
 def progress_line(destination: str, done: int, total: int, seconds: float) -> str:
-    """How far a transfer is: bytes, share, rate and time left."""
+    """Return how far a transfer is: bytes, percent, rate and time left."""
     rate = done / seconds if seconds > 0 else 0.0
     left = seconds_text((total - done) / rate) if rate else "?"
     share = 100 * done // total if total else 100

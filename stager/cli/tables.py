@@ -1,4 +1,4 @@
-"""TODO."""
+"""Make the tables and lines of `stagectl status` from the nodes' statuses. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
 Fold = Callable[[list[str]], str]
 Row = tuple[str, ...]
 
-
 HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB")
 FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
 USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
-#: What stands to the right in its column.
-_TO_THE_RIGHT = ("SIZE", "FILES", "COPIES")
-
-
-# Tables. Pure.
+#: Columns that are aligned to the right.
+_ALIGNED_RIGHT = ("SIZE", "FILES", "COPIES")
+#: Seconds within which one transfer ends on all nodes.
+_SAME_TRANSFER = 10
 
 
 def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
-    """The nodes that lack a file which another one has recorded, by destination."""
+    """Return the nodes that lack a file which another node has recorded, by destination."""
     held = {
         node: {entry.destination for entry in one.entries if not entry.shared}
         for node, one in nodes.items()
@@ -38,9 +36,10 @@ def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
 
 
 def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool) -> list[Row]:
-    """A table's rows, as HEADERS names them; rows that are equal but for the node are one.
+    """Return the rows for HEADERS; rows that differ only by their node are one row.
 
-    ``now`` in seconds since 1970. Of a ``whole_job`` it is told too which nodes lack what.
+    ``now`` is in seconds since 1970. For a ``whole_job`` there are also rows of the nodes that lack
+    a file.
     """
     where: dict[Row, list[str]] = {}
     entries: dict[Row, list[Entry]] = {}
@@ -70,7 +69,7 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
 
 
 def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
-    """One row a file, as FILE_HEADERS names them: on how many nodes it is in which state."""
+    """Return one row a file for FILE_HEADERS: on how many nodes it is in which state."""
     entries: dict[str, list[Entry]] = {}
     for one in nodes.values():
         for entry in one.entries:
@@ -80,10 +79,10 @@ def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
     for path, every in sorted(entries.items()):
         states = Counter(entry.state for entry in every)
         states.update({"missing": len(lacking.get(path, []))})
-        told = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
+        counts = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
         found.append(
             (
-                path, _sizes(every), str(len(every)), told,
+                path, _sizes(every), str(len(every)), counts,
                 _alternatives(map(_kept, every)),
                 _alternatives(entry.source for entry in every),
             )
@@ -94,7 +93,7 @@ def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
 def user_rows(
     nodes: Mapping[str, NodeStatus], fold: Fold, name_of: Callable[[int], str]
 ) -> list[Row]:
-    """One row a user, as USER_HEADERS names them."""
+    """Return one row a user for USER_HEADERS."""
     found: list[Row] = []
     users = {entry.user for one in nodes.values() for entry in one.entries}
     for user in sorted(users):
@@ -116,7 +115,7 @@ def user_rows(
 
 
 def total_line(nodes: Mapping[str, NodeStatus]) -> str:
-    """How much lies there in all."""
+    """Return the numbers of files and copies, and their bytes in all."""
     every = [entry for one in nodes.values() for entry in one.entries]
     files = len({(entry.user, entry.destination) for entry in every})
     size = bytes_text(sum(entry.size for entry in every))
@@ -125,7 +124,7 @@ def total_line(nodes: Mapping[str, NodeStatus]) -> str:
 
 
 def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
-    """What is free beneath each root: the least and the most of the nodes."""
+    """Return the free space of each root: the least and the most of the nodes."""
     rooms: dict[str, dict[str, DiskRoom]] = {}
     for node, one in nodes.items():
         for room in one.rooms:
@@ -141,37 +140,35 @@ def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
 
 
 def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
-    """The records that cannot be read: how many on each node, and why the first cannot."""
+    """Return how many records of each node cannot be read, and why the first one cannot."""
     lines: list[str] = []
     for node, one in nodes.items():
-        count = len(one.unread)
-        if count:
-            first = min(one.unread)
-            what = (
-                "1 record cannot be read and counts"
+        if one.unread:
+            count, first = len(one.unread), min(one.unread)
+            text = (
+                "1 record cannot be read and counts as absent:"
                 if count == 1
-                else (f"{count} records cannot be read and count")
+                else f"{count} records cannot be read and count as absent, such as"
             )
-            such = "" if count == 1 else "such as "
-            lines.append(printable(f"{node}: {what} as absent: {such}{first.path}: {first.why}"))
+            lines.append(printable(f"{node}: {text} {first.path}: {first.why}"))
     return lines
 
 
 def table(headers: Row, found: Sequence[Row]) -> Iterator[str]:
-    """The lines of a table in plain columns."""
-    # By hand: a library's table takes seconds for thousands of rows.
+    """Yield the lines of a table in plain columns."""
+    # Not by rich, whose tables take seconds for thousands of rows.
     widths = [max(map(len, column)) for column in zip(headers, *found, strict=True)]
-    right = [header in _TO_THE_RIGHT for header in headers]
+    right = [header in _ALIGNED_RIGHT for header in headers]
     for row in (headers, *found):
         cells = (
-            cell.rjust(width) if to_the_right else cell.ljust(width)
-            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
         )
         yield "  ".join(cells).rstrip()
 
 
 def age_text(seconds: float) -> str:
-    """``5000`` → ``1 h``: whole units, so that nodes which staged together say the same."""
+    """Return an age in one unit: ``5000`` → ``1 h``. So copies of one stage have the same age."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
@@ -180,17 +177,12 @@ def age_text(seconds: float) -> str:
 
 def _ages(staged: Sequence[int], now: float) -> str:
     newest, oldest = age_text(now - max(staged)), age_text(now - min(staged))
-    # One transfer ends on all nodes within a second or two; that is no span to speak of.
-    together = newest == oldest or max(staged) - min(staged) <= _TOGETHER
+    together = newest == oldest or max(staged) - min(staged) <= _SAME_TRANSFER
     return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
 
 
-#: Seconds between copies of one transfer.
-_TOGETHER = 10
-
-
 def _kept(entry: Entry) -> str:
-    """Why an entry stays, or how long."""
+    """Return why a copy is kept, or how long."""
     reasons = ["pinned"] if entry.pinned else []
     if entry.jobs:
         plural = "s" if len(entry.jobs) > 1 else ""
@@ -206,7 +198,7 @@ def _size(entry: Entry) -> str:
 
 
 def _sizes(entries: Sequence[Entry]) -> str:
-    """The sizes of copies that may differ."""
+    """Return the sizes of copies of one file, which may differ."""
     if entries[0].part:
         return _parts(entries)
     sizes = dict.fromkeys(map(_size, entries))
@@ -215,7 +207,7 @@ def _sizes(entries: Sequence[Entry]) -> str:
 
 
 def _parts(entries: Sequence[Entry]) -> str:
-    """All parts of a folder that is spread over nodes."""
+    """Return the sizes of the parts of a folder that is spread over nodes."""
     sizes = [entry.size for entry in entries]
     files = files_text(sum(entry.files for entry in entries))
     return f"{files}, {_between(min(sizes), max(sizes))} on each"

@@ -1,6 +1,6 @@
-"""A user's copies on a node in, room for what is wanted out: the least recently used go first.
+"""Choose copies to evict and remove them, to make room on a node's disk.
 
-What a running job uses, or its user has pinned, never goes.
+The least recently used copies go first; those that a running job uses or a user has pinned never.
 """
 
 from __future__ import annotations
@@ -30,30 +30,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recorded copy: the bytes that its removal would free, and whether it may be removed."""
+    """A recorded copy, the bytes that its removal frees, and whether it may be removed."""
 
+    cache: Cache
     record: Record
     size: int
     may_go: bool
 
+    @property
+    def destination(self) -> str:
+        """The path of the copy."""
+        return self.record.destination
 
-def look(cache: Cache, disk: str) -> list[Candidate]:
-    """All recorded copies of ``cache``, on the node whose disk is seen at ``disk``."""
+
+def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
+    """Return all recorded copies of ``cache``, on the node whose disk is seen at ``disk``."""
     in_use = cache.in_use()
     # Simulated nodes have no jobs.
-    known = bool(disk) or jobs_are_known()
+    jobs_known = bool(disk) or jobs_are_known()
     return [
         Candidate(
+            cache,
             record,
             size_on_disk(f"{disk}{record.destination}", record),
-            known and not record.pinned and record.destination not in in_use,
+            jobs_known and not record.pinned and record.destination not in in_use,
         )
         for record in cache.records()
     ]
 
 
 def size_on_disk(path: str, record: Record) -> int:
-    """Bytes that removing the copy frees; 0 where it is not there or not as recorded."""
+    """Return the bytes that removing the copy frees, 0 if it is missing or was changed."""
     try:
         there = os.lstat(path)
     except OSError:
@@ -66,10 +73,10 @@ def size_on_disk(path: str, record: Record) -> int:
 
 
 def is_ours(there: os.stat_result, record: Record) -> bool:
-    """Whether what is there is the file that was published, as it was: else it is its user's own.
+    """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
 
-    An inode's number says little by itself: a filesystem may give it away again at once. So the
-    folder of a tree is only thought to be ours, until what is in it was looked at.
+    A filesystem may give the inode number of a deleted file to a new one at once. So for the
+    folder of a tree this is only a first check; `tree.table.is_our_tree` looks at its contents.
     """
     copy = record.copy_facts
     if record.tree:
@@ -79,14 +86,14 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
     return facts == copy and stat.S_ISREG(there.st_mode)
 
 
-def choose(kept: Iterable[Candidate], goal: int) -> list[Candidate]:
-    """Those to remove for ``goal`` bytes, least recently used first; all, where that is too few.
+def choose(candidates: Iterable[Candidate], goal: int) -> list[Candidate]:
+    """Return the copies to remove for ``goal`` bytes; all that may go, if those are too few. Pure.
 
-    Pure. None of them could be left out.
+    The least recently used are taken first. The selection is minimal.
     """
     chosen: list[Candidate] = []
     freed = 0
-    for one in oldest(kept):
+    for one in oldest(candidates):
         if freed >= goal:
             break
         chosen.append(one)
@@ -100,35 +107,36 @@ def choose(kept: Iterable[Candidate], goal: int) -> list[Candidate]:
     return needed[::-1]
 
 
-def oldest(kept: Iterable[Candidate]) -> list[Candidate]:
-    """Those that may go, in the order in which they would. Pure."""
-    return sorted((one for one in kept if one.may_go and one.size), key=_order)
+def oldest(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the copies that may be removed, in the order in which they are. Pure."""
+    return sorted((one for one in candidates if one.may_go and one.size), key=_order)
 
 
 def _order(one: Candidate) -> tuple[bool, int, str]:
-    # What nobody asked to be kept goes first.
-    return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.record.destination
+    # Copies with lifetime=job go first.
+    return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.destination
 
 
 def plan_room(
-    root: str, need: int, free: int, limit: int, kept: Sequence[Candidate], whole: int = 0
+    root: str, need: int, free: int, limit: int, candidates: Sequence[Candidate], whole: int = 0
 ) -> list[Candidate]:
-    """What to remove before ``need`` bytes come beneath ``root``, which has ``free``. Pure.
+    """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
 
-    ``limit`` is on all bytes of the user there, 0 for none. What comes takes ``whole`` bytes in the
-    end, where a part of them is there already. Raises SpaceError where it cannot be done.
+    The disk has ``free`` bytes, and the user's copies may take ``limit`` bytes there, 0 for no
+    limit. Towards that limit the new copies count with ``whole`` bytes, which include what is there
+    already. Raise SpaceError if there is too little room.
     """
-    used = sum(one.size for one in kept)
+    used = sum(one.size for one in candidates)
     whole = max(need, whole)
     over = used + whole - limit if limit else 0
-    chosen = choose(kept, max(need - free, over))
+    chosen = choose(candidates, max(need - free, over))
     freed = sum(one.size for one in chosen)
-    held = sum(one.size for one in kept if not one.may_go)
+    held = sum(one.size for one in candidates if not one.may_go)
     holds = f"; {held} of yours are in use or pinned" if held else ""
     if over > freed:
         raise SpaceError(
-            f"{root}: {whole} bytes are needed, where you have {used} of the {limit} that the site "
-            f"lets a user have{holds}; ask for less, or unpin some"
+            f"{root}: {whole} bytes are needed, and you already use {used} of the {limit} that the "
+            f"site allows a user{holds}; ask for less, or unpin some"
         )
     if need > free + freed:
         more = f", {freed} more by eviction" if freed else ""
@@ -141,8 +149,9 @@ def plan_room(
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """``need`` bytes on the disk for ``destination``, which lies beneath ``root``; with what of it
-    is there already, ``whole`` bytes.
+    """The bytes that are needed on a disk for ``destination``, which lies beneath ``root``.
+
+    The copy takes ``whole`` bytes if a part of it is there already.
     """
 
     root: str
@@ -153,84 +162,86 @@ class Need:
 
 
 class RoomPlan:
-    """Room on one disk of a node for the ``wishes`` that are to be written there.
+    """Makes room on one disk of a node for ``needs``.
 
-    Two steps, so that nothing goes on any node where one of them has too little: `plan`, then
-    `make`. The ``wanted`` destinations stay; ``disk`` is where the node's files are seen, and
-    ``others`` are further caches of the user's on this one.
+    First `plan`, then `make`: so no node removes anything if another one has too little room.
+    ``wanted`` destinations are kept. ``disk`` is where the node's files are seen. ``others`` are
+    the user's further caches on the same disk.
     """
 
     def __init__(
         self,
-        wishes: Sequence[Need],
+        needs: Sequence[Need],
         wanted: Collection[str],
         space: Space,
         disk: str,
         others: Collection[Cache] = (),
     ) -> None:
-        self._root = wishes[0].root
-        self._need = sum(wish.need for wish in wishes)
-        self._whole = sum(max(wish.need, wish.whole) for wish in wishes)
+        self._root = needs[0].root
+        self._need = sum(one.need for one in needs)
+        self._whole = sum(max(one.need, one.whole) for one in needs)
         self._limit = space.user_limit
-        self._free = free_bytes(_existing(wishes[0].cache), space)
+        self._free = free_bytes(_existing(needs[0].cache), space)
         self._disk = disk
-        # Records are read only where it matters: there may be thousands.
-        asked = self._limit or self._need > self._free
-        caches = {*(wish.cache for wish in wishes), *others} if asked else set()
-        replaced = {wish.destination for wish in wishes}
-        self._kept = {
-            cache: {
-                one.record.destination: replace(
-                    one, may_go=one.may_go and one.record.destination not in wanted
-                )
-                for one in look(cache, disk)
-                if one.record.destination not in replaced
-            }
+        # There may be thousands of records, so they are read only if there is too little room.
+        short = self._limit or self._need > self._free
+        caches = {*(one.cache for one in needs), *others} if short else set()
+        replaced = {one.destination for one in needs}
+        self._candidates = {
+            (cache, one.destination): replace(
+                one, may_go=one.may_go and one.destination not in wanted
+            )
             for cache in caches
+            for one in find_candidates(cache, disk)
+            if one.destination not in replaced
         }
 
-    def plan(self) -> list[tuple[Cache, Candidate]]:
-        """What has to go. Raises SpaceError."""
-        owners = {id(one): cache for cache, of in self._kept.items() for one in of.values()}
-        kept = [one for of in self._kept.values() for one in of.values()]
-        chosen = plan_room(self._root, self._need, self._free, self._limit, kept, self._whole)
-        return [(owners[id(one)], one) for one in chosen]
+    def plan(self) -> list[Candidate]:
+        """Return the copies to remove. Raise SpaceError if there is too little room."""
+        return plan_room(
+            self._root,
+            need=self._need,
+            free=self._free,
+            limit=self._limit,
+            candidates=list(self._candidates.values()),
+            whole=self._whole,
+        )
 
     def make(self, locks: Mapping[Cache, Locks], node: str) -> list[Evicted]:
-        """Remove what has to go; what is in use by now is passed over. Raises SpaceError."""
+        """Remove copies until there is room; skip those in use by now. Raise SpaceError."""
         gone: list[Evicted] = []
         while chosen := self.plan():
-            for cache, one in chosen:
-                destination = one.record.destination
-                if self._remove(cache, locks.get(cache), destination):
-                    del self._kept[cache][destination]
+            for one in chosen:
+                key = one.cache, one.destination
+                if self._remove(one, locks.get(one.cache)):
+                    del self._candidates[key]
                     self._free += one.size
-                    gone.append(Evicted(node, destination, one.size))
+                    gone.append(Evicted(node, one.destination, one.size))
                 else:
-                    self._kept[cache][destination] = replace(one, may_go=False)
+                    self._candidates[key] = replace(one, may_go=False)
         return gone
 
-    def _remove(self, cache: Cache, locks: Locks | None, destination: str) -> bool:
+    def _remove(self, one: Candidate, locks: Locks | None) -> bool:
         try:
             with ExitStack() as stack:
-                locks = locks or stack.enter_context(closing(Locks(cache)))
-                return remove(cache, locks, self._disk, destination) is not None
+                locks = locks or stack.enter_context(closing(Locks(one.cache)))
+                return remove(one.cache, locks, self._disk, one.destination) is not None
         except (OSError, StageError):
-            # What its user made impossible to remove is no reason to give up: others may do.
+            # A copy that its user made impossible to remove: others may be enough.
             return False
 
 
 def rooms(
-    wishes: Sequence[Need],
+    needs: Sequence[Need],
     wanted: Collection[str],
     space: Space,
     disk: str,
     others: Iterable[Cache] = (),
 ) -> list[RoomPlan]:
-    """One Room for each disk that the ``wishes`` are on; ``others`` are all caches of the user."""
+    """Return a `RoomPlan` for each disk of ``needs``; ``others`` are all caches of the user."""
     by_disk: dict[int, list[Need]] = {}
-    for wish in wishes:
-        by_disk.setdefault(_disk_of(wish.cache), []).append(wish)
+    for need in needs:
+        by_disk.setdefault(_disk_of(need.cache), []).append(need)
     caches: dict[int, set[Cache]] = {}
     for cache in others:
         caches.setdefault(_disk_of(cache), set()).add(cache)
@@ -245,27 +256,27 @@ def _disk_of(cache: Cache) -> int:
 
 
 def _existing(cache: Cache) -> str:
-    # A cache that is only planned for has no folder yet.
+    # In a dry run the cache may have no folder yet.
     return existing_folder_above(f"{cache.folder}/")
 
 
 def free_bytes(path: str, space: Space) -> int:
-    """Bytes that may be written on the disk of ``path``, which lets the site's share stay free."""
+    """Return the bytes that may be written to the disk of ``path``: the site's share stays free."""
     room = os.statvfs(path)
     share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
     return max(0, room.f_bavail * room.f_frsize - share)
 
 
 def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:
-    from stager.tree.table import is_our_tree  # what a file need not import
+    from stager.tree.table import is_our_tree  # not needed for a file
 
     return is_our_tree(cache, record, path)
 
 
 def remove(cache: Cache, locks: Locks, disk: str, destination: str) -> Record | None:
-    """Remove a copy and its record; None where it is in use or wanted again by now.
+    """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
-    A file that its user put in the copy's place stays. Raises OSError, DestinationError.
+    A file that the user put in the copy's place is kept. Raise OSError or DestinationError.
     """
     if not locks.take(destination):
         return None
@@ -273,7 +284,7 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str) -> Record | 
         record = cache.load(destination)
         if record is None or record.pinned or destination in cache.in_use():
             return None
-        # First the copy: a record without one is no harm, a file without a record is never found.
+        # The copy goes first: a copy without a record would never be found again.
         above, name = os.path.split(f"{disk}{destination}")
         with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
             if is_ours(os.lstat(name, dir_fd=folder), record):

@@ -1,7 +1,7 @@
-"""Records of nodes in, tables out: what lies where, how old, in what state, and what room is left.
+"""Report what one node holds: its recorded copies, the state of each, and the free space.
 
-`look` is run on a node, by itself or when `gather` asks it; all else is pure, but for the names of
-users, which the caller gives.
+`node_status` runs on the node, in `stagectl status` or in `stagectl node`. A `NodeStatus` travels
+to the user's node as JSON.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ if TYPE_CHECKING:
 
     from stager.disk.record import Record, SourceFacts
 
-#: Seconds for a look at one user's copies; and the group in which that is done.
+#: Seconds for a look at the copies of one other user, and the group of the process that looks.
 _OWNER_LIMIT, _NOBODY = 3, 65534
 
 
 class Entry(NamedTuple):
-    """One recorded file of one node; bytes, and seconds since 1970.
+    """One recorded copy on one node; sizes in bytes, times in seconds since 1970.
 
-    ``state`` is one of: ``current``; ``stale``: the source is another now; ``changed``: the copy
-    is; ``gone``: the copy is missing; ``source gone``: the copy is as it was, but its source is not
-    to be seen from here; ``whole``: the copy is as it was, and another user's source is not looked
-    at. ``jobs`` use it now; ``user`` is the uid of its owner. ``files`` is how many a folder has, 0
-    for a single file; ``part``: the node has a part of them only.
+    ``state`` is one of:
+
+    - ``current``: copy and source are as recorded;
+    - ``stale``: the source changed;
+    - ``changed``: the copy changed;
+    - ``gone``: the copy was removed;
+    - ``source gone``: the copy is as recorded, its source cannot be seen from here;
+    - ``whole``: the copy is as recorded, its contents (of a folder) or its source (of another user)
+      were not looked at.
     """
 
     destination: str
@@ -49,29 +53,33 @@ class Entry(NamedTuple):
     used_by_job: int
     lifetime: str
     pinned: bool
+    #: Running jobs that use it.
     jobs: list[int]
     state: str
+    #: The uid of its owner.
     user: int
     shared: bool
+    #: The number of files of a folder, 0 for a single file.
     files: int = 0
+    #: Whether the node has only a part of the folder.
     part: bool = False
 
 
-#: The kinds of an Entry's fields.
+#: The types of an Entry's fields.
 _ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool)
 
 
-def _checked(values: Sequence[Any], kinds: Sequence[type]) -> Sequence[Any]:
-    """``values`` if they are of these kinds: they come from another node. Raises ValueError."""
-    if [type(value) for value in values] != list(kinds):
-        raise ValueError("fields of other kinds")
+def _checked(values: Sequence[Any], types: Sequence[type]) -> Sequence[Any]:
+    """Return ``values``, which come from another node. Raise ValueError for other ``types``."""
+    if [type(value) for value in values] != list(types):
+        raise ValueError("fields of other types")
     if any(type(job) is not int for value in values if type(value) is list for job in value):
-        raise ValueError("a job that is no number")
+        raise ValueError("a job that is not a number")
     return values
 
 
 class DiskRoom(NamedTuple):
-    """A cache root of a node: bytes that are free for users, and bytes in all."""
+    """A cache root of a node, its bytes that are free for users, and all its bytes."""
 
     root: str
     free: int
@@ -79,7 +87,7 @@ class DiskRoom(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """The file of a record that counts as absent, and why."""
+    """The file of a record that cannot be read, and why not."""
 
     path: str
     why: str
@@ -87,27 +95,28 @@ class Unread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What one node holds for a user; entries are sorted by destination."""
+    """What one node holds for a user."""
 
+    #: Sorted by destination.
     entries: list[Entry] = field(default_factory=list)
     rooms: list[DiskRoom] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
-        """A short JSON object, which `from_wire` reads back."""
+        """Return a short JSON object for `from_wire`."""
         return {"entries": self.entries, "rooms": self.rooms, "unread": self.unread}
 
     @classmethod
-    def from_wire(cls, said: dict[str, Any]) -> NodeStatus:
-        """What `to_wire` made. Raises ValueError, TypeError or KeyError for what it did not."""
+    def from_wire(cls, data: dict[str, Any]) -> NodeStatus:
+        """Return the status that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
         return cls(
-            [Entry(*_checked(entry, _ENTRY)) for entry in said["entries"]],
-            [DiskRoom(*_checked(room, (str, int, int))) for room in said["rooms"]],
-            [Unread(*_checked(one, (str, str))) for one in said["unread"]],
+            [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
+            [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
+            [Unread(*_checked(one, (str, str))) for one in data["unread"]],
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object for the user's programs."""
+        """Return a JSON object for users' programs."""
         return {
             "entries": [entry._asdict() for entry in self.entries],
             "roots": [room._asdict() for room in self.rooms],
@@ -115,51 +124,53 @@ class NodeStatus:
         }
 
 
-# On the node.
+#: The facts of sources by path, None for a source that cannot be seen.
+_Sources = dict[str, "SourceFacts | None"]
 
 
-def look(
+def node_status(
     disk: str, roots: Iterable[str], shared_roots: Iterable[str], *, everyone: bool = False
 ) -> NodeStatus:
-    """What the node whose disk is seen at ``disk`` holds for this user, and for all users.
+    """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
 
-    ``everyone`` asks for what it holds for each user, which only root may see.
+    For root, ``everyone`` adds what it holds for each other user.
     """
-    seen = NodeStatus()
+    status = NodeStatus()
     places = [(root, False) for root in roots] + [(root, True) for root in shared_roots]
-    sources: dict[str, SourceFacts | None] = {}
+    sources: _Sources = {}
     for root, shared in places:
         with suppress(OSError):
             room = os.statvfs(f"{disk}{root}" or "/")
-            seen.rooms.append(
+            status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
         for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
-            jobs = _jobs_using(None if shared else cache.uid)
-            if cache.shared or cache.uid == os.getuid():
-                found = _look_into(cache, disk, jobs, sources)
-            else:  # root goes nowhere that a user points it to
-                found = _as_owner(cache.uid, partial(_look_into, cache, disk, jobs, None))
-            seen.entries.extend(found.entries)
-            seen.unread.extend(found.unread)
-    seen.entries.sort(key=lambda entry: (entry.destination, entry.user))
-    return seen
+            found = _cache_status(cache, disk, sources)
+            status.entries.extend(found.entries)
+            status.unread.extend(found.unread)
+    status.entries.sort(key=lambda entry: (entry.destination, entry.user))
+    return status
 
 
-def _look_into(
-    cache: Cache,
-    disk: str,
-    jobs: Mapping[str, list[int]],
-    sources: dict[str, SourceFacts | None] | None,
+def _cache_status(cache: Cache, disk: str, sources: _Sources) -> NodeStatus:
+    jobs = _jobs_using(None if cache.shared else cache.uid)
+    if cache.shared or cache.uid == os.getuid():
+        return _read_cache(cache, disk, jobs, sources)
+    # As root, follow no path that another user chose.
+    return _as_owner(cache.uid, partial(_read_cache, cache, disk, jobs, None))
+
+
+def _read_cache(
+    cache: Cache, disk: str, jobs: Mapping[str, list[int]], sources: _Sources | None
 ) -> NodeStatus:
-    found = NodeStatus()
-    for record in _records(cache, found.unread):
-        found.entries.append(_entry(record, cache, _state(record, disk, sources), jobs))
-    return found
+    status = NodeStatus()
+    for record in _records(cache, status.unread):
+        status.entries.append(_entry(record, cache, _state(record, disk, sources), jobs))
+    return status
 
 
-def _as_owner(uid: int, look_into: Callable[[], NodeStatus]) -> NodeStatus:
-    """What a child sees that has become that user; nothing where that takes it too long."""
+def _as_owner(uid: int, read: Callable[[], NodeStatus]) -> NodeStatus:
+    """Return what ``read`` returns in a child that runs as ``uid``, nothing if that takes long."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -169,14 +180,14 @@ def _as_owner(uid: int, look_into: Callable[[], NodeStatus]) -> NodeStatus:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(uid, uid, uid)
             with os.fdopen(writing, "w", encoding="utf-8", errors="surrogateescape") as file:
-                json.dump(look_into().to_wire(), file)
+                json.dump(read().to_wire(), file)
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8", errors="surrogateescape") as file:
-        said = file.read()
+        text = file.read()
     os.waitpid(child, 0)
-    return NodeStatus.from_wire(json.loads(said)) if said.endswith("}") else NodeStatus()
+    return NodeStatus.from_wire(json.loads(text)) if text.endswith("}") else NodeStatus()
 
 
 def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[Cache]:
@@ -185,18 +196,18 @@ def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[Cache]:
         with suppress(OSError):
             uids = sorted(int(n) for n in os.listdir(f"{root}/{RECORDS_FOLDER}") if n.isdecimal())
     for uid in uids:
-        with suppress(StageError):  # nothing was ever staged here for this user
+        with suppress(StageError):  # this user never staged anything there
             yield look_for_cache(root, uid, shared=shared)
 
 
 def _jobs_using(uid: int | None) -> dict[str, list[int]]:
-    with suppress(OSError):  # a folder that its user has closed
+    with suppress(OSError):  # a folder that its user may not read
         return jobs_using(uid)
     return {}
 
 
 def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
-    """All records of ``cache``; those that cannot be trusted are told in ``unread``."""
+    """Yield the records of ``cache``; add those that cannot be trusted to ``unread``."""
     paths: list[str] = []
     with suppress(OSError):
         paths = cache.record_paths()
@@ -204,7 +215,7 @@ def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
         try:
             record = cache.read(path)
         except FileNotFoundError:
-            continue  # evicted at this moment
+            continue  # evicted meanwhile
         except OSError as error:
             unread.append(Unread(path, error.strerror or str(error)))
         except ValueError as error:
@@ -222,8 +233,8 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
     )  # fmt: skip
 
 
-def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | None) -> str:
-    """``sources`` are those that were looked at already; None where it is not ours to look."""
+def _state(record: Record, disk: str, sources: _Sources | None) -> str:
+    """Return `Entry.state`. Add the source to ``sources``; None for a source of another user."""
     try:
         there = os.lstat(disk + record.destination)
     except OSError:
@@ -233,18 +244,18 @@ def _state(record: Record, disk: str, sources: dict[str, SourceFacts | None] | N
     if sources is None:
         return "whole"
     if record.source not in sources:
-        sources[record.source] = _look_at(record.source)
+        sources[record.source] = _source_facts(record.source)
     source = sources[record.source]
     if source is None:
         return "source gone"
     if record.tree is None:
         return "current" if source == record.source_facts else "stale"
-    # What is in a folder only a stage or verify looks at, for all that is to be statted.
+    # The size of a folder is that of all its files: only a stage or verify looks at those.
     same = replace(source, size=record.source_facts.size) == record.source_facts
     return "whole" if same else "stale"
 
 
-def _look_at(source: str) -> SourceFacts | None:
+def _source_facts(source: str) -> SourceFacts | None:
     try:
         return facts_of(os.stat(source))
     except OSError:

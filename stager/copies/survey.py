@@ -1,7 +1,7 @@
-"""One node's facts in, a Survey out: whether its copy is current, and what a new one would meet.
+"""Survey one node for one item: is its copy current, and can a new one be put in its place?
 
-Nothing is written here. Only the rank that looks at the source touches shared storage, by one
-stat; the currency of a copy is judged from the disk of its own node.
+Nothing is written. Shared storage is not touched either: rank 0 alone looks at the source, and a
+copy is judged by what is on its own node's disk.
 """
 
 from __future__ import annotations
@@ -10,98 +10,124 @@ import os
 import stat
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
 from stager.base.options import Validate
-from stager.disk.files import digest_of, existing_folder_above, kind_of, opened_beneath
+from stager.disk.files import (
+    check_read_only,
+    digest_of,
+    existing_folder_above,
+    kind_of,
+    opened_beneath,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stager.disk.cache import Cache
     from stager.disk.record import Record, SourceFacts
     from stager.request.items import StageItem
     from stager.source.posix import Source
 
-#: Why a copy is not current that nobody has staged.
-NOT_RECORDED = "not recorded"
-#: Seconds of patience between a copy's replacement and that of its record.
+#: Seconds to wait, in turn, for the record of a copy that root may just have replaced.
 _PUBLICATION = (0.1, 0.5, 1.0)
+
+
+class Reason(StrEnum):
+    """Why a copy is not current, as `stagectl plan` and JSON show it."""
+
+    ABSENT = "absent"
+    NOT_RECORDED = "not recorded"
+    UNREADABLE_RECORD = "its record cannot be read"
+    ALWAYS = "validate=always"
+    #: Something else is in its place.
+    REPLACED = "replaced"
+    OTHER_SOURCE = "staged from another source"
+    SOURCE_CHANGED = "the source changed"
+    COPY_CHANGED = "the copy changed"
+    DAMAGED = "its bytes differ from its digest"
+    TOO_OPEN = "its permissions are too wide"
+    RELOCATED_DIFFERENTLY = "relocated differently"
+    #: With and without mode=shard, and with another by=.
+    PART_ONLY = "only a part is staged"
+    NOT_SPLIT = "staged as a whole"
+    SPLIT_DIFFERENTLY = "split differently"
+    #: Each node has a current part, but together they do not have all parts of one split.
+    OTHER_NODES = "spread over other nodes"
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One node's answer for one item. ``reason`` says why the copy is not current, else is empty.
-
-    ``digest`` is the recorded one of a current copy.
-    """
+    """One node's answer for one item."""
 
     node: str
-    reason: str
+    #: None for a current copy.
+    reason: Reason | None
+    #: The recorded digest of a current copy.
     digest: str
-    #: Of a current tree.
+    #: The number of files of a current tree.
     files: int = 0
-    #: Whether a current copy is of the source as it is now, and not only of its size.
+    #: Whether a current copy is of the source as it is now, and not only of the same size.
     fresh: bool = True
-    #: Of a current part of a folder, which split it is a part of.
+    #: The split that a current part of a folder belongs to.
     split: str = ""
 
     @property
     def current(self) -> bool:
-        """Whether the node can do without the item, and can send it to others."""
+        """Whether the node needs nothing, and can send its copy to others."""
         return not self.reason
 
 
 def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
-    """What this node holds at ``path``, where ``item`` is wanted.
+    """Return what this node holds at ``path``, the place of ``item``.
 
-    Raises DestinationError where nothing could be put at ``path``.
+    Raise DestinationError if nothing can be put at ``path``.
     """
-    there = _look_at_destination(path)
-    folder = existing_folder_above(path)
-    check_folder(folder, cache)
+    there = _lstat_destination(path)
+    check_folder(existing_folder_above(path), cache)
     check_trees_above(item, cache)
     record = cache.load(item.destination)
-    reason = judge(item.options.validate, source.facts, record, there)
-    if reason == NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
-        reason = "its record cannot be read"
-    if record and record.source != item.source:
-        reason = reason or "staged from another source"
-    if item.shared and there and stat.S_IMODE(there.st_mode) & 0o077 & ~source.mode:
-        reason = reason or "its permissions are too wide"
-    if not reason and item.options.validate is Validate.CHECKSUM:
-        assert record is not None
-        reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
+    reason = (
+        judge(item.options.validate, source.facts, record, there)
+        or other_source(item, record)
+        or _too_open(item, source, there)
+        or damage(item, record, lambda record: digest_of(path) == record.digest)
+    )
+    if reason is Reason.NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
+        reason = Reason.UNREADABLE_RECORD
     if reason or record is None:
         return Survey(node, reason, "")
-    return Survey(node, reason, record.digest, fresh=record.source_facts == source.facts)
+    return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
 
 
 def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
-    """What root staged at ``path`` for all, if that is what ``item`` asks for.
+    """Return root's copy at ``path``, which is for all users.
 
-    Raises DestinationError where it is not: nobody but root can bring it there.
+    Raise DestinationError if it is not current or may not be read: only root can mend that.
     """
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
-        reason = judge(item.options.validate, source.facts, record, _look_at_shared(path))
-        if record and record.source != item.source:
-            reason = reason or "staged from another source"
-        if not reason and item.options.validate is Validate.CHECKSUM and record:
-            reason = "" if digest_of(path) == record.digest else "its bytes differ from its digest"
-        if not reason or reason in ("absent", "validate=always"):
+        reason = (
+            judge(item.options.validate, source.facts, record, _lstat_or_none(path))
+            or other_source(item, record)
+            or damage(item, record, lambda record: digest_of(path) == record.digest)
+        )
+        if reason in (None, Reason.ABSENT, Reason.ALWAYS):
             break
-        time.sleep(pause)  # root may be about to replace both, one after the other
+        time.sleep(pause)  # root replaces first the copy, then its record
     if reason or record is None:
         raise DestinationError(
-            f"{path} is root's to stage, and not current there: {reason}; choose another "
-            "destination, or ask the administrator"
+            f"{path}: only the administrator stages files there, for all users, and this copy is "
+            f"not up to date ({reason}); ask the administrator, or choose another destination"
         )
     if not os.access(path, os.R_OK):
         raise DestinationError(f"{path}: no permission to read it; choose another destination")
-    return Survey(node, "", record.digest)
+    return Survey(node, None, record.digest)
 
 
-def _look_at_shared(path: str) -> os.stat_result | None:
+def _lstat_or_none(path: str) -> os.stat_result | None:
     try:
         return os.lstat(path)
     except OSError:
@@ -113,39 +139,59 @@ def judge(
     source: SourceFacts,
     record: Record | None,
     there: os.stat_result | None,
-) -> str:
-    """Why a copy is not current, or nothing. Pure.
+) -> Reason | None:
+    """Return why the copy ``there`` is not current, None if it is. Pure.
 
-    ``stat`` compares the source and the copy with the record by all of its facts, ``size`` by
-    their sizes alone; ``checksum`` compares the source by all facts and the copy by its size, and
-    leaves the copy's bytes to the caller; ``always`` takes no copy for current.
+    ``stat`` compares all facts of source and copy with the record, ``size`` only their sizes.
+    ``checksum`` compares all facts of the source and the size of the copy; the caller compares the
+    digest. For ``always`` no copy is current.
     """
     if there is None:
-        return "absent"
+        return Reason.ABSENT
     if record is None:
-        return NOT_RECORDED
+        return Reason.NOT_RECORDED
     if validate is Validate.ALWAYS:
-        return "validate=always"
-    if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
-        return "replaced"
-    was, now = record.source_facts, source
-    if was.size != now.size or (validate is not Validate.SIZE and was != now):
-        return "the source changed"
+        return Reason.ALWAYS
     copy = record.copy_facts
+    if not stat.S_ISREG(there.st_mode) or there.st_uid != copy.owner:
+        return Reason.REPLACED
+    was = record.source_facts
+    if was.size != source.size or (validate is not Validate.SIZE and was != source):
+        return Reason.SOURCE_CHANGED
     if copy.size != there.st_size:
-        return "the copy changed"
+        return Reason.COPY_CHANGED
     if validate is Validate.STAT:
         same = (copy.mtime_ns, copy.inode) == (there.st_mtime_ns, there.st_ino)
-        return "" if same and there.st_nlink == 1 else "the copy changed"
-    return ""
+        return None if same and there.st_nlink == 1 else Reason.COPY_CHANGED
+    return None
+
+
+def other_source(item: StageItem, record: Record | None) -> Reason | None:
+    """Return a reason if the copy was staged from another source than ``item`` names. Pure."""
+    return Reason.OTHER_SOURCE if record and record.source != item.source else None
+
+
+def damage(
+    item: StageItem, record: Record | None, is_intact: Callable[[Record], bool]
+) -> Reason | None:
+    """Return a reason if ``item`` asks for a checksum and the copy's bytes differ from it."""
+    checked = item.options.validate is Validate.CHECKSUM
+    return Reason.DAMAGED if checked and record and not is_intact(record) else None
+
+
+def _too_open(item: StageItem, source: Source, there: os.stat_result | None) -> Reason | None:
+    wider = item.shared and there and stat.S_IMODE(there.st_mode) & 0o077 & ~source.mode
+    return Reason.TOO_OPEN if wider else None
 
 
 def own_lstat(path: str) -> os.stat_result | None:
-    """What is there, if anything. Raises DestinationError where it is somebody else's."""
+    """Return the lstat of ``path``, None if nothing is there. Raise DestinationError if it is
+    somebody else's.
+    """
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return None  # the folder above, where there is one, is looked at next
+        return None  # `check_folder` looks at the folder above
     except OSError as error:
         raise DestinationError(f"{path}: {error.strerror}") from None
     if there.st_uid != os.getuid():
@@ -153,7 +199,7 @@ def own_lstat(path: str) -> os.stat_result | None:
     return there
 
 
-def _look_at_destination(path: str) -> os.stat_result | None:
+def _lstat_destination(path: str) -> os.stat_result | None:
     there = own_lstat(path)
     if there and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
         raise DestinationError(f"{path} is {kind_of(there.st_mode)}; choose another destination")
@@ -161,7 +207,7 @@ def _look_at_destination(path: str) -> os.stat_result | None:
 
 
 def check_trees_above(item: StageItem, cache: Cache) -> None:
-    """Raise DestinationError where the destination lies in a tree that is staged as a whole."""
+    """Raise DestinationError if the destination lies in a folder that is staged as a whole."""
     above = os.path.dirname(item.destination)
     while len(above) > len(item.root or "/"):
         record = cache.load(above)
@@ -174,8 +220,8 @@ def check_trees_above(item: StageItem, cache: Cache) -> None:
 
 
 def check_folder(folder: str, cache: Cache) -> None:
-    """Raise DestinationError where nothing can be put into ``folder`` safely."""
-    if f"{folder}/".startswith(f"{cache.root}/"):  # else the root itself is only planned for
+    """Raise DestinationError if nothing can be put into ``folder`` safely."""
+    if f"{folder}/".startswith(f"{cache.root}/"):  # else a dry run, before the root exists
         with opened_beneath(cache.root, folder):
             pass
     try:
@@ -185,14 +231,17 @@ def check_folder(folder: str, cache: Cache) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise DestinationError(f"{folder} is {kind_of(facts.st_mode)}, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise DestinationError(f"{folder}: no permission to write there")
+        check_read_only(folder)
+        raise DestinationError(
+            f"{folder}: no permission to write there; choose another destination"
+        )
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DestinationError(
             f"{folder} belongs to uid {facts.st_uid}, and others could replace what is staged "
             "there; choose another destination"
         )
-    # A cache that is only planned for has no folder yet.
+    # In a dry run the cache may have no folder yet.
     if facts.st_dev != os.stat(existing_folder_above(f"{cache.folder}/")).st_dev:
         raise DestinationError(
             f"{folder} is on another filesystem than its cache root; choose another destination"

@@ -1,7 +1,7 @@
-"""The copy of a folder on this node's disk in, whether it is current out: `survey` for trees.
+"""Survey one node for a folder: is its copy current, and what would a new one replace?
 
-A tree is current where its source is listed as it was, and every entry of the copy is as it was
-recorded. All of the copy is statted for that, and nothing of it is read.
+A tree is current if the listing of its source is as recorded, and so is every entry of the copy.
+For that all of the copy is statted and nothing of it is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
 from stager.copies.evict import is_ours
-from stager.copies.survey import NOT_RECORDED, Survey, check_folder, check_trees_above, own_lstat
+from stager.copies.survey import (
+    Reason,
+    Survey,
+    check_folder,
+    check_trees_above,
+    damage,
+    other_source,
+    own_lstat,
+)
 from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table, as_copy, is_our_tree
@@ -31,43 +39,36 @@ if TYPE_CHECKING:
 def survey_tree(
     item: StageItem, path: str, source: Source, cache: Cache, node: str, looked: Mapping[str, str]
 ) -> Survey:
-    """What this node holds at ``path``, where the folder of ``item`` is wanted.
+    """Return what this node holds at ``path``, the place of the folder of ``item``.
 
-    ``looked`` has the `copy_digest` of those destinations that were looked at already.
+    ``looked`` has the `copy_digest` of destinations that were walked already.
 
-    Raises DestinationError where nothing could be put at ``path``, or something would be lost.
+    Raise DestinationError if nothing can be put at ``path``, or something would be lost.
     """
     there = own_lstat(path)
-    folder = existing_folder_above(path)
-    check_folder(folder, cache)
+    check_folder(existing_folder_above(path), cache)
     check_trees_above(item, cache)
     record = cache.load(item.destination)
-    reason = judge_tree(item, source, record, there)
-    if record and record.source != item.source:
-        reason = reason or "staged from another source"
-    if not reason:
-        assert record is not None
-        assert record.tree is not None
+    tree = record.tree if record else None
+    reason = judge_tree(item, source, record, there) or other_source(item, record)
+    if not reason and tree:
         now = looked.get(item.destination) or copy_digest(path)
-        reason = "" if now == record.tree.copy_digest else "the copy changed"
-    if not reason and item.options.validate is Validate.CHECKSUM:
-        assert record is not None
-        reason = "" if damaged(path, cache, record) == [] else "its bytes differ from its digest"
-    if reason or record is None or record.tree is None:
+        reason = None if now == tree.copy_digest else Reason.COPY_CHANGED
+    reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
+    if reason or record is None or tree is None:
         _check_loss(item, path, there, cache, record)
         return Survey(node, reason, "")
-    fresh = _is_same(Validate.STAT, source, record, record.tree)
-    tree = record.tree
-    return Survey(node, reason, record.digest, tree.files, fresh=fresh, split=tree.split)
+    fresh = _is_same(Validate.STAT, source, record, tree)
+    return Survey(node, None, record.digest, tree.files, fresh=fresh, split=tree.split)
 
 
 def _check_loss(
     item: StageItem, path: str, there: os.stat_result | None, cache: Cache, record: Record | None
 ) -> None:
-    """Raise DestinationError where a new tree would take the place of what nobody has staged, or
-    of what is staged by itself.
+    """Raise DestinationError if a new tree would replace what nobody staged, or hide what was
+    staged separately.
     """
-    if there and not _may_go(path, there, cache, record):
+    if there and not _is_replaceable(path, there, cache, record):
         raise DestinationError(
             f"{path} is {kind_of(there.st_mode)} that was not staged, and would be lost; "
             "remove it or choose another destination"
@@ -75,11 +76,11 @@ def _check_loss(
     for other in cache.records():
         if other.destination.startswith(f"{item.destination}/"):
             raise DestinationError(
-                f"{other.destination} is staged by itself and lies in {path}; evict it first"
+                f"{other.destination} was staged separately and lies in {path}; evict it first"
             )
 
 
-def _may_go(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
+def _is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
     if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
         return True
     if record is None or not is_ours(there, record):
@@ -89,27 +90,25 @@ def _may_go(path: str, there: os.stat_result, cache: Cache, record: Record | Non
 
 def judge_tree(
     item: StageItem, source: Source, record: Record | None, there: os.stat_result | None
-) -> str:
-    """Why the copy of a folder cannot be current, or nothing, before the copy is walked. Pure."""
+) -> Reason | None:
+    """Return why the copy of a folder cannot be current, before it is walked; else None. Pure."""
     if there is None:
-        return "absent"
+        return Reason.ABSENT
     if record is None or record.tree is None:
-        return NOT_RECORDED
+        return Reason.NOT_RECORDED
     if item.options.validate is Validate.ALWAYS:
-        return "validate=always"
-    copy = record.copy_facts
+        return Reason.ALWAYS
+    copy, tree = record.copy_facts, record.tree
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
-        return "replaced"
-    how = record.tree.relocate, record.tree.interpreter
-    if how != (item.options.relocate, source.interpreter_at):
-        return "relocated otherwise"
-    if bool(record.tree.split) != (item.options.mode is Mode.SHARD):
-        return "a part of it" if record.tree.split else "not split"
-    if record.tree.by != item.options.by:
-        return "split otherwise"
-    return (
-        "" if _is_same(item.options.validate, source, record, record.tree) else "the source changed"
-    )
+        return Reason.REPLACED
+    if (tree.relocate, tree.interpreter) != (item.options.relocate, source.interpreter_at):
+        return Reason.RELOCATED_DIFFERENTLY
+    if bool(tree.split) != (item.options.mode is Mode.SHARD):
+        return Reason.PART_ONLY if tree.split else Reason.NOT_SPLIT
+    if tree.by != item.options.by:
+        return Reason.SPLIT_DIFFERENTLY
+    same = _is_same(item.options.validate, source, record, tree)
+    return None if same else Reason.SOURCE_CHANGED
 
 
 def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts) -> bool:
@@ -123,7 +122,9 @@ def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts
 
 
 def copy_digest(path: str) -> str:
-    """The digest of what is at ``path``, for comparison with the record's; empty without a tree."""
+    """Return the digest of the tree at ``path``, to compare with its record; empty if it cannot be
+    walked.
+    """
     try:
         return as_copy(walk(path, holes=False)).digest()
     except (OSError, StageError):
@@ -131,9 +132,9 @@ def copy_digest(path: str) -> str:
 
 
 def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:
-    """The files of the tree at ``path`` whose bytes on the disk differ from their digests.
+    """Return the files of the tree at ``path`` whose bytes on the disk differ from their digests.
 
-    None where the digests are not to be had.
+    None if the table with the digests is missing.
     """
     table = Table.load(cache, record)
     if table is None:

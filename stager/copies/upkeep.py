@@ -1,6 +1,7 @@
-"""What a user does to the copies of one node: an Order in, what was done to each copy out.
+"""Carry out what a user asks for on one node's copies: verify, evict, pin or unpin.
 
-`stagectl` carries it out on its own node, or `gather` brings it to others.
+`stagectl` calls this on its own node; on other nodes `stagectl node` does, for a command that came
+from `launch.gather`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import base64
 import binascii
 import json
 import os
-import stat
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -26,19 +26,21 @@ from stager.base.errors import (
 )
 from stager.base.text import bytes_text
 from stager.copies import evict
-from stager.copies.survey_tree import copy_digest, damaged
+from stager.copies.verify import fault_of
 from stager.disk.cache import Cache, look_for_cache
-from stager.disk.files import as_stage_error, digest_of
+from stager.disk.files import as_stage_error
 from stager.disk.jobs import jobs_using
 from stager.disk.locks import Locks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from stager.copies.evict import Candidate
     from stager.disk.record import Record
 
 
 class Action(StrEnum):
-    """What is asked for."""
+    """What a user asks for."""
 
     STATUS = "status"
     VERIFY = "verify"
@@ -49,41 +51,42 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A action, and the folders of the site that it is about.
+    """An action, the site's roots, and the copies that the action is for.
 
-    ``destinations`` are those meant; none for all, or for those that ``older`` or ``to_free`` mean:
-    not used for so many seconds; so that so many bytes are free beneath each root. ``everyone``
-    asks a status for the copies of all users.
+    Without ``destinations`` it is for all copies, or for those that ``older`` or ``to_free`` mean.
     """
 
     action: Action
     roots: tuple[str, ...]
     shared_roots: tuple[str, ...] = ()
     destinations: tuple[str, ...] = ()
+    #: Evict what was not used for so many seconds.
     older: int = 0
+    #: Evict until so many bytes are free on each disk.
     to_free: int = 0
     dry_run: bool = False
+    #: Show the status of all users' copies.
     everyone: bool = False
 
     def to_text(self) -> str:
-        """The order as one word, which no shell on its way takes for anything else."""
+        """Return the command as one argument that every shell passes on unchanged."""
         return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Command:
-        """The order that `to_text` wrote. Raises UsageError."""
+        """Return the command that `to_text` wrote. Raise UsageError."""
         try:
             fields = json.loads(base64.urlsafe_b64decode(text))
             lists = ("roots", "shared_roots", "destinations")
             fields |= {name: tuple(fields[name]) for name in lists}
             return cls(**{**fields, "action": Action(fields["action"])})
         except (binascii.Error, ValueError, TypeError, KeyError):
-            raise UsageError("this is for stagectl on another node to call") from None
+            raise UsageError("only stagectl on another node calls this command") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A copy with which the action was done, and its bytes."""
+    """A copy that the action was done to, and its bytes."""
 
     destination: str
     size: int
@@ -91,33 +94,33 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What could not be done, and the exit code that this has."""
+    """Why the action could not be done, and the exit code of that."""
 
     code: int
     message: str
-    #: The destination that is not staged here, where that is all there is to say.
+    #: The destination, if the reason is that it is not staged on this node.
     absent: str = ""
 
 
 @dataclass(slots=True)
 class NodeResult:
-    """What one node did; ``stay`` counts the copies that are old enough to go and may not."""
+    """What one node did; ``stay`` counts the copies to evict that are pinned or in use."""
 
     done: list[Done] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     stay: int = 0
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON object, which `from_wire` reads back."""
+        """Return a JSON object for `from_wire`."""
         return asdict(self)
 
     @classmethod
-    def from_wire(cls, said: dict[str, Any]) -> NodeResult:
-        """What `to_wire` made."""
+    def from_wire(cls, data: dict[str, Any]) -> NodeResult:
+        """Return the result that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
         result = cls(
-            [Done(**one) for one in said["done"]],
-            [Refused(**one) for one in said["refused"]],
-            said["stay"],
+            [Done(**one) for one in data["done"]],
+            [Refused(**one) for one in data["refused"]],
+            data["stay"],
         )
         if not (
             all(type(one.destination) is str and type(one.size) is int for one in result.done)
@@ -127,274 +130,227 @@ class NodeResult:
             )
             and type(result.stay) is int
         ):
-            raise ValueError("fields of other kinds")
+            raise ValueError("fields of other types")
         return result
 
 
-def carry_out(order: Command, disk: str) -> NodeResult:
-    """Do what is asked on the node whose disk is seen at ``disk``; nothing is raised."""
+def carry_out(command: Command, disk: str) -> NodeResult:
+    """Carry out ``command`` on the node whose disk is seen at ``disk``. Raise nothing."""
     with ExitStack() as stack:
-        keeper = _Keeper(order, disk, stack)
-        try:
-            if order.action is Action.VERIFY and not order.destinations:
-                keeper.verify_all()
-            elif order.destinations:
-                keeper.each()
-            elif order.older:
-                keeper.evict_older()
+        run = _Run(command, disk, stack)
+        with run.refusing():
+            if command.destinations:
+                run.for_destinations()
+            elif command.action is Action.VERIFY:
+                run.verify_all()
+            elif command.older:
+                run.evict_older()
             else:
-                keeper.evict_to_free()
-        except StageError as error:
-            keeper.refuse(error)
-        except OSError as error:
-            keeper.refuse(as_stage_error(error))
-    return keeper.result
+                run.evict_to_free()
+    return run.result
 
 
-class _Keeper:
-    """One order on one node: its caches, their locks, and what came of it so far."""
+class _AbsentError(UsageError):
+    """A destination that has no record on this node."""
 
-    def __init__(self, order: Command, disk: str, stack: ExitStack) -> None:
-        self._order = order
+    def __init__(self, destination: str) -> None:
+        super().__init__(f"{destination} is not staged here")
+        self.destination = destination
+
+
+class _Run:
+    """One command on one node: its caches, their locks, and the result so far."""
+
+    def __init__(self, command: Command, disk: str, stack: ExitStack) -> None:
+        self._command = command
         self._disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
-        self._ours, self._of_root = _caches(order, disk)
+        self._own, self._of_root = _caches(command, disk)
         self.result = NodeResult()
 
-    def refuse(self, error: StageError) -> None:
-        """Note what could not be done."""
-        self.result.refused.append(Refused(error.code, error.message))
+    @contextmanager
+    def refusing(self, path: str = "") -> Iterator[None]:
+        """Note an error of the block in the result. An OSError without a path is about ``path``."""
+        try:
+            yield
+        except StageError as error:
+            absent = error.destination if isinstance(error, _AbsentError) else ""
+            self.result.refused.append(Refused(error.code, error.message, absent))
+        except OSError as error:
+            known = as_stage_error(error, path)
+            self.result.refused.append(Refused(known.code, known.message))
 
-    def each(self) -> None:
-        """Do the action with each destination; one that cannot be is no hindrance to the others."""
+    def for_destinations(self) -> None:
+        """Do the action for each destination; one that fails does not stop the others."""
         actions = {
             Action.VERIFY: self._verify,
             Action.EVICT: self._evict,
             Action.PIN: self._pin,
             Action.UNPIN: self._pin,
         }
-        for destination in self._order.destinations:
-            try:
-                cache, record = self._find(destination)
-                actions[self._order.action](cache, record)
-            except _AbsentError as error:
-                self.result.refused.append(Refused(error.code, error.message, destination))
-            except StageError as error:
-                self.refuse(error)
-            except OSError as error:
-                self.refuse(as_stage_error(error, destination))
+        for destination in self._command.destinations:
+            with self.refusing(destination):
+                actions[self._command.action](*self._find(destination))
+
+    def verify_all(self) -> None:
+        """Verify every copy of this user."""
+        for cache in self._own:
+            for record in sorted(cache.records(), key=lambda record: record.destination):
+                with self.refusing(record.destination):
+                    self._verify(cache, record)
+
+    def evict_older(self) -> None:
+        """Evict the copies that were not used for `Command.older` seconds."""
+        limit = time.time() - self._command.older
+        self._evict_all(
+            one
+            for cache in self._own
+            for one in evict.find_candidates(cache, self._disk)
+            if one.record.used_at < limit
+        )
+
+    def evict_to_free(self) -> None:
+        """Evict least recently used copies until `Command.to_free` bytes of each disk are free."""
+        by_disk: dict[int, list[Cache]] = {}
+        for cache in self._own:
+            by_disk.setdefault(os.stat(cache.folder).st_dev, []).append(cache)
+        for caches in by_disk.values():
+            with self.refusing():
+                self._free_disk(caches)
 
     def _find(self, destination: str) -> tuple[Cache, Record]:
-        for cache in (*self._ours, *self._of_root):
+        for cache in (*self._own, *self._of_root):
             record = cache.load(destination)
             if record:
-                if cache in self._of_root and self._order.action is not Action.VERIFY:
-                    action = self._order.action
+                action = self._command.action
+                if cache in self._of_root and action is not Action.VERIFY:
                     raise PolicyRefusal(
-                        f"{destination} is root's, for all: only root may {action} it"
+                        f"{destination} was staged by the administrator for all users: "
+                        f"only root may {action} it"
                     )
                 return cache, record
-        raise _AbsentError(f"{destination} is not staged here")
+        raise _AbsentError(destination)
 
     def _locks_of(self, cache: Cache) -> Locks:
         if cache not in self._locks:
             self._locks[cache] = self._stack.enter_context(closing(Locks(cache)))
         return self._locks[cache]
 
-    def _is_held(self, cache: Cache, destination: str) -> BusyError:
+    @contextmanager
+    def _locked(self, cache: Cache, destination: str) -> Iterator[None]:
+        """Hold the lock of ``destination`` for the block. Raise BusyError if another job has it."""
+        locks = self._locks_of(cache)
+        if not locks.take(destination):
+            raise self._busy(cache, destination)
+        try:
+            yield
+        finally:
+            locks.release(destination)
+
+    def _busy(self, cache: Cache, destination: str) -> BusyError:
         holder = self._locks_of(cache).holder(destination)
-        return BusyError(f"{destination} is being staged by {holder}; try again when that is over")
-
-    # verify
-
-    def verify_all(self) -> None:
-        """Verify every copy of this user's."""
-        for cache in self._ours:
-            for record in sorted(cache.records(), key=lambda record: record.destination):
-                try:
-                    self._verify(cache, record)
-                except StageError as error:
-                    self.refuse(error)
+        return BusyError(f"{destination} is being staged by {holder}; try again when it has ended")
 
     def _verify(self, cache: Cache, record: Record) -> None:
-        fault = _fault_of(cache, record, self._disk)
-        if fault and cache in self._ours:
-            # A job may have replaced it meanwhile: under its lock nobody does.
-            if not self._locks_of(cache).take(record.destination):
-                raise self._is_held(cache, record.destination)
-            try:
+        fault = fault_of(cache, record, self._disk)
+        if fault and cache in self._own:
+            # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
+            with self._locked(cache, record.destination):
                 now = cache.load(record.destination)
                 if now is None:
-                    return  # evicted
+                    return  # evicted meanwhile
                 record = now
-                fault = _fault_of(cache, record, self._disk)
-            finally:
-                self._locks_of(cache).release(record.destination)
+                fault = fault_of(cache, record, self._disk)
         if fault:
             raise IntegrityError(f"{record.destination}: {fault}")
-        self.result.done.append(Done(record.destination, record.copy_facts.size))
-
-    # evict
+        self._note(record.destination, record.copy_facts.size)
 
     def _evict(self, cache: Cache, record: Record) -> None:
         destination = record.destination
         if record.pinned:
-            raise PolicyRefusal(f"{destination} is pinned; stagectl unpin it first")
+            raise PolicyRefusal(f"{destination} is pinned; unpin it first (stagectl unpin)")
         jobs = jobs_using(None if cache.shared else cache.uid).get(destination, [])
         if jobs:
-            plural = "s" if len(jobs) > 1 else ""
-            raise BusyError(
-                f"{destination} is used by job{plural} {','.join(map(str, jobs))}; "
-                "it may go when that has ended"
-            )
+            used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
+            ended = "they have ended" if len(jobs) > 1 else "it has ended"
+            raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(path, record)
         if not self._remove(cache, destination):
-            raise self._is_held(cache, destination)
-        if not self._order.dry_run and os.path.lexists(path):
+            raise self._busy(cache, destination)
+        if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
-                f"{destination} is not what was staged and stays, its record is gone: remove it "
-                "yourself"
+                f"{destination} was modified after staging, so it was kept and its record deleted; "
+                "remove it yourself if you do not need it"
             )
-        self.result.done.append(Done(destination, size))
-
-    def evict_older(self) -> None:
-        """Evict what was not used for so long."""
-        limit = time.time() - self._order.older
-        kept = [
-            (cache, one)
-            for cache in self._ours
-            for one in evict.look(cache, self._disk)
-            if one.record.used_at < limit
-        ]
-        self._let_go(kept)
-
-    def evict_to_free(self) -> None:
-        """Evict the least recently used until so much is free on each disk."""
-        by_disk: dict[int, list[Cache]] = {}
-        for cache in self._ours:
-            by_disk.setdefault(os.stat(cache.folder).st_dev, []).append(cache)
-        for caches in by_disk.values():
-            try:
-                self._free_disk(caches)
-            except StageError as error:
-                self.refuse(error)
+        self._note(destination, size)
 
     def _free_disk(self, caches: list[Cache]) -> None:
-        room = os.statvfs(caches[0].folder)
-        free = room.f_bavail * room.f_frsize
-        if free >= self._order.to_free:
-            return
-        kept = [(cache, one) for cache in caches for one in evict.look(cache, self._disk)]
-        chosen = evict.choose([one for _, one in kept], self._order.to_free - free)
-        freed = sum(one.size for one in chosen)
-        if free + freed < self._order.to_free:
-            root = caches[0].root.removeprefix(self._disk)
-            held = sum(1 for _, one in kept if not one.may_go)
-            verb = "is" if held == 1 else "are"
-            hold = f"; {held} {verb} pinned or in use" if held else ""
-            raise SpaceError(
-                f"{root or '/'}: {bytes_text(self._order.to_free)} cannot be free: "
-                f"{bytes_text(free)} are, and {bytes_text(freed)} more if all your copies go "
-                f"that may{hold}"
-            )
-        to_go = {one.record.destination for one in chosen}
-        self._let_go([pair for pair in kept if pair[1].record.destination in to_go])
+        """Evict copies of ``caches``, which are on one disk.
 
-    def _let_go(self, kept: list[tuple[Cache, Candidate]]) -> None:
-        for cache, one in sorted(kept, key=lambda pair: pair[1].record.destination):
-            if one.may_go and self._remove(cache, one.record.destination):
-                self.result.done.append(Done(one.record.destination, one.size))
+        Raise SpaceError, and evict nothing there, if that cannot free enough.
+        """
+        disk = os.statvfs(caches[0].folder)
+        free = disk.f_bavail * disk.f_frsize
+        lacking = self._command.to_free - free
+        if lacking <= 0:
+            return
+        candidates = [one for cache in caches for one in evict.find_candidates(cache, self._disk)]
+        chosen = evict.choose(candidates, lacking)
+        freed = sum(one.size for one in chosen)
+        if freed < lacking:
+            root = caches[0].root.removeprefix(self._disk) or "/"
+            held = sum(1 for one in candidates if not one.may_go)
+            raise SpaceError(
+                f"{root}: {bytes_text(self._command.to_free)} cannot be free: "
+                f"{bytes_text(free)} are free now, and evicting all copies that may be evicted "
+                f"frees {bytes_text(freed)} more{_held_text(held)}; nothing was evicted there"
+            )
+        self._evict_all(chosen)
+
+    def _evict_all(self, candidates: Iterable[Candidate]) -> None:
+        for one in sorted(candidates, key=lambda one: one.destination):
+            if one.may_go and self._remove(one.cache, one.destination):
+                self._note(one.destination, one.size)
             else:
                 self.result.stay += 1
 
     def _remove(self, cache: Cache, destination: str) -> bool:
-        if self._order.dry_run:
+        if self._command.dry_run:
             return True
-        return evict.remove(cache, self._locks_of(cache), self._disk, destination) is not None
-
-    # pin
+        locks = self._locks_of(cache)
+        return evict.remove(cache, locks, self._disk, destination) is not None
 
     def _pin(self, cache: Cache, record: Record) -> None:
         destination = record.destination
-        if not self._locks_of(cache).take(destination):
-            raise self._is_held(cache, destination)
-        try:
+        with self._locked(cache, destination):
             now = cache.load(destination)
             if now is None:
-                raise _AbsentError(f"{destination} is not staged here")
-            cache.save(replace(now, pinned=self._order.action is Action.PIN))
-        finally:
-            self._locks_of(cache).release(destination)
-        self.result.done.append(Done(destination, record.copy_facts.size))
+                raise _AbsentError(destination)
+            cache.save(replace(now, pinned=self._command.action is Action.PIN))
+        self._note(destination, record.copy_facts.size)
+
+    def _note(self, destination: str, size: int) -> None:
+        self.result.done.append(Done(destination, size))
 
 
-class _AbsentError(UsageError):
-    """A destination that has no record on this node."""
+def _held_text(held: int) -> str:
+    if not held:
+        return ""
+    return f" ({held} {'copy is' if held == 1 else 'copies are'} pinned or in use)"
 
 
-def _caches(order: Command, disk: str) -> tuple[list[Cache], list[Cache]]:
-    """Those of this user, and those of root's that all may use but only root may change."""
+def _caches(command: Command, disk: str) -> tuple[list[Cache], list[Cache]]:
+    """Return the caches of this user, and those of root that this user may only read."""
     uid = os.getuid()
-    ours: list[Cache] = []
+    own: list[Cache] = []
     of_root: list[Cache] = []
-    for root in order.roots:
-        with suppress(StageError):  # nothing was ever staged here for this user
-            ours.append(look_for_cache(f"{disk}{root}", uid))
-    for root in order.shared_roots:
+    for root in command.roots:
+        with suppress(StageError):  # this user never staged anything there
+            own.append(look_for_cache(f"{disk}{root}", uid))
+    for root in command.shared_roots:
         with suppress(StageError):
             shared = look_for_cache(f"{disk}{root}", uid, shared=True)
-            (of_root if uid else ours).append(shared)
-    return ours, of_root
-
-
-#: What to do about a copy that is not what it was.
-_REMEDY = "evict it and stage it again"
-#: Damaged files of a tree that are named.
-_MOST_NAMED = 5
-
-
-def _fault_of(cache: Cache, record: Record, disk: str) -> str:
-    """What is wrong with the copy's bytes, and what to do; nothing if they are as recorded."""
-    path = f"{disk}{record.destination}"
-    try:
-        there = os.lstat(path)
-        if record.tree:
-            fault = _fault_of_tree(path, cache, record)
-            return f"{fault}; {_REMEDY}" if fault else ""
-        if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
-            return f"something else was put in its place; {_REMEDY}"
-        _forget_pages(path)
-        if digest_of(path) == record.digest:
-            return ""
-    except FileNotFoundError:
-        return "its copy is gone; stage it again"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}; {_REMEDY}, or use another node"
-    copy = record.copy_facts
-    if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
-        return f"it was written to since it was staged; {_REMEDY}"
-    return f"it is damaged: its bytes differ from its digest; {_REMEDY}"
-
-
-def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
-    wrong = damaged(path, cache, record)
-    if wrong is None:
-        return "the table of its files is gone"
-    if wrong:
-        some = ", ".join(wrong[:_MOST_NAMED]) + (", …" if len(wrong) > _MOST_NAMED else "")
-        are = "file is" if len(wrong) == 1 else "files are"
-        return f"{len(wrong)} {are} not what was staged: {some}"
-    if record.tree and copy_digest(path) != record.tree.copy_digest:
-        return "names in it were added, removed or changed since it was staged"
-    return ""
-
-
-def _forget_pages(path: str) -> None:
-    """Have what is read next come from the disk: that is what may have failed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+            (of_root if uid else own).append(shared)
+    return own, of_root

@@ -1,4 +1,17 @@
-"""TODO."""
+"""Find, make and use one user's folder of records beneath one cache root.
+
+The folder is ``ROOT/.slurm-stage/UID``, mode 0700, on the filesystem of the copies: an erased disk
+has no records, and a copy is published by one rename. Its parent belongs to root, so what is in the
+folder was written by this user or by root.
+
+======================  =====================================================================
+function                what it does with the folder
+======================  =====================================================================
+`look_for_cache`        Check that it exists and that nobody else can write to it.
+`open_cache`            Make it, if the user owns the root; check it; prepare it for writing.
+`plan_cache`            Check it as it is, or as `open_cache` would make it; change nothing.
+======================  =====================================================================
+"""
 
 from __future__ import annotations
 
@@ -15,8 +28,10 @@ from stager.base.errors import DestinationError, SpaceError
 from stager.base.paths import RECORDS_FOLDER
 from stager.disk.files import (
     OPEN_FOLDER,
-    READ_ONLY,
+    READ_FILE,
+    check_disk,
     existing_folder_above,
+    kind_of,
     make_movable,
     opened,
     remove_tree,
@@ -30,7 +45,7 @@ from stager.disk.unnamed import UnnamedFile, fresh_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: A record is some 600 bytes and two paths; more than this is not ours.
+#: Bytes of a record: some 600 and two paths. A larger file is not a record.
 _RECORD_LIMIT = 64 * 1024
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
@@ -40,7 +55,7 @@ _TABLE_LIMIT = 1 << 32
 class Cache:
     """One user's folder beneath one cache root of this node.
 
-    ``shared``: the folder is root's, and its records are for all to read.
+    A ``shared`` cache belongs to root, and all users may read its records.
     """
 
     folder: str
@@ -48,40 +63,40 @@ class Cache:
 
     @property
     def root(self) -> str:
-        """The cache root that it lies beneath."""
+        """The cache root above the folder."""
         return os.path.dirname(os.path.dirname(self.folder))
 
     @property
     def uid(self) -> int:
-        """Whose it is."""
+        """The user that the folder belongs to."""
         return int(os.path.basename(self.folder))
 
     def in_use(self) -> frozenset[str]:
-        """The destinations that jobs which run on this node use."""
+        """Return the destinations that jobs running on this node use."""
         return uses(None if self.shared else self.uid)
 
     def record_path(self, destination: str) -> str:
-        """The file of the record for ``destination``."""
+        """Return the path of the record of ``destination``."""
         return f"{self.folder}/records/{_key(destination)}.json"
 
     def load(self, destination: str) -> Record | None:
-        """The record for ``destination``; None where there is none that can be trusted."""
+        """Return the record of ``destination``, or None if there is none that can be trusted."""
         with suppress(OSError, ValueError):
             return self.read(self.record_path(destination))
         return None
 
     def read(self, path: str) -> Record:
-        """The record in the file ``path`` of this cache.
+        """Return the record in the file ``path`` of this cache.
 
-        Raises OSError, or ValueError that says why it cannot be trusted.
+        Raise OSError if the file cannot be read, ValueError if it cannot be trusted.
         """
         record = Record.from_json(_read_trusted(path))
         if self.record_path(record.destination) != path:
-            raise ValueError(f"it is of {record.destination}, which has another file")
+            raise ValueError(f"it is the record of {record.destination} under another name")
         return record
 
     def record_paths(self) -> list[str]:
-        """The files in which there may be records. Raises OSError."""
+        """Return the paths of all files that may be records. Raise OSError."""
         folder = f"{self.folder}/records"
         try:
             return [f"{folder}/{name}" for name in os.listdir(folder)]
@@ -89,13 +104,13 @@ class Cache:
             return []
 
     def records(self) -> Iterator[Record]:
-        """Every record that can be trusted, in no order."""
+        """Yield every record that can be trusted, in no order."""
         for path in self.record_paths():
             with suppress(OSError, ValueError):
                 yield self.read(path)
 
     def save(self, record: Record) -> None:
-        """Replace the destination's record in one step. Raises SpaceError or DestinationError."""
+        """Replace the destination's record in one step. Raise SpaceError or DestinationError."""
         self._replace(self.record_path(record.destination), record.to_json().encode())
 
     def _replace(self, path: str, text: bytes) -> None:
@@ -107,17 +122,17 @@ class Cache:
             fresh.rename(path)
 
     def forget(self, destination: str) -> None:
-        """Remove the destination's record, if there is one, and its table."""
+        """Remove the destination's record and table, if any. Raise DestinationError."""
         for path in (self.record_path(destination), self.table_path(destination)):
-            with suppress(FileNotFoundError):
+            with stage_errors(path), suppress(FileNotFoundError):
                 os.unlink(path)
 
     def table_path(self, destination: str) -> str:
-        """The file of the `table` of the tree at ``destination``."""
+        """Return the path of the table of files (`stager.tree.table`) of a staged folder."""
         return f"{self.folder}/tables/{_key(destination)}"
 
     def load_table(self, record: Record) -> bytes | None:
-        """The text of the table that belongs to the record of a tree, if it is there."""
+        """Return the table that belongs to the record of a folder, or None if it is gone."""
         with suppress(OSError, ValueError):
             text = _read_trusted(self.table_path(record.destination), limit=_TABLE_LIMIT)
             if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
@@ -125,12 +140,15 @@ class Cache:
         return None
 
     def save_table(self, destination: str, text: bytes) -> str:
-        """Replace the destination's table in one step; its digest. Raises as `save` does."""
+        """Replace the destination's table and return its digest. Raise as `save` does."""
         self._replace(self.table_path(destination), text)
         return xxhash.xxh3_128_hexdigest(text)
 
     def discard(self, name: str, folder: int) -> None:
-        """Remove the tree ``name`` in ``folder``: in one step for all who look. Raises OSError."""
+        """Remove the tree ``name`` from the descriptor ``folder``. Raise OSError.
+
+        It is renamed first, so that no other process finds a part of it.
+        """
         partial = f"{self.folder}/partial"
         with fresh_name(partial) as path:
             make_movable(name, folder)
@@ -138,70 +156,67 @@ class Cache:
         remove_tree(path)
 
     def sweep(self) -> None:
-        """Remove partial files and trees whose writer is gone; a living one holds a lock."""
+        """Remove partial files and trees whose writer has ended; a running one holds a lock."""
         folder = f"{self.folder}/partial"
         with opened(folder, OPEN_FOLDER) as parent, suppress(BlockingIOError):
-            # Not while another process is between the making of a file and its locking.
+            # Not while another process has made a file and not locked it yet.
             fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in os.listdir(folder):
-                with suppress(OSError), opened(f"{folder}/{name}", READ_ONLY) as file:
+                with suppress(OSError), opened(f"{folder}/{name}", READ_FILE) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove_tree(f"{folder}/{name}")
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
-    """The user's folder beneath ``root``, as it is; root's, if it is ``shared``.
+    """Return the cache of user ``uid`` beneath ``root``, or root's if ``shared``.
 
-    Raises DestinationError where it is missing, or where somebody else could write in it.
+    Raise DestinationError if it is missing, if its disk is read-only, or if somebody else can write
+    to it. Raise SpaceError if it is missing because the disk is full.
     """
     if shared:
         uid = 0
-        _check_folder(root, (0,))
-    _check_folder(_parent(root), (0, uid))
-    _check_folder(_folder(root, uid), (uid,))
+        _check_folder(root or "/", (0,), root)
+    _check_folder(_parent(root), (0, uid), root)
+    _check_folder(_folder(root, uid), (uid,), root)
     return Cache(_folder(root, uid), shared)
 
 
 def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
-    """`look_for_cache`, ready to be written: inner folders made, dead partial files swept.
+    """Return the cache that `look_for_cache` returns, ready for writing.
 
-    For any user but root a ``shared`` cache is only looked for.
+    Make it first if the user owns ``root``; elsewhere root has made it. Then make the folders in
+    it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
+    root alone; all others get it as it is, empty if root has staged nothing.
     """
     if shared and uid != 0:
-        empty = not os.path.lexists(_parent(root))
-        return Cache(_folder(root, 0), True) if empty else look_for_cache(root, 0, shared=True)
+        is_empty = not os.path.lexists(_parent(root))
+        return Cache(_folder(root, 0), True) if is_empty else look_for_cache(root, 0, shared=True)
     mode = 0o755 if shared else 0o700
     try:
         owner = os.stat(root or "/").st_uid
     except OSError as error:
-        raise DestinationError(f"the cache root {root} is not there: {error.strerror}") from None
+        raise DestinationError(f"the cache root {root} does not exist: {error.strerror}") from None
     if owner == uid:
-        # Nobody else could have prepared it. Root's own root serves its users too: they pass
-        # through the first folder to theirs.
+        # Of a root that belongs to root, all users pass through the first folder to theirs.
         _make_folder(_parent(root), 0o755)
-        _check_folder(_parent(root), (0, uid))
+        _check_folder(_parent(root), (0, uid), root)
         _make_folder(_folder(root, uid), mode)
     cache = look_for_cache(root, uid, shared=shared)
-    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
-    for folder in inner:
-        _make_folder(folder, mode)
-    if shared:  # it may have been root's own alone before
-        for folder in (cache.folder, *inner):
-            os.chmod(folder, mode)
-    _make_folder(f"{cache.folder}/partial", 0o700)
+    _make_inner_folders(cache, mode)
     with stage_errors(cache.folder):
         cache.sweep()
     return cache
 
 
 def plan_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
-    """The folder that `open_cache` would open or make; nothing is made. Raises DestinationError."""
+    """Return the cache that `open_cache` would return, and make nothing. Raise as it does."""
     try:
         return look_for_cache(root, uid, shared=shared)
     except DestinationError:
         above = existing_folder_above(_parent(root))
         if os.path.lexists(_parent(root)) or os.stat(above).st_uid != uid:
             raise
+        check_disk(above)
         return Cache(_folder(root, uid), shared)
 
 
@@ -213,45 +228,55 @@ def _folder(root: str, uid: int) -> str:
     return f"{root}/{RECORDS_FOLDER}/{uid}"
 
 
+def _make_inner_folders(cache: Cache, mode: int) -> None:
+    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
+    for folder in inner:
+        _make_folder(folder, mode)
+    if cache.shared:  # root's private cache may become the shared one
+        for folder in (cache.folder, *inner):
+            if stat.S_IMODE(os.stat(folder).st_mode) != mode:
+                with stage_errors(folder):
+                    os.chmod(folder, mode)
+    _make_folder(f"{cache.folder}/partial", 0o700)
+
+
 def _make_folder(path: str, mode: int) -> None:
     with stage_errors(path), suppress(FileExistsError):
         os.mkdir(path, mode)
         os.chmod(path, mode)  # whatever the user's mask
 
 
-def _check_folder(path: str, owners: tuple[int, ...]) -> None:
+def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
+    """Raise an error unless ``path`` is a folder that only its owner, one of these, can write."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
-        _check_room(os.path.dirname(path))
+        check_disk(root or "/")  # on a full or read-only disk, root could not make it
         raise DestinationError(
             f"{path} is missing: the site's prolog or plugin makes it; tell the administrator"
         ) from None
     except OSError as error:
         raise DestinationError(f"{path}: {error.strerror}") from None
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid not in owners or facts.st_mode & 0o022:
-        raise DestinationError(
-            f"{path} is not a folder of {' or '.join(f'uid {uid}' for uid in owners)} alone; "
-            "tell the administrator"
-        )
+    names = " or ".join(f"uid {uid}" for uid in owners)
+    problem = ""
+    if not stat.S_ISDIR(facts.st_mode):
+        problem = f"is {kind_of(facts.st_mode)}, not a folder"
+    elif facts.st_uid not in owners:
+        problem = f"belongs to uid {facts.st_uid}, not to {names}"
+    elif facts.st_mode & 0o022:
+        problem = f"can be written to by users other than {names}"
+    if problem:
+        raise DestinationError(f"{path} {problem}; tell the administrator")
 
 
-def _check_room(folder: str) -> None:
-    """Root could make nothing on a full disk; say that, where it is so."""
-    with suppress(OSError):
-        room = os.statvfs(folder if os.path.exists(folder) else os.path.dirname(folder))
-        if not room.f_bavail or not room.f_favail:
-            raise SpaceError(f"{folder}: the disk is full; make room and submit again")
-
-
-def check_names(cache: Cache, count: int) -> None:
-    """Raise SpaceError where the disk has no room for so many more files and folders."""
+def check_inodes(cache: Cache, count: int) -> None:
+    """Raise SpaceError if the disk has no inodes for ``count`` more files and folders."""
     with stage_errors(cache.folder):
         room = os.statvfs(cache.folder)
     if room.f_files > 0 and room.f_favail < count:  # some filesystems have no limit
         raise SpaceError(
-            f"{cache.root}: {count} files and folders are needed, and there is room for "
-            f"{room.f_favail} more, whatever their size; make room, or stage an archive as it is"
+            f"{cache.root}: {count} files and folders are needed, and the disk takes only "
+            f"{room.f_favail} more, however small; remove files, or stage an archive as it is"
         )
 
 
@@ -260,7 +285,7 @@ def _key(destination: str) -> str:
 
 
 def _read_trusted(path: str, limit: int = _RECORD_LIMIT) -> bytes:
-    with opened(path, READ_ONLY) as descriptor:
+    with opened(path, READ_FILE) as descriptor:
         facts = os.fstat(descriptor)
         ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
         if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):

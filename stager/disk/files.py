@@ -1,9 +1,7 @@
-"""A user's folder on one node's disk: records, locks and partial files; all writing is here.
+"""Open, read back and remove files without following links, and explain what a disk refuses.
 
-Beneath each cache root lies ``.slurm-stage``, owned by root, and in it one folder a user, mode
-0700. The helper acts as that user from first to last, so whatever lies in the folder was written
-by this user or by root. It is on the same filesystem as the data: a wiped disk has no records,
-and publishing is one rename.
+All other modules of this package build on these functions. An error of the disk becomes a
+SpaceError or a DestinationError here.
 """
 
 from __future__ import annotations
@@ -22,18 +20,20 @@ from stager.base.errors import DestinationError, SpaceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Not to wait for the other end of a named pipe, should somebody have put one there.
-READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: To read a plain file. Opening a named pipe in its place does not block.
+READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# To pass through a folder, one need not be allowed to read it.
+#: To pass through a folder, which needs no permission to list it.
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Bytes read at a time where a file is read back.
+READ_SIZE = 4 << 20
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def existing_folder_above(path: str) -> str:
-    """The nearest of the folders above ``path`` that is there."""
+    """Return the nearest folder above ``path`` that exists."""
     folder = os.path.dirname(path)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
@@ -42,6 +42,11 @@ def existing_folder_above(path: str) -> str:
 
 @contextmanager
 def opened(path: str | bytes, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Open a file and close it at the end. Raise OSError.
+
+    ``path`` is relative to the descriptor ``folder``, if that is given. A file that is created gets
+    mode 0600.
+    """
     descriptor = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         yield descriptor
@@ -51,7 +56,7 @@ def opened(path: str | bytes, flags: int, folder: int | None = None) -> Iterator
 
 @contextmanager
 def stage_errors(path: str) -> Iterator[None]:
-    """Turn the disk's errors into those of a stage."""
+    """Turn an OSError into the stage's error for ``path``, as `as_stage_error` does."""
     try:
         yield
     except OSError as error:
@@ -59,7 +64,7 @@ def stage_errors(path: str) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Put all of ``data`` at ``offset`` bytes. Raises OSError."""
+    """Write all of ``data`` at ``offset`` bytes. Raise OSError."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -67,34 +72,29 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         offset += written
 
 
-# Partial files: without a name until every byte is in place.
-
-#: Bytes read at a time where a file is read back.
-READ_SIZE = 4 << 20
-
-
 def make_movable(name: str, folder: int) -> bool:
-    """Have the user be allowed to move what is at ``name``; whether there is anything."""
+    """Give the user the permissions to rename ``name``. Return whether it exists. Raise OSError."""
     try:
         there = os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(there.st_mode) and there.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        # Its own '..' is written. What has no right to be opened cannot be moved either.
+        # The kernel rewrites its '..', which needs write permission. What cannot be opened cannot
+        # be moved either, and the rename will say so.
         with suppress(PermissionError), opened(name, OPEN_FOLDER | os.O_NOFOLLOW, folder) as entry:
             os.fchmod(entry, stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
     return True
 
 
 def remove_tree(path: str) -> None:
-    """Remove what is at ``path`` and all that is in it, as far as that can be removed."""
+    """Remove ``path`` and everything beneath it, as far as permissions allow."""
     folders = [path]
-    for folder in folders:  # which grows
+    for folder in folders:  # grows while it is read
         with suppress(OSError):
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 os.unlink(folder)
                 continue
-            os.chmod(folder, 0o700)  # one may have staged what one may not change
+            os.chmod(folder, 0o700)  # a copied folder may forbid its owner to write
             with os.scandir(folder) as entries:
                 inside = list(entries)
             for entry in inside:
@@ -109,16 +109,19 @@ def remove_tree(path: str) -> None:
 
 
 def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
-    """The xxh3-128 of what is on the disk, in hexadecimal, past the page cache. Raises OSError."""
+    """Return the xxh3-128 of a file in hexadecimal, read from the disk past the page cache.
+
+    Raise OSError if it cannot be read or is not a plain file.
+    """
     digest = xxhash.xxh3_128()
     flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with ExitStack() as stack:
         descriptor = stack.enter_context(opened(path, flags))
         size = os.fstat(descriptor).st_size
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is no plain file")
+            raise OSError(errno.EINVAL, "is not a plain file")
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        with suppress(OSError):  # not on this filesystem
+        with suppress(OSError):  # this filesystem has no direct reads
             descriptor = stack.enter_context(opened(path, flags | os.O_DIRECT))
         buffer = stack.enter_context(closing(mmap.mmap(-1, READ_SIZE)))
         with memoryview(buffer) as view:
@@ -130,54 +133,52 @@ def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
 
 
 def sync_folder(folder: int) -> None:
-    """Bring the names in ``folder`` to the disk. Raises OSError."""
-    # One may write in a folder and not read it; then its own time has to bring it to the disk.
+    """Write the names in the descriptor ``folder`` to the disk. Raise OSError."""
+    # A folder that may be written but not read cannot be synced: the kernel does it in time.
     with suppress(PermissionError), opened(".", OPEN_FOLDER, folder) as descriptor:
         os.fsync(descriptor)
 
 
 @contextmanager
 def opened_beneath(root: str, folder: str) -> Iterator[int]:
-    """A folder beneath ``root``, opened step by step, so that nobody can lead it elsewhere.
+    """Open ``folder`` beneath ``root`` step by step, so that no link can lead it elsewhere.
 
-    Each folder on the way is the user's own or root's, and no link. Raises DestinationError, or
-    FileNotFoundError.
+    Every folder on the way belongs to this user or to root. Raise DestinationError otherwise,
+    FileNotFoundError if one is missing.
     """
     with ExitStack() as stack:
-        way = root
-        at = stack.enter_context(opened(root or "/", _STEP & ~os.O_NOFOLLOW))
+        path = root
+        current = stack.enter_context(opened(root or "/", _STEP & ~os.O_NOFOLLOW))
         for name in folder[len(root) :].split("/"):
             if name:
-                way = f"{way}/{name}"
-                at = stack.enter_context(_opened_step(way, name, at))
-        yield at
+                path = f"{path}/{name}"
+                current = stack.enter_context(_opened_step(path, name, current))
+        yield current
 
 
 @contextmanager
-def _opened_step(way: str, name: str, at: int) -> Iterator[int]:
-    try:
-        descriptor = os.open(name, _STEP, dir_fd=at)
-    except NotADirectoryError:
-        kind = kind_of(os.lstat(name, dir_fd=at).st_mode)
-        raise DestinationError(f"{way} is {kind}, not a folder") from None
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise as_stage_error(error, way) from None
-    try:
+def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(opened(name, _STEP, parent))
+        except NotADirectoryError:
+            kind = kind_of(os.lstat(name, dir_fd=parent).st_mode)
+            raise DestinationError(f"{path} is {kind}, not a folder") from None
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise as_stage_error(error, path) from None
         owner = os.fstat(descriptor).st_uid
         if owner not in (0, os.getuid()):
             raise DestinationError(
-                f"{way} belongs to uid {owner}, who could replace what is staged there; "
+                f"{path} belongs to uid {owner}, who could replace what is staged there; "
                 "choose another destination"
             )
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def kind_of(mode: int) -> str:
-    """What a file of this mode is, in words."""
+    """Return the type of a file with this mode, as messages name it."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a named pipe",
@@ -190,19 +191,47 @@ def kind_of(mode: int) -> str:
 
 
 def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationError:
-    """An error of this node's disk in a stage's words; ``path`` is named instead of its own."""
-    path = path or str(error.filename or "input/output")
+    """Return the stage's error for an error of this node's disk.
+
+    The message names ``path``, or the path of ``error`` if that is empty.
+    """
+    path = path or str(error.filename or "the disk of this node")
     if error.errno in _SPACE_ERRORS:
         kind = "quota" if error.errno == errno.EDQUOT else "disk"
         return SpaceError(f"{path}: the {kind} is full; make room and submit again")
+    if error.errno == errno.EROFS:
+        return DestinationError(
+            f"{path}: the disk is read-only; submit again without this node (--exclude) and tell "
+            "the administrator"
+        )
     return DestinationError(f"{path}: {error.strerror or error}")
+
+
+def check_disk(folder: str) -> None:
+    """Raise DestinationError if the disk of ``folder`` is read-only, SpaceError if it is full.
+
+    Call it where something is missing that another user should have made.
+    """
+    check_read_only(folder)
+    with suppress(OSError):
+        room = os.statvfs(folder)
+        # Some filesystems do not count their blocks or inodes.
+        if (room.f_blocks and not room.f_bavail) or (room.f_files and not room.f_favail):
+            raise as_stage_error(OSError(errno.ENOSPC, ""), folder)
+
+
+def check_read_only(folder: str) -> None:
+    """Raise DestinationError if the disk of ``folder`` is read-only."""
+    with suppress(OSError):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            raise as_stage_error(OSError(errno.EROFS, ""), folder)
 
 
 @contextmanager
 def made_parents(path: str) -> Iterator[None]:
-    """Make the folders above ``path`` that lack; take the empty ones away again on a failure.
+    """Make the missing folders above ``path``. If the body fails, remove those that are empty.
 
-    Raises DestinationError.
+    Raise SpaceError or DestinationError if they cannot be made.
     """
     missing: list[str] = []
     folder = os.path.dirname(path)
@@ -222,12 +251,8 @@ def made_parents(path: str) -> Iterator[None]:
         raise
 
 
-#: Bytes read at a time where a copy is read again.
-READ_SIZE = 4 << 20
-
-
 def digest_of(path: str) -> str:
-    """The xxh3-128 of the file's bytes, in hexadecimal."""
+    """Return the xxh3-128 of a file in hexadecimal, by way of the page cache. Raise OSError."""
     digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(READ_SIZE):

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Note what each job of this node uses, so that it is not evicted, and what its stages did.
+
+A job's list is in its user's folder beneath /run, so that it can be written when the disk is full,
+and a reboot removes it. It counts as long as the mark of the job, which root makes, exists.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,22 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import UsageError
-from stager.disk.files import APPEND, READ_ONLY, as_stage_error, opened, write_all
+from stager.disk.files import APPEND, READ_FILE, as_stage_error, opened, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What the jobs of this node use: what is in use never goes to make room.
-#
-# A job's own list lies beside its word, in a folder of its user's that a reboot empties, so that
-# it is written however full the disk is. It counts as long as root's mark of the job is there.
-
-#: The end of a list's name behind the job's id, and the most bytes of a list that are read.
+#: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 16 << 20
+#: The suffix of the name of a job's figures, which root collects at the job's end.
+_FIGURES = ".figures"
 
 
 def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
-    """Have the ``destinations`` stay on this node as long as the user's job. Raises StageError.
+    """Keep the ``destinations`` on this node as long as the user's job runs.
 
-    Without root's part on the node, a prolog or the plugin, there is nothing to note it in.
+    Do nothing if neither the plugin nor a prolog has made the user's folder. Raise UsageError if
+    the list becomes too long, SpaceError or DestinationError if it cannot be written.
     """
     path = f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}"
     known = uses_of(uid, job)
@@ -34,7 +36,7 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
     try:
         with opened(path, APPEND) as file:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
-                raise UsageError(f"job {job} uses too many files; stage an archive instead")
+                raise UsageError(f"job {job} stages too many paths; stage a folder instead")
             write_all(file, text, 0)
     except FileNotFoundError:
         return
@@ -43,19 +45,19 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
 
 
 def jobs_are_known() -> bool:
-    """Whether root marks this node's jobs at all; otherwise any copy may be in use."""
+    """Return whether root marks the jobs of this node. If not, any copy may be in use."""
     return os.path.exists(paths.JOBS_FOLDER)
 
 
 def uses(uid: int | None) -> frozenset[str]:
-    """What the running jobs of one user say that they use; of all users, which root may ask."""
+    """Return what the running jobs of a user use; of all users if None, for root only."""
     return frozenset(jobs_using(uid))
 
 
 def jobs_using(uid: int | None) -> dict[str, list[int]]:
-    """The jobs behind `uses`, by each destination that they use.
+    """Return the ids of the running jobs that use each destination, of one user or of all.
 
-    Of the jobs of others nobody but root learns anything.
+    Only root may ask for all users.
     """
     found: dict[str, list[int]] = {}
     for job, owner in sorted(_live_jobs() if uid is None else _live_jobs_of(uid)):
@@ -65,8 +67,8 @@ def jobs_using(uid: int | None) -> dict[str, list[int]]:
 
 
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
-    """What one job has noted that it uses, whether it runs or not."""
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_ONLY) as file:
+    """Return the destinations in the list of one job, whether it still runs or not."""
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
         if stat.S_ISREG(os.fstat(file).st_mode):
             text = os.read(file, _USES_LIMIT)
             return frozenset(os.fsdecode(text).split("\0")[:-1])
@@ -81,7 +83,7 @@ def _live_jobs() -> Iterator[tuple[str, str]]:
 
 
 def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
-    # Users may not list the marks: whose jobs run here is not for all to know.
+    # Users may not list the marks, since that would show whose jobs run here.
     with suppress(FileNotFoundError):
         for name in os.listdir(f"{paths.RUN_FOLDER}/{uid}"):
             job = name.removesuffix(_USES)
@@ -89,13 +91,7 @@ def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
                 yield job, str(uid)
 
 
-# Figures of a job's stages, for root to gather when it has ended.
-
-#: The end of the name of a job's figures.
-_FIGURES = ".figures"
-
-
 def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:
-    """Append one line of figures to the job's own; what cannot be noted is not counted."""
+    """Append one line of figures to the job's file. Ignore errors: they cost only the figures."""
     with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_FIGURES}", APPEND) as file:
         os.write(file, (" ".join(f"{figure:g}" for figure in figures) + "\n").encode())

@@ -1,4 +1,4 @@
-"""A path in, its bytes and its data extents out: what a sender reads."""
+"""Read the bytes of a file, and find where it has data and where holes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ if TYPE_CHECKING:
 
 #: Unit of a stat's st_blocks, in bytes.
 BLOCK = 512
-#: What a filesystem answers that knows nothing of holes.
+#: The errors of a filesystem that cannot tell holes from data.
 _NO_HOLES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 
 
 class FileReader:
-    """Reads an open file, and counts the bytes that it took from the filesystem.
-
-    Raises SourceError.
-    """
+    """An open file that counts the bytes read from it. Raise SourceError if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.bytes_read = 0
         try:
-            # Should somebody have put a named pipe there, not to wait for its other end.
+            # Opening a named pipe in its place does not block.
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror}") from None
 
     def extents(self, size: int) -> Iterator[Extent]:
-        """Where in its first ``size`` bytes the file has data, in order; the rest is holes."""
+        """Yield the extents with data in the first ``size`` bytes, in order; the rest is holes."""
         try:
             if os.fstat(self.descriptor).st_blocks * BLOCK < size:
                 yield from self._seek_extents(size)
@@ -50,7 +47,7 @@ class FileReader:
                 begin = os.lseek(self.descriptor, end, os.SEEK_DATA)
                 hole = min(size, os.lseek(self.descriptor, begin, os.SEEK_HOLE))
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                if error.errno == errno.ENXIO:  # only a hole up to the end
                     return
                 if error.errno not in _NO_HOLES:
                     raise
@@ -60,7 +57,10 @@ class FileReader:
             end = hole
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer``. Raises IntegrityError where the file ends early, SourceError on EIO."""
+        """Fill ``buffer`` from ``offset`` bytes on.
+
+        Raise IntegrityError if the file ends before that, SourceError if it cannot be read.
+        """
         while buffer:
             try:
                 count = os.preadv(self.descriptor, [buffer], offset)
@@ -73,5 +73,5 @@ class FileReader:
             offset += count
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self.descriptor)

@@ -1,11 +1,12 @@
-"""A node's record of what was staged: what was copied from where, and how the copy looked then.
+"""Keep what was staged as records: what was copied from where, and how the copy looked then.
 
-The manifest of a node is one record a destination. A record is written last, after the copy is in
-place, so that a record never promises what is not there. It is read back strictly: a record that
-is damaged, newer or of another shape is no record.
+There is one record for each destination. It is written last, after the copy is in place, so that it
+never names a copy that does not exist. It is read strictly: one that is damaged, of another version
+or of another shape counts as absent.
 
-Records are plain dataclasses: the ranks read them at start-up, where a model library would cost
-more time than all their other work.
+Records are plain dataclasses. Ranks read thousands of them at start-up, where a library for data
+models would take longer than all their other work. This module has no ``from __future__ import
+annotations``, because it reads the types of the fields at run time.
 """
 
 import json
@@ -15,13 +16,17 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Self
 
-#: Version of the record's shape; a record of another version is treated as absent.
+from stager.base.options import Lifetime, Relocate
+
+#: Version of the record's shape; a record of another version counts as absent.
 VERSION = 4
+_LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
+_RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """The source's stat at the time of reading: bytes, nanoseconds since 1970, inode."""
+    """The source's stat when it was read: bytes, nanoseconds since 1970, inode."""
 
     size: int
     mtime_ns: int
@@ -41,11 +46,10 @@ class CopyFacts:
 
 @dataclass(frozen=True, slots=True)
 class TreeFacts:
-    """A staged folder as one: its files by number, and the bytes that they take on the disk.
+    """What is recorded of a staged folder: its number of files, and the bytes on disk of them all.
 
-    ``before`` is the inode of the tree that this one was about to take the place of, until it has.
-    The digests are those of the source's listing, of the copy's by `table.as_copy`, and of the
-    `table` of its files.
+    The digests are those of the listing of the source, of the listing of the copy (by
+    `table.as_copy`) and of the `table` of its files.
     """
 
     files: int
@@ -53,25 +57,27 @@ class TreeFacts:
     source_digest: str
     copy_digest: str
     table_digest: str
+    #: The inode of the folder that this one replaces, until it has replaced it.
     before: int = 0
-    #: A `directive.Relocate`: what was changed in the copy.
-    relocate: str = "none"
-    #: Where the interpreter of a relocated environment is, if that was staged too.
+    #: A `Relocate`: what was changed in the copy.
+    relocate: str = Relocate.NONE.value
+    #: The interpreter of a relocated environment, if it was staged too.
     interpreter: str = ""
-    #: Of a part of a folder, which split it is a part of; see `shard.split_name`.
+    #: With mode=shard, the split that this copy is a part of; see `shard.split_name`.
     split: str = ""
-    #: The files of all parts.
+    #: The number of files in all parts.
     files_in_all: int = 0
-    #: The pattern by whose numbers it was split.
+    #: The pattern whose numbers chose the part of each file.
     by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One staged file or ``tree``. ``digest`` is xxh3-128 in hexadecimal, of a file's bytes or of
-    all files' digests; times are seconds since 1970. A tree's sizes are those of all its files.
+    """One staged file, or folder if it has a ``tree``.
 
-    ``lifetime`` is a `directive.Lifetime`; what is ``pinned`` stays until its user says otherwise.
+    Times are seconds since 1970. ``digest`` is the xxh3-128 in hexadecimal of a file's bytes, or of
+    the digests of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy is not
+    evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
     """
 
     version: int
@@ -88,19 +94,19 @@ class Record:
     tree: TreeFacts | None = None
 
     def to_json(self) -> str:
-        """The text of the record's file."""
+        """Return the text of the record's file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The record in ``text``. Raises ValueError that says what is wrong with it."""
+        """Return the record in ``text``. Raise ValueError if it is not valid."""
         try:
             data = json.loads(text, object_pairs_hook=_unique)
         except RecursionError:
             raise ValueError("nested too deeply") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
-            raise ValueError(f"version {version!r}, where {VERSION} is known")
+            raise ValueError(f"version {version!r}, expected {VERSION}")
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
@@ -124,11 +130,11 @@ def _is_split(text: str) -> bool:
 
 
 def _is_lifetime(text: str) -> bool:
-    return text in ("cache", "job")
+    return text in _LIFETIMES
 
 
 def _is_relocation(text: str) -> bool:
-    return text in ("none", "venv")
+    return text in _RELOCATIONS
 
 
 def _is_path(text: str) -> bool:
@@ -149,14 +155,14 @@ def _is_any(_: object) -> bool:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
 @cache
 def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
-    """Each field's type, and whether the system could have given a value of that type."""
-    # Once a shape: to ask dataclasses for each of thousands of records takes most of the time.
+    """Return the type and the check of each field."""
+    # Cached, because `fields` would take most of the time of reading thousands of records.
     found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
     for field in fields(shape):
         kind = TreeFacts if field.type == TreeFacts | None else field.type
@@ -168,7 +174,7 @@ def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
 
 _BY_TYPE: dict[type, Callable[[Any], bool]] = {int: _is_number, str: _is_path}
 _BY_NAME: dict[str, Callable[[Any], bool]] = {
-    # Nanoseconds since 1970, which a file may also have from before.
+    # Files may be older than 1970.
     "mtime_ns": _is_time,
     "ctime_ns": _is_time,
     "digest": _is_digest,
@@ -184,22 +190,22 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
 
 
 def _build(shape: type, data: Any) -> Any:
-    """``data`` as a ``shape``, with exactly the keys and types that the dataclass declares."""
+    """Return ``data`` as a ``shape``. Raise ValueError unless it has its exact keys and types."""
     known = _fields(shape)
     if type(data) is not dict or data.keys() != known.keys():
-        raise ValueError(f"the fields of {shape.__name__} differ")
+        raise ValueError(f"the fields are not those of {shape.__name__}")
     values: list[Any] = []
-    for name, (kind, possible) in known.items():
+    for name, (kind, is_valid) in known.items():
         value = data[name]
-        if kind is TreeFacts and value is None:  # a file
+        if kind is TreeFacts and value is None:  # the record of a file
             values.append(None)
             continue
         if kind in _NESTED:
             value = _build(kind, value)
         if type(value) is not kind:
             raise ValueError(f"{name} is not {kind.__name__}")
-        if not possible(value):
-            raise ValueError(f"{name} is none that the system gives")
+        if not is_valid(value):
+            raise ValueError(f"the value of {name} is not possible")
         values.append(value)
     return shape(*values)
 

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Tell the tasks of a job on this node how its stage ended, by files beneath /run.
+
+``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step. While a
+rank has it locked, they wait. ``JOB.RESTART`` has a line with the directives of every stage of the
+job that succeeded: tasks of later steps that find theirs there need not wait.
+``JOB.RESTART.shards`` has the paths that become the job's STAGE_SHARDS, one a line.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +21,13 @@ from stager.disk.files import APPEND, opened, write_all
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Seconds for which words are kept: longer than jobs run. A job that is older looks once more.
+#: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
 _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-# The word to the job's other steps on this node.
-
-
 class StepStatus:
-    """What the ranks leave on their node for the tasks of their job, in a folder of the user's.
-
-    ``JOB.RESTART.STEP`` holds the exit code for the tasks that wait in one step; while a rank has
-    it locked, they wait. ``JOB.RESTART`` has a line of directives for every stage of the job that
-    was well; tasks of later steps that find their own there need not wait. ``JOB.RESTART.shards``
-    has the paths that become the job's STAGE_SHARDS, one a line. The folder is on a filesystem that
-    a reboot empties.
-    """
+    """The status that one rank leaves for the tasks of its step, and of later steps of the job."""
 
     def __init__(self, uid: int) -> None:
         self._folder = f"{paths.RUN_FOLDER}/{uid}"
@@ -39,7 +35,7 @@ class StepStatus:
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
-        """Take the step's file. Raises LaunchError where root did not make its folder."""
+        """Lock the step's file, empty. Raise LaunchError if it cannot be made."""
         self._job = job
         path = f"{self._folder}/{job}.{step}"
         try:
@@ -52,11 +48,11 @@ class StepStatus:
             os.ftruncate(self._descriptor, 0)
         except OSError as error:
             raise LaunchError(
-                f"{path}: {error.strerror}: the plugin prepares its folder; tell the administrator"
+                f"{path}: {error.strerror}; the plugin makes its folder, tell the administrator"
             ) from None
 
-    def say(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
-        """Write the code that waiting tasks act on, and what is done if all was well."""
+    def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
+        """Write the exit code for waiting tasks and, if it is 0, what was staged."""
         assert self._descriptor is not None
         if code == 0:
             self._name_lists(shard_lists)
@@ -64,24 +60,24 @@ class StepStatus:
                 os.write(done, os.fsencode(f"{directives}\n"))
         write_all(self._descriptor, f"{code}\n".encode(), 0)
 
-    def _name_lists(self, paths: Sequence[str]) -> None:
-        """Have the job's tasks find these lists, and those of its earlier stages."""
-        if not paths:
+    def _name_lists(self, lists: Sequence[str]) -> None:
+        """Add the lists to those of the job's earlier stages, each once."""
+        if not lists:
             return
         path = f"{self._folder}/{self._job}.shards"
-        with opened(path, _APPEND_READ) as lists, open(lists, "a+b", closefd=False) as file:
+        with opened(path, _APPEND_READ) as noted, open(noted, "a+b", closefd=False) as file:
             file.seek(0)
             known = file.read().split(b"\n")
-            file.writelines(b"%s\n" % path for path in map(os.fsencode, paths) if path not in known)
+            file.writelines(b"%s\n" % one for one in map(os.fsencode, lists) if one not in known)
 
     def close(self) -> None:
-        """Let go: waiting tasks read the code, or find that there is none."""
+        """Release the file: waiting tasks read the code, or find none and fail."""
         if self._descriptor is not None:
             os.close(self._descriptor)
 
     def _sweep(self) -> None:
-        """Remove what no running job can still ask for."""
+        """Remove the files of jobs that must have ended long ago."""
         for entry in os.scandir(self._folder):
-            with suppress(FileNotFoundError):  # root's clean-up after another job may be at work
+            with suppress(FileNotFoundError):  # root may clean up after another job
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT:
                     os.unlink(entry.path)

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Create files and folders under construction, which `Cache.sweep` removes if their writer dies.
+
+A file has no name until it is complete, where the filesystem allows that. What has a name holds a
+lock as long as its writer runs.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class UnnamedFile:
-    """A new file for writing in ``folder``, without a name where the filesystem allows that.
+    """A new file in ``folder``, without a name if the filesystem has O_TMPFILE.
 
-    So not even a kill leaves a part of it. It is locked, which tells `Cache.sweep` that it lives.
-    Raises OSError.
+    Without a name, even a killed writer leaves nothing. With one, `Cache.sweep` removes the file
+    once its lock is gone. All methods raise OSError.
     """
 
     def __init__(self, folder: str) -> None:
@@ -39,7 +43,7 @@ class UnnamedFile:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     def rename(self, path: str, folder: int | None = None) -> None:
-        """Put the file at ``path``, seen from ``folder``, in one step in place of what is there."""
+        """Rename the file to ``path``, relative to ``folder``, in place of any file there."""
         if not self._name:
             name = _new_name(self._folder)
             _give_name(self.descriptor, name)
@@ -48,7 +52,7 @@ class UnnamedFile:
         self._name = ""
 
     def close(self) -> None:
-        """Let go of the file; unless it was renamed, its bytes are gone."""
+        """Close the file. Unless it was renamed, it is gone."""
         if self._name:
             with suppress(FileNotFoundError):
                 os.unlink(self._name)
@@ -61,14 +65,14 @@ def _new_name(folder: str) -> str:
 
 @contextmanager
 def fresh_name(folder: str) -> Iterator[str]:
-    """A fresh name in ``folder``, where nothing is swept while it is made and locked."""
+    """Yield an unused path in ``folder``. Until the end, no `Cache.sweep` runs there."""
     with opened(folder, OPEN_FOLDER) as parent:
         fcntl.flock(parent, fcntl.LOCK_SH)
         yield _new_name(folder)
 
 
 def make_partial_folder(folder: str) -> tuple[str, int]:
-    """A new folder in ``folder``, locked as partial files are; its descriptor. Raises OSError."""
+    """Make a locked folder in ``folder``. Return its path and descriptor. Raise OSError."""
     with fresh_name(folder) as name:
         os.mkdir(name, 0o700)
         descriptor = os.open(name, OPEN_FOLDER)
@@ -77,7 +81,7 @@ def make_partial_folder(folder: str) -> tuple[str, int]:
 
 
 def _give_name(descriptor: int, path: str) -> None:
-    """Link an unnamed file to ``path``, which an unprivileged process can do by way of /proc."""
-    # A folder descriptor makes os.link() call linkat(2), which can follow /proc's symlink.
+    """Give an unnamed file the name ``path``, by way of /proc, as that needs no privilege."""
+    # With a folder descriptor, os.link() calls linkat(2), which can follow the link in /proc.
     with opened("/proc/self/fd", OPEN_FOLDER) as descriptors:
         os.link(str(descriptor), path, src_dir_fd=descriptors, follow_symlinks=True)

@@ -161,7 +161,7 @@ def room_to_unpack(task: Task) -> int:
     room = evict.free_bytes(task.cache.folder, space)
     if not space.user_limit:
         return room
-    copies = evict.look(task.cache, task.node.disk)
+    copies = evict.find_candidates(task.cache, task.node.disk)
     used = sum(one.size for one in copies if one.record.destination != destination)
     return min(room, space.user_limit - used)
 

@@ -65,7 +65,7 @@ class FileCargo(Cargo):
 
     def allocate(self, layout: Layout) -> None:
         if self._partial:
-            self._partial.allocate(layout)
+            self._partial.allocate(layout.size, layout.extents)
 
     def staleness(self, result: Transferred) -> Failure | None:
         task = self.task

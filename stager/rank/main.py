@@ -162,7 +162,7 @@ def _step_status(context: Context) -> Iterator[Callable[[int], None]]:
     try:
         together(context, lambda: status.hold(request.status_file, request.step))
         lists = [item.shard_list for item in request.items if item.shard_list]
-        yield lambda code: status.say(code, request.directives, lists)
+        yield lambda code: status.write(code, request.directives, lists)
     finally:
         status.close()
 

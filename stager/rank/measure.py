@@ -105,7 +105,7 @@ def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
     settings = request.transfer
     layout = Layout.dense(request.bench, settings.chunk)
     with closing(Partial(cache, direct=settings.direct)) as partial:
-        partial.allocate(layout)
+        partial.allocate(layout.size, layout.extents)
         ring = Ring(layout, ring_depth(settings, request.nodes))
         begun = time.monotonic()
         drain = Drain(partial, layout, ring, settings.writers)

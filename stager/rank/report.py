@@ -1,6 +1,7 @@
 """Report to the launching process: events while the ranks work, and what became of each item.
 
-An event is one line of JSON on stdout; `cli.render` describes them.
+An event is one line of JSON on stdout: ``started``, ``waiting``, ``progress`` or ``rate``, at last
+``result``; or ``crashed``, for a rank that failed unexpectedly. `launch.run` reads them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.outcome import Counts, ItemReport, event
+from stager.copies.survey import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,9 +90,9 @@ def item_report(
 
 
 def _reasons(receivers: Sequence[Survey]) -> list[str]:
-    reasons = sorted({survey.reason for survey in receivers if survey.reason})
+    reasons: list[str] = sorted({survey.reason for survey in receivers if survey.reason})
     # Every node may have a current part, but of different splits.
-    return reasons or ["spread over other nodes"] if receivers else []
+    return reasons or [Reason.OTHER_NODES] if receivers else []
 
 
 def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:

@@ -41,7 +41,7 @@ def make_room(
         return [
             Evicted(node.name, one.record.destination, one.size)
             for room in plans
-            for _, one in room.plan()
+            for one in room.plan()
         ]
 
     def make() -> list[Evicted]:

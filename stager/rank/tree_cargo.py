@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
-from stager.disk.cache import check_names
+from stager.disk.cache import check_inodes
 from stager.disk.files import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
@@ -100,7 +100,7 @@ class TreeCargo(Cargo):
         if not task.receives:
             return Opened()
         names = sum(not self._reuse.has(row) for row in range(len(self._listing)))
-        check_names(task.cache, names)
+        check_inodes(task.cache, names)
         self.stack.enter_context(made_parents(task.path))
         self._tree = PartialTree(task.cache, self._relocated_listing())
         self.stack.callback(self._tree.close)

@@ -1,7 +1,11 @@
-"""TODO."""
+"""Open, make and lock root's own folders and files by descriptors, which follow no link.
+
+Users may write to some of the folders above, and could put a link in the way.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import stat
@@ -11,32 +15,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeError(Exception):
-    """A folder that root will not work in, and why."""
+    """A folder that root must not use; the message says why."""
 
 
 def group_of(uid: int) -> int:
+    """Return the user's primary group. Raise ValueError if the node does not know the user."""
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
-        raise ValueError("this node knows no such user") from None
+        raise ValueError("no user of this node has this uid") from None
 
 
 def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
-    """Make ``root/folder``, root's, and in it ``uid``, that user's alone.
+    """Make ``root/folder`` for root, and in it the private folder ``uid`` of that user.
 
-    Every step goes by descriptors and refuses links, so that nobody who may write in ``root`` can
-    lead it elsewhere. Raises OSError, or UnsafeError for a folder that somebody else made.
+    Raise OSError, or UnsafeError if a folder belongs to somebody else.
     """
-    with opened(root, None) as base, made(base, folder, 0o755) as parent:
+    with opened(root) as base, made(base, folder, 0o755) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
-            raise UnsafeError(f"made by uid {facts.st_uid}, not by root alone; remove it")
+            raise UnsafeError(f"belongs to uid {facts.st_uid}, not to root; remove it")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnsafeError("others than root may write in it; remove it")
+            raise UnsafeError("users other than root may write to it; remove it")
         os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
         with made(parent, str(uid), 0o700) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:
@@ -48,8 +53,14 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
 
 
 @contextmanager
-def opened(name: str, folder: int | None) -> Iterator[int]:
-    descriptor = os.open(name, _OPEN_FOLDER, dir_fd=folder)
+def opened(
+    name: str, folder: int | None = None, *, flags: int = OPEN_FOLDER, mode: int = 0o600
+) -> Iterator[int]:
+    """Open a folder, or a file with other ``flags``, and close it at the end. Raise OSError.
+
+    ``name`` is relative to the descriptor ``folder``, if that is given.
+    """
+    descriptor = os.open(name, flags, mode, dir_fd=folder)
     try:
         yield descriptor
     finally:
@@ -58,7 +69,16 @@ def opened(name: str, folder: int | None) -> Iterator[int]:
 
 @contextmanager
 def made(folder: int, name: str, mode: int) -> Iterator[int]:
+    """Open the folder ``name`` in the descriptor ``folder``; make it first if it is missing."""
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
     with opened(name, folder) as descriptor:
         yield descriptor
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of the file ``path``, which is made if it is missing. Raise OSError."""
+    with opened(path, flags=_LOCK_FILE) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Evict the least recently used copies of all users until the site's headroom is free.
+
+Root touches no path that a user named: it compares times and sizes, and asks `stager.copies.tidy`
+of each user to remove the oldest.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,30 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
-from stager.root.metrics import as_number, locked, or_zero
+from stager.root.folders import locked
+from stager.root.untrusted import as_number, or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stager.root.rules import Rules
 
-#: Seconds in which users' parts are asked what may go; what is not known then stays.
-_ASKING = 25.0
+    #: Runs `stager.copies.tidy` as a user, with options.
+    Ask = Callable[[int, Sequence[str], Rules], dict[str, Any]]
+
+#: Seconds in which users are asked what may be evicted. Copies of the others stay.
+_ASK_LIMIT = 25.0
 
 
-def make_headroom(rules: Rules, ask: Callable[[int, Sequence[str], Rules], dict[str, Any]]) -> int:
-    """Have the least recently used copies of any user removed until the site's headroom is free.
+def make_headroom(rules: Rules, ask: Ask) -> int:
+    """Evict copies until the site's headroom is free beneath each root. Return their number.
 
-    Returns how many went. Users' parts tell of times and sizes only, and remove by their number.
+    ``ask`` runs `stager.copies.tidy` as a user with options, and returns its answer.
     """
     if not rules.headroom:
         return 0
     gone = 0
-    # One at a time: two that do not know of each other would remove twice as much.
+    # One at a time: two that run together would evict twice as much.
     with locked(f"{paths.RUN_FOLDER}/headroom.lock"):
         for root in rules.roots:
             gone += _make_headroom(root, rules, ask)
@@ -37,35 +45,33 @@ def make_headroom(rules: Rules, ask: Callable[[int, Sequence[str], Rules], dict[
     return gone
 
 
-def _make_headroom(
-    root: str, rules: Rules, ask: Callable[[int, Sequence[str], Rules], dict[str, Any]]
-) -> int:
+def _make_headroom(root: str, rules: Rules, ask: Ask) -> int:
     if (goal := shortfall(root, rules)) <= 0:
         return 0
-    deadline = time.monotonic() + _ASKING
+    deadline = time.monotonic() + _ASK_LIMIT
     may_go: dict[int, list[tuple[float, float]]] = {}
     for uid in users_of(root):
         if time.monotonic() < deadline:
             may_go[uid] = _pairs(ask(uid, ["--root", root], rules).get("may_go"))
     gone = 0
     for uid, count in shares(may_go, goal).items():
-        said = ask(uid, ["--root", root, "--oldest", str(count)], rules)
-        gone += int(or_zero(said.get("evicted")))
+        answer = ask(uid, ["--root", root, "--oldest", str(count)], rules)
+        gone += int(or_zero(answer.get("evicted")))
     return gone
 
 
 def shortfall(root: str, rules: Rules) -> int:
-    """Bytes that lack beneath ``root`` of what is to be free there after a job."""
+    """Return how many bytes too few are free beneath ``root`` after a job."""
     try:
         room = os.statvfs(root)
     except FileNotFoundError:
-        return 0  # this node lacks the disk
+        return 0  # this node does not have the disk
     share = int(room.f_blocks * room.f_frsize * rules.keep_free_percent / 100)
     return max(rules.keep_free, share) + rules.headroom - room.f_bavail * room.f_frsize
 
 
 def users_of(root: str) -> list[int]:
-    """The users that have a folder beneath ``root``."""
+    """Return the users that have a folder beneath ``root``."""
     try:
         return sorted(
             int(name) for name in os.listdir(f"{root}/{paths.RECORDS_FOLDER}") if name.isdecimal()
@@ -75,9 +81,9 @@ def users_of(root: str) -> list[int]:
 
 
 def shares(may_go: dict[int, list[tuple[float, float]]], goal: float) -> dict[int, int]:
-    """How many of each user's copies are to go for ``goal`` bytes, the oldest of all first. Pure.
+    """Choose how many copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
 
-    ``may_go`` has each user's (time of use, bytes), in the order in which they would go.
+    ``may_go`` has the time of use and the bytes of each user's copies, the oldest first.
     """
     counts: dict[int, int] = {}
     every = sorted((pair[0], uid, pair[1]) for uid, pairs in may_go.items() for pair in pairs)
@@ -89,9 +95,9 @@ def shares(may_go: dict[int, list[tuple[float, float]]], goal: float) -> dict[in
     return counts
 
 
-def _pairs(said: object) -> list[tuple[float, float]]:
+def _pairs(answer: object) -> list[tuple[float, float]]:
     pairs: list[tuple[float, float]] = []
-    for one in said if isinstance(said, list) else ():
+    for one in answer if isinstance(answer, list) else ():
         with suppress(ValueError, TypeError):
             used_at, size = map(as_number, one)
             pairs.append((used_at, size))

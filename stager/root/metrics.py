@@ -1,43 +1,46 @@
-"""TODO."""
+"""Sum up what the stages of this node did, and write it for Prometheus.
+
+Ranks append lines of figures to a file of their job (`stager.disk.jobs.note_figures`). At the job's
+end root adds them to the node's totals, which node_exporter reads from a text file.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import math
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
+from stager.root.folders import locked, opened
+from stager.root.untrusted import MOST, as_number, or_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from stager.root.rules import Rules
 
-#: Most bytes that are read of a job's figures, and of what a user's part says.
-_MOST_FIGURES, _MOST_SAID = 64 * 1024, 1 << 20
-#: What a line of a job's figures counts, in the order of `store.note_figures`.
+#: Bytes of a job's figures that are read.
+_FIGURES_LIMIT = 64 * 1024
+#: The figures of one line, in the order of `stager.disk.jobs.note_figures`.
 FIGURES = ("hits", "misses", "evictions", "failures", "seconds")
-#: No node counts further; what says so is no figure.
-_MOST, _MOST_OF_JOB = 1e15, 1e9
+#: The most that one job may add to a figure.
+_MOST_OF_JOB = 1e9
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_figures(folder: int, name: str) -> dict[str, float]:
-    """The sums of a job's figures; a line that is not of plain figures counts for nothing."""
+    """Return the sums of a job's figures, from the file ``name`` in the descriptor ``folder``.
+
+    Ignore lines that do not hold exactly one number for each figure.
+    """
     sums = dict.fromkeys(FIGURES, 0.0)
-    try:
-        descriptor = os.open(name, _READ, dir_fd=folder)
-    except OSError:
-        return sums
-    try:
-        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        text = os.read(descriptor, _MOST_FIGURES) if plain else b""
-    finally:
-        os.close(descriptor)
+    text = b""
+    with suppress(OSError), opened(name, folder, flags=_READ) as descriptor:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            text = os.read(descriptor, _FIGURES_LIMIT)
     for line in text.splitlines():
         with suppress(ValueError):
             gains = dict(zip(FIGURES, map(as_number, line.split()), strict=True))
@@ -47,39 +50,22 @@ def read_figures(folder: int, name: str) -> dict[str, float]:
     return sums
 
 
-def as_number(text: object) -> float:
-    try:
-        value = float(text) if isinstance(text, bytes | int | float) else math.nan
-    except OverflowError:
-        value = math.inf
-    if not 0 <= value <= _MOST:
-        raise ValueError("no figure")
-    return value
+def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[str, Any]) -> None:
+    """Add ``gains`` to the node's totals, and replace the file for node_exporter in one step.
 
-
-def or_zero(said: object) -> float:
-    try:
-        return as_number(said)
-    except (ValueError, TypeError):
-        return 0.0
-
-
-# Figures for Prometheus
-
-
-def keep_figures(rules: Rules, gains: dict[str, float], uid: int, said: dict[str, Any]) -> None:
-    """Add to the node's figures, and write them for node_exporter in one step."""
+    ``answer`` may hold what the user's copies take now, by cache root. Raise OSError.
+    """
     roots = [*rules.roots, *rules.shared_roots]
     with locked(f"{paths.RUN_FOLDER}/figures.lock"):
         path = f"{paths.RUN_FOLDER}/figures.json"
         figures = _load(path)
         totals = {name: or_zero(figures.get("totals", {}).get(name)) for name in FIGURES}
-        totals = {name: min(totals[name] + gains[name], _MOST) for name in FIGURES}
+        totals = {name: min(totals[name] + gains[name], MOST) for name in FIGURES}
         usage = dict(figures.get("usage", {}))
-        if isinstance(said.get("usage"), dict):
+        if isinstance(answer.get("usage"), dict):
             usage[str(uid)] = {
                 root: [or_zero(number) for number in pair][:2]
-                for root, pair in said["usage"].items()
+                for root, pair in answer["usage"].items()
                 if root in roots and isinstance(pair, list) and len(pair) == 2
             }
         _write(path, json.dumps({"totals": totals, "usage": usage}), 0o600)
@@ -87,7 +73,7 @@ def keep_figures(rules: Rules, gains: dict[str, float], uid: int, said: dict[str
 
 
 def textfile(roots: Sequence[str], totals: dict[str, float], usage: dict[str, Any]) -> str:
-    """The node's figures in Prometheus' text format. Pure."""
+    """Return the node's figures in the text format of Prometheus. Pure."""
     lines: list[str] = []
     for number, (name, text) in enumerate(_GAUGES.items()):
         lines += [f"# HELP slurm_stage_{name} {text}", f"# TYPE slurm_stage_{name} gauge"]
@@ -103,26 +89,16 @@ def textfile(roots: Sequence[str], totals: dict[str, float], usage: dict[str, An
 
 
 _GAUGES = {
-    "bytes": "Bytes of staged copies, as of each user's last job here.",
-    "entries": "Staged copies, as of each user's last job here.",
+    "bytes": "Bytes of staged copies, at the end of each user's last job on this node.",
+    "entries": "Staged copies, at the end of each user's last job on this node.",
 }
 _COUNTERS = {
-    "hits": "Files that a job wanted and that were current here.",
-    "misses": "Files that a job wanted and that were brought here.",
+    "hits": "Requested copies that were already current on this node.",
+    "misses": "Requested copies that were transferred to this node.",
     "evictions": "Copies that were removed to make room.",
     "failures": "Stages that failed.",
     "seconds": "Seconds that jobs waited for their stages.",
 }
-
-
-@contextmanager
-def locked(path: str) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -135,10 +111,8 @@ def _load(path: str) -> dict[str, Any]:
 
 def _write(path: str, text: str, mode: int) -> None:
     fresh = f"{path}.{os.getpid()}"  # not a name that node_exporter reads
-    descriptor = os.open(
-        fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode
-    )
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+    with opened(fresh, flags=_REPLACE, mode=mode) as descriptor:
         os.fchmod(descriptor, mode)
-        file.write(text)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
     os.rename(fresh, path)

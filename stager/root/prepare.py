@@ -1,10 +1,9 @@
-"""Root's part: stage.toml and a uid in, the user's folders on this node's disks out.
+"""Make a user's folders on the disks of this node before a job, as root.
 
-``python -I -m stager.root.prepare --config stage.toml UID``, run by the plugin or a site prolog,
-which has it mark the job too (``--job``): the plugin does that itself.
-It imports the standard library alone, so that it is fast and that nothing else runs as root; and
-it touches the site's own cache roots and nothing that a user named. Where all was made it says so
-in a note, by which the plugin knows (prepare.c) that it need not run this again.
+The plugin or a site's prolog runs ``python -I -m stager.root.prepare --config stage.toml UID``. A
+prolog adds ``--job JOB`` to mark the job; the plugin does that itself. Root touches only the site's
+cache roots, and no path that a user named. When everything is made, a note beside the user's folder
+beneath /run tells the plugin (prepare.c) that it need not run this again.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from stager.root.rules import read_rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: The note beside a user's folder beneath /run, behind the uid.
+#: The suffix of the note's name after the uid.
 _NOTE = ".prepared"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_REPLACE = _CREATE | os.O_TRUNC
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make what can be made; 1 where something could not, which syslog then explains."""
+    """Make the folders. Return 1 if one could not be made, which syslog then explains."""
     parser = argparse.ArgumentParser(prog="stager.root.prepare", description=__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--job", type=int, default=0)
@@ -45,17 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             mark_job(options.job, options.uid)
         except OSError as error:
-            complain(f"job {options.job} is not marked: {error}")
+            complain(f"job {options.job} cannot be marked: {error}")
             code = 1
     return code
 
 
 def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
-    """Make the folders of user ``uid`` beneath every cache root that ``config`` names."""
+    """Make the folders of user ``uid`` beneath each cache root. Return 1 if that failed."""
     code = 0
     whole = True
     try:
-        version = _version_of(config)  # before it is read: what is written later is not noted
+        version = _version_of(config)  # before it is read, so that a later change differs
         places = [(root, paths.RECORDS_FOLDER) for root in read_rules(config).roots]
         gid = group_of(uid)
     except OSError as error:
@@ -69,43 +69,43 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
         try:
             make_folder(root, folder, uid, gid)
         except FileNotFoundError:
-            whole = False  # this node lacks the disk; a job that wants it hears so from its rank
+            whole = False  # this node does not have the disk; its rank tells a job that needs it
         except (OSError, UnsafeError) as error:
             complain(f"{root}/{folder}: {error}")
             whole, code = False, 1
     if whole:
-        with suppress(OSError):  # then all of it is looked at again next time
+        with suppress(OSError):  # without the note, this runs again for the next job
             _note(uid, [version, *(f"{root}/{folder}" for root, folder in places)])
     return code
 
 
 def _version_of(config: str) -> str:
-    """What differs between any two versions of the file."""
+    """Return a text that differs between any two versions of the file."""
     facts = os.stat(config)
     return f"{facts.st_dev} {facts.st_ino} {facts.st_ctime_ns}"
 
 
 def _note(uid: int, lines: Sequence[str]) -> None:
-    """Leave the lines for the plugin: the version of stage.toml, the folders that users pass."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(paths.RUN, None) as run, opened(paths.RUN_NAME, run) as parent:
-        descriptor = os.open(f"{uid}{_NOTE}", flags, 0o600, dir_fd=parent)
-        try:
-            # At once: a reader meets all of it, or an empty file that tells it nothing.
-            os.write(descriptor, os.fsencode("\n".join(lines) + "\n"))
-        finally:
-            os.close(descriptor)
+    """Write the note for the plugin: the version of stage.toml, and the parents of all folders."""
+    with (
+        opened(paths.RUN) as run,
+        opened(paths.RUN_NAME, run) as parent,
+        opened(f"{uid}{_NOTE}", parent, flags=_REPLACE) as note,
+    ):
+        # One write: a reader finds all of it, or an empty file, which is no note.
+        os.write(note, os.fsencode("\n".join(lines) + "\n"))
 
 
 def mark_job(job: int, uid: int) -> None:
-    """Have what the job uses stay on this node, until `stager.root.epilog` unmarks it."""
+    """Keep what the job uses on this node until `stager.root.epilog` removes the mark."""
     with (
-        opened(paths.RUN, None) as run,
+        opened(paths.RUN) as run,
         made(run, paths.RUN_NAME, 0o755) as parent,
         made(parent, os.path.basename(paths.JOBS_FOLDER), 0o711) as jobs,
     ):
-        os.fchmod(jobs, 0o711)  # which jobs there are is not for all to list
-        os.close(os.open(f"{job}.{uid}", _CREATE, 0o644, dir_fd=jobs))
+        os.fchmod(jobs, 0o711)  # users may look for their own jobs, but not list those of others
+        with opened(f"{job}.{uid}", jobs, flags=_CREATE, mode=0o644):
+            pass
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Read what root needs of stage.toml, with the standard library alone.
+
+`stager.request.policy` reads the whole of it for users, by the same `byte_size` and `percentage`.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rules:
-    """What of stage.toml concerns root: folders, bytes, and percent of a disk."""
+    """What root needs of stage.toml: folders, bytes, and percent of a disk."""
 
     roots: list[str]
     shared_roots: list[str]
     keep_free: int
     keep_free_percent: float
     headroom: int
-    #: Prometheus' file, empty for none.
+    #: The file for Prometheus; empty for none.
     textfile: str
 
 
 def read_rules(config: str) -> Rules:
-    """The rules in stage.toml. Raises OSError, or ValueError where they are wrong."""
+    """Return the rules in stage.toml. Raise OSError if it cannot be read, ValueError if wrong."""
     with open(config, "rb") as file:
         document = tomllib.load(file)
     if "roots" not in document:
@@ -54,7 +57,7 @@ def _folders(document: dict[str, Any], key: str) -> list[str]:
 def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
     section = document.get(name, {})
     if not isinstance(section, dict):
-        raise ValueError(f"{name} is not a table")  # noqa: TRY004 - one kind for the caller
+        raise ValueError(f"{name} is not a table")  # noqa: TRY004 - callers catch one type
     return section
 
 
@@ -68,7 +71,7 @@ _BYTES = re.compile(r"\s*(\d*\.?\d+)\s*(\w*)\s*")
 
 
 def byte_size(value: object) -> int:
-    """Bytes of a number, or of a text with a unit. Raises ValueError."""
+    """Return the bytes of a number, or of a text with a unit. Raise ValueError."""
     if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
         number, unit = found.groups()
         if unit.lower() in _UNITS:
@@ -79,7 +82,7 @@ def byte_size(value: object) -> int:
 
 
 def percentage(value: object) -> float:
-    """A share of a disk. Raises ValueError."""
+    """Return a percentage of a disk. Raise ValueError unless it is from 0 to less than 100."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 100:
         raise ValueError("must be a number from 0 to less than 100")
     return value

@@ -191,15 +191,17 @@ def test_the_command_says_what_to_write_into_the_job(folder: Path) -> None:
     assert re.fullmatch(
         rf"stage: {folder}\.tar\.zst: 4 files, {size} packed into {size} in \d+\.\d s", first
     )
-    assert second == f"stage: stage it by --stage={folder}.tar.zst:DST,extract,relocate=venv"
+    assert second == f"stage: stage it with --stage={folder}.tar.zst:DST,extract,relocate=venv"
     again = run([*STAGECTL, "pack", str(folder)], folder)
-    current = rf"stage: {folder}\.tar\.zst: current, nothing packed \(4 files, {size} in {size}\)"
+    current = (
+        rf"stage: {folder}\.tar\.zst: up to date, nothing packed \(4 files, {size} in {size}\)"
+    )
     assert re.fullmatch(current, again.out.splitlines()[0])
     (folder / "pyvenv.cfg").unlink()
     (folder / "conda-meta").mkdir()
     assert run([*STAGECTL, "pack", str(folder)], folder).out.splitlines()[1] == (
-        "stage: a conda environment works where it was made; for another place pack it by "
-        "conda-pack --dest-prefix DST"
+        "stage: a conda environment works only at the path where it was made; to stage it to DST, "
+        "pack it with conda-pack --dest-prefix DST"
     )
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
     text = "stage: /nowhere/a.tar: No such file or directory\n"

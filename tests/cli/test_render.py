@@ -153,7 +153,7 @@ def test_the_line_of_a_file_that_was_only_planned(report: ItemReport, text: str)
             ),
         ),
     ],
-    ids=["alike", "about alike", "alike as told", "one has all"],
+    ids=["alike", "about alike", "alike as printed", "one has all"],
 )
 def test_the_line_of_a_folder_that_was_spread_over_the_nodes(tree: Counts, text: str) -> None:
     assert line(spread(tree)) == f"/nvme/img: {text}, in 2.0 s"
@@ -318,7 +318,7 @@ def test_the_json_of_a_failed_outcome() -> None:
         (9, False, ["9 files evicted on n[1-2] (2 nodes) to make room: 18.0 KiB in all"]),
     ],
 )
-def test_what_had_to_go_is_told_first(count: int, dry_run: bool, lines: list[str]) -> None:
+def test_evicted_copies_are_listed_first(count: int, dry_run: bool, lines: list[str]) -> None:
     evicted = [
         Evicted(node, f"/nvme/{number}", 1024) for node in ("n1", "n2") for number in range(count)
     ]
@@ -357,7 +357,7 @@ def test_an_event_is_one_line_that_begins_with_its_kind() -> None:
         (123_456_789.0, "117.7 MiB"),
     ],
 )
-def test_bytes_are_told_in_the_unit_that_suits_them(count: float, text: str) -> None:
+def test_bytes_are_printed_in_a_suitable_unit(count: float, text: str) -> None:
     assert bytes_text(count) == text
 
 
@@ -380,7 +380,7 @@ def test_bytes_are_told_in_the_unit_that_suits_them(count: float, text: str) -> 
         (90_000, "25 h 0 min"),
     ],
 )
-def test_seconds_are_told_in_the_units_that_suit_them(seconds: float, text: str) -> None:
+def test_seconds_are_printed_in_suitable_units(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
@@ -447,10 +447,10 @@ def test_rates_are_a_table_and_a_verdict() -> None:
         "a stage is bounded by the source: 1.07 GB/s a node",
     ]
     assert rate_lines(rates[:-1])[-1] == "a stage is bounded by the disk: 1.34 GB/s a node"
-    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the wire: 2.68 GB/s a node"
+    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the network: 2.68 GB/s a node"
 
 
-def test_nodes_that_had_to_evict_different_files_are_told_apart() -> None:
+def test_nodes_that_evicted_different_files_are_listed_apart() -> None:
     evicted = [
         Evicted("n1", "/nvme/a", 1),
         Evicted("n2", "/nvme/b", 1),

@@ -166,8 +166,8 @@ def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
         job = stage(site, "f1", "f2", "f3")
         assert job.wait().exit_code == "5:0"
         assert job.output() == (
-            "stage: n[1-2]: /nvme: 62914560 bytes are needed, where you have 125829120 of the "
-            "136314880 that the site lets a user have; 125829120 of yours are in use or pinned; "
+            "stage: n[1-2]: /nvme: 62914560 bytes are needed, and you already use 125829120 of "
+            "the 136314880 that the site allows a user; 125829120 of yours are in use or pinned; "
             f"ask for less, or unpin some\n{NOT_STARTED.format(5)}"
         )
 
@@ -238,8 +238,9 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
 def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f1 is root's to stage, and not current there: absent; "
-        f"choose another destination, or ask the administrator\n{NOT_STARTED.format(6)}"
+        f"stage: n[1-4]: {shared_root}/f1: only the administrator stages files there, for all "
+        "users, and this copy is not up to date (absent); ask the administrator, or choose another "
+        f"destination\n{NOT_STARTED.format(6)}"
     )
 
 

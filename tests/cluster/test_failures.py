@@ -152,7 +152,8 @@ def test_a_disk_that_filled_up_behind_a_current_copy_is_no_matter(site: Site) ->
 
 def test_an_unwritable_destination_on_one_node(site: Site) -> None:
     site.path("n2", "/nvme/data").mkdir(mode=0o755)
-    fails(site, 6, "n2: /nvme/data: no permission to write there")
+    message = "n2: /nvme/data: no permission to write there; choose another destination"
+    fails(site, 6, message)
     site.path("n2", "/nvme/data").rmdir()
     works(site)
 
@@ -168,7 +169,7 @@ def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
 def test_a_cache_root_that_a_node_lacks(site: Site) -> None:
     with site.policy('roots = ["/nvme", "/nvme2"]\n'):
         fails(
-            site, 6, "n[1-4]: the cache root /nvme2 is not there: No such file or directory",
+            site, 6, "n[1-4]: the cache root /nvme2 does not exist: No such file or directory",
             f"--stage={DATA}:/nvme2/data",
         )  # fmt: skip
 
@@ -311,7 +312,7 @@ def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
     assert first.wait(timeout=240).exit_code == "0:0"
     assert second.wait(timeout=240).exit_code == "0:0"
     waiting, done = second.output().splitlines()[0], second.output().splitlines()[-1]
-    said = rf"stage: /nvme/data: waiting for job {first.id} on n2, \d+\.\d s"
+    said = rf"stage: /nvme/data: waiting for job {first.id} on n2, \d+\.\d s so far"
     assert re.fullmatch(said, waiting)
     assert "from the copy on n2 to n4 in " in done
     assert done.endswith("; current on n[2-3] (2 nodes)")

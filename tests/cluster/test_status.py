@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
-        f"n2: 1 record cannot be read and counts as absent: {path}: version 5, where 4 is known"
+        f"n2: 1 record cannot be read and counts as absent: {path}: version 5, expected 4"
     )
 
 
@@ -190,11 +190,11 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
     job.wait()
     assert job.output().splitlines() == [
         "stage: /nvme/a: pinned on n[1-4] (4 nodes)", "0",
-        "stage: n[1-4]: /nvme/a is pinned; stagectl unpin it first", "3",
+        "stage: n[1-4]: /nvme/a is pinned; unpin it first (stagectl unpin)", "3",
         "stage: /nvme/a: unpinned on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[1-2] (2 nodes)", "0",
-        "stage: 1 copy stays on n[3-4] (2 nodes): pinned or in use",
-        "stage: nothing is there to be evicted", "0",
+        "stage: kept 1 copy on each of n[3-4] (2 nodes): pinned or in use",
+        "stage: nothing to evict on n[1-4] (4 nodes)", "0",
         "stage: /nvme/a: unpinned on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[3-4] (2 nodes)", "0",
@@ -208,7 +208,7 @@ def test_what_a_running_job_uses_is_not_evicted(site: Site) -> None:
     job = site.sbatch(f"{STAGECTL} evict /nvme/a 2>&1; echo $?", "-N4", WISH)
     job.wait()
     assert job.output().splitlines()[1:] == [
-        f"stage: n[1-4]: /nvme/a is used by job {job.id}; it may go when that has ended", "9",
+        f"stage: n[1-4]: /nvme/a is used by job {job.id}; evict it when it has ended", "9",
     ]  # fmt: skip
     assert all(site.copy(node, "/nvme/a").exists() for node in site.nodes)
 
@@ -225,7 +225,7 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
     remedy = "its bytes differ from its digest; evict it and stage it again"
     assert sorted(job.output().splitlines()) == [
         "stage: /nvme/a: verified on n[1,3-4] (3 nodes)",
-        f"stage: n2: /nvme/a: it is damaged: {remedy}",
+        f"stage: n2: /nvme/a: the copy is damaged: {remedy}",
     ]
 
 

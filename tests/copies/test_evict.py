@@ -21,14 +21,14 @@ from stager.copies.evict import (
     Need,
     RoomPlan,
     choose,
+    find_candidates,
     free_bytes,
-    look,
     oldest,
     plan_room,
     remove,
     rooms,
 )
-from stager.disk.cache import open_cache
+from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses
 from stager.disk.locks import Locks
 from stager.disk.record import CopyFacts, Record
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+CACHE = Cache("/nvme/.slurm-stage/60")
+
+
 def kept(
     name: str, size: int, used_at: int, *, may_go: bool = True, job: bool = False
 ) -> Candidate:
     lifetime = "job" if job else "cache"
     record = replace(RECORD, destination=f"/nvme/{name}", used_at=used_at, lifetime=lifetime)
-    return Candidate(record, size, may_go)
+    return Candidate(CACHE, record, size, may_go)
 
 
 # Choosing
@@ -63,7 +66,7 @@ KEPT = st.lists(
 
 
 @given(KEPT, st.integers(-5, 40))
-def test_enough_goes_and_nothing_in_vain(every: list[Candidate], goal: int) -> None:
+def test_the_selection_is_enough_and_minimal(every: list[Candidate], goal: int) -> None:
     chosen = choose(every, goal)
     freed = sum(one.size for one in chosen)
     assert freed >= goal or chosen == oldest(every)
@@ -73,7 +76,7 @@ def test_enough_goes_and_nothing_in_vain(every: list[Candidate], goal: int) -> N
 
 
 @given(KEPT)
-def test_what_nobody_wants_kept_goes_first_and_then_the_least_recently_used(
+def test_copies_for_a_job_go_first_and_then_the_least_recently_used(
     every: list[Candidate],
 ) -> None:
     keys = [(one.record.lifetime != "job", one.record.used_at) for one in oldest(every)]
@@ -98,27 +101,27 @@ def refusal(*arguments: object) -> str:
     return str(caught.value)
 
 
-def test_where_there_is_room_nothing_goes() -> None:
+def test_if_there_is_room_nothing_is_evicted() -> None:
     assert plan_room("/nvme", 10, 10, 0, [kept("a", 5, 1)]) == []
     assert plan_room("/nvme", 0, 0, 0, []) == []
 
 
-def test_as_much_goes_as_lacks() -> None:
+def test_as_much_is_evicted_as_is_too_little() -> None:
     first, second = kept("a", 5, 1), kept("b", 5, 2)
     assert plan_room("/nvme", 10, 6, 0, [first, second]) == [first]
     assert plan_room("/nvme", 10, 4, 0, [first, second]) == [first, second]
 
 
-def test_the_limit_is_on_all_of_a_tree_of_which_a_part_is_there() -> None:
+def test_the_limit_counts_the_part_of_a_tree_that_is_there_already() -> None:
     other = kept("a", 5, 1)
     assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
     assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
     assert refusal(2, 100, 9, [other], 10).startswith(
-        "/nvme: 10 bytes are needed, where you have 5"
+        "/nvme: 10 bytes are needed, and you already use 5"
     )
 
 
-def test_too_little_room_is_told_in_bytes() -> None:
+def test_too_little_room_is_reported_in_bytes() -> None:
     assert refusal(110, 100, 0, []) == (
         "/nvme: 110 bytes are needed and 100 free, 10 too few; make room or ask for nodes with more"
     )
@@ -129,14 +132,14 @@ def test_too_little_room_is_told_in_bytes() -> None:
     )
 
 
-def test_a_users_limit_counts_all_that_he_has_there() -> None:
+def test_a_users_limit_counts_all_copies_of_the_user() -> None:
     first, second = kept("a", 40, 1), kept("b", 40, 2)
     assert plan_room("/nvme", 20, 1000, 100, [first, second]) == []
     assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
     pinned = replace(first, may_go=False)
     assert refusal(61, 1000, 100, [pinned, second]) == (
-        "/nvme: 61 bytes are needed, where you have 80 of the 100 that the site lets a user have; "
-        "40 of yours are in use or pinned; ask for less, or unpin some"
+        "/nvme: 61 bytes are needed, and you already use 80 of the 100 that the site allows a "
+        "user; 40 of yours are in use or pinned; ask for less, or unpin some"
     )
 
 
@@ -211,7 +214,7 @@ def _link(path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [_replace, _edit, _link, lambda path: (path.unlink(), path.mkdir())]
 )
-def test_what_a_user_put_in_the_copys_place_stays(
+def test_what_a_user_put_in_the_place_of_a_copy_is_kept(
     node: Node, change: Callable[[Path], object]
 ) -> None:
     node.put("a", 10)
@@ -222,7 +225,7 @@ def test_what_a_user_put_in_the_copys_place_stays(
     assert list(node.cache.records()) == []
 
 
-def test_a_file_that_got_the_copys_inode_number_stays(node: Node) -> None:
+def test_a_file_that_got_the_inode_number_of_the_copy_is_kept(node: Node) -> None:
     """As a filesystem gives it away again at once."""
     record = node.put("a", 10)
     (node.disk / "a").write_bytes(b"quite mine")
@@ -234,41 +237,41 @@ def test_a_file_that_got_the_copys_inode_number_stays(node: Node) -> None:
 
 def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
     os.rmdir(f"{node.cache.folder}/records")
-    assert look(node.cache, "") == []
+    assert find_candidates(node.cache, "") == []
 
 
-def test_a_record_whose_copy_is_gone_goes_alone(node: Node) -> None:
+def test_a_record_whose_copy_is_gone_is_removed(node: Node) -> None:
     node.put("a", 10)
     (node.disk / "a").unlink()
     assert node.remove("a") is not None
     assert list(node.cache.records()) == []
 
 
-def test_what_is_pinned_stays(node: Node) -> None:
+def test_a_pinned_copy_is_kept(node: Node) -> None:
     node.put("a", 10, pinned=True)
     assert node.remove("a") is None
     assert node.names() == ["a"]
 
 
-def test_what_a_job_uses_stays_as_long_as_it_runs(node: Node) -> None:
+def test_a_copy_that_a_job_uses_is_kept_as_long_as_the_job_runs(node: Node) -> None:
     node.put("a", 10)
     mark = f"{paths.JOBS_FOLDER}/17.{os.getuid()}"
     os.close(os.open(mark, os.O_CREAT, 0o644))
     note_uses(os.getuid(), 17, [str(node.disk / "a")])
-    assert [one.may_go for one in look(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
     assert node.remove("a") is None
     os.unlink(mark)
-    assert [one.may_go for one in look(node.cache, "")] == [True]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [True]
     assert node.remove("a") is not None
 
 
-def test_where_jobs_are_not_marked_nothing_may_go(node: Node) -> None:
+def test_on_a_node_that_does_not_mark_jobs_nothing_is_evicted(node: Node) -> None:
     node.put("a", 10)
     os.rmdir(paths.JOBS_FOLDER)
-    assert [one.may_go for one in look(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
 
 
-def test_what_another_process_has_locked_stays(node: Node) -> None:
+def test_a_copy_that_another_process_has_locked_is_kept(node: Node) -> None:
     node.put("a", 10)
     script = (
         "import sys; from stager.disk.cache import Cache; from stager.disk.locks import Locks; "
@@ -283,7 +286,7 @@ def test_what_another_process_has_locked_stays(node: Node) -> None:
     assert node.remove("a") is not None
 
 
-def test_a_folder_that_became_a_link_leads_nowhere(node: Node, tmp_path: Path) -> None:
+def test_a_folder_that_became_a_link_is_not_followed(node: Node, tmp_path: Path) -> None:
     (node.disk / "sub").mkdir()
     node.put("sub/a", 10)
     (node.disk / "sub").rename(tmp_path / "elsewhere")
@@ -293,16 +296,16 @@ def test_a_folder_that_became_a_link_leads_nowhere(node: Node, tmp_path: Path) -
     assert (tmp_path / "elsewhere/a").exists()
 
 
-def test_a_copy_with_a_second_name_gives_no_room(node: Node) -> None:
+def test_removing_a_copy_with_a_second_name_frees_nothing(node: Node) -> None:
     node.put("a", 100_000)
     (node.disk / "b").hardlink_to(node.disk / "a")
-    assert [one.size for one in look(node.cache, "")] == [0]
+    assert [one.size for one in find_candidates(node.cache, "")] == [0]
 
 
 def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPlan:
     """Room for one more file on the disk, where its user may have no more than ``limit``."""
-    wish = Need("/nvme", node.cache, str(node.disk / name), need)
-    (room,) = rooms([wish], [wish.destination], Space(user_limit=limit), "")
+    new = Need("/nvme", node.cache, str(node.disk / name), need)
+    (room,) = rooms([new], [new.destination], Space(user_limit=limit), "")
     return room
 
 
@@ -312,14 +315,14 @@ def make(node: Node, room: RoomPlan) -> list[Evicted]:
 
 
 def bytes_taken(node: Node) -> int:
-    return sum(one.size for one in look(node.cache, ""))
+    return sum(one.size for one in find_candidates(node.cache, ""))
 
 
-def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node) -> None:
+def test_a_copy_that_came_in_use_since_the_plan_is_skipped_for_the_next(node: Node) -> None:
     for number, name in enumerate("abc"):
         node.put(name, MIB, used_at=number)
     room = room_on(node, 1, bytes_taken(node))
-    assert [one.record.destination for _, one in room.plan()] == [f"{node.disk}/a"]
+    assert [one.destination for one in room.plan()] == [f"{node.disk}/a"]
     os.close(os.open(f"{paths.JOBS_FOLDER}/17.{os.getuid()}", os.O_CREAT, 0o644))
     note_uses(os.getuid(), 17, [str(node.disk / "a")])
     size = (node.disk / "b").stat().st_blocks * 512
@@ -327,7 +330,7 @@ def test_what_came_in_use_since_the_plan_is_passed_over_for_the_next(node: Node)
     assert node.names() == ["a", "c"]
 
 
-def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> None:
+def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: Node) -> None:
     node.put("a", MIB)
     size = bytes_taken(node)
     room = room_on(node, 1, size)
@@ -335,8 +338,8 @@ def test_what_came_in_use_since_the_plan_may_leave_too_little(node: Node) -> Non
     with pytest.raises(SpaceError) as caught:
         make(node, room)
     assert str(caught.value) == (
-        f"/nvme: 1 bytes are needed, where you have {size} of the {size} that the site lets a "
-        f"user have; {size} of yours are in use or pinned; ask for less, or unpin some"
+        f"/nvme: 1 bytes are needed, and you already use {size} of the {size} that the site allows "
+        f"a user; {size} of yours are in use or pinned; ask for less, or unpin some"
     )
     assert node.names() == ["a"]
 
@@ -346,7 +349,7 @@ def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
     assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []
 
 
-def test_what_is_not_ones_own_copy_any_more_gives_no_room(node: Node) -> None:
+def test_a_copy_that_was_replaced_or_removed_frees_nothing(node: Node) -> None:
     node.put("a", MIB)
     _replace(node.disk / "a")
     node.put("b", MIB)
@@ -381,14 +384,14 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         for number in range(7):
             node.put(f"f{number}", MIB, used_at=10 - number, pinned=number == 6)
 
-        def wish(need: int) -> list[Need]:
+        def needs_of(need: int) -> list[Need]:
             return [Need("/nvme", node.cache, str(disk / "new"), need)]
 
-        (room,) = rooms(wish(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
+        (room,) = rooms(needs_of(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
         with closing(Locks(node.cache)) as locks:
             gone = room.make({node.cache: locks}, "n1")
         with pytest.raises(SpaceError) as caught:
-            rooms(wish(9 * MIB), [], Space(), "")[0].plan()
+            rooms(needs_of(9 * MIB), [], Space(), "")[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
 
     gone, left, message = on_tmpfs(disk, "size=8m", act)
@@ -402,37 +405,35 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
 
 @pytest.mark.root
 @pytest.mark.usefixtures("_jobs")
-def test_wishes_for_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
+def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
 
     def act() -> list[int]:
-        wishes = []
+        needs = []
         for name in ("a", "b"):
             (disk / name).mkdir()
             node = Node(disk / name)
-            wishes.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
+            needs.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
         with pytest.raises(SpaceError):
-            [room.plan() for room in rooms(wishes, [], Space(), "")]
+            [room.plan() for room in rooms(needs, [], Space(), "")]
         full = [Node(disk / name) for name in ("a", "b")]
         full[1].put("old", MIB)
         caches = [one.cache for one in full]
         limit = Space(user_limit=3 * MIB)
-        (room,) = rooms(wishes[:1], [], limit, "", caches)
+        (room,) = rooms(needs[:1], [], limit, "", caches)
         with closing(Locks(caches[0])) as locks:
             gone = room.make({caches[0]: locks}, "n1")
         assert [one.destination for one in gone] == [f"{disk}/b/old"]
-        kept_free = rooms(wishes[:1], [], Space(keep_free_percent=20), "")[0].plan()
+        kept_free = rooms(needs[:1], [], Space(keep_free_percent=20), "")[0].plan()
         with pytest.raises(SpaceError):
-            rooms(wishes[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
-        return [len(rooms(wishes, [], Space(), "")), len(kept_free)]
+            rooms(needs[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
+        return [len(rooms(needs, [], Space(), "")), len(kept_free)]
 
     assert on_tmpfs(disk, "size=4m", act) == [1, 0]
 
 
-def test_a_copy_that_cannot_be_removed_is_passed_over_for_the_next(
-    node: Node, tmp_path: Path
-) -> None:
+def test_a_copy_that_cannot_be_removed_is_skipped_for_the_next(node: Node, tmp_path: Path) -> None:
     (node.disk / "sub").mkdir()
     node.put("sub/a", MIB, used_at=1)
     node.put("b", MIB, used_at=2)

@@ -1,4 +1,4 @@
-"""What a user is told of the files that are recorded on nodes, and how they fare by now."""
+"""The status of a node: the state of each copy, free space, records that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.cli.tables import (
-    FILE_HEADERS,
-    HEADERS,
-    USER_HEADERS,
-    age_text,
-    file_rows,
-    missing,
-    room_lines,
-    rows,
-    table,
-    total_line,
-    unread_lines,
-    user_rows,
-)
-from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, look
+from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, node_status
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import jobs_using
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
-from stager.launch.job import fold
 from stager.source.posix import facts_of
+from tests.support.entries import ENTRY
 from tests.support.users import USER, as_ordinary_user, as_user, ordinary_home
 
 if TYPE_CHECKING:
@@ -47,21 +33,6 @@ RECORD = Record(
     used_by_job=17,
     lifetime="cache",
     pinned=False,
-)
-ENTRY = Entry(
-    destination="/nvme/img.sqsh",
-    source="/shared/img.sqsh",
-    size=3 << 20,
-    digest="00112233445566778899aabbccddeeff",
-    staged_at=1_000_000,
-    used_at=1_000_100,
-    used_by_job=17,
-    lifetime="cache",
-    pinned=False,
-    jobs=[],
-    state="current",
-    user=1000,
-    shared=False,
 )
 
 
@@ -94,8 +65,8 @@ class Node:
             pinned=record.pinned,
         )  # fmt: skip
 
-    def look(self, *roots: str) -> NodeStatus:
-        return look(str(self.disk), roots or ("/nvme",), ())
+    def status(self, *roots: str) -> NodeStatus:
+        return node_status(str(self.disk), roots or ("/nvme",), ())
 
     def record_path(self) -> str:
         cache = open_cache(str(self.root), os.getuid())
@@ -195,17 +166,15 @@ STATES: dict[Callable[[Node], None], str] = {
 @pytest.mark.parametrize(
     ("change", "state"), STATES.items(), ids=[change.__name__.strip("_") for change in STATES]
 )
-def test_an_entry_says_whether_the_copy_still_fits(
-    node: Node, change: Callable[[Node], None], state: str
-) -> None:
+def test_the_state_of_an_entry(node: Node, change: Callable[[Node], None], state: str) -> None:
     change(node)
-    assert node.look().entries == [node.entry._replace(state=state)]
+    assert node.status().entries == [node.entry._replace(state=state)]
 
 
 @pytest.mark.root
-def test_a_copy_that_changed_its_owner_is_changed(node: Node) -> None:
+def test_a_copy_with_another_owner_is_changed(node: Node) -> None:
     os.chown(node.copy, os.getuid() + 1, -1)
-    assert node.look().entries == [node.entry._replace(state="changed")]
+    assert node.status().entries == [node.entry._replace(state="changed")]
 
 
 # Looking
@@ -217,21 +186,21 @@ def test_entries_are_sorted_by_destination_over_all_roots(node: Node) -> None:
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(b"image")
     entries = {copy.name: node.recorded(copy) for copy in copies}
-    assert node.look("/b", "/nvme", "/a").entries == [
+    assert node.status("/b", "/nvme", "/a").entries == [
         entries["9"], entries["1"], entries["2"], node.entry,
     ]  # fmt: skip
 
 
-def test_a_status_tells_the_room_of_each_root(node: Node) -> None:
+def test_a_status_has_the_free_space_of_each_root(node: Node) -> None:
     room = os.statvfs(node.root)
-    [seen] = node.look("/nvme", "/nowhere").rooms
+    [seen] = node.status("/nvme", "/nowhere").rooms
     assert (seen.root, seen.size) == ("/nvme", room.f_blocks * room.f_frsize)
     assert abs(seen.free - room.f_bavail * room.f_frsize) < 1 << 30
 
 
-def test_a_user_of_whom_the_node_has_no_folder_has_no_entries(node: Node) -> None:
+def test_a_user_without_a_folder_on_the_node_has_no_entries(node: Node) -> None:
     def act() -> list[Entry]:
-        return look(str(home), ("/nvme",), ()).entries
+        return node_status(str(home), ("/nvme",), ()).entries
 
     with ordinary_home() as home:
         (home / "nvme").mkdir()
@@ -239,12 +208,12 @@ def test_a_user_of_whom_the_node_has_no_folder_has_no_entries(node: Node) -> Non
 
 
 def test_a_root_that_the_node_lacks_has_no_entries(node: Node) -> None:
-    assert node.look("/nowhere", "/nvme").entries == [node.entry]
+    assert node.status("/nowhere", "/nvme").entries == [node.entry]
 
 
 def test_a_root_that_is_a_file_has_no_entries(node: Node) -> None:
     (node.disk / "file").write_bytes(b"")
-    assert node.look("/file", "/nvme").entries == [node.entry]
+    assert node.status("/file", "/nvme").entries == [node.entry]
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o000], ids=["no writing", "no entering"])
@@ -252,15 +221,15 @@ def test_a_root_without_permission_has_no_entries(mode: int) -> None:
     def act(home: Path) -> list[Entry]:
         (home / "closed").mkdir()
         (home / "closed").chmod(mode)
-        return look(str(home), ("/closed",), ()).entries
+        return node_status(str(home), ("/closed",), ()).entries
 
     with ordinary_home() as home:
         assert as_ordinary_user(lambda: act(home)) == []
 
 
-def test_a_look_at_a_disk_without_records_leaves_it_as_it_was(tmp_path: Path) -> None:
+def test_the_status_of_a_disk_without_records_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "nvme").mkdir()
-    assert look(str(tmp_path), ["/nvme"], []).entries == []
+    assert node_status(str(tmp_path), ["/nvme"], []).entries == []
     assert list(tmp_path.rglob("*")) == [tmp_path / "nvme"]
 
 
@@ -297,7 +266,7 @@ def _too_long(path: str) -> str:
 
 def _newer(path: str) -> str:
     _rewrite(path, {"version": 5})
-    return "version 5, where 4 is known"
+    return "version 5, expected 4"
 
 
 def _cut(path: str) -> str:
@@ -307,7 +276,7 @@ def _cut(path: str) -> str:
 
 def _of_another(path: str) -> str:
     _rewrite(path, {"destination": "/nvme/other"})
-    return "it is of /nvme/other, which has another file"
+    return "it is the record of /nvme/other under another name"
 
 
 def _rewrite(path: str, change: dict[str, object]) -> None:
@@ -322,12 +291,12 @@ def _rewrite(path: str, change: dict[str, object]) -> None:
     [_writable_by_all, _link, _linked_twice, _pipe, _too_long, _newer, _cut, _of_another],
     ids=lambda act: act.__name__.strip("_"),
 )
-def test_a_record_that_cannot_be_trusted_is_no_entry_and_told(
+def test_a_record_that_cannot_be_trusted_is_reported_and_no_entry(
     node: Node, damage: Callable[[str], str]
 ) -> None:
     path = node.record_path()
     why = damage(path)
-    seen = node.look()
+    seen = node.status()
     assert seen.entries == []
     assert Unread(path, why) in seen.unread
 
@@ -347,7 +316,7 @@ def test_all_users_see_what_root_staged_into_a_shared_root(open_node: Node) -> N
         copy_facts=CopyFacts(5, facts.st_mtime_ns, facts.st_ino, 0),
     )  # fmt: skip
     open_cache(str(site), 0, shared=True).save(record)
-    seen = as_user(USER, lambda: look(str(open_node.disk), ("/nvme",), ("/site",)))
+    seen = as_user(USER, lambda: node_status(str(open_node.disk), ("/nvme",), ("/site",)))
     assert seen.entries == [
         ENTRY._replace(
             destination="/site/a", source=str(open_node.source), size=5, user=0, shared=True
@@ -380,8 +349,8 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
         )
 
     as_user(USER, save)
-    assert [(e.user, e.state) for e in node.look().entries] == [(0, "current")]
-    seen = look(str(node.disk), ["/nvme"], [], everyone=True)
+    assert [(e.user, e.state) for e in node.status().entries] == [(0, "current")]
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
     ]  # fmt: skip
@@ -391,7 +360,7 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
 # Jobs
 
 
-def test_jobs_that_run_are_told_by_what_they_use(
+def test_running_jobs_are_found_by_what_they_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
@@ -413,157 +382,7 @@ def test_jobs_that_run_are_told_by_what_they_use(
     }  # fmt: skip
 
 
-# Tables
-
-HOUR_LATER = 1_000_000.0 + 3600 + 59
-
-
-def holds(*entries: Entry) -> NodeStatus:
-    return NodeStatus(list(entries))
-
-
-def shown(
-    nodes: dict[str, NodeStatus], now: float = HOUR_LATER, *, whole_job: bool = False
-) -> list[str]:
-    return list(table(HEADERS, rows(nodes, now, fold, whole_job=whole_job)))
-
-
-def test_equal_rows_are_folded_over_nodes_and_others_are_not() -> None:
-    nodes = {f"n{number}": holds(ENTRY) for number in range(1, 157)}
-    nodes["n7"] = holds(ENTRY._replace(state="stale"))
-    nodes["n9"] = holds(ENTRY._replace(pinned=True))
-    assert shown(nodes) == [
-        f"{'NODE':<17}{'DST':<19}SIZE  STAGED   STATE    KEPT    SOURCE            LAST JOB",
-        "n[1-6,8,10-156]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -       /shared/img.sqsh  17",
-        "n7               /nvme/img.sqsh  3.0 MiB  1 h ago  stale    -       /shared/img.sqsh  17",
-        "n9               /nvme/img.sqsh  3.0 MiB  1 h ago  current  pinned  /shared/img.sqsh  17",
-    ]
-
-
-def test_what_a_jobs_nodes_lack_has_its_own_row() -> None:
-    other = ENTRY._replace(destination="/nvme/b", size=10, used_by_job=0)
-    root_s = ENTRY._replace(destination="/site/a", shared=True)
-    nodes = {"n1": holds(ENTRY, other, root_s), "n2": holds(ENTRY), "n3": holds()}
-    expected = [
-        "NODE    DST                SIZE  STAGED   STATE    KEPT  SOURCE            LAST JOB",
-        "n1      /nvme/b            10 B  1 h ago  current  -     /shared/img.sqsh  -",
-        "n[2-3]  /nvme/b            10 B  -        missing  -     /shared/img.sqsh  -",
-        "n[1-2]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
-        "n3      /nvme/img.sqsh  3.0 MiB  -        missing  -     /shared/img.sqsh  -",
-        "n1      /site/a         3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
-    ]
-    assert shown(nodes, whole_job=True) == expected
-    present = [line for line in expected if "missing" not in line]
-    assert [line.split() for line in shown(nodes)] == [line.split() for line in present]
-    assert missing(nodes) == {"/nvme/b": ["n2", "n3"], "/nvme/img.sqsh": ["n3"]}
-    assert missing({}) == {}
-
-
-@pytest.mark.parametrize(
-    ("staged", "text"),
-    [
-        ([1_000_000, 1_000_009], "1 h ago"),  # one transfer, though the hour lies between
-        ([1_003_650, 1_003_659], "9 s ago"),
-        ([1_000_000, 1_003_600], "59 s to 1 h ago"),
-        ([999_000, 1_000_000], "1 h ago"),
-        ([1_999_999], "0 s ago"),  # by a clock that is ahead
-    ],
-)
-def test_the_age_of_folded_rows(staged: list[int], text: str) -> None:
-    nodes = {f"n{number}": holds(ENTRY._replace(staged_at=at)) for number, at in enumerate(staged)}
-    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
-    assert row[3] == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (86399, "23 h"), (2e5, "2 d")],
-)
-def test_an_age_has_one_unit(seconds: float, text: str) -> None:
-    assert age_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({}, "-"),
-        ({"pinned": True}, "pinned"),
-        ({"jobs": [17]}, "job 17"),
-        ({"jobs": [17, 18]}, "jobs 17,18"),
-        ({"lifetime": "job"}, "until its job ends"),
-        ({"lifetime": "job", "jobs": [17]}, "job 17"),
-        ({"lifetime": "job", "pinned": True}, "pinned"),
-        ({"pinned": True, "jobs": [17]}, "pinned, job 17"),
-    ],
-)
-def test_why_an_entry_stays(changes: dict[str, object], text: str) -> None:
-    nodes = {"n1": holds(ENTRY._replace(**changes))}  # type: ignore[arg-type]
-    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
-    assert row[5] == text
-
-
-def test_what_comes_from_records_is_printed_on_one_line() -> None:
-    entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
-    [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)
-    assert (row[1], row[6]) == ("/nvme/a??[2J", "/caf?")
-
-
-def test_by_file_counts_nodes_by_state() -> None:
-    larger = ENTRY._replace(size=5 << 20, state="stale", source="/other", pinned=True)
-    nodes = {"n1": holds(ENTRY), "n2": holds(ENTRY), "n3": holds(larger), "n4": holds()}
-    assert file_rows(nodes, whole_job=True) == [
-        (
-            "/nvme/img.sqsh", "3.0 MiB to 5.0 MiB", "3", "2 current, 1 stale, 1 missing",
-            "- or pinned", "/shared/img.sqsh or /other",
-        )
-    ]  # fmt: skip
-    assert len(file_rows(nodes, whole_job=True)[0]) == len(FILE_HEADERS)
-    assert file_rows(nodes, whole_job=False)[0][3] == "2 current, 1 stale"
-
-
-def test_by_user_sums_files_and_bytes() -> None:
-    bob = ENTRY._replace(user=1001, size=10)
-    nodes = {"n1": holds(ENTRY, bob), "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"))}
-    names = {1000: "alice", 1001: "bob"}
-    assert list(table(USER_HEADERS, user_rows(nodes, fold, names.__getitem__))) == [
-        "USER   FILES  COPIES     SIZE  NODES",
-        "alice      2       3  9.0 MiB  n[1-2]",
-        "bob        1       1     10 B  n1",
-    ]
-
-
-def test_totals() -> None:
-    other = ENTRY._replace(destination="/nvme/b", size=1 << 20)
-    assert total_line({"n1": holds(ENTRY)}) == "1 file, 3.0 MiB in all"
-    nodes = {"n1": holds(ENTRY, other), "n2": holds(ENTRY)}
-    assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
-
-
-def test_free_space_is_told_by_root_from_least_to_most() -> None:
-    nodes = {
-        "n1": NodeStatus(rooms=[DiskRoom("/nvme", 1 << 30, 4 << 30), DiskRoom("/a", 5, 10)]),
-        "n2": NodeStatus(rooms=[DiskRoom("/nvme", 3 << 30, 4 << 30)]),
-    }
-    assert room_lines(nodes, fold) == [
-        "/nvme: 1.0 GiB to 3.0 GiB free of 4.0 GiB on n[1-2]", "/a: 5 B free of 10 B on n1",
-    ]  # fmt: skip
-
-
-def test_records_that_cannot_be_read_are_counted_by_node() -> None:
-    one, two = Unread("/nvme/.slurm-stage/5001/records/K.json", "version 3\n"), Unread("/z", "why")
-    nodes = {
-        "n1": NodeStatus(),
-        "n2": NodeStatus(unread=[one]),
-        "n3": NodeStatus(unread=[two, one]),
-    }
-    path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
-    assert unread_lines(nodes) == [
-        f"n2: 1 record cannot be read and counts as absent: {path}",
-        f"n3: 2 records cannot be read and count as absent: such as {path}",
-    ]
-
-
-def test_a_status_travels_and_is_told_to_programs() -> None:
+def test_a_status_travels_and_has_a_json_for_programs() -> None:
     seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")])
     assert NodeStatus.from_wire(json.loads(json.dumps(seen.to_wire()))) == seen
     assert seen.to_json() == {
@@ -591,10 +410,7 @@ def test_a_status_travels_and_is_told_to_programs() -> None:
     }
 
 
-# Many
-
-
-def test_ten_thousand_records_are_shown(node: Node) -> None:
+def test_ten_thousand_records_are_read(node: Node) -> None:
     cache = open_cache(str(node.root), os.getuid())
     template = cache.load("/nvme/img.sqsh")
     assert template
@@ -602,6 +418,5 @@ def test_ten_thousand_records_are_shown(node: Node) -> None:
         record = replace(template, destination=f"/nvme/{number}")
         with open(cache.record_path(record.destination), "w") as file:
             file.write(record.to_json())
-    lines = shown({"node1": node.look()})
-    assert len(lines) == 10_002
-    assert look(str(node.disk), ["/nvme"], []).unread == []
+    status = node.status()
+    assert (len(status.entries), status.unread) == (10_001, [])

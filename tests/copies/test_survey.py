@@ -7,21 +7,20 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.base.options import Mode, Options, Relocate, Validate
-from stager.copies.survey import Survey, judge, survey, survey_shared
-from stager.copies.survey_tree import judge_tree
+from stager.base.options import Options, Validate
+from stager.copies.survey import Reason, Survey, judge, survey, survey_shared
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.partial import Partial
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
+from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
 from stager.request.items import StageItem
-from stager.source.posix import Source, look_at_source
-from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home
+from stager.source.posix import look_at_source
+from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home, remount_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,110 +57,77 @@ def there(
     return os.stat_result(fields, {"st_mtime_ns": mtime_ns})
 
 
-SOURCE, COPY = "the source changed", "the copy changed"
+SOURCE, COPY, REPLACED = Reason.SOURCE_CHANGED, Reason.COPY_CHANGED, Reason.REPLACED
+ABSENT, NOT_RECORDED, ALWAYS = Reason.ABSENT, Reason.NOT_RECORDED, Reason.ALWAYS
+#: By stat, size, checksum and always.
+Reasons = tuple[Reason | None, Reason | None, Reason | None, Reason | None]
 #: What is found, and why the copy is then not current by stat, size, checksum and always.
 JUDGED: dict[
-    str, tuple[SourceFacts, Record | None, os.stat_result | None, tuple[str, str, str, str]]
+    str, tuple[SourceFacts, Record | None, os.stat_result | None, Reasons]
 ] = {
-    "nothing changed": (FACTS, RECORD, there(), ("", "", "", "validate=always")),
-    "no copy": (FACTS, RECORD, None, ("absent", "absent", "absent", "absent")),
-    "neither copy nor record": (FACTS, None, None, ("absent", "absent", "absent", "absent")),
-    "no record": (FACTS, None, there(), ("not recorded",) * 4),
+    "nothing changed": (FACTS, RECORD, there(), (None, None, None, ALWAYS)),
+    "no copy": (FACTS, RECORD, None, (ABSENT, ABSENT, ABSENT, ABSENT)),
+    "neither copy nor record": (FACTS, None, None, (ABSENT, ABSENT, ABSENT, ABSENT)),
+    "no record": (FACTS, None, there(), (NOT_RECORDED,) * 4),
     "source: size": (
-        replace(FACTS, size=11), RECORD, there(), (SOURCE, SOURCE, SOURCE, "validate=always"),
+        replace(FACTS, size=11), RECORD, there(), (SOURCE, SOURCE, SOURCE, ALWAYS),
     ),
     "source: mtime": (
-        replace(FACTS, mtime_ns=21), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+        replace(FACTS, mtime_ns=21), RECORD, there(), (SOURCE, None, SOURCE, ALWAYS),
     ),
     "source: ctime": (
-        replace(FACTS, ctime_ns=31), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+        replace(FACTS, ctime_ns=31), RECORD, there(), (SOURCE, None, SOURCE, ALWAYS),
     ),
     "source: inode": (
-        replace(FACTS, inode=41), RECORD, there(), (SOURCE, "", SOURCE, "validate=always"),
+        replace(FACTS, inode=41), RECORD, there(), (SOURCE, None, SOURCE, ALWAYS),
     ),
-    "copy: size": (FACTS, RECORD, there(size=11), (COPY, COPY, COPY, "validate=always")),
-    "copy: mtime": (FACTS, RECORD, there(mtime_ns=21), (COPY, "", "", "validate=always")),
-    "copy: inode": (FACTS, RECORD, there(inode=51), (COPY, "", "", "validate=always")),
-    "copy: a second name": (FACTS, RECORD, there(links=2), (COPY, "", "", "validate=always")),
+    "copy: size": (FACTS, RECORD, there(size=11), (COPY, COPY, COPY, ALWAYS)),
+    "copy: mtime": (FACTS, RECORD, there(mtime_ns=21), (COPY, None, None, ALWAYS)),
+    "copy: inode": (FACTS, RECORD, there(inode=51), (COPY, None, None, ALWAYS)),
+    "copy: a second name": (FACTS, RECORD, there(links=2), (COPY, None, None, ALWAYS)),
     "copy: owner": (
-        FACTS, RECORD, there(owner=61), ("replaced", "replaced", "replaced", "validate=always"),
+        FACTS, RECORD, there(owner=61), (REPLACED, REPLACED, REPLACED, ALWAYS),
     ),
     "copy: a symlink": (
         FACTS, RECORD, there(kind=stat.S_IFLNK),
-        ("replaced", "replaced", "replaced", "validate=always"),
+        (REPLACED, REPLACED, REPLACED, ALWAYS),
     ),
     "source and copy": (
         replace(FACTS, size=11), RECORD, there(size=11),
-        (SOURCE, SOURCE, SOURCE, "validate=always"),
+        (SOURCE, SOURCE, SOURCE, ALWAYS),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "record", "copy", "reasons"), JUDGED.values(), ids=JUDGED)
-def test_a_copy_is_current_or_it_is_said_why_not(
+def test_a_copy_is_current_or_there_is_a_reason(
     source: SourceFacts,
     record: Record | None,
     copy: os.stat_result | None,
-    reasons: tuple[str, str, str, str],
+    reasons: Reasons,
 ) -> None:
     modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM, Validate.ALWAYS)
     assert tuple(judge(mode, source, record, copy) for mode in modes) == reasons
 
 
-TREE = TreeFacts(
-    files=5, allocated=4096, source_digest="0" * 32, copy_digest="1" * 32, table_digest="2" * 32
-)
-#: A whole copy of a folder, and a part of one.
-WHOLE = replace(RECORD, tree=TREE)
-PART = replace(RECORD, tree=replace(TREE, files=2, split=f"4:{DIGEST}", files_in_all=5, by="{n}"))
-FOLDER = Source(FACTS, 0o755, 0, 0, files=5, listing="0" * 32)
-COPIED = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
-
-
-def having(item: StageItem, **options: Any) -> StageItem:
-    return replace(item, options=replace(item.options, **options))
-
-
-SPREAD = having(COPIED, mode=Mode.SHARD, by="{n}")
-
-
-def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> str:
-    return judge_tree(item, source, record, there(kind=stat.S_IFDIR))
-
-
-@pytest.mark.parametrize(
-    ("item", "record", "reason"),
-    [
-        (COPIED, WHOLE, ""),
-        (SPREAD, PART, ""),
-        (COPIED, PART, "a part of it"),
-        (SPREAD, WHOLE, "not split"),
-        (having(SPREAD, by="part-{n}"), PART, "split otherwise"),
-        (having(SPREAD, by=""), PART, "split otherwise"),
-        (having(COPIED, relocate=Relocate.VENV), PART, "relocated otherwise"),
-        (having(SPREAD, validate=Validate.ALWAYS), WHOLE, "validate=always"),
-        (SPREAD, RECORD, "not recorded"),
-        (SPREAD, None, "not recorded"),
-    ],
-)
-def test_a_folder_is_there_as_it_is_wanted_or_it_is_said_why_not(
-    item: StageItem, record: Record | None, reason: str
-) -> None:
-    assert judged(item, record) == reason
-
-
-def test_a_folder_that_is_not_there_is_absent_whatever_is_wanted() -> None:
-    assert judge_tree(SPREAD, FOLDER, WHOLE, None) == "absent"
-
-
-def test_a_part_is_that_of_the_source_as_it_was_listed() -> None:
-    changed = replace(FOLDER, listing="3" * 32)
-    assert judged(SPREAD, PART, changed) == "the source changed"
-    by_size = having(SPREAD, validate=Validate.SIZE)
-    assert judged(by_size, PART, changed) == ""
-    larger = replace(changed, facts=replace(FACTS, size=11))
-    assert judged(by_size, PART, larger) == "the source changed"
-    assert judged(by_size, PART, replace(changed, files=6)) == "the source changed"
+def test_the_reasons_are_those_that_users_read() -> None:
+    assert [str(reason) for reason in Reason] == [
+        "absent",
+        "not recorded",
+        "its record cannot be read",
+        "validate=always",
+        "replaced",
+        "staged from another source",
+        "the source changed",
+        "the copy changed",
+        "its bytes differ from its digest",
+        "its permissions are too wide",
+        "relocated differently",
+        "only a part is staged",
+        "staged as a whole",
+        "split differently",
+        "spread over other nodes",
+    ]
 
 
 # A node
@@ -213,15 +179,15 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-CURRENT = Survey(node="n1", reason="", digest=DIGEST)
+CURRENT = Survey(node="n1", reason=None, digest=DIGEST)
 
 
-def needed(reason: str) -> Survey:
+def needed(reason: Reason) -> Survey:
     return Survey(node="n1", reason=reason, digest="")
 
 
 @pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
-def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
+def test_a_node_with_a_staged_copy_is_current_and_answers_its_digest(
     node: Node, validate: Validate
 ) -> None:
     node.stage()
@@ -230,16 +196,16 @@ def test_a_node_with_a_staged_copy_is_current_and_tells_its_digest(
     assert answer.current
 
 
-def test_a_node_that_is_always_to_receive_is_never_current(node: Node) -> None:
+def test_with_validate_always_no_node_is_current(node: Node) -> None:
     node.stage()
     answer = node.survey(Validate.ALWAYS)
-    assert answer == needed("validate=always")
+    assert answer == needed(ALWAYS)
     assert not answer.current
 
 
-def test_a_node_without_a_copy_lacks_it_though_its_folders_are_to_be_made(node: Node) -> None:
-    assert node.survey() == needed("absent")
-    assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed("absent")
+def test_a_node_without_a_copy_needs_it_even_if_its_folders_are_missing(node: Node) -> None:
+    assert node.survey() == needed(ABSENT)
+    assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed(ABSENT)
 
 
 def test_a_survey_writes_nothing(node: Node) -> None:
@@ -294,24 +260,23 @@ def _copy_as_symlink(node: Node) -> None:
     node.copy.symlink_to("moved")
 
 
-DIFFER = "its bytes differ from its digest"
 #: What happens to a staged node, and what it answers then by stat, size and checksum.
 EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
     (_touch_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
     (_replace_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
     (_touch_copy, (needed(COPY), CURRENT, CURRENT)),
     (_replace_copy, (needed(COPY), CURRENT, CURRENT)),
-    (_damage_copy, (CURRENT, CURRENT, needed(DIFFER))),
+    (_damage_copy, (CURRENT, CURRENT, needed(Reason.DAMAGED))),
     (_link_copy, (needed(COPY), CURRENT, CURRENT)),
     (_append_to_copy, (needed(COPY), needed(COPY), needed(COPY))),
-    (_copy_as_symlink, (needed("replaced"), needed("replaced"), needed("replaced"))),
+    (_copy_as_symlink, (needed(REPLACED), needed(REPLACED), needed(REPLACED))),
 ]
 
 
 @pytest.mark.parametrize(
     ("change", "answers"), EVENTS, ids=[change.__name__.strip("_") for change, _ in EVENTS]
 )
-def test_what_happens_to_files_on_disk_is_found_out(
+def test_changes_of_the_files_on_disk_are_found(
     node: Node, change: Callable[[Node], object], answers: tuple[Survey, Survey, Survey]
 ) -> None:
     node.stage()
@@ -353,7 +318,7 @@ def refusal(node: Node, path: Path) -> str:
     ],
     ids=["a folder", "a named pipe"],
 )
-def test_a_destination_that_is_no_file_is_named_by_its_kind(
+def test_a_destination_that_is_not_a_file_is_refused_by_its_kind(
     node: Node, make: Callable[[Path], object], kind: str
 ) -> None:
     make(node.copy)
@@ -361,20 +326,20 @@ def test_a_destination_that_is_no_file_is_named_by_its_kind(
 
 
 @pytest.mark.parametrize("below", ["copy.sqsh", "a/b/copy.sqsh"])
-def test_a_file_where_a_folder_is_wanted_is_named(node: Node, below: str) -> None:
+def test_a_file_in_the_place_of_a_folder_is_refused(node: Node, below: str) -> None:
     (node.disk / "file").write_bytes(b"")
     message = f"{node.disk}/file is a plain file, not a folder"
     assert refusal(node, node.disk / "file" / below) == message
 
 
 @pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
-def test_a_symlink_where_a_folder_is_wanted_is_named(node: Node, target: str) -> None:
+def test_a_symlink_in_the_place_of_a_folder_is_refused(node: Node, target: str) -> None:
     (node.disk / "link").symlink_to(target)
     message = f"{node.disk}/link is a symbolic link, not a folder"
     assert refusal(node, node.disk / "link/copy.sqsh") == message
 
 
-def test_a_name_that_the_filesystem_cannot_hold_is_named(node: Node) -> None:
+def test_a_name_that_is_too_long_is_refused(node: Node) -> None:
     path = node.disk / ("x" * 256)
     assert refusal(node, path) == f"{path}: File name too long"
 
@@ -389,6 +354,19 @@ def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path)
 
 
 @pytest.mark.root
+def test_a_read_only_disk_is_not_called_a_lack_of_permission(tmp_path: Path) -> None:
+    def act() -> str:
+        node = Node(tmp_path)
+        remount_read_only(tmp_path)
+        return refusal(node, node.disk / "copy.sqsh")
+
+    assert on_tmpfs(tmp_path, "size=1m", act) == (
+        f"{tmp_path}/disk: the disk is read-only; submit again without this node (--exclude) and "
+        "tell the administrator"
+    )
+
+
+@pytest.mark.root
 def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
     node.stage()
     os.chown(node.copy, USER, USER)
@@ -399,12 +377,12 @@ def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        (0o500, "{disk}/closed: no permission to write there"),
+        (0o500, "{disk}/closed: no permission to write there; choose another destination"),
         (0o600, "{disk}/closed/copy.sqsh: Permission denied"),
     ],
     ids=["no writing", "no entering"],
 )
-def test_a_folder_without_permission_is_named(home: Path, mode: int, message: str) -> None:
+def test_a_folder_without_permission_is_refused(home: Path, mode: int, message: str) -> None:
     def act() -> str:
         node = Node(home)
         (node.disk / "closed").mkdir()
@@ -418,7 +396,7 @@ def test_a_folder_without_permission_is_named(home: Path, mode: int, message: st
 
 
 def share(node: Node, named: str = "") -> Survey | str:
-    """What a user is told who wants what lies there as root's, by another ``named`` source."""
+    """The survey of a user who wants root's copy, or its message; of another ``named`` source."""
     item = StageItem(named or str(node.source), str(node.copy), str(node.disk), shared=True)
     source = look_at_source(str(node.source))
     try:
@@ -429,12 +407,12 @@ def share(node: Node, named: str = "") -> Survey | str:
 
 def not_current(node: Node, why: str) -> str:
     return (
-        f"{node.copy} is root's to stage, and not current there: {why}; choose another "
-        "destination, or ask the administrator"
+        f"{node.copy}: only the administrator stages files there, for all users, and this copy "
+        f"is not up to date ({why}); ask the administrator, or choose another destination"
     )
 
 
-def test_what_root_staged_is_used_as_long_as_it_is_current(
+def test_the_copy_of_root_is_used_as_long_as_it_is_current(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -449,13 +427,13 @@ def test_what_root_staged_is_used_as_long_as_it_is_current(
     assert share(node) == not_current(node, "not recorded")
 
 
-def test_what_is_absent_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_copy_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", (60.0,))
     assert share(node) == not_current(node, "absent")
 
 
 @pytest.mark.root
-def test_what_root_staged_for_a_few_is_refused_to_others(
+def test_a_copy_of_root_that_the_user_may_not_read_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -476,13 +454,13 @@ def test_what_root_staged_for_a_few_is_refused_to_others(
     assert as_ordinary_user(lambda: share(node)) == CURRENT
 
 
-def test_a_damaged_record_is_told(node: Node) -> None:
+def test_a_record_that_cannot_be_read_is_a_reason(node: Node) -> None:
     node.stage()
     Path(node.cache.record_path(str(node.copy))).write_text("{}")
-    assert node.survey() == needed("its record cannot be read")
+    assert node.survey() == needed(Reason.UNREADABLE_RECORD)
 
 
-def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> None:
+def test_a_copy_that_root_is_replacing_is_waited_for(node: Node) -> None:
     node.stage()
     whole = node.cache.load(str(node.copy))
     assert whole
@@ -494,16 +472,16 @@ def test_a_copy_that_root_replaces_in_this_moment_is_waited_for(node: Node) -> N
 
 
 @pytest.mark.root
-def test_a_copy_for_all_that_lets_in_more_than_its_source_is_not_current(node: Node) -> None:
+def test_a_shared_copy_with_wider_permissions_than_its_source_is_not_current(node: Node) -> None:
     node.stage()
     item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
     source = replace(look_at_source(item.source), mode=0o600)
     node.copy.chmod(0o644)
     answer = survey(item, str(node.copy), source, node.cache, "n1")
-    assert answer == needed("its permissions are too wide")
+    assert answer == needed(Reason.TOO_OPEN)
 
 
-def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
+def test_a_damaged_copy_of_root_is_found_if_a_checksum_is_asked_for(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -521,7 +499,7 @@ def test_a_damaged_copy_of_roots_is_noticed_where_it_is_asked_for(
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
 
 
-def test_a_root_that_is_the_whole_disk_has_nothing_above(node: Node) -> None:
+def test_a_cache_root_may_be_the_whole_disk(node: Node) -> None:
     node.stage()
     item = StageItem(str(node.source), str(node.copy), "", Options(validate=Validate.STAT))
     source = look_at_source(str(node.source))

@@ -1,4 +1,4 @@
-"""What is left of a job on a node goes with it, by its user's own hand."""
+"""After a job its user's own process removes what the job left and reports numbers to root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stager.disk.jobs import note_uses
 from stager.disk.record import CopyFacts
 from stager.root.prepare import mark_job
 from tests.support.records import RECORD
-from tests.support.users import on_tmpfs
+from tests.support.users import on_tmpfs, remount_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +59,10 @@ class Node:
     def tidy(self, *options: str) -> dict[str, Any]:
         line = [sys.executable, "-I", "-m", "stager.copies.tidy"]
         line += [f"--config={self.config}", *options]
-        said: dict[str, Any] = json.loads(
+        answer: dict[str, Any] = json.loads(
             subprocess.run(line, check=True, capture_output=True).stdout
         )
-        return said
+        return answer
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.disk.glob("?"))
@@ -74,7 +74,25 @@ def on_node(tmp_path: Path, act: Callable[[Node], object]) -> Any:
     return on_tmpfs(Path("/run"), "mode=755", lambda: act(Node(tmp_path / "disk")))
 
 
-def test_what_was_wanted_for_a_job_goes_with_the_last_that_uses_it(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_reported_and_does_not_end_the_clean_up(tmp_path: Path) -> None:
+    def act() -> dict[str, Any]:
+        node = Node(tmp_path / "disk")
+        node.put("a", lifetime="job")
+        node.run_job(17, "a")
+        node.end_job(17)
+        remount_read_only(node.disk)
+        return node.tidy("--job=17", "--usage", f"--root={node.disk}", "--oldest=1")
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    assert on_tmpfs(
+        Path("/run"), "mode=755", lambda: on_tmpfs(disk, "size=1m", act)
+    ) == {
+        "removed": 0, "usage": {str(disk): [8192, 1]}, "evicted": 0, "may_go": [],
+    }  # fmt: skip
+
+
+def test_a_copy_for_a_job_goes_with_the_last_job_that_uses_it(tmp_path: Path) -> None:
     def act(node: Node) -> list[list[str]]:
         node.put("a", lifetime="job")
         node.put("b", lifetime="job")
@@ -92,7 +110,9 @@ def test_what_was_wanted_for_a_job_goes_with_the_last_that_uses_it(tmp_path: Pat
     assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
 
 
-def test_usage_is_told_by_root_and_what_an_unnoticed_end_left_goes(tmp_path: Path) -> None:
+def test_usage_is_reported_by_root_and_what_an_unnoticed_end_left_is_removed(
+    tmp_path: Path,
+) -> None:
     def act(node: Node) -> tuple[dict[str, Any], list[str]]:
         node.put("a")
         node.put("b", lifetime="job")
@@ -100,26 +120,26 @@ def test_usage_is_told_by_root_and_what_an_unnoticed_end_left_goes(tmp_path: Pat
         node.run_job(17, "c")
         return node.tidy("--usage"), node.names()
 
-    said, names = on_node(tmp_path, act)
-    assert said == {"removed": 0, "usage": {str(tmp_path / "disk"): [2 * 8192, 2]}}
+    answer, names = on_node(tmp_path, act)
+    assert answer == {"removed": 0, "usage": {str(tmp_path / "disk"): [2 * 8192, 2]}}
     assert names == ["a", "c"]
 
 
-def test_the_oldest_go_in_the_order_in_which_they_are_told(tmp_path: Path) -> None:
+def test_the_oldest_are_removed_in_the_order_in_which_they_are_reported(tmp_path: Path) -> None:
     def act(node: Node) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         for number, name in enumerate("dcba"):
             node.put(name, used_at=number)
         node.run_job(17, "c")
-        told = node.tidy(f"--root={node.disk}")
-        return told, node.tidy(f"--root={node.disk}", "--oldest=2"), node.names()
+        listed = node.tidy(f"--root={node.disk}")
+        return listed, node.tidy(f"--root={node.disk}", "--oldest=2"), node.names()
 
-    told, done, names = on_node(tmp_path, act)
-    assert told == {"removed": 0, "evicted": 0, "may_go": [[0, 8192], [2, 8192], [3, 8192]]}
+    listed, done, names = on_node(tmp_path, act)
+    assert listed == {"removed": 0, "evicted": 0, "may_go": [[0, 8192], [2, 8192], [3, 8192]]}
     assert done == {"removed": 0, "evicted": 2, "may_go": [[3, 8192]]}
     assert names == ["a", "c"]
 
 
-def test_a_user_of_whom_nothing_is_there_is_told_of_in_zeros(tmp_path: Path) -> None:
+def test_a_user_without_copies_is_reported_in_zeros(tmp_path: Path) -> None:
     def act(node: Node) -> dict[str, Any]:
         os.rmdir(f"{node.cache.folder}/records")
         return node.tidy("--job=17", "--usage", f"--root={node.disk}")

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from stager.base.errors import UsageError
-from stager.copies import upkeep
+from stager.copies import verify
 from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, carry_out
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
@@ -57,10 +57,10 @@ class Node:
         self.cache.save(replace(record, **changes))  # type: ignore[arg-type]
         return copy
 
-    def do(self, action: Action, *names: str, **too: object) -> NodeResult:
+    def do(self, action: Action, *names: str, **options: object) -> NodeResult:
         destinations = tuple(f"/nvme/{name}" for name in names)
-        order = Command(action, ("/nvme",), destinations=destinations, **too)  # type: ignore[arg-type]
-        return carry_out(order, str(self.disk))
+        command = Command(action, ("/nvme",), destinations=destinations, **options)  # type: ignore[arg-type]
+        return carry_out(command, str(self.disk))
 
     def left(self) -> list[str]:
         """The copies that are there, each with its record."""
@@ -110,11 +110,11 @@ def held_by_another(node: Node, name: str, act: Callable[[], NodeResult]) -> Nod
         return forked(child)  # a lock is its process's: the child is another one
 
 
-# Orders
+# Commands
 
 
-def test_an_order_travels_as_one_plain_word() -> None:
-    order = Command(
+def test_a_command_travels_as_one_plain_argument() -> None:
+    command = Command(
         Action.EVICT,
         ("/nvme", ""),
         ("/site",),
@@ -123,16 +123,16 @@ def test_an_order_travels_as_one_plain_word() -> None:
         8,
         dry_run=True,
     )
-    text = order.to_text()
+    text = command.to_text()
     assert text.replace("-", "").replace("_", "").rstrip("=").isalnum()
-    assert Command.from_text(text) == order
+    assert Command.from_text(text) == command
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", "bnVsbA==", "e30=", "eyJkZWVkIjogMX0="])
-def test_what_is_no_order_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_command_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Command.from_text(text)
-    assert str(caught.value) == "this is for stagectl on another node to call"
+    assert str(caught.value) == "only stagectl on another node calls this command"
 
 
 def test_a_result_travels() -> None:
@@ -141,7 +141,9 @@ def test_a_result_travels() -> None:
 
 
 @pytest.mark.parametrize("action", [Action.VERIFY, Action.EVICT, Action.PIN, Action.UNPIN])
-def test_what_is_not_staged_is_named_and_the_others_are_done(node: Node, action: Action) -> None:
+def test_a_destination_that_is_not_staged_is_refused_and_the_others_are_done(
+    node: Node, action: Action
+) -> None:
     node.stage("a")
     result = node.do(action, "x", "a")
     assert [one.destination for one in result.done] == ["/nvme/a"]
@@ -149,8 +151,8 @@ def test_what_is_not_staged_is_named_and_the_others_are_done(node: Node, action:
 
 
 def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
-    order = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
-    assert refused(carry_out(order, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
+    command = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
+    assert refused(carry_out(command, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
     assert carry_out(Command(Action.VERIFY, ("/nvme",)), str(tmp_path)) == NodeResult()
 
 
@@ -165,11 +167,13 @@ def test_a_pin_is_kept_in_the_record(node: Node) -> None:
     assert not node.pinned("a")
 
 
-def test_what_is_being_staged_is_not_pinned(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_being_staged_is_not_pinned(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.stage("a")
     result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
     holder = _holder()
-    message = f"/nvme/a is being staged by {holder}; try again when that is over"
+    message = f"/nvme/a is being staged by {holder}; try again when it has ended"
     assert refused(result) == [(9, message)]
     assert not node.pinned("a")
 
@@ -201,7 +205,7 @@ def test_a_dry_run_evicts_nothing(node: Node) -> None:
 
 def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600, pinned=True)
-    message = "/nvme/a is pinned; stagectl unpin it first"
+    message = "/nvme/a is pinned; unpin it first (stagectl unpin)"
     assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
     assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -210,11 +214,11 @@ def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
 def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], None]) -> None:
     node.stage("a", 3600)
     jobs(17, "a")
-    message = "/nvme/a is used by job 17; it may go when that has ended"
+    message = "/nvme/a is used by job 17; evict it when it has ended"
     assert refused(node.do(Action.EVICT, "a")) == [(9, message)]
     jobs(9, "a")
     assert refused(node.do(Action.EVICT, "a", dry_run=True)) == [
-        (9, "/nvme/a is used by jobs 17,9; it may go when that has ended")
+        (9, "/nvme/a is used by jobs 17,9; evict it when they have ended")
     ]
     assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -223,13 +227,13 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600)
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
-    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
     assert refused(result) == [(9, message)]
     assert held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60)) == NodeResult(stay=1)
     assert node.left() == ["a"]
 
 
-def test_what_was_not_used_for_long_goes(node: Node) -> None:
+def test_copies_that_were_not_used_for_long_are_evicted(node: Node) -> None:
     for name, age in {"a": 90_000, "b": 100, "c": 100_000}.items():
         node.stage(name, age)
     assert node.do(Action.EVICT, older=86_400) == NodeResult(
@@ -243,7 +247,7 @@ def free(node: Node) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def test_the_least_recently_used_go_until_enough_is_free(node: Node) -> None:
+def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) -> None:
     for name, age in {"a": 30, "b": 20, "c": 10}.items():
         node.stage(name, age, bytes(64 * MIB))
     # The disk is not this test's alone: half a copy's size to either side.
@@ -253,27 +257,33 @@ def test_the_least_recently_used_go_until_enough_is_free(node: Node) -> None:
     assert node.do(Action.EVICT, to_free=free(node) - 32 * MIB) == NodeResult()
 
 
-def test_nothing_goes_where_all_would_not_be_enough(node: Node) -> None:
+def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> None:
     node.stage("a")
     node.stage("b", pinned=True)
     [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
     assert code == 5
     assert message.startswith("/nvme: 1024.0 PiB cannot be free: ")
-    end = " are, and 4.0 KiB more if all your copies go that may; 1 is pinned or in use"
+    end = (
+        " are free now, and evicting all copies that may be evicted frees 4.0 KiB more "
+        "(1 copy is pinned or in use); nothing was evicted there"
+    )
     assert message.endswith(end)
     assert node.left() == ["a", "b"]
 
 
-def test_a_file_that_took_the_copys_place_stays(node: Node) -> None:
+def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy = node.stage("a")
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
-    message = "/nvme/a is not what was staged and stays, its record is gone: remove it yourself"
+    message = (
+        "/nvme/a was modified after staging, so it was kept and its record deleted; "
+        "remove it yourself if you do not need it"
+    )
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
 
 
-def test_a_disk_that_fails_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.stage("a")
     node.stage("b")
     shutil.rmtree(f"{node.cache.folder}/partial")
@@ -308,17 +318,17 @@ def _linked(copy: Path) -> None:
 
 
 FAULTS: dict[Callable[[Path], None], str] = {
-    _touched: "it was written to since it was staged; evict it and stage it again",
-    _damaged: "it is damaged: its bytes differ from its digest; evict it and stage it again",
-    _gone: "its copy is gone; stage it again",
-    _linked: "something else was put in its place; evict it and stage it again",
+    _touched: "the copy was modified after staging; evict it and stage it again",
+    _damaged: "the copy is damaged: its bytes differ from its digest; evict it and stage it again",
+    _gone: "the copy is gone; stage it again",
+    _linked: "the copy was replaced by something else; evict it and stage it again",
 }
 
 
 @pytest.mark.parametrize(
     ("damage", "fault"), FAULTS.items(), ids=[act.__name__.strip("_") for act in FAULTS]
 )
-def test_a_damaged_copy_is_told_and_the_others_are_verified(
+def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     node: Node, damage: Callable[[Path], None], fault: str
 ) -> None:
     copies = {name: node.stage(name) for name in "abc"}
@@ -330,7 +340,7 @@ def test_a_damaged_copy_is_told_and_the_others_are_verified(
     assert node.do(Action.VERIFY, "a", "b", "c") == expected
 
 
-def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> None:
+def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() -> None:
     def act(home: Path) -> NodeResult:
         node = Node(home / "node1")
         node.stage("a").chmod(0)
@@ -340,17 +350,17 @@ def test_a_copy_that_cannot_be_read_is_told_and_the_others_are_verified() -> Non
     with ordinary_home() as home:
         result = as_ordinary_user(lambda: act(home))
     fault = (
-        "/nvme/a: it cannot be read: Permission denied; evict it and stage it again, "
+        "/nvme/a: the copy cannot be read: Permission denied; evict it and stage it again, "
         "or use another node"
     )
     assert result == NodeResult([Done("/nvme/b", 4)], [Refused(7, fault)])
 
 
-def test_a_copy_that_is_being_replaced_is_no_damaged_one(node: Node) -> None:
+def test_a_copy_that_is_being_replaced_is_not_reported_as_damaged(node: Node) -> None:
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
     result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
-    message = f"/nvme/a is being staged by {_holder()}; try again when that is over"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
     assert refused(result) == [(9, message)]
 
 
@@ -361,11 +371,11 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
     really = digest_of
 
     def replaced_meanwhile(path: str) -> str:
-        monkeypatch.setattr(upkeep, "digest_of", really)
+        monkeypatch.setattr(verify, "digest_of", really)
         node.stage("a", data=b"newer")
         return really(path)
 
-    monkeypatch.setattr(upkeep, "digest_of", replaced_meanwhile)
+    monkeypatch.setattr(verify, "digest_of", replaced_meanwhile)
     assert node.do(Action.VERIFY) == NodeResult([Done("/nvme/a", 5)])
 
 
@@ -373,7 +383,7 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
 
 
 @pytest.mark.root
-def test_only_root_may_change_what_is_shared_and_all_may_verify_it() -> None:
+def test_only_root_may_change_shared_copies_and_all_may_verify_them() -> None:
     with ordinary_home() as home:
         (home / "site").mkdir()
         os.chown(home, 0, 0)
@@ -393,7 +403,9 @@ def test_only_root_may_change_what_is_shared_and_all_may_verify_it() -> None:
             return carry_out(Command(action, (), ("/site",), ("/site/a",)), str(home))
 
         for action in (Action.EVICT, Action.PIN, Action.UNPIN):
-            message = f"/site/a is root's, for all: only root may {action} it"
+            message = (
+                f"/site/a was staged by the administrator for all users: only root may {action} it"
+            )
             assert refused(as_ordinary_user(partial(do, action))) == [(3, message)]
         assert as_ordinary_user(lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
         assert do(Action.PIN) == NodeResult([Done("/site/a", 4)])

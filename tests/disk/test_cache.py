@@ -13,19 +13,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import DestinationError, SpaceError
-from stager.disk.cache import Cache, check_names, look_for_cache, open_cache
+from stager.base.errors import DestinationError, SpaceError, StageError
+from stager.disk.cache import Cache, check_inodes, look_for_cache, open_cache, plan_cache
+from stager.disk.locks import Locks
+from stager.disk.partial import Partial
 from stager.disk.record import VERSION, Record
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
 from tests.support.records import RECORD
-from tests.support.users import USER, as_ordinary_user, as_user, forked, on_tmpfs, within
+from tests.support.users import (
+    USER,
+    as_ordinary_user,
+    as_user,
+    forked,
+    on_tmpfs,
+    remount_read_only,
+    within,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @pytest.mark.root
-def test_a_record_that_meets_a_full_disk_is_a_space_error_and_the_old_one_stays(disk: Path) -> None:
+def test_a_record_for_which_a_full_disk_has_no_room_leaves_the_old_one(disk: Path) -> None:
     def act() -> tuple[str, list[str], Record | None]:
         cache = open_cache(str(disk), 0)
         cache.save(RECORD)
@@ -50,7 +60,7 @@ def test_a_saved_record_is_loaded_as_it_was(cache: Cache, destination: str) -> N
     assert partial_names(cache) == []
 
 
-def test_a_record_is_its_owners_alone(cache: Cache) -> None:
+def test_only_its_owner_may_read_a_record(cache: Cache) -> None:
     cache.save(RECORD)
     facts = os.stat(cache.record_path(RECORD.destination))
     assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o600, os.getuid())
@@ -65,7 +75,7 @@ def test_the_last_record_saved_for_a_destination_is_the_one(cache: Cache) -> Non
     assert sorted(cache.records(), key=lambda record: record.destination) == [last, other]
 
 
-def test_a_forgotten_record_is_gone_and_may_be_forgotten_again(cache: Cache) -> None:
+def test_a_forgotten_record_is_gone_and_can_be_forgotten_again(cache: Cache) -> None:
     cache.save(RECORD)
     for _ in range(2):
         cache.forget(RECORD.destination)
@@ -87,7 +97,7 @@ def _as_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-#: What makes a record's file one that is not taken at its word.
+#: What is done to a record's file so that it cannot be trusted.
 UNTRUSTED: dict[str, Callable[[Path], object]] = {
     "absent": lambda path: path.unlink(),
     "writable by its group": lambda path: path.chmod(0o620),
@@ -120,7 +130,7 @@ def test_a_record_that_cannot_be_trusted_is_none(
 
 
 @pytest.mark.root
-def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path) -> None:
+def test_a_record_of_another_user_is_none_and_that_of_root_is_trusted(home: Path) -> None:
     def loaded_from(owner: int) -> Record | None:
         os.chown(path, owner, owner)
         return as_user(USER, lambda: cache.load(RECORD.destination))
@@ -132,7 +142,7 @@ def test_a_strangers_record_is_none_and_roots_is_as_good_as_ones_own(home: Path)
     assert [loaded_from(owner) for owner in (USER, 0, USER + 1)] == [RECORD, RECORD, None]
 
 
-def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
+def test_records_that_cannot_be_trusted_are_skipped(cache: Cache) -> None:
     for name in "abc":
         cache.save(replace(RECORD, destination=f"/nvme/{name}"))
     os.chmod(cache.record_path("/nvme/a"), 0o666)
@@ -140,7 +150,7 @@ def test_records_that_cannot_be_trusted_are_passed_over(cache: Cache) -> None:
     assert list(cache.records()) == [replace(RECORD, destination="/nvme/b")]
 
 
-def test_a_record_under_another_destinations_name_is_passed_over(cache: Cache) -> None:
+def test_a_record_under_the_name_of_another_is_skipped(cache: Cache) -> None:
     cache.save(RECORD)
     os.rename(cache.record_path(RECORD.destination), cache.record_path("/nvme/other"))
     assert list(cache.records()) == []
@@ -186,7 +196,9 @@ def _failure_to_save(cache: Cache) -> OSError | None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o400], ids=oct)
-def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -> None:
+def test_a_partial_file_whose_writer_has_ended_is_swept_whatever_its_mode(
+    home: Path, mode: int
+) -> None:
     def act() -> list[str]:
         cache = open_cache(str(home), os.getuid())
         dead = Path(cache.folder, "partial", "0123456789abcdef")
@@ -198,7 +210,9 @@ def test_a_dead_partial_file_is_swept_whatever_its_mode(home: Path, mode: int) -
     assert as_ordinary_user(act) == []
 
 
-def test_the_sweep_leaves_a_living_ones_partial_file(cache: Cache, disk: Path, naming: str) -> None:
+def test_the_sweep_leaves_the_partial_file_of_a_running_writer(
+    cache: Cache, disk: Path, naming: str
+) -> None:
     partial = write(cache, NEW)
     names = partial_names(cache)
     forked(cache.sweep)
@@ -235,14 +249,16 @@ def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> N
     assert modes_beneath(disk) == before
 
 
-def test_an_opened_cache_is_free_of_dead_partial_files(cache: Cache, disk: Path) -> None:
+def test_opening_a_cache_removes_the_partial_files_of_ended_writers(
+    cache: Cache, disk: Path
+) -> None:
     Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
     open_cache(str(disk), os.getuid())
     assert partial_names(cache) == []
 
 
 @pytest.mark.root
-def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
+def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: Path) -> None:
     home.chmod(0o755)
     os.chown(home, 0, 0)
     (home / ".slurm-stage").mkdir(mode=0o755)
@@ -259,7 +275,7 @@ def test_a_root_that_root_prepared_is_opened_by_its_user_and_by_nobody_else(home
 
 
 @pytest.mark.root
-def test_root_that_opens_its_own_cache_leaves_room_for_its_users(disk: Path) -> None:
+def test_a_cache_that_root_opens_lets_users_pass_to_theirs(disk: Path) -> None:
     # `stagectl status` of an administrator may come to a node before its first job.
     open_cache(str(disk), 0)
     assert modes_beneath(disk)[".slurm-stage"] == "drwxr-xr-x"
@@ -280,12 +296,12 @@ def _ordinary_uid() -> int:
     return os.getuid() or USER
 
 
-def test_a_cache_root_that_is_not_there_is_named(home: Path) -> None:
-    message = f"the cache root {home}/nvme is not there: No such file or directory"
+def test_a_cache_root_that_does_not_exist_is_named(home: Path) -> None:
+    message = f"the cache root {home}/nvme does not exist: No such file or directory"
     assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
 
 
-def test_a_cache_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
+def test_the_message_for_a_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
     # A root of somebody else, as any root is that the administrator made.
     assert _refusal(str(home), _ordinary_uid() + 1) == (
         f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
@@ -306,14 +322,110 @@ def test_a_cache_root_without_permission_to_write_is_a_destination_error(home: P
     assert _refusal(str(home), _ordinary_uid()) == f"{home}/.slurm-stage: Permission denied"
 
 
-def test_a_folder_of_caches_that_may_not_be_entered_is_a_destination_error(home: Path) -> None:
+def test_a_folder_of_caches_that_cannot_be_entered_is_a_destination_error(home: Path) -> None:
     def act() -> None:
         (home / ".slurm-stage").mkdir()
         (home / ".slurm-stage").chmod(0)
 
     as_ordinary_user(act)
-    stranger = _ordinary_uid()
-    assert _refusal(str(home), stranger) == f"{home}/.slurm-stage/{stranger}: Permission denied"
+    uid = _ordinary_uid()
+    assert _refusal(str(home), uid) == f"{home}/.slurm-stage/{uid}: Permission denied"
+
+
+# Disks that are full or read-only
+
+
+def refusal(act: Callable[[], object], error: type[StageError]) -> str:
+    """The message of the error that ``act`` raises."""
+    with pytest.raises(error) as caught:
+        act()
+    return str(caught.value)
+
+
+READ_ONLY = (
+    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
+)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("opener", [open_cache, look_for_cache, plan_cache])
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_read_only_disk_that_could_not_be_prepared_is_named(
+    home: Path, opener: Callable[[str, int], Cache], uid: int
+) -> None:
+    def act() -> str:
+        remount_read_only(home)
+        return as_user(uid, lambda: refusal(lambda: opener(str(home), uid), DestinationError))
+
+    makes_it = opener is open_cache and uid == 0
+    path = f"{home}/.slurm-stage" if makes_it else f"{home}"
+    assert on_tmpfs(home, "mode=755", act) == f"{path}: {READ_ONLY}"
+
+
+@pytest.mark.root
+def test_a_read_only_disk_on_which_the_users_folder_is_missing_is_named(disk: Path) -> None:
+    def act() -> str:
+        open_cache(str(disk), 0)
+        remount_read_only(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    assert on_tmpfs(disk, "mode=755", act) == f"{disk}: {READ_ONLY}"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
+    disk: Path, *, shared: bool
+) -> None:
+    def act() -> tuple[Record | None, list[str]]:
+        cache = open_cache(str(disk), 0, shared=shared)
+        cache.save(RECORD)
+        remount_read_only(disk)
+        cache = open_cache(str(disk), 0, shared=shared)
+        writers: list[Callable[[], object]] = [
+            lambda: cache.save(RECORD),
+            lambda: cache.save_table(RECORD.destination, b""),
+            lambda: cache.forget(RECORD.destination),
+            lambda: Partial(cache, direct=True),
+            lambda: Locks(cache),
+        ]
+        messages = [refusal(writer, DestinationError) for writer in writers]
+        return cache.load(RECORD.destination), messages
+
+    partial, lock, record = (
+        f"{disk}/.slurm-stage/0/{name}"
+        for name in ("partial", "lock", f"records/{Path(_record_path(disk)).name}")
+    )
+    paths = [partial, partial, record, partial, lock]
+    assert on_tmpfs(disk, "mode=755", act) == (RECORD, [f"{path}: {READ_ONLY}" for path in paths])
+
+
+def _record_path(disk: Path) -> str:
+    return Cache(f"{disk}/.slurm-stage/0").record_path(RECORD.destination)
+
+
+@pytest.mark.root
+def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
+    def act() -> str:
+        (disk / ".slurm-stage").mkdir()
+        fill_up(disk)
+        return refusal(lambda: look_for_cache(str(disk), USER), SpaceError)
+
+    message = f"{disk}: the disk is full; make room and submit again"
+    assert on_tmpfs(disk, "size=64k,mode=755", act) == message
+
+
+@pytest.mark.root
+def test_a_disk_that_does_not_count_blocks_or_inodes_is_not_full(disk: Path) -> None:
+    def act() -> str:
+        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+
+    missing = "is missing: the site's prolog or plugin makes it; tell the administrator"
+    message = f"{disk}/.slurm-stage {missing}"
+    assert on_tmpfs(disk, "size=0,nr_inodes=0,mode=755", act) == message
+
+
+# Folders that others could change
 
 
 def _as_file(path: Path) -> None:
@@ -321,19 +433,26 @@ def _as_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
-#: What an ordinary user may find in place of a folder that root and he alone may write in.
-INSECURE: dict[str, Callable[[Path], None]] = {
-    "writable by its group": lambda path: path.chmod(0o720),
-    "writable by everybody": lambda path: path.chmod(0o702),
-    "a file": _as_file,
-    "a symlink to a folder": _link_elsewhere,
+#: What an ordinary user may find in place of a folder that only root and they can write to, and
+#: the problem that the message names.
+INSECURE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "writable by its group": (
+        lambda path: path.chmod(0o720),
+        "can be written to by users other than {owners}",
+    ),
+    "writable by everybody": (
+        lambda path: path.chmod(0o702),
+        "can be written to by users other than {owners}",
+    ),
+    "a file": (_as_file, "is a plain file, not a folder"),
+    "a symlink to a folder": (_link_elsewhere, "is a symbolic link, not a folder"),
 }
 
 
-@pytest.mark.parametrize("spoil", INSECURE.values(), ids=INSECURE)
+@pytest.mark.parametrize(("spoil", "problem"), INSECURE.values(), ids=INSECURE)
 @pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
-def test_a_folder_that_others_may_lead_astray_is_refused(
-    home: Path, spoil: Callable[[Path], None], *, inner: bool
+def test_a_folder_that_others_could_replace_is_refused(
+    home: Path, spoil: Callable[[Path], None], problem: str, *, inner: bool
 ) -> None:
     uid = _ordinary_uid()
     parent = home / ".slurm-stage"
@@ -346,13 +465,13 @@ def test_a_folder_that_others_may_lead_astray_is_refused(
     as_ordinary_user(act)
     owners = f"uid {uid}" if inner else f"uid 0 or uid {uid}"
     assert _refusal(str(home), uid) == (
-        f"{path} is not a folder of {owners} alone; tell the administrator"
+        f"{path} {problem.format(owners=owners)}; tell the administrator"
     )
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("inner", [False, True], ids=["parent", "own folder"])
-def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
+def test_a_folder_of_another_user_is_refused(home: Path, *, inner: bool) -> None:
     parent = home / ".slurm-stage"
     path = parent / str(USER) if inner else parent
     path.mkdir(parents=True)
@@ -360,12 +479,12 @@ def test_a_strangers_folder_is_refused(home: Path, *, inner: bool) -> None:
     os.chown(path, USER + 1, USER + 1)
     owners = f"uid {USER}" if inner else f"uid 0 or uid {USER}"
     assert _refusal(str(home), USER) == (
-        f"{path} is not a folder of {owners} alone; tell the administrator"
+        f"{path} belongs to uid {USER + 1}, not to {owners}; tell the administrator"
     )
 
 
 @pytest.mark.root
-def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
+def test_all_users_can_read_a_shared_cache(disk: Path) -> None:
     cache = open_cache(str(disk), 0, shared=True)
     cache.save(RECORD)
     assert cache.root == str(disk)
@@ -374,21 +493,28 @@ def test_what_root_keeps_for_all_can_be_read_by_all(disk: Path) -> None:
     disk.chmod(0o777)
     with pytest.raises(DestinationError) as caught:
         open_cache(str(disk), USER, shared=True)
-    message = f"{disk} is not a folder of uid 0 alone; tell the administrator"
+    message = f"{disk} can be written to by users other than uid 0; tell the administrator"
     assert str(caught.value) == message
 
 
 @pytest.mark.root
-def test_where_root_has_staged_nothing_yet_nothing_is_found(disk: Path) -> None:
+def test_a_shared_cache_is_empty_where_root_has_staged_nothing(disk: Path) -> None:
     cache = open_cache(str(disk), USER, shared=True)
     assert cache.load("/nvme/img") is None
     assert list(disk.iterdir()) == []
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("owner", "mode"), [(USER, 0o755), (0, 0o775), (0, 0o757)])
-def test_a_root_for_all_that_others_could_write_in_is_refused(
-    disk: Path, owner: int, mode: int
+@pytest.mark.parametrize(
+    ("owner", "mode", "problem"),
+    [
+        (USER, 0o755, f"belongs to uid {USER}, not to uid 0"),
+        (0, 0o775, "can be written to by users other than uid 0"),
+        (0, 0o757, "can be written to by users other than uid 0"),
+    ],
+)
+def test_a_shared_root_that_others_could_write_to_is_refused(
+    disk: Path, owner: int, mode: int, problem: str
 ) -> None:
     open_cache(str(disk), 0, shared=True)
     os.chown(disk, owner, owner)
@@ -396,13 +522,11 @@ def test_a_root_for_all_that_others_could_write_in_is_refused(
     for uid in (0, USER):
         with pytest.raises(DestinationError) as caught:
             look_for_cache(str(disk), uid, shared=True)
-        assert str(caught.value) == (
-            f"{disk} is not a folder of uid 0 alone; tell the administrator"
-        )
+        assert str(caught.value) == f"{disk} {problem}; tell the administrator"
 
 
 @pytest.mark.root
-def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
+def test_roots_private_cache_can_become_the_shared_one(disk: Path) -> None:
     private = open_cache(str(disk), 0)
     assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
     private.save(RECORD)
@@ -417,7 +541,7 @@ def test_a_folder_that_was_roots_own_is_opened_to_all(disk: Path) -> None:
 
 
 @pytest.mark.root
-def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
+def test_a_user_finds_what_root_staged_for_all(home: Path) -> None:
     os.chown(home, 0, 0)
     home.chmod(0o755)
     open_cache(str(home), 0, shared=True).save(RECORD)
@@ -426,14 +550,15 @@ def test_what_root_staged_for_all_is_found_by_a_user(home: Path) -> None:
     ) == (RECORD)
 
 
-def test_a_disk_has_room_for_so_many_names_only(cache: Cache, disk: Path) -> None:
-    check_names(cache, 1)
+# Inodes
+
+
+def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk: Path) -> None:
+    check_inodes(cache, 1)
     room = os.statvfs(disk).f_favail
-    with pytest.raises(SpaceError) as told:
-        check_names(cache, 1 << 60)
-    text = str(told.value)
-    assert text.startswith(
-        f"{disk}: {1 << 60} files and folders are needed, and there is room for "
-    )
-    assert text.endswith(" more, whatever their size; make room, or stage an archive as it is")
+    with pytest.raises(SpaceError) as caught:
+        check_inodes(cache, 1 << 60)
+    text = str(caught.value)
+    assert text.startswith(f"{disk}: {1 << 60} files and folders are needed, and the disk takes ")
+    assert text.endswith(" more, however small; remove files, or stage an archive as it is")
     assert room

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
-from stager.disk.files import made_parents, opened_beneath, read_back
+from stager.disk.files import (
+    CREATE,
+    as_stage_error,
+    made_parents,
+    opened,
+    opened_beneath,
+    read_back,
+)
 from tests.support.disks import NEW, OLD, modes_beneath
 from tests.support.users import USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+READ_ONLY = (
+    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.ENOSPC, 5, "the disk is full; make room and submit again"),
+        (errno.EDQUOT, 5, "the quota is full; make room and submit again"),
+        (errno.EROFS, 6, READ_ONLY),
+        (errno.EIO, 6, "Input/output error"),
+    ],
+    ids=["full", "quota", "read-only", "failed"],
+)
+def test_an_error_of_the_disk_becomes_one_of_the_stage(number: int, code: int, text: str) -> None:
+    error = OSError(number, os.strerror(number), "/nvme/file")
+    for given, named in (("", "/nvme/file"), ("/nvme/copy", "/nvme/copy")):
+        found = as_stage_error(error, given)
+        assert (found.code, str(found)) == (code, f"{named}: {text}")
+    unnamed = as_stage_error(OSError(number, os.strerror(number)))
+    assert str(unnamed) == f"the disk of this node: {text}"
+
+
+def test_an_opened_file_is_private_and_closed_at_the_end(tmp_path: Path) -> None:
+    with opened(str(tmp_path / "file"), CREATE) as descriptor:
+        assert stat.S_IMODE(os.fstat(descriptor).st_mode) == 0o600
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
@@ -25,7 +65,7 @@ def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [SpaceError("full"), KeyboardInterrupt()])
-def test_made_folders_are_taken_away_on_a_failure_and_no_others(
+def test_made_folders_are_removed_on_a_failure_and_no_others(
     tmp_path: Path, error: BaseException
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -45,7 +85,7 @@ def test_a_made_folder_that_others_use_by_now_stays_on_a_failure(tmp_path: Path)
     assert modes_beneath(tmp_path).keys() == {"a", "a/b", "a/b/others"}
 
 
-def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_taken_away(
+def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_removed(
     tmp_path: Path,
 ) -> None:
     endless = "x" * 300
@@ -62,7 +102,7 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/a/b: Not a directory"
 
 
-def test_each_folder_on_the_way_is_opened(disk: Path) -> None:
+def test_a_folder_is_opened_by_each_folder_above_it(disk: Path) -> None:
     (disk / "a/b").mkdir(parents=True)
     with opened_beneath(str(disk), f"{disk}/a//b") as folder:
         assert os.fstat(folder).st_ino == (disk / "a/b").stat().st_ino
@@ -79,7 +119,7 @@ def test_each_folder_on_the_way_is_opened(disk: Path) -> None:
     ],
     ids=["a link", "a file", "a pipe"],
 )
-def test_what_is_no_folder_ends_the_way(
+def test_a_path_through_something_else_than_a_folder_is_refused(
     disk: Path, make: Callable[[Path], object], kind: str
 ) -> None:
     (disk / "a").mkdir()
@@ -89,13 +129,13 @@ def test_what_is_no_folder_ends_the_way(
     assert str(caught.value) == f"{disk}/a/b is {kind}, not a folder"
 
 
-def test_a_way_that_is_not_there_is_told_as_such(disk: Path) -> None:
+def test_a_missing_folder_is_file_not_found(disk: Path) -> None:
     with pytest.raises(FileNotFoundError), opened_beneath(str(disk), f"{disk}/a/b"):
         pass
 
 
 @pytest.mark.root
-def test_no_way_leads_through_a_strangers_folder(disk: Path) -> None:
+def test_a_path_through_a_folder_of_another_user_is_refused(disk: Path) -> None:
     (disk / "a/b").mkdir(parents=True)
     os.chown(disk / "a", USER, USER)
     with pytest.raises(DestinationError) as caught, opened_beneath(str(disk), f"{disk}/a/b"):
@@ -106,11 +146,11 @@ def test_no_way_leads_through_a_strangers_folder(disk: Path) -> None:
     )
 
 
-def test_what_is_read_back_is_a_plain_file(disk: Path) -> None:
+def test_only_a_plain_file_is_read_back(disk: Path) -> None:
     os.mkfifo(disk / "pipe")
     (disk / "link").symlink_to("pipe")
     (disk / "file").write_bytes(NEW)
     for name in ("pipe", "link"):
-        with pytest.raises(OSError, match=r"is no plain file|symbolic links"):
+        with pytest.raises(OSError, match=r"is not a plain file|symbolic links"):
             read_back(f"{disk}/{name}")
     assert read_back(f"{disk}/file") == xxhash.xxh3_128_hexdigest(NEW)

@@ -42,7 +42,7 @@ def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> 
     assert uses(5003) == frozenset()
 
 
-def test_a_mark_of_another_users_job_keeps_nothing_of_ones_own(run: Path) -> None:
+def test_the_mark_of_another_users_job_does_not_count_for_a_user(run: Path) -> None:
     note_uses(5001, 19, ["/nvme/a"])
     (run / "jobs/19.5002").touch()
     assert uses(5001) == frozenset()
@@ -58,19 +58,21 @@ def test_a_mark_of_another_users_job_keeps_nothing_of_ones_own(run: Path) -> Non
     ],
     ids=["a pipe", "a folder", "a symlink", "no end"],
 )
-def test_what_is_no_list_of_uses_names_none(run: Path, make: Callable[[Path], object]) -> None:
+def test_anything_but_a_list_of_destinations_names_none(
+    run: Path, make: Callable[[Path], object]
+) -> None:
     (run / "jobs/17.5001").touch()
     make(run / "5001/17.uses")
     assert uses(5001) == uses(None) == frozenset()
 
 
-def test_an_endless_list_is_read_so_far_and_no_further(run: Path) -> None:
+def test_an_endless_list_is_read_up_to_the_limit(run: Path) -> None:
     (run / "jobs/17.5001").touch()
     (run / "5001/17.uses").write_bytes(b"/nvme/a\0" * 300_000)
     assert uses(5001) == {"/nvme/a"}
 
 
-def test_without_roots_part_there_is_nothing_to_note_it_in(run: Path) -> None:
+def test_nothing_is_noted_where_root_made_no_folder(run: Path) -> None:
     note_uses(5003, 17, ["/nvme/a"])
     assert sorted(path.name for path in run.iterdir()) == ["5001", "5002", "jobs"]
     assert jobs_are_known()
@@ -80,7 +82,7 @@ def test_without_roots_part_there_is_nothing_to_note_it_in(run: Path) -> None:
 
 
 @pytest.mark.root
-def test_no_use_is_written_by_way_of_a_link(run: Path) -> None:
+def test_no_list_is_written_through_a_link(run: Path) -> None:
     victim = run / "victim"
     victim.write_text("mine")
     (run / "5001/17.uses").symlink_to(victim)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.errors import DestinationError
 from stager.disk.locks import Locks
 from tests.support.users import forked
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HOLDER = """
 import sys
 from stager.disk.cache import Cache
+from stager.base.errors import DestinationError
 from stager.disk.locks import Locks
 locks = Locks(Cache(sys.argv[1]))
 print(all(locks.take(destination) for destination in sys.argv[2:]), flush=True)
@@ -54,7 +56,7 @@ def locks(cache: Cache) -> Iterator[Locks]:
     locks.close()
 
 
-def test_a_lock_is_had_by_one_process_and_goes_with_it_when_it_is_killed(
+def test_a_lock_is_held_by_one_process_and_released_when_it_is_killed(
     cache: Cache, locks: Locks
 ) -> None:
     with held(cache, "/nvme/a", SLURM_JOB_ID="17") as process:
@@ -66,14 +68,12 @@ def test_a_lock_is_had_by_one_process_and_goes_with_it_when_it_is_killed(
     assert (taken, holder, after) == (False, "job 17", True)
 
 
-def test_a_holder_outside_of_slurm_is_called_by_its_process_number(
-    cache: Cache, locks: Locks
-) -> None:
+def test_a_holder_outside_of_slurm_is_named_by_its_process_id(cache: Cache, locks: Locks) -> None:
     with held(cache, "/nvme/a") as process:
         assert locks.holder("/nvme/a") == f"process {process.pid}"
 
 
-def test_a_holder_that_has_just_let_go_is_another_job(locks: Locks) -> None:
+def test_a_holder_that_has_just_released_the_lock_is_another_job(locks: Locks) -> None:
     assert locks.holder("/nvme/a") == "another job"
 
 
@@ -82,7 +82,7 @@ def test_the_locks_of_destinations_are_independent(cache: Cache, locks: Locks) -
         assert [locks.take(f"/nvme/{name}") for name in "abc"] == [False, False, True]
 
 
-def test_a_released_lock_is_to_be_had_and_the_others_stay(cache: Cache, locks: Locks) -> None:
+def test_a_released_lock_can_be_taken_and_the_others_stay(cache: Cache, locks: Locks) -> None:
     def try_locks() -> list[bool]:
         other = Locks(cache)
         return [other.take(f"/nvme/{name}") for name in "ab"]
@@ -100,7 +100,7 @@ def test_closed_locks_are_all_released(cache: Cache) -> None:
     assert forked(lambda: Locks(cache).take("/nvme/a"))
 
 
-def test_the_lock_file_stays_empty_and_is_its_owners_alone(cache: Cache, locks: Locks) -> None:
+def test_the_lock_file_stays_empty_and_private(cache: Cache, locks: Locks) -> None:
     assert locks.take("/nvme/a")
     facts = os.stat(f"{cache.folder}/lock")
     assert (facts.st_size, stat.S_IMODE(facts.st_mode)) == (0, 0o600)
@@ -108,6 +108,7 @@ def test_the_lock_file_stays_empty_and_is_its_owners_alone(cache: Cache, locks: 
 
 def test_a_lock_file_that_is_a_symlink_is_refused(cache: Cache, tmp_path: Path) -> None:
     os.symlink(tmp_path / "elsewhere", f"{cache.folder}/lock")
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+    with pytest.raises(DestinationError) as caught:
         Locks(cache)
+    assert str(caught.value) == f"{cache.folder}/lock: Too many levels of symbolic links"
     assert not (tmp_path / "elsewhere").exists()

@@ -58,12 +58,14 @@ def test_an_empty_file_is_published_too(cache: Cache, disk: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "given"), [(0o4755, 0o755), (0o2755, 0o755), (0o1644, 0o644), (0o444, 0o444)]
 )
-def test_set_id_bits_are_not_kept(cache: Cache, disk: Path, wanted: int, given: int) -> None:
+def test_special_permission_bits_are_dropped(
+    cache: Cache, disk: Path, wanted: int, given: int
+) -> None:
     publish(cache, NEW, disk / "file", wanted)
     assert stat.S_IMODE((disk / "file").stat().st_mode) == given
 
 
-def test_pieces_are_written_where_they_belong_in_any_order(cache: Cache, disk: Path) -> None:
+def test_pieces_may_be_written_in_any_order(cache: Cache, disk: Path) -> None:
     partial = allocated(cache, 8)
     for piece, offset in ((b"gh", 6), (b"abc", 0), (b"def", 3)):
         partial.write(memoryview(piece), offset)
@@ -73,7 +75,7 @@ def test_pieces_are_written_where_they_belong_in_any_order(cache: Cache, disk: P
 
 
 def cached_pages(path: Path) -> int:
-    """How many pages of the file are in the page cache."""
+    """Return how many pages of the file are in the page cache."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
         pages = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
         start = ctypes.c_char.from_buffer(view)
@@ -85,7 +87,7 @@ def cached_pages(path: Path) -> int:
 
 
 def takes_directly(disk: Path, data: memoryview) -> bool:
-    """Whether the filesystem takes this buffer past its page cache."""
+    """Return whether the filesystem writes this buffer directly."""
     with suppress(OSError):
         descriptor = os.open(disk / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
         try:
@@ -109,7 +111,7 @@ def aligned() -> memoryview:
 @pytest.mark.parametrize(
     ("direct", "rest", "cached"), [(True, 0, 0), (True, 1, 1), (False, 0, PAGES)]
 )
-def test_direct_writes_leave_only_an_odd_end_in_the_page_cache(
+def test_direct_writes_leave_only_an_unaligned_end_in_the_page_cache(
     cache: Cache, disk: Path, aligned: memoryview, direct: bool, rest: int, cached: int
 ) -> None:
     data = aligned[: PAGES * mmap.PAGESIZE + rest]
@@ -122,7 +124,7 @@ def test_direct_writes_leave_only_an_odd_end_in_the_page_cache(
     assert cached_pages(disk / "file") == cached
 
 
-def test_a_piece_at_an_odd_place_does_not_end_the_direct_writes(
+def test_an_unaligned_piece_does_not_end_the_direct_writes(
     cache: Cache, disk: Path, aligned: memoryview
 ) -> None:
     if not takes_directly(disk, aligned[:-1]):
@@ -138,9 +140,7 @@ def test_a_piece_at_an_odd_place_does_not_end_the_direct_writes(
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("cut", [1, 100, 4095, 4097, 8192 + 17])
-def test_pieces_at_odd_places_fit_together(
-    cache: Cache, disk: Path, cut: int, direct: bool
-) -> None:
+def test_unaligned_pieces_fit_together(cache: Cache, disk: Path, cut: int, direct: bool) -> None:
     data = os.urandom(20_000)
     partial = allocated(cache, len(data), direct=direct)
     buffer = memoryview(mmap.mmap(-1, len(data)))
@@ -171,7 +171,7 @@ def test_what_is_written_is_read_back(cache: Cache, disk: Path, size: int, direc
     assert (disk / "file").read_bytes() == data
 
 
-def test_a_buffer_that_the_disk_does_not_take_directly_goes_by_the_page_cache(
+def test_a_buffer_that_cannot_be_written_directly_goes_by_the_page_cache(
     cache: Cache, disk: Path, aligned: memoryview
 ) -> None:
     odd = aligned[1:]  # where in memory, O_DIRECT does care
@@ -189,10 +189,10 @@ def test_a_buffer_that_the_disk_does_not_take_directly_goes_by_the_page_cache(
     assert (disk / "file").read_bytes() == data + aligned[:-1]
 
 
-def test_holes_take_no_room(cache: Cache, disk: Path) -> None:
+def test_holes_take_no_disk_space(cache: Cache, disk: Path) -> None:
     layout = Layout(1 << 30, 4096, (Extent(0, 4096), Extent(1 << 29, 8192)))
     partial = Partial(cache, direct=True)
-    partial.allocate(layout)
+    partial.allocate(layout.size, layout.extents)
     partial.publish(str(disk / "file"))
     partial.close()
     facts = (disk / "file").stat()
@@ -209,7 +209,7 @@ def test_a_partial_file_that_is_closed_leaves_nothing(cache: Cache, disk: Path) 
     assert modes_beneath(disk) == before
 
 
-def test_a_writer_that_is_killed_leaves_nothing_behind(
+def test_a_killed_writer_leaves_nothing_once_it_is_swept(
     cache: Cache, disk: Path, naming: str
 ) -> None:
     reading, writing = os.pipe()
@@ -253,9 +253,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one_whole(cache: Cache, disk: Pat
 
 
 @pytest.mark.usefixtures("naming")
-def test_a_publisher_that_is_killed_leaves_the_old_file_or_the_new_one(
-    cache: Cache, disk: Path
-) -> None:
+def test_a_killed_publisher_leaves_the_old_file_or_the_new_one(cache: Cache, disk: Path) -> None:
     path = disk / "file"
     for pause in (0.0, 0.001, 0.002, 0.004, 0.008):
         publish(cache, OLD, path)
@@ -333,7 +331,7 @@ def test_a_folder_that_may_be_written_but_not_read_can_be_published_into(home: P
 
 
 @pytest.mark.root
-def test_a_filesystem_that_cannot_allocate_is_written_all_the_same(disk: Path) -> None:
+def test_a_filesystem_that_cannot_allocate_can_be_written(disk: Path) -> None:
     def act() -> tuple[bytes, int]:
         cache = open_cache(str(disk), 0)
         partial = allocated(cache, len(NEW))
@@ -347,10 +345,10 @@ def test_a_filesystem_that_cannot_allocate_is_written_all_the_same(disk: Path) -
 
 
 def fill(cache: Cache, size: int) -> None:
-    """Open a partial file of ``size`` bytes and write a mebibyte, whatever becomes of it."""
+    """Open a partial file of ``size`` bytes and try to write a mebibyte."""
     partial = Partial(cache, direct=True)
     try:
-        partial.allocate(Layout.dense(size, 4096))
+        partial.allocate(size, [Extent(0, size)] if size else [])
         partial.write(memoryview(bytes(1 << 20)), 0)
     finally:
         partial.close()
@@ -359,7 +357,7 @@ def fill(cache: Cache, size: int) -> None:
 @pytest.mark.root
 @pytest.mark.usefixtures("naming")
 @pytest.mark.parametrize("size", [1 << 20, 0], ids=["when it is opened", "when it is written"])
-def test_a_full_disk_is_a_space_error_and_the_room_is_given_back(disk: Path, size: int) -> None:
+def test_a_full_disk_is_a_space_error_and_its_space_is_freed_again(disk: Path, size: int) -> None:
     def act() -> tuple[str, int, int]:
         cache = open_cache(str(disk), 0)
         free = os.statvfs(disk).f_bfree
@@ -371,7 +369,9 @@ def test_a_full_disk_is_a_space_error_and_the_room_is_given_back(disk: Path, siz
     assert on_tmpfs(disk, "size=256k", act) == (message, 5, 0)
 
 
-def test_a_used_up_quota_is_called_so(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_quota_is_not_called_a_full_disk(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The kernel's refusal is put on: a real quota needs a disk of one's own and quota tools.
     def refuse(_descriptor: int, _offset: int, _size: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -383,7 +383,7 @@ def test_a_used_up_quota_is_called_so(cache: Cache, monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == message
 
 
-def test_a_parent_that_became_a_link_leads_no_copy_elsewhere(
+def test_no_copy_is_published_through_a_parent_that_became_a_link(
     cache: Cache, disk: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

@@ -62,7 +62,7 @@ def test_a_file_that_grew_has_extents_up_to_the_size_that_was_asked_for(
         assert list(reader.extents(8197)) == [extent]
 
 
-def test_bytes_are_read_from_where_they_lie_and_counted(tmp_path: Path) -> None:
+def test_bytes_are_read_at_their_offset_and_counted(tmp_path: Path) -> None:
     data = os.urandom(10_000)
     (tmp_path / "file").write_bytes(data)
     buffer = memoryview(bytearray(3000))

@@ -193,7 +193,7 @@ def test_a_record_is_read_back_as_it_was(record: Record) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 5, -1, 10**30, None, "1", [1]])
 def test_another_version_is_refused(version: object) -> None:
-    assert refusal(with_value(("version",), version)) == f"version {version!r}, where 4 is known"
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, expected 4"
 
 
 @pytest.mark.parametrize("version", [4.0])
@@ -203,7 +203,7 @@ def test_a_version_that_only_equals_the_known_one_is_refused(version: object) ->
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
 def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
-    assert refusal(text) == "version None, where 4 is known"
+    assert refusal(text) == "version None, expected 4"
 
 
 @pytest.mark.parametrize(
@@ -218,21 +218,21 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("digest",), 11, "digest is not str"),
         (("source_facts", "size"), False, "size is not int"),
         (("copy_facts", "owner"), [60], "owner is not int"),
-        (("source_facts",), [10, -20, 30, 40], "the fields of SourceFacts differ"),
-        (("copy_facts",), None, "the fields of CopyFacts differ"),
-        (("copy_facts",), asdict(RECORD.source_facts), "the fields of CopyFacts differ"),
-        (("note",), "", "the fields of Record differ"),
+        (("source_facts",), [10, -20, 30, 40], "the fields are not those of SourceFacts"),
+        (("copy_facts",), None, "the fields are not those of CopyFacts"),
+        (("copy_facts",), asdict(RECORD.source_facts), "the fields are not those of CopyFacts"),
+        (("note",), "", "the fields are not those of Record"),
         (("pinned",), 1, "pinned is not bool"),
         (("pinned",), "false", "pinned is not bool"),
         (("lifetime",), None, "lifetime is not str"),
-        (("lifetime",), "", "lifetime is none that the system gives"),
-        (("lifetime",), "Job", "lifetime is none that the system gives"),
-        (("tree",), False, "the fields of TreeFacts differ"),
-        (("tree", "relocate"), "conda", "relocate is none that the system gives"),
-        (("tree", "files"), -1, "files is none that the system gives"),
+        (("lifetime",), "", "the value of lifetime is not possible"),
+        (("lifetime",), "Job", "the value of lifetime is not possible"),
+        (("tree",), False, "the fields are not those of TreeFacts"),
+        (("tree", "relocate"), "conda", "the value of relocate is not possible"),
+        (("tree", "files"), -1, "the value of files is not possible"),
         (("tree", "split"), None, "split is not str"),
         (("tree", "by"), 1, "by is not str"),
-        (("tree", "copy_digest"), "", "copy_digest is none that the system gives"),
+        (("tree", "copy_digest"), "", "the value of copy_digest is not possible"),
     ],
 )
 def test_a_field_of_another_type_is_named(
@@ -281,7 +281,7 @@ def test_a_record_whose_text_is_cut_anywhere_is_refused() -> None:
         assert refusal(whole[:length].encode())
 
 
-def test_a_record_with_something_behind_it_is_refused() -> None:
+def test_a_record_with_text_after_it_is_refused() -> None:
     assert refusal(TEXT + TEXT)
     assert refusal(TEXT + "\0")
 
@@ -347,7 +347,7 @@ def test_a_digest_that_is_not_32_hexadecimal_digits_is_refused(digest: str) -> N
 )  # fmt: skip
 def test_a_split_that_is_not_a_number_of_nodes_and_a_digest_is_refused(split: str) -> None:
     text = with_value(("tree", "split"), split)
-    assert refusal(text) == "split is none that the system gives"
+    assert refusal(text) == "the value of split is not possible"
 
 
 @pytest.mark.parametrize("name", ["split", "by"])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def status_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This user's folder of status; elsewhere than in /run, where a cluster may be at work."""
+    """This user's folder of status files; not in /run, where a test cluster may be running."""
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
     folder = tmp_path / str(os.getuid())
     folder.mkdir()
@@ -36,17 +36,17 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def test_tasks_wait_while_the_word_is_held_and_read_it_then(status_folder: Path) -> None:
+def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Path) -> None:
     path = status_folder / "17.0.4"
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     before = (_is_held(path), path.read_bytes())
-    status.say(0, "/a:/b")
-    said = (_is_held(path), path.read_bytes())
+    status.write(0, "/a:/b")
+    written = (_is_held(path), path.read_bytes())
     status.close()
     after = (_is_held(path), path.read_bytes())
     assert before == (True, b"")
-    assert said == (True, b"0\n")
+    assert written == (True, b"0\n")
     assert after == (False, b"0\n")
 
 
@@ -54,7 +54,7 @@ def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(status_fo
     for step, code, directives in (("4", 0, "/a:/b"), ("5", 7, "/c:/d"), ("6", 0, "/e:/f")):
         status = StepStatus(os.getuid())
         status.hold("17.0", step)
-        status.say(code, directives)
+        status.write(code, directives)
         status.close()
     assert (status_folder / "17.0").read_text() == "/a:/b\n/e:/f\n"
     assert (status_folder / "17.0.5").read_text() == "7\n"
@@ -63,7 +63,7 @@ def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(status_fo
 LATIN = os.fsdecode(bytes([0xE9]))
 
 
-def test_the_lists_of_what_is_spread_are_noted_for_the_jobs_tasks(status_folder: Path) -> None:
+def test_the_lists_of_shards_are_noted_for_the_jobs_tasks(status_folder: Path) -> None:
     for step, code, lists in (
         ("4", 0, ["/nvme/a/.stage-shards.tsv", "/nvme/b/.stage-shards.tsv"]),
         ("5", 7, ["/nvme/c/.stage-shards.tsv"]),
@@ -72,7 +72,7 @@ def test_the_lists_of_what_is_spread_are_noted_for_the_jobs_tasks(status_folder:
     ):
         status = StepStatus(os.getuid())
         status.hold("17.0", step)
-        status.say(code, "/a:/b", lists)
+        status.write(code, "/a:/b", lists)
         status.close()
     assert (status_folder / "17.0.shards").read_bytes() == (
         b"/nvme/a/.stage-shards.tsv\n/nvme/b/.stage-shards.tsv\n/nvme/\xe9/.stage-shards.tsv\n"
@@ -80,15 +80,15 @@ def test_the_lists_of_what_is_spread_are_noted_for_the_jobs_tasks(status_folder:
     assert modes_beneath(status_folder)["17.0.shards"] == "-rw-------"
 
 
-def test_a_job_that_spreads_nothing_has_no_lists(status_folder: Path) -> None:
+def test_a_job_without_shards_has_no_lists(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.say(0, "/a:/b", [])
+    status.write(0, "/a:/b", [])
     status.close()
     assert sorted(path.name for path in status_folder.iterdir()) == ["17.0", "17.0.4"]
 
 
-def test_words_of_jobs_that_must_be_over_are_swept(status_folder: Path) -> None:
+def test_the_status_of_jobs_that_must_have_ended_is_removed(status_folder: Path) -> None:
     for name, days in (("1.0", 31), ("1.0.0", 31), ("2.0", 29)):
         (status_folder / name).write_text("0\n")
         then = time.time() - days * 24 * 3600
@@ -99,31 +99,31 @@ def test_words_of_jobs_that_must_be_over_are_swept(status_folder: Path) -> None:
     assert sorted(path.name for path in status_folder.iterdir()) == ["17.0.4", "2.0"]
 
 
-def test_an_older_word_of_the_same_name_is_taken_back(status_folder: Path) -> None:
-    (status_folder / "17.0.4").write_text("6\nan older and longer word\n")
+def test_an_older_status_of_the_same_name_is_erased(status_folder: Path) -> None:
+    (status_folder / "17.0.4").write_text("6\nan older and longer text\n")
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     status.close()
     assert (status_folder / "17.0.4").read_bytes() == b""
 
 
-def test_a_word_about_a_path_that_is_not_utf8_is_said_byte_for_byte(status_folder: Path) -> None:
+def test_a_path_that_is_not_utf8_is_written_byte_for_byte(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.say(0, f"{os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
+    status.write(0, f"{os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
     status.close()
     assert (status_folder / "17.0").read_bytes() == b"/data/caf\xe9:/b\n"
 
 
-def test_a_word_is_its_owners_alone(status_folder: Path) -> None:
+def test_only_its_owner_may_read_a_status(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.say(0, "/a:/b")
+    status.write(0, "/a:/b")
     status.close()
     assert modes_beneath(status_folder) == {"17.0": "-rw-------", "17.0.4": "-rw-------"}
 
 
-def test_a_word_that_was_never_held_is_closed_without_complaint() -> None:
+def test_a_status_that_was_never_held_can_be_closed() -> None:
     StepStatus(os.getuid()).close()
 
 
@@ -136,7 +136,7 @@ def test_a_word_that_was_never_held_is_closed_without_complaint() -> None:
     ],
     ids=["no folder", "a symlink", "a folder"],
 )
-def test_a_word_that_cannot_be_held_is_a_launch_error(
+def test_a_status_that_cannot_be_held_is_a_launch_error(
     status_folder: Path, spoil: Callable[[Path], None], problem: str
 ) -> None:
     path = status_folder / "17.0.4"
@@ -144,5 +144,5 @@ def test_a_word_that_cannot_be_held_is_a_launch_error(
     with pytest.raises(LaunchError) as caught:
         StepStatus(os.getuid()).hold("17.0", "4")
     assert str(caught.value) == (
-        f"{path}: {problem}: the plugin prepares its folder; tell the administrator"
+        f"{path}: {problem}; the plugin makes its folder, tell the administrator"
     )

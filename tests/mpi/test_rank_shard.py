@@ -220,10 +220,10 @@ def test_a_deleted_file_is_removed_and_nothing_moves(world: TreeWorld) -> None:
 def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -> None:
     world.stage()
     item = spread_all(world)
-    assert (item.received, item.reasons) == (world.nodes, ["not split"])
+    assert (item.received, item.reasons) == (world.nodes, ["staged as a whole"])
     assert (counts(item), item.source_bytes_read) == (Counts(len(FILES)), 0)
     item = world.stage()
-    assert (item.received, item.reasons) == (world.nodes, ["a part of it"])
+    assert (item.received, item.reasons) == (world.nodes, ["only a part is staged"])
     # One node alone has all of it.
     moved = Counts(len(FILES)) if world.comm.size == 1 else ALL
     assert (item.tree, item.source_bytes_read) == (moved, moved.moved_size)
@@ -335,7 +335,7 @@ def test_a_number_in_the_path_decides_the_node_of_a_file(world: TreeWorld) -> No
     assert counts(item) == Counts(len(names), len(names), TOTAL - FILES["large"])
     assert spread(world, **NUMBERED).received == []
     item = spread(world, **{**NUMBERED, "by": "*{n}"})
-    assert (item.reasons, item.source_bytes_read) == (["split otherwise"], 0)
+    assert (item.reasons, item.source_bytes_read) == (["split differently"], 0)
 
 
 def test_a_file_without_a_number_fails_the_stage_before_a_byte_moves(world: TreeWorld) -> None:

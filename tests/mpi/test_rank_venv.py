@@ -108,9 +108,9 @@ def test_a_copy_that_is_relocated_otherwise_is_not_current(world: TreeWorld) -> 
     make_environment(world)
     assert world.stage().received == world.nodes
     (item,) = world.run(items=world.items(**VENV)).items
-    assert (item.received, item.reasons) == (world.nodes, ["relocated otherwise"])
+    assert (item.received, item.reasons) == (world.nodes, ["relocated differently"])
     check_environment(world)
-    assert world.stage().reasons == ["relocated otherwise"]
+    assert world.stage().reasons == ["relocated differently"]
 
 
 def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: TreeWorld) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.base.options import Mode, Options
-from stager.copies.survey import Survey
+from stager.copies.survey import Reason, Survey
 from stager.disk.record import SourceFacts
 from stager.rank.plan import (
     TransferPlan,
@@ -26,8 +26,8 @@ from stager.wire.settings import Settings
 
 def survey(rank: int, *, current: bool) -> Survey:
     if current:
-        return Survey(f"n{rank}", "", "digest")
-    return Survey(f"n{rank}", "absent", "")
+        return Survey(f"n{rank}", None, "digest")
+    return Survey(f"n{rank}", Reason.ABSENT, "")
 
 
 def surveys(current: list[bool]) -> list[Survey]:

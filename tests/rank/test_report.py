@@ -11,7 +11,7 @@ import pytest
 
 from stager.base.options import Options
 from stager.base.outcome import Counts
-from stager.copies.survey import Survey
+from stager.copies.survey import Reason, Survey
 from stager.disk.record import SourceFacts
 from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
 FOLDER = Source(FILE.facts, 0o755, 0, 9, files=3, listing="digest")
-SURVEYS = [Survey("n0", "", "digest"), Survey("n1", "absent", ""), Survey("n2", "absent", "")]
+SURVEYS = [
+    Survey("n0", None, "digest"),
+    *[Survey(node, Reason.ABSENT, "") for node in ("n1", "n2")],
+]
 NOTE = "its interpreter /home/py/bin/python is read from shared storage"
 
 
@@ -68,7 +71,7 @@ def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
 
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
-    surveys = [Survey("n0", "", "digest", files=7)]
+    surveys = [Survey("n0", None, "digest", files=7)]
     tree = item_report(task(plan, FOLDER), surveys, Delivered("digest"), 1.0).tree
     assert tree == Counts(3)
     archive = task(plan, FILE, Options(extract=True))

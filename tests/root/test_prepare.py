@@ -1,4 +1,4 @@
-"""What root makes for a user on a node's disks, and what it refuses to touch."""
+"""Root prepares all disks of a node for a user and marks the job."""
 
 from __future__ import annotations
 
@@ -8,200 +8,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.disk.cache import open_cache
-from stager.root.folders import UnsafeError, make_folder
 from stager.root.prepare import main, prepare
-from stager.root.rules import read_rules
-from tests.support.users import USER, as_user, forked, on_tmpfs, ordinary_home
+from tests.support.disks import owners
+from tests.support.users import USER, on_tmpfs
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-GROUP = 47111
 #: A user that every system knows, since `prepare` looks for the user's group.
 KNOWN = 65534  # nobody
-
-
-def owners(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """All that lies beneath ``folder``: uid, gid and permissions as ls prints them."""
-    return {
-        str(path.relative_to(folder)): (
-            (facts := path.lstat()).st_uid, facts.st_gid, stat.filemode(facts.st_mode),
-        )
-        for path in sorted(folder.rglob("*"))
-    }  # fmt: skip
-
-
-def made(root: Path) -> dict[str, tuple[int, int, str]]:
-    """What is beneath ``root`` once USER's folder was made there."""
-    make_folder(str(root), ".slurm-stage", USER, GROUP)
-    return owners(root)
-
-
-#: What `make_folder` makes.
-WHOLE = {
-    ".slurm-stage": (0, 0, "drwxr-xr-x"),
-    f".slurm-stage/{USER}": (USER, GROUP, "drwx------"),
-}
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A cache root of the site's, in which every user may write."""
-    with ordinary_home() as folder:
-        os.chown(folder, 0, 0)
-        folder.chmod(0o1777)
-        yield folder
-
-
-# One folder
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777], ids=oct)
-def test_the_parent_is_roots_and_the_folder_its_users_under_any_mask(root: Path, mask: int) -> None:
-    def act() -> dict[str, tuple[int, int, str]]:
-        os.umask(mask)
-        return made(root)
-
-    assert forked(act) == WHOLE
-
-
-@pytest.mark.root
-def test_a_folder_is_made_once(root: Path) -> None:
-    first = made(root)
-    (root / f".slurm-stage/{USER}/records").mkdir()
-    assert made(root) == {**first, f".slurm-stage/{USER}/records": (0, 0, "drwxr-xr-x")}
-
-
-@pytest.mark.root
-def test_users_have_their_folders_side_by_side(root: Path) -> None:
-    make_folder(str(root), ".slurm-stage", USER, GROUP)
-    make_folder(str(root), ".slurm-stage", USER + 1, GROUP)
-    make_folder(str(root), ".slurm-stage", 0, 0)
-    assert owners(root) == {
-        **WHOLE,
-        f".slurm-stage/{USER + 1}": (USER + 1, GROUP, "drwx------"),
-        ".slurm-stage/0": (0, 0, "drwx------"),
-    }
-
-
-@pytest.mark.root
-def test_the_user_can_open_what_root_made(root: Path) -> None:
-    made(root)
-    cache = as_user(USER, lambda: open_cache(str(root), USER))
-    assert cache.folder == f"{root}/.slurm-stage/{USER}"
-
-
-@pytest.mark.root
-def test_a_folder_that_root_had_begun_is_given_to_its_user(root: Path) -> None:
-    (root / f".slurm-stage/{USER}").mkdir(parents=True, mode=0o700)
-    assert made(root) == WHOLE
-
-
-@pytest.mark.root
-def test_a_parent_that_root_made_for_itself_alone_is_opened_to_users(root: Path) -> None:
-    (root / ".slurm-stage").mkdir(mode=0o700)
-    assert made(root) == WHOLE
-
-
-@pytest.mark.root
-def test_a_root_whose_group_is_inherited_is_no_matter(root: Path) -> None:
-    os.chown(root, 0, GROUP)
-    root.chmod(0o3777)
-    found = made(root)
-    assert {name: (uid, mode) for name, (uid, _, mode) in found.items()} == {
-        name: (uid, mode) for name, (uid, _, mode) in WHOLE.items()
-    }
-
-
-# What users put in root's way
-
-
-def refusal(root: Path) -> str:
-    """The message for a root that users have meddled with; nothing there is changed by it."""
-    before = owners(root)
-    with pytest.raises((OSError, UnsafeError)) as caught:
-        make_folder(str(root), ".slurm-stage", USER, GROUP)
-    assert owners(root) == before
-    return str(caught.value)
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("name", [".slurm-stage", f".slurm-stage/{USER}"])
-@pytest.mark.parametrize("target", ["victim", "nowhere"])
-def test_a_planted_symlink_is_not_followed(root: Path, name: str, target: str) -> None:
-    (root / "victim").mkdir(mode=0o700)
-    link = root / name
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(root / target)
-    assert refusal(root) == f"[Errno 20] Not a directory: '{link.name}'"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("name", [".slurm-stage", f".slurm-stage/{USER}"])
-def test_a_planted_file_is_refused(root: Path, name: str) -> None:
-    path = root / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"")
-    assert refusal(root) == f"[Errno 20] Not a directory: '{path.name}'"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("owner", [USER, USER + 1])
-def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> None:
-    (root / ".slurm-stage").mkdir()
-    os.chown(root / ".slurm-stage", owner, GROUP)
-    assert refusal(root) == f"made by uid {owner}, not by root alone; remove it"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
-def test_a_parent_in_which_others_may_write_is_refused(root: Path, mode: int) -> None:
-    (root / ".slurm-stage").mkdir()
-    (root / ".slurm-stage").chmod(mode)
-    assert refusal(root) == "others than root may write in it; remove it"
-
-
-@pytest.mark.root
-def test_a_users_folder_that_belongs_to_another_is_refused(root: Path) -> None:
-    (root / f".slurm-stage/{USER}").mkdir(parents=True)
-    os.chown(root / f".slurm-stage/{USER}", USER + 1, GROUP)
-    assert refusal(root) == f"{USER} belongs to another user; remove it"
-
-
-@pytest.mark.root
-def test_a_cache_root_that_is_a_symlink_is_refused(root: Path) -> None:
-    (root / "disk").mkdir()
-    (root / "link").symlink_to("disk")
-    with pytest.raises(NotADirectoryError):
-        make_folder(f"{root}/link", ".slurm-stage", USER, GROUP)
-    assert owners(root / "disk") == {}
-
-
-# stage.toml
-
-
-@pytest.mark.parametrize(
-    ("text", "roots"),
-    [
-        ('roots = ["/nvme"]', ["/nvme"]),
-        (
-            'roots = ["/nvme", "/scratch/local"]\n[launch]\nmpi = "pmix"',
-            ["/nvme", "/scratch/local"],
-        ),
-        ("roots = []", []),
-    ],
-    ids=["one", "two and more keys", "none"],
-)
-def test_the_roots_are_read_from_stage_toml(tmp_path: Path, text: str, roots: list[str]) -> None:
-    (tmp_path / "stage.toml").write_text(text)
-    assert read_rules(f"{tmp_path}/stage.toml").roots == roots
-
 
 NOT_ROOTS = "roots is not a list of absolute paths"
 #: Faults of a stage.toml, and how they are complained of behind "uid N, FILE: ".
@@ -221,7 +36,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS.values(), ids=FAULTS)
-def test_a_faulty_stage_toml_is_complained_of_and_nothing_is_made(
+def test_a_faulty_stage_toml_is_reported_and_nothing_is_made(
     tmp_path: Path, text: bytes, fault: str
 ) -> None:
     config = tmp_path / "stage.toml"
@@ -231,25 +46,25 @@ def test_a_faulty_stage_toml_is_complained_of_and_nothing_is_made(
     assert complaints == [f"uid {KNOWN}, {config}: {fault}"]
 
 
-def test_a_missing_stage_toml_is_complained_of(tmp_path: Path) -> None:
+def test_a_missing_stage_toml_is_reported(tmp_path: Path) -> None:
     complaints: list[str] = []
     assert prepare(f"{tmp_path}/none", KNOWN, complaints.append) == 1
     assert complaints == [f"uid {KNOWN}, {tmp_path}/none: No such file or directory"]
 
 
-def test_a_user_whom_the_node_does_not_know_is_complained_of(tmp_path: Path) -> None:
+def test_a_user_whom_the_node_does_not_know_is_reported(tmp_path: Path) -> None:
     config = tmp_path / "stage.toml"
     config.write_text("roots = []")
     complaints: list[str] = []
     assert prepare(str(config), USER, complaints.append) == 1
-    assert complaints == [f"uid {USER}, {config}: this node knows no such user"]
+    assert complaints == [f"uid {USER}, {config}: no user of this node has this uid"]
 
 
 # A whole run
 
 
 def prepared(root: Path, roots: list[str]) -> tuple[int, list[str], list[str]]:
-    """The code and complaints of `prepare` for KNOWN, and what it made in a /run of its own."""
+    """Return the code and complaints of `prepare` for KNOWN, and what it made in a private /run."""
     config = root / "stage.toml"
     config.write_text(f"roots = {json.dumps(roots)}")
 
@@ -267,7 +82,7 @@ NOTED = [*RUN, f"slurm-stage/{KNOWN}.prepared"]
 
 
 @pytest.mark.root
-def test_a_user_gets_a_folder_on_every_disk_and_one_for_the_word(root: Path) -> None:
+def test_a_user_gets_a_folder_on_every_disk_and_one_beneath_run(root: Path) -> None:
     for name in ("one", "two"):
         (root / name).mkdir()
     assert prepared(root, [f"{root}/one", f"{root}/two"]) == (0, [], NOTED)
@@ -279,7 +94,7 @@ def test_a_user_gets_a_folder_on_every_disk_and_one_for_the_word(root: Path) -> 
 
 
 @pytest.mark.root
-def test_the_note_tells_the_version_of_stage_toml_and_the_folders_that_users_pass(
+def test_the_note_has_the_version_of_stage_toml_and_the_parents_of_all_folders(
     root: Path,
 ) -> None:
     config = root / "stage.toml"
@@ -302,19 +117,19 @@ def test_the_note_tells_the_version_of_stage_toml_and_the_folders_that_users_pas
 
 
 @pytest.mark.root
-def test_a_disk_that_this_node_lacks_is_no_fault(root: Path) -> None:
+def test_a_missing_disk_is_no_error(root: Path) -> None:
     assert prepared(root, [f"{root}/nowhere"]) == (0, [], RUN)
 
 
 @pytest.mark.root
-def test_a_disk_that_cannot_be_prepared_is_complained_of_and_the_others_are_made(
+def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
     root: Path,
 ) -> None:
     for name in ("bad", "good"):
         (root / name).mkdir()
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
-    complaint = f"{root}/bad/.slurm-stage: made by uid {USER}, not by root alone; remove it"
+    complaint = f"{root}/bad/.slurm-stage: belongs to uid {USER}, not to root; remove it"
     assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], RUN)
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
 
@@ -365,7 +180,7 @@ except SystemExit as end:
 """
 
 
-def test_as_root_runs_nothing_but_the_standard_library_and_this_project(tmp_path: Path) -> None:
+def test_root_imports_only_the_standard_library_and_this_project(tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text("raise SystemExit('not the standard library')")
     done = subprocess.run(
         [sys.executable, "-I", "-c", IMPORTS, "--config", f"{tmp_path}/none", str(KNOWN)],
@@ -376,7 +191,7 @@ def test_as_root_runs_nothing_but_the_standard_library_and_this_project(tmp_path
 
 
 @pytest.mark.root
-def test_a_job_is_marked_where_users_may_look_for_its_mark_and_list_none(root: Path) -> None:
+def test_users_can_look_for_the_mark_of_a_job_but_not_list_all(root: Path) -> None:
     config = root / "stage.toml"
     config.write_text(f'roots = ["{root}"]')
 

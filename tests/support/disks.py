@@ -7,8 +7,8 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stager.base.extents import Extent
 from stager.disk.partial import Partial
-from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +26,9 @@ def partial_names(cache: Cache) -> list[str]:
 
 
 def allocated(cache: Cache, size: int, *, direct: bool = True) -> Partial:
-    """A partial file of ``size`` bytes without holes."""
+    """Make a partial file of ``size`` bytes without holes."""
     partial = Partial(cache, direct=direct)
-    partial.allocate(Layout.dense(size, 4096))
+    partial.allocate(size, [Extent(0, size)] if size else [])
     return partial
 
 
@@ -48,7 +48,7 @@ def publish(cache: Cache, data: bytes, path: Path, mode: int = 0o600) -> CopyFac
 
 
 def modes_beneath(folder: Path) -> dict[str, str]:
-    """All that lies beneath ``folder``, with its permissions as ls prints them."""
+    """Return all paths beneath ``folder`` with their permissions as ls prints them."""
     return {
         str(path.relative_to(folder)): stat.filemode(path.lstat().st_mode)
         for path in folder.rglob("*")
@@ -56,7 +56,17 @@ def modes_beneath(folder: Path) -> dict[str, str]:
 
 
 def fill_up(folder: Path) -> None:
-    """Leave no room on the filesystem of ``folder``."""
+    """Fill the filesystem of ``folder``."""
     with suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
         while filler.write(bytes(4096)):
             pass
+
+
+def owners(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Return all paths beneath ``folder`` with uid, gid and permissions as ls prints them."""
+    return {
+        str(path.relative_to(folder)): (
+            (facts := path.lstat()).st_uid, facts.st_gid, stat.filemode(facts.st_mode),
+        )
+        for path in sorted(folder.rglob("*"))
+    }  # fmt: skip

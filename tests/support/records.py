@@ -1,4 +1,4 @@
-"""TODO."""
+"""Hold one record for the tests of many modules."""
 
 from __future__ import annotations
 

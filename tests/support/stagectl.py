@@ -1,4 +1,4 @@
-"""TODO."""
+"""Run stagectl, or another program, as a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ran(NamedTuple):
 
 
 def environment(**more: str) -> dict[str, str]:
-    """A login's environment, and no job's."""
+    """Return the environment of a login, outside of any job."""
     home = str(Path.home())
     return {"PATH": os.environ["PATH"], "HOME": home, "LC_ALL": "C.UTF-8", "COLUMNS": "80", **more}
 
@@ -28,7 +28,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     line: list[str], folder: Path | None = None, variables: dict[str, str] | None = None
 ) -> Ran:
-    """A program of its own, from the first instruction on."""
+    """Run a program to its end, for 30 s at most."""
     done = subprocess.run(
         line, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
         cwd=folder, env=variables or environment(),

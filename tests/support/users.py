@@ -1,4 +1,4 @@
-"""TODO."""
+"""Run functions in child processes: as other users, on other mounts, with a time limit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ T = TypeVar("T")
 USER = 47110
 
 
-# Processes of other users, and disks that are nobody else's.
-
-
 def forked(act: Callable[[], T]) -> T:
-    """What ``act`` returns, or raises, in a child process of its own."""
+    """Return what ``act`` returns, or raise what it raises, in a child process."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -41,24 +38,23 @@ def forked(act: Callable[[], T]) -> T:
             os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        said = pipe.read()
+        pickled = pipe.read()
     _, status = os.waitpid(child, 0)
-    assert said, f"the child ended with {os.waitstatus_to_exitcode(status)} and no answer"
-    answer = pickle.loads(said)
+    assert pickled, f"the child ended with {os.waitstatus_to_exitcode(status)} and no answer"
+    answer = pickle.loads(pickled)
     if isinstance(answer, BaseException):
         raise answer
     return cast("T", answer)
 
 
 def as_user(uid: int, act: Callable[[], T]) -> T:
-    """What ``act`` returns, or raises, in a child process of user ``uid``; needs root."""
+    """Run ``act`` in a child process as user ``uid``. Needs root."""
 
     def become() -> T:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        # A program that this user starts may look into its own /proc; a child by fork may not,
-        # until it says so.
+        # A forked child that changed its user may not read its own /proc until it asks for that.
         linux.set_dumpable(True)
         return act()
 
@@ -66,12 +62,12 @@ def as_user(uid: int, act: Callable[[], T]) -> T:
 
 
 def as_ordinary_user(act: Callable[[], T]) -> T:
-    """What ``act`` returns, or raises, where permissions count: root passes over them."""
+    """Run ``act`` where permissions count: not as root, which ignores them."""
     return as_user(USER, act) if os.getuid() == 0 else act()
 
 
 def on_tmpfs(folder: Path, options: str, act: Callable[[], T], kind: str = "tmpfs") -> T:
-    """What ``act`` does in a child that alone has a fresh tmpfs at ``folder``; needs root."""
+    """Run ``act`` in a child process with a private, empty tmpfs at ``folder``. Needs root."""
 
     def mount() -> T:
         new_mounts = 0x00020000  # CLONE_NEWNS
@@ -83,9 +79,14 @@ def on_tmpfs(folder: Path, options: str, act: Callable[[], T], kind: str = "tmpf
     return forked(mount)
 
 
+def remount_read_only(folder: Path) -> None:
+    """Make the filesystem at ``folder`` read-only, as the kernel does after an I/O error."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+
 @contextmanager
 def ordinary_home(parent: str | None = None) -> Iterator[Path]:
-    """A folder that an ordinary user owns and reaches."""
+    """Make a folder that an ordinary user owns and can reach."""
     with tempfile.TemporaryDirectory(dir=parent) as name:
         if os.getuid() == 0:
             os.chown(name, USER, USER)
@@ -93,7 +94,7 @@ def ordinary_home(parent: str | None = None) -> Iterator[Path]:
 
 
 def within(seconds: int, act: Callable[[], T]) -> T:
-    """What ``act`` returns; the child that runs it is ended by SIGALRM when it takes longer."""
+    """Run ``act`` in a child process that SIGALRM ends after so many seconds."""
 
     def limited() -> T:
         signal.alarm(seconds)

@@ -1,0 +1,155 @@
+"""Carry out a command on all its nodes, and report what was done and what failed.
+
+The commands verify, evict, pin and unpin end here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stager.base.errors import Failure, LaunchError
+from stager.base.text import bytes_text, printable
+from stager.cli.console import complain, say
+from stager.cli.render import failure_lines, nodes_text
+from stager.cli.scope import Scope, read_answers
+from stager.copies.upkeep import Action, Command, NodeResult
+from stager.launch import job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from stager.cli.options import NodeOptions
+    from stager.launch.gather import Answer
+
+#: Copies that are named one by one.
+_MOST_NAMED = 20
+#: What the lines say of a copy with which an action was done.
+_DONE = {
+    Action.VERIFY: "verified",
+    Action.EVICT: "evicted",
+    Action.PIN: "pinned",
+    Action.UNPIN: "unpinned",
+}
+
+
+def run_action(
+    action: Action,
+    destinations: Iterable[str],
+    where: NodeOptions,
+    *,
+    as_json: bool,
+    older: int = 0,
+    to_free: int = 0,
+    dry_run: bool = False,
+) -> int:
+    """Do ``action`` on all nodes that ``where`` means; print the results, return the exit code.
+
+    Raise StageError if the nodes cannot be asked at all.
+    """
+    rules = where.rules()
+    scope = Scope.find(where, os.environ)
+    command = Command(
+        action,
+        rules.roots,
+        rules.shared_roots,
+        # Nodes have another working directory, and records have plain absolute paths.
+        destinations=tuple(dict.fromkeys(os.path.abspath(path) for path in destinations)),
+        older=older,
+        to_free=to_free,
+        dry_run=dry_run,
+    )
+    answers = scope.ask(command, rules, os.environ)
+    results, problems = read_answers(answers, NodeResult.from_wire)
+    failures = _failures(command, results, problems)
+    code = failures[0].code if failures else 0
+    if as_json:
+        click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
+    else:
+        _print(command, results, failures)
+    return code
+
+
+def _to_json(
+    command: Command,
+    answers: Iterable[Answer],
+    results: Mapping[str, NodeResult],
+    problems: Mapping[str, str],
+    code: int,
+) -> dict[str, Any]:
+    nodes = [
+        {
+            "node": answer.node,
+            "problem": problems.get(answer.node, ""),
+            **asdict(results.get(answer.node, NodeResult())),
+        }
+        for answer in answers
+    ]
+    return {"nodes": nodes, "dry_run": command.dry_run, "code": code}
+
+
+def _print(
+    command: Command, results: Mapping[str, NodeResult], failures: Iterable[Failure]
+) -> None:
+    failed = failure_lines(list(failures), job.fold)
+    done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
+    for line in [*_done_lines(results, done), *_kept_lines(results)]:
+        say(printable(line))
+    for line in failed:
+        complain(printable(line))
+    if not failed and not any(result.done for result in results.values()):
+        where = nodes_text([*results], job.fold) if results else "any node"
+        say(f"nothing to {command.action} on {where}")
+
+
+def _failures(
+    command: Command, results: Mapping[str, NodeResult], problems: Mapping[str, str]
+) -> list[Failure]:
+    """Return what could not be done, and on which nodes."""
+    absent = Counter(one.absent for result in results.values() for one in result.refused)
+    # A copy to evict or unpin may be absent on some of the nodes, but not on all.
+    tolerated: set[str] = set()
+    if command.action in (Action.EVICT, Action.UNPIN):
+        tolerated = {path for path, count in absent.items() if path and count < len(results)}
+    refused = [
+        Failure(one.code, one.message, name)
+        for name, result in results.items()
+        for one in result.refused
+        if one.absent not in tolerated
+    ]
+    return [
+        *refused,
+        *(Failure(LaunchError.code, problem, name) for name, problem in problems.items()),
+    ]
+
+
+def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
+    """Return a line for each copy with its nodes; one line for a long list."""
+    nodes: dict[str, list[str]] = {}
+    for name, result in results.items():
+        for one in result.done:
+            nodes.setdefault(one.destination, []).append(name)
+    if len(nodes) > _MOST_NAMED:
+        everywhere = [name for name, result in results.items() if result.done]
+        size = bytes_text(sum(one.size for result in results.values() for one in result.done))
+        where = nodes_text(everywhere, job.fold)
+        return [f"{len(nodes)} files {done} on {where}: {size} in all"]
+    return [f"{path}: {done} on {nodes_text(names, job.fold)}" for path, names in nodes.items()]
+
+
+def _kept_lines(results: Mapping[str, NodeResult]) -> list[str]:
+    """Return how many copies could not be evicted, one line for nodes with the same number."""
+    nodes: dict[int, list[str]] = {}
+    for name, result in results.items():
+        if result.stay:
+            nodes.setdefault(result.stay, []).append(name)
+    return [
+        f"kept {count} {'copy' if count == 1 else 'copies'} on {'each of ' * (len(names) > 1)}"
+        f"{nodes_text(names, job.fold)}: pinned or in use"
+        for count, names in nodes.items()
+    ]

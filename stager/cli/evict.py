@@ -1,0 +1,77 @@
+"""``stagectl evict``: delete copies from the nodes."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from stager.base.errors import UsageError
+from stager.base.text import printable
+from stager.cli.action import run_action
+from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.copies.upkeep import Action
+
+if TYPE_CHECKING:
+    from stager.cli.options import NodeOptions
+
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.command(epilog=WHICH_NODES)
+@click.argument("destinations", metavar="[DST]...", nargs=-1)
+@click.option(
+    "--older",
+    metavar="TIME",
+    default="",
+    help="Delete copies that were not used for this time: 90m, 12h or 7d.",
+)
+@click.option(
+    "--to-free",
+    metavar="SIZE",
+    default="",
+    help="Delete least recently used copies until this much of each disk is free: 200G or 1.5TiB.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
+@node_options
+@json_option
+def evict(
+    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, where: NodeOptions,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Delete your copies from the disks of the nodes.
+
+    Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
+    running job are kept. The sources on shared storage are not touched.
+    """
+    if sum(map(bool, (destinations, older, to_free))) != 1:
+        raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
+    return run_action(
+        Action.EVICT,
+        destinations,
+        where,
+        as_json=as_json,
+        older=_seconds(older) if older else 0,
+        to_free=_bytes(to_free) if to_free else 0,
+        dry_run=dry_run,
+    )
+
+
+def _seconds(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if not found or not int(found[1]):
+        raise UsageError(f"--older {printable(text)} is not a time; write it like 90m, 12h or 7d")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _bytes(text: str) -> int:
+    size = 0
+    with suppress(ValidationError, OverflowError):
+        size = int(TypeAdapter(ByteSize).validate_python(text))  # as in stage.toml
+    if not 0 < size < 1 << 63:
+        raise UsageError(f"--to-free {printable(text)} is not a size; write it like 200G or 1.5TiB")
+    return size

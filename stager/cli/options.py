@@ -1,0 +1,125 @@
+"""Define the options that several commands share.
+
+Options that belong together reach the command as one value: `RunOptions` for commands that start
+ranks, `NodeOptions` for commands about what is staged already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from stager.base.errors import UsageError
+from stager.request import policy
+
+if TYPE_CHECKING:
+    from stager.request.policy import Policy
+
+_Command = Callable[..., int]
+_Decorator = Callable[[_Command], _Command]
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path, readable=False), default=policy.DEFAULT_PATH,
+    show_default=True, help="The site's configuration file.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where ranks are started: on ``local`` simulated nodes, or if that is 0, on a job's nodes."""
+
+    local: int
+    local_root: Path | None
+    config: Path
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Which nodes a command is about: at most one of ``nodes``, ``job_id`` and ``local_root``."""
+
+    nodes: str
+    job_id: int | None
+    local_root: Path | None
+    config: Path
+
+    def rules(self) -> Policy:
+        """Return the site's policy. Raise PolicyRefusal."""
+        return load_policy(self.config, simulated=self.local_root is not None)
+
+
+def load_policy(config: Path, *, simulated: bool) -> Policy:
+    """Return the policy in ``config``; simulated nodes have a default one. Raise PolicyRefusal."""
+    if simulated:
+        return policy.load_if_present(config) or policy.LOCAL
+    return policy.load(config)
+
+
+def _together(name: str, kind: type, *options: Callable[[_Command], _Command]) -> _Decorator:
+    """Return a decorator that adds ``options``, passed on as one ``kind`` named ``name``."""
+
+    def decorate(command: _Command) -> _Command:
+        @wraps(command)
+        def called(**given: Any) -> int:
+            value = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            return command(**{name: value}, **given)
+
+        decorated: _Command = called
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    # An unset variable of a script gives an empty list: that must not mean all nodes of the job.
+    given = parameter.name and context.get_parameter_source(parameter.name)
+    if given is ParameterSource.COMMANDLINE and not value.strip():
+        raise UsageError("--nodes is empty: name the nodes, such as n[1-4]")
+    return value
+
+
+#: Adds the options of `RunOptions` to a command, which gets them as ``run``.
+run_options = _together(
+    "run",
+    RunOptions,
+    click.option(
+        "--local", type=click.IntRange(0, 256), metavar="N", default=0,
+        help="Simulate N nodes on this machine; each has a folder as its disk.",
+    ),
+    click.option(
+        "--local-root", type=click.Path(path_type=Path),
+        help="Folder for the disks of the simulated nodes.  [default: ./stage-nodes]",
+    ),
+    config_option,
+)  # fmt: skip
+
+#: Adds the options of `NodeOptions` to a command, which gets them as ``where``.
+node_options = _together(
+    "where",
+    NodeOptions,
+    click.option(
+        "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
+        help="Use these nodes, such as n[1-4] or @group.",
+    ),
+    click.option(
+        "--job", "job_id", type=click.IntRange(1), metavar="ID", help="Use the nodes of this job.",
+    ),
+    click.option(
+        "--local-root", type=click.Path(path_type=Path),
+        help="Use the simulated nodes of `stage --local` in this folder.",
+    ),
+    config_option,
+)  # fmt: skip
+#: The last lines of the help of each command that has `node_options`.
+WHICH_NODES = (
+    "Inside a job, the command works on all nodes of the job; elsewhere, on this node. "
+    "Choose others by --nodes or --job."
+)

@@ -1,0 +1,57 @@
+"""``stagectl pack``: pack a folder into one archive."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.archive.pack import SUFFIX
+from stager.archive.pack import pack as pack_folder
+from stager.base.text import bytes_text, files_text, seconds_text
+from stager.cli.console import say
+from stager.disk.files import as_stage_error
+from stager.request.lexer import escape
+
+if TYPE_CHECKING:
+    from stager.archive.pack import Packed
+
+
+@click.command()
+@click.argument("folder", type=click.Path())
+@click.argument("archive", type=click.Path(), required=False)
+def pack(folder: str, archive: str | None) -> None:
+    """Pack a folder of many files into one archive.
+
+    One large file is read from shared storage much faster than many small ones. The command
+    prints the --stage option that unpacks the archive on every node.
+
+    ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
+    is staged as it is. Nothing is packed if ARCHIVE is up to date.
+    """
+    path = archive or f"{os.path.abspath(folder)}{SUFFIX}"
+    start = time.monotonic()
+    try:
+        packed = pack_folder(folder, path)
+    except OSError as error:
+        raise as_stage_error(error, path) from None
+    _report(path, packed, time.monotonic() - start)
+
+
+def _report(path: str, packed: Packed, seconds: float) -> None:
+    files = f"{files_text(packed.files)}, {bytes_text(packed.size)}"
+    size = bytes_text(packed.packed_size)
+    if packed.fresh:
+        say(f"{path}: {files} packed into {size} in {seconds_text(seconds)}")
+    else:
+        say(f"{path}: up to date, nothing packed ({files} in {size})")
+    if packed.conda:
+        say(
+            "a conda environment works only at the path where it was made; to stage it to DST, "
+            "pack it with conda-pack --dest-prefix DST"
+        )
+    else:
+        source = escape(os.path.abspath(path))
+        say(f"stage it with --stage={source}:DST{packed.options}")

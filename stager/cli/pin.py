@@ -1,0 +1,38 @@
+"""``stagectl pin`` and ``stagectl unpin``: protect copies from eviction, or no longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.cli.action import run_action
+from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.copies.upkeep import Action
+
+if TYPE_CHECKING:
+    from stager.cli.options import NodeOptions
+
+
+@click.command(epilog=WHICH_NODES)
+@click.argument("destinations", metavar="DST...", nargs=-1, required=True)
+@node_options
+@json_option
+def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
+    """Protect your copies at DST from eviction.
+
+    They are kept until you unpin them, whatever space is needed.
+    """
+    return run_action(Action.PIN, destinations, where, as_json=as_json)
+
+
+@click.command(epilog=WHICH_NODES)
+@click.argument("destinations", metavar="DST...", nargs=-1, required=True)
+@node_options
+@json_option
+def unpin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
+    """Allow your copies at DST to be evicted again.
+
+    They are kept until their space is needed.
+    """
+    return run_action(Action.UNPIN, destinations, where, as_json=as_json)

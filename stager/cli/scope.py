@@ -1,0 +1,110 @@
+"""Find the nodes that a command is about, and bring it to each of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stager.base.errors import StageError, UsageError
+from stager.copies import upkeep
+from stager.copies.status import node_status
+from stager.copies.upkeep import Action
+from stager.launch import gather, job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from stager.cli.options import NodeOptions
+    from stager.copies.upkeep import Command
+    from stager.launch.gather import Answer
+    from stager.launch.job import JobContext
+    from stager.request.policy import Policy
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The nodes that a command is about.
+
+    ``disks`` maps the nodes whose disks this process sees to the folders where it sees them. The
+    other ``nodes`` are asked; those of the job ``context`` by a step. ``whole_job`` says that the
+    nodes are all nodes of one job.
+    """
+
+    disks: dict[str, str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    context: JobContext | None = None
+    whole_job: bool = False
+
+    @classmethod
+    def find(cls, where: NodeOptions, environment: Mapping[str, str]) -> Scope:
+        """Return the nodes that the options and the environment mean. Raise StageError."""
+        if sum(map(bool, (where.nodes, where.job_id, where.local_root))) > 1:
+            raise UsageError("use only one of --nodes, --job and --local-root")
+        if where.local_root:
+            return cls.of_simulated(where.local_root)
+        here = job.own_name(environment)
+        context = None
+        whole_job = True
+        if where.nodes:
+            names = job.unfold(where.nodes)
+            whole_job = False
+            with suppress(StageError):  # outside of a job
+                context = job.find(environment)
+        elif where.job_id:
+            found = job.look_up(where.job_id, environment)
+            names = job.unfold(found.nodes)
+            context = found if environment.get("SLURM_JOB_ID") == str(where.job_id) else None
+        elif environment.get("SLURM_JOB_ID"):
+            context = job.find(environment)
+            names = job.unfold(context.nodes)
+        else:
+            names = [here]
+        if names == [here]:
+            return cls(disks={here: ""})
+        return cls(nodes=names, context=context, whole_job=whole_job)
+
+    @classmethod
+    def of_simulated(cls, root: Path) -> Scope:
+        """Return the simulated nodes of `stage --local` whose disks are folders of ``root``."""
+        disks = [path for path in root.absolute().glob("node*") if path.is_dir()]
+        disks.sort(key=lambda path: (len(path.name), path.name))
+        return cls(disks={path.name: str(path) for path in disks})
+
+    def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:
+        """Carry out ``command`` on all nodes and return the answer of each."""
+        answers = [gather.Answer(node, answer(command, disk)) for node, disk in self.disks.items()]
+        if self.nodes:
+            answers += gather.ask(self.nodes, command, self.context, rules, environment)
+        return answers
+
+
+def answer(command: Command, disk: str) -> dict[str, Any]:
+    """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer."""
+    if command.action is Action.STATUS:
+        status = node_status(disk, command.roots, command.shared_roots, everyone=command.everyone)
+        return status.to_wire()
+    return upkeep.carry_out(command, disk).to_wire()
+
+
+def read_answers(
+    answers: Iterable[Answer], read: Callable[[dict[str, Any]], _Result]
+) -> tuple[dict[str, _Result], dict[str, str]]:
+    """Return what ``read`` makes of each answer, and why other nodes have none; both by node."""
+    results: dict[str, _Result] = {}
+    problems: dict[str, str] = {}
+    for one in answers:
+        if one.said is None:
+            problems[one.node] = one.problem
+            continue
+        try:
+            results[one.node] = read(one.said)
+        except (KeyError, TypeError, ValueError):
+            problems[one.node] = (
+                "its slurm-stage has another version than this one; "
+                "the administrator must install the same version on all nodes"
+            )
+    return results, problems

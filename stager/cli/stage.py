@@ -1,0 +1,30 @@
+"""``stagectl stage``: copy files to every node of this job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.cli.options import json_option, run_options
+from stager.cli.staging import stage_values
+
+if TYPE_CHECKING:
+    from stager.cli.options import RunOptions
+
+
+@click.command()
+@click.argument("values", metavar="SRC:DST[,key=value]...", nargs=-1, required=True)
+@run_options
+@json_option
+@click.option("--verbose", "-v", is_flag=True, help="Also print where the time went.")
+def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool) -> int:
+    """Copy files to every node of this job.
+
+    SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
+    that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
+    files. README.md lists the keys, such as validate=checksum, extract and mode=shard.
+
+    Run it inside a job (sbatch, salloc or srun). With --local, try it on this machine alone.
+    """
+    return stage_values(values, run, as_json=as_json, verbose=verbose)

@@ -1,0 +1,177 @@
+"""Run a request on the nodes of a job, or on simulated nodes, and print its outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stager.base.errors import UsageError
+from stager.cli.console import complain, say
+from stager.cli.options import load_policy
+from stager.cli.progress import Progress
+from stager.cli.render import phase_line, summary
+from stager.launch import job
+from stager.launch.environment import rank_environment
+from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
+from stager.launch.run import run
+from stager.launch.srun import srun_argv
+from stager.request.directive import parse_value
+from stager.request.items import Space, StageItem, StageRequest
+from stager.request.resolve import resolve
+from stager.wire.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stager.base.outcome import Outcome
+    from stager.cli.options import RunOptions
+    from stager.launch.job import JobContext
+    from stager.request.directive import Directive
+    from stager.request.policy import Policy, Transfer
+
+    OnEvent = Callable[[dict[str, Any]], None]
+
+#: The folder for the disks of simulated nodes if none is named.
+_LOCAL_ROOT = "stage-nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodes:
+    """The nodes of the job that this process runs in."""
+
+    rules: Policy
+    context: JobContext
+
+    @classmethod
+    def find(cls, config: Path) -> JobNodes:
+        """Return the job's nodes. Raise UsageError outside of a job, PolicyRefusal, LaunchError."""
+        context = job.find(os.environ)
+        return cls(load_policy(config, simulated=False), context)
+
+    def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
+        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
+        request = replace(request, nodes=self.context.node_count, job=self.context.job)
+        return run(
+            srun_argv(self.context, self.rules),
+            rank_environment(os.environ, self.rules, request),
+            self.rules.launch.start_timeout,
+            on_event,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedNodes:
+    """Nodes that this machine plays; the disk of each is a folder beneath ``root``."""
+
+    rules: Policy
+    count: int
+    root: Path
+
+    @classmethod
+    def find(cls, options: RunOptions) -> SimulatedNodes:
+        """Return the nodes that ``--local`` asks for. Raise PolicyRefusal."""
+        root = (options.local_root or Path(_LOCAL_ROOT)).absolute()
+        return cls(load_policy(options.config, simulated=True), options.local, root)
+
+    def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
+        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
+        request = replace(request, nodes=self.count, local_root=str(self.root))
+        if not request.dry_run:
+            self._make_disks()
+        return run(
+            mpiexec_argv(self.count),
+            rank_environment(os.environ, self.rules, request, mpiexec_environment()),
+            self.rules.launch.start_timeout,
+            on_event,
+        )
+
+    def _make_disks(self) -> None:
+        for number in range(self.count):
+            for cache_root in self.rules.roots:
+                path = Path(f"{self.root}/node{number + 1}{cache_root}")
+                try:
+                    path.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    text = f"{path}: {error.strerror}; choose another --local-root"
+                    raise UsageError(text) from None
+
+
+def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes:
+    """Return the nodes that ``options`` mean. Raise UsageError, PolicyRefusal, LaunchError."""
+    return SimulatedNodes.find(options) if options.local else JobNodes.find(options.config)
+
+
+def parse_values(values: Iterable[str]) -> list[Directive]:
+    """Return the directives of ``SRC:DST[,key=value]`` values. Raise DirectiveError."""
+    return [directive for value in values for directive in parse_value(value)]
+
+
+def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
+    """Return the request to stage ``items`` by the site's rules, for one node as yet."""
+    limits = rules.cache
+    space = Space(
+        keep_free=limits.keep_free,
+        keep_free_percent=limits.keep_free_percent,
+        user_limit=limits.user_limit,
+        roots=rules.roots,
+        unpacked_size=limits.unpacked_size,
+        unpacked_members=limits.unpacked_members,
+    )
+    return StageRequest(
+        items=items, nodes=1, lock_timeout=rules.lock_timeout,
+        transfer=_settings(rules.transfer), space=space,
+    )  # fmt: skip
+
+
+def _settings(transfer: Transfer) -> Settings:
+    return Settings(
+        chunk=transfer.chunk,
+        depth=transfer.depth,
+        readers=transfer.readers,
+        writers=transfer.writers,
+        algorithm=transfer.algorithm,
+        direct=transfer.direct,
+    )
+
+
+def stage_values(
+    values: Iterable[str],
+    options: RunOptions,
+    *,
+    dry_run: bool = False,
+    as_json: bool = False,
+    verbose: bool = False,
+) -> int:
+    """Stage what ``values`` ask for, print the outcome and return its exit code.
+
+    Raise StageError if the ranks cannot be started at all.
+    """
+    directives = parse_values(values)
+    nodes = find_nodes(options)
+    request = build_request(resolve(directives, nodes.rules), nodes.rules)
+    with Progress(_ignore if as_json else say, bar=not as_json) as progress:
+        outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    else:
+        print_outcome(outcome, say, complain)
+        if verbose:
+            say(phase_line(outcome))
+    return outcome.code
+
+
+def print_outcome(
+    outcome: Outcome, say: Callable[[str], None], complain: Callable[[str], None]
+) -> None:
+    """Print one line for each item by ``say``, or one for each failure by ``complain``."""
+    for line in summary(outcome, job.fold):
+        (complain if outcome.failures else say)(line)
+
+
+def _ignore(_: str) -> None:
+    """Print nothing: stdout is JSON alone."""

@@ -1,0 +1,27 @@
+"""``stagectl verify``: compare copies with their digests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.cli.action import run_action
+from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.copies.upkeep import Action
+
+if TYPE_CHECKING:
+    from stager.cli.options import NodeOptions
+
+
+@click.command(epilog=WHICH_NODES)
+@click.argument("destinations", metavar="[DST]...", nargs=-1)
+@node_options
+@json_option
+def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
+    """Read your copies again and compare them with their digests.
+
+    Reads the copies at DST, or all of your copies. If one is damaged or was changed, the exit code
+    is 7: evict it and stage it again.
+    """
+    return run_action(Action.VERIFY, destinations, where, as_json=as_json)

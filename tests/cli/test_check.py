@@ -1,0 +1,245 @@
+"""``stagectl check``: what it accepts, what it explains, and that nothing makes a traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
+from tests.support.stagectl import Ran
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=4 --stage=/shared/c:/nvme/c
+#STAGE "/shared/with blank" /nvme/ validate=size  # and a comment
+
+# The head goes on over blank lines.
+#SBATCH --stage "/shared/d:/nvme/d;/shared/e:/nvme/e"
+#STAGED is another word
+srun ./train
+#STAGE /shared/too-late /nvme/too-late
+"""
+RIGHT: dict[str, tuple[list[str], list[str]]] = {
+    "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
+    "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
+    "with the other option": (
+        ["/a:/nvme/b,verify=readback"], ["/a to /nvme/b (validate=stat, verify=readback)"],
+    ),
+    "with an option's default": (["/a:/nvme/b,verify=stream"], ["/a to /nvme/b (validate=stat)"]),
+    "several in one value": (
+        ["/a:/nvme/b; /c:/nvme/d"], ["/a to /nvme/b (validate=stat)",
+                                     "/c to /nvme/d (validate=stat)"],
+    ),
+    "several values": (
+        ["/a:/nvme/b", "/c:/nvme/d"], ["/a to /nvme/b (validate=stat)",
+                                       "/c to /nvme/d (validate=stat)"],
+    ),
+    "one twice": (["/a:/nvme/b", "/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
+    "a folder's name": (["/x/a:/nvme/"], ["/x/a to /nvme/a (validate=stat)"]),
+    "escapes": ([r"/a\:b:/nvme/c\,d\ "], ["/a:b to /nvme/c,d  (validate=stat)"]),
+    "a script": (
+        ["--script", "job.sh"],
+        [
+            "/shared/with blank to /nvme/with blank (validate=size)",
+            "/shared/c to /nvme/c (validate=stat)",
+            "/shared/d to /nvme/d (validate=stat)",
+            "/shared/e to /nvme/e (validate=stat)",
+        ],
+    ),
+    "a value and a script": (
+        ["/a:/nvme/b", "--script", "short.sh"],
+        ["/a to /nvme/b (validate=stat)", "/f to /nvme/f (validate=stat)"],
+    ),
+    "nothing": ([], ["nothing to stage"]),
+    "a script without any": (["--script", "plain.sh"], ["nothing to stage"]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def scripts(desk: Desk) -> Desk:
+    """A desk with batch scripts."""
+    (desk.folder / "job.sh").write_text(SCRIPT)
+    (desk.folder / "short.sh").write_text("#!/bin/sh\n#STAGE /f /nvme/f\n")
+    (desk.folder / "plain.sh").write_text("#!/bin/sh\nsrun true\n")
+    return desk
+
+
+@pytest.mark.parametrize(("arguments", "lines"), RIGHT.values(), ids=RIGHT)
+def test_check_repeats_what_is_right(scripts: Desk, arguments: list[str], lines: list[str]) -> None:
+    text = "".join(f"stage: ok: {line}\n" for line in lines)
+    assert scripts.stagectl("check", *arguments) == Ran(0, text, "")
+
+
+def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
+    script = "#!/bin/sh\n#STAGE /f /nvme/f\n"
+    text = "stage: ok: /f to /nvme/f (validate=stat)\n"
+    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, "")
+
+
+def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
+    assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", "")
+
+
+def test_check_without_stage_toml_checks_only_the_syntax(desk: Desk) -> None:
+    desk.config.unlink()
+    assert desk.stagectl("check", "/a:/anywhere/b") == Ran(
+        0,
+        "stage: ok: /a to /anywhere/b (validate=stat)\n"
+        f"stage: only the syntax was checked: there is no {desk.config} here\n",
+        "",
+    )
+
+
+def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
+    path = os.fsdecode(b"/caf\xe9")
+    text = "stage: ok: /caf\\udce9 to /nvme/b (validate=stat)\n"
+    assert desk.stagectl("check", f"{path}:/nvme/b") == Ran(0, text, "")
+
+
+WRONG: dict[str, tuple[list[str], int, list[str]]] = {
+    "no colon": (["/a"], 2, ["no ':' between source and destination", "  /a", "    ^"]),
+    "an unknown option": (
+        ["/a:/nvme/b,validat=size"], 2,
+        ["unknown option 'validat'; did you mean 'validate'?",
+         "  /a:/nvme/b,validat=size",
+         "             ^"],
+    ),
+    "the second value": (
+        ["/a:/nvme/b", "a:/nvme/c"], 2,
+        ["the source must be an absolute path ($VARIABLES and ~ are not expanded here)",
+         "  a:/nvme/c",
+         "  ^"],
+    ),
+    "two sources for one destination": (["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE]),
+    "two sources for one destination, here and in a script": (
+        ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
+        ["/nvme/f is asked for twice: from /a (validate=size) and from /f (validate=stat)"],
+    ),
+    "a place that the site does not stage to": (["/a:/b"], 3, [NOT_BENEATH]),
+    "no such script": (
+        ["--script", "none.sh"], 4,
+        ["the batch script none.sh cannot be read: No such file or directory"],
+    ),
+    "a folder as script": (
+        ["--script", "."], 4, ["the batch script . cannot be read: Is a directory"],
+    ),
+    "a line of a script": (
+        ["--script", "wrong.sh"], 2,
+        ["source and destination stand apart: #STAGE SRC DST [key=value…]",
+         "  #STAGE /a:/nvme/b",
+         "                   ^"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), WRONG.values(), ids=WRONG)
+def test_check_explains_what_is_wrong(
+    scripts: Desk, arguments: list[str], code: int, message: list[str]
+) -> None:
+    (scripts.folder / "wrong.sh").write_text("#!/bin/sh\n#STAGE /a:/nvme/b\n")
+    text = "stage: " + "".join(f"{line}\n" for line in message)
+    assert scripts.stagectl("check", *arguments) == Ran(code, "", text)
+
+
+CONFIGS: dict[str, tuple[str, str]] = {
+    "not TOML": ("roots = [", " is not TOML: Invalid value (at end of document)"),
+    "an unknown key": ('roots = ["/nvme"]\nrots = 1', ": rots: unknown key"),
+    "a wrong type": (
+        'roots = ["/nvme"]\nlock_timeout = "soon"',
+        ": lock_timeout: Input should be a valid number",
+    ),
+    "a variable that no program can have": (
+        'roots = ["/nvme"]\n[launch.environment]\n"A=B" = "x"',
+        ": launch.environment.A=B: no variable can have this name",
+    ),
+    "a variable with a null byte": (
+        'roots = ["/nvme"]\n[launch.environment]\nA = "\\u0000"',
+        ": launch.environment.A: no variable can hold a null byte",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), CONFIGS.values(), ids=CONFIGS)
+def test_a_broken_stage_toml_is_a_refusal(desk: Desk, text: str, problem: str) -> None:
+    desk.config.write_text(text)
+    assert desk.stagectl("check") == Ran(3, "", f"stage: {desk.config}{problem}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [(".", "Is a directory"), ("x" * 256, "File name too long")],
+    ids=["a folder", "a long name"],
+)
+def test_a_stage_toml_that_cannot_be_read_is_a_refusal(desk: Desk, name: str, problem: str) -> None:
+    desk.config = desk.folder / name
+    assert desk.stagectl("check") == Ran(3, "", f"stage: {desk.config} cannot be read: {problem}\n")
+
+
+ROOT = Path("/")
+
+
+def assert_explained(ran: Ran, *codes: int) -> None:
+    """Check that stdout says what is right, or that stderr has a message and stdout nothing."""
+    assert ran.code in (0, *codes)
+    if ran.code:
+        assert ran.out == ""
+        assert re.fullmatch(r"stage: \S(.|\n)*\n", ran.err)
+    else:
+        assert ran.err == ""
+        assert ran.out.startswith("stage: ok: ")
+
+
+#: All that an argument may hold: no null byte, and bytes that are no UTF-8 as Python has them.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0") | st.sampled_from(
+    [chr(code) for code in range(0xDC80, 0xDD00)]
+)
+VALUES = st.text(CHARACTERS) | st.lists(
+    st.sampled_from(
+        ["/a", "/nvme/b", ":", ",", ";", "\\", "=", "validate", "size", " ", "\t", "\n", "é",
+         "\udcff", "..", "/", "http://h:1/", "x" * 200],
+    )
+).map("".join)  # fmt: skip
+LINES = st.lists(
+    st.sampled_from(
+        [b"#STAGE ", b"#SBATCH --stage=", b"#SBATCH --stage ", b"/a /nvme/b", b"/a:/nvme/b",
+         b" validate=", b"size", b'"', b"'", b"\\", b"\n", b"\r\n", b"#", b"\xff", b"\0", b";"],
+    )
+).map(b"".join)  # fmt: skip
+TOML = st.lists(
+    st.sampled_from(
+        ["roots", "=", "[", "]", '"/nvme"', '"nvme/"', "launch", "transfer", ".", "\n", "chunk",
+         "'4 MiB'", "-1", "nan", "inf", "1e999", "environment", "{}", "\\u0000", "é"],
+    )
+).map("".join)  # fmt: skip
+
+
+@given(st.lists(VALUES, max_size=3))
+@settings(database=None, deadline=None, max_examples=40)
+def test_no_value_makes_a_traceback(values: list[str]) -> None:
+    assert_explained(call(["check", "--config", "/nowhere", "--", *values], ROOT), 2)
+
+
+@given(st.binary() | LINES)
+@settings(database=None, deadline=None, max_examples=40)
+def test_no_script_makes_a_traceback(script: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(script)
+        file.flush()
+        assert_explained(call(["check", "--config", "/nowhere", "--script", file.name], ROOT), 2)
+
+
+@given(TOML.map(str.encode) | TOML.map('roots = ["/nvme"]\n'.__add__).map(str.encode) | st.binary())
+@example(b"roots = " + b"9" * 5000)
+@example(b"roots = " + b"[" * 5000)
+@settings(database=None, deadline=None, max_examples=40)
+def test_no_stage_toml_makes_a_traceback(text: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        assert_explained(call(["check", "--config", file.name], ROOT), 3)

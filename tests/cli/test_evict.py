@@ -1,0 +1,69 @@
+"""``stagectl evict``: what goes, what is kept, and what is not understood."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.stagectl import Ran
+
+if TYPE_CHECKING:
+    from tests.support.desk import Desk
+
+
+def test_a_copy_that_is_absent_on_some_nodes_can_be_evicted_but_not_pinned(copies: Desk) -> None:
+    path = "/nvme/img.sqsh"
+    shutil.rmtree(copies.nodes / "node2/nvme/.slurm-stage")
+    assert copies.simulated("pin", path) == Ran(
+        2, f"stage: {path}: pinned on node[1,3] (2 nodes)\n",
+        f"stage: node2: {path} is not staged here\n",
+    )  # fmt: skip
+    assert copies.simulated("unpin", path).code == 0
+    assert copies.simulated("evict", path) == Ran(
+        0, f"stage: {path}: evicted on node[1,3] (2 nodes)\n", ""
+    )
+    assert copies.simulated("evict", path) == Ran(
+        2, "", f"stage: node[1-3]: {path} is not staged here\n"
+    )
+
+
+def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Desk) -> None:
+    where = "on node[1-3] (3 nodes)"
+    would = f"stage: /nvme/img.sqsh: would be evicted {where}\n"
+    assert copies.simulated("evict", "--dry-run", "/nvme//./img.sqsh") == Ran(0, would, "")
+    nothing = "stage: nothing to evict on node[1-3] (3 nodes)\n"
+    assert copies.simulated("evict", "--older", "7d", "--dry-run") == Ran(0, nothing, "")
+    time.sleep(1.1)
+    # A second is the unit of what records remember of their use.
+    went = f"stage: /nvme/img.sqsh: evicted {where}\n"
+    assert copies.simulated("evict", "--older", "1s") == Ran(0, went, "")
+    assert not list(copies.nodes.rglob("img.sqsh"))
+    assert copies.simulated("evict", "--to-free", "1KiB") == Ran(0, nothing, "")
+
+
+def test_pinned_copies_are_kept_and_counted(copies: Desk) -> None:
+    copies.simulated("pin", "/nvme/img.sqsh")
+    time.sleep(1.1)
+    assert copies.simulated("evict", "--older", "1s") == Ran(
+        0, "stage: kept 1 copy on each of node[1-3] (3 nodes): pinned or in use\n"
+        "stage: nothing to evict on node[1-3] (3 nodes)\n", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "choose what to evict by exactly one of DST, --older and --to-free"),
+        (["/nvme/a", "--older", "7d"],
+         "choose what to evict by exactly one of DST, --older and --to-free"),
+        *((["--older", text], f"--older {text} is not a time; write it like 90m, 12h or 7d")
+          for text in ("7", "d", "0d", "-1d", "1.5h", "7 d", "1w", "9999999999d", "\u0667d")),
+        *((["--to-free", text], f"--to-free {text} is not a size; write it like 200G or 1.5TiB")
+          for text in ("G", "0", "-1G", "1X", "nan", "inf", "1e999G", "9" * 40)),
+    ],
+)  # fmt: skip
+def test_wrong_values_for_evict_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
+    assert desk.stagectl("evict", *arguments) == Ran(2, "", f"stage: {message}\n")

@@ -1,0 +1,66 @@
+"""When progress is shown as lines, and what they say."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stager.cli.progress import Progress
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def sent(count: int) -> dict[str, object]:
+    """The event of a file of 4 MiB of which ``count`` MiB were sent, in as many seconds."""
+    return {
+        "event": "progress", "destination": "/nvme/a", "sent": count << 20, "size": 4 << 20,
+        "seconds": float(count),
+    }  # fmt: skip
+
+
+def waiting(seconds: float) -> dict[str, object]:
+    return {
+        "event": "waiting", "destination": "/nvme/a", "holder": "job 17", "node": "n2",
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def test_progress_is_a_line_every_five_seconds(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bar=False) as progress:
+        for second in (1, 2, 3):
+            clock.now += 2.5
+            progress.show(sent(second))
+    assert lines == ["/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 1.0 MiB/s, 2.0 s left"]
+
+
+def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bar=False) as progress:
+        for second in range(7):
+            progress.show(waiting(second))
+            clock.now += 1
+    assert lines == [
+        "/nvme/a: waiting for job 17 on n2, 0.0 s so far",
+        "/nvme/a: waiting for job 17 on n2, 5.0 s so far",
+    ]
+
+
+@pytest.mark.usefixtures("clock")
+def test_other_events_are_ignored() -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bar=False) as progress:
+        progress.show({"event": "started", "nodes": 4})
+    assert lines == []

@@ -1,0 +1,53 @@
+"""Which nodes a command is about, and what is printed about those that do not answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.launch.gather import frames
+from tests.support.desk import Desk, without_free_space
+from tests.support.stagectl import Ran
+
+
+@pytest.mark.parametrize("option", [[], ["--job", "17"], ["-w", "n[1-3]"]], ids=str)
+def test_status_in_a_job_asks_its_nodes_and_says_which_do_not_answer(
+    cluster: Desk, option: list[str]
+) -> None:
+    ran = cluster.in_job("status", *option)
+    assert (ran.code, ran.err) == (0, "")
+    assert without_free_space(ran.out) == (
+        f"stage: nothing is staged for you beneath {cluster.folder}/nvme on n[1-2]\n"
+        "n3: down\nn1: drained\n"
+    )
+
+
+def test_a_node_with_another_version_is_reported(cluster: Desk) -> None:
+    lines = "".join(f"echo '{line}'\n" for line in frames("n1", {"shape": "other"}))
+    (cluster.folder / "srun").write_text(f"#!/bin/sh\n{lines}")
+    ran = cluster.in_job("status", "-w", "n[1,3]")
+    why = (
+        "its slurm-stage has another version than this one; "
+        "the administrator must install the same version on all nodes"
+    )
+    assert ran == Ran(8, f"n1: {why}\nn3: down\n", "")
+
+
+def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
+    ran = cluster.in_job("pin", "/nvme/a")
+    message = "stage: n[1-2]: /nvme/a is not staged here\nstage: n3: down\n"
+    assert ran == Ran(2, "", message)
+    assert cluster.in_job("verify") == Ran(8, "", "stage: n3: down\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-w", "n1", "--job", "3"],
+         "use only one of --nodes, --job and --local-root"),
+        (["-w", "n[1-"], 'n[1- is no list of nodes: missing bracket: "n[1-"'),
+        (["-w", ","], ", is no list of nodes: missing nodeset operand with ',' operator"),
+    ],
+    ids=["two at once", "a bad list", "a list of nothing"],
+)  # fmt: skip
+def test_wrong_lists_of_nodes_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
+    assert desk.stagectl("status", *arguments) == Ran(2, "", f"stage: {message}\n")

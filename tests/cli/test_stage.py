@@ -1,0 +1,227 @@
+"""``stagectl stage``: on simulated nodes, and in a job of one node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import pytest
+
+from tests.support.desk import (
+    ALL,
+    JOB,
+    MISSING,
+    NO_CONFIG,
+    NOT_BENEATH,
+    OUTSIDE,
+    STAGED,
+    TWICE,
+    Desk,
+    call,
+    untimed,
+)
+from tests.support.stagectl import Ran, environment
+
+
+def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) -> None:
+    value = f"{desk.source}:/nvme/img.sqsh"
+    staged = STAGED.format(source=desk.source, nodes=ALL)
+    assert desk.local("stage", value) == Ran(0, f"{staged}\n", "")
+    inodes = [desk.copy(node).stat().st_ino for node in (1, 2, 3)]
+    assert [desk.copy(node).read_bytes() for node in (1, 2, 3)] == [desk.source.read_bytes()] * 3
+
+    skipped = f"stage: /nvme/img.sqsh: current on {ALL}, nothing moved (293.0 KiB, T)\n"
+    assert desk.local("stage", value) == Ran(0, skipped, "")
+    assert [desk.copy(node).stat().st_ino for node in (1, 2, 3)] == inodes
+
+    desk.copy(2).unlink()
+    restored = STAGED.format(source="the copy on node1", nodes="node2")
+    text = f"{restored}; current on node[1,3] (2 nodes)\n"
+    assert desk.local("stage", value) == Ran(0, text, "")
+    assert desk.copy(2).read_bytes() == desk.source.read_bytes()
+    assert [desk.copy(node).stat().st_ino for node in (1, 3)] == [inodes[0], inodes[2]]
+
+
+def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
+    desk, ran = staged
+    done = json.loads(ran.out)
+    seconds = [done.pop("seconds"), done["items"][0].pop("seconds")]
+    assert all(isinstance(number, float) and 0 < number < 30 for number in seconds)
+    assert sum(done.pop("phases").values()) == pytest.approx(seconds[0])
+    assert done["items"][0].pop("peak_memory") > 1 << 20
+    assert (ran.code, ran.err) == (0, "")
+    assert done == {
+        "items": [
+            {
+                "source": str(desk.source),
+                "destination": "/nvme/img.sqsh",
+                "size": 300_000,
+                "received": ["node1", "node2", "node3"],
+                "current": [],
+                "senders": [],
+                "digest": "534c4aa790cd6677008b36bda244561b",
+                "source_bytes_read": 300_000,
+                "reasons": ["absent"],
+                "tree": None,
+                "shard_list": "",
+                "note": "",
+            }
+        ],
+        "failures": [],
+        "dry_run": False,
+        "evicted": [],
+        "code": 0,
+    }
+
+
+def test_a_missing_source_ends_with_4(desk: Desk) -> None:
+    assert desk.local("stage", "/nowhere/img:/nvme/img") == Ran(
+        4, "", f"stage: node1: /nowhere/img: {MISSING}\n"
+    )
+    assert [path for path in desk.nodes.glob("node*/nvme/*") if path.name[0] != "."] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "message"),
+    [
+        (["/a:/nvme/b", "/c:/nvme/b"], 2, TWICE),
+        (["/a:/b"], 3, NOT_BENEATH),
+        (["/a"], 2, "no ':' between source and destination\n  /a\n    ^"),
+    ],
+    ids=["two sources to one destination", "not the site's", "no directive"],
+)  # fmt: skip
+def test_a_wrong_request_ends_before_anything_is_made(
+    desk: Desk, values: list[str], code: int, message: str
+) -> None:
+    assert desk.local("stage", *values) == Ran(code, "", f"stage: {message}\n")
+    assert not desk.nodes.exists()
+
+
+@pytest.mark.parametrize(
+    ("root", "problem"),
+    [("img.sqsh", "Not a directory"), ("/proc/nodes", "No such file or directory")],
+)
+def test_a_local_root_that_cannot_be_written_ends_with_2(
+    desk: Desk, root: str, problem: str
+) -> None:
+    desk.nodes = desk.folder / root
+    assert desk.local("stage", f"{desk.source}:/nvme/img") == Ran(
+        2, "", f"stage: {desk.nodes}/node1/nvme: {problem}; choose another --local-root\n"
+    )
+
+
+def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
+    assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
+
+
+def test_stage_in_a_job_needs_the_sites_stage_toml(desk: Desk) -> None:
+    desk.config.unlink()
+    ran = desk.stagectl("stage", "/a:/nvme/b", **JOB)
+    assert ran == Ran(3, "", f"stage: {desk.config} {NO_CONFIG}\n")
+
+
+def test_an_srun_that_is_not_there_ends_with_8(desk: Desk) -> None:
+    desk.config.write_text('roots = ["/nvme"]\n[launch]\nsrun = "/nowhere/srun"')
+    ran = desk.stagectl("stage", "/a:/nvme/b", **JOB)
+    message = "/nowhere/srun cannot be started: No such file or directory"
+    assert ran == Ran(8, "", f"stage: {message}\n")
+
+
+def test_a_job_stages_by_its_srun_and_its_number_is_recorded(job: Desk) -> None:
+    copy = job.folder / "nvme/img.sqsh"
+    ran = untimed(job.stagectl("stage", f"{job.source}:{copy}", **JOB))
+    node = socket.gethostname()
+    text = f"stage: {copy}: 293.0 KiB from {job.source} to {node} in T (R a node)\n"
+    assert ran == Ran(0, text, "")
+    assert copy.read_bytes() == job.source.read_bytes()
+    [record] = (job.folder / "nvme/.slurm-stage").glob("*/records/*")
+    assert json.loads(record.read_text())["used_by_job"] == 17
+
+
+def test_the_ranks_get_the_transfer_settings_of_the_site(job: Desk) -> None:
+    (job.folder / "srun").write_text('#!/bin/sh\necho "$STAGE_REQUEST"\n')
+    with job.config.open("a") as config:
+        config.write(
+            '[transfer]\nchunk = "1MiB"\nmemory = "5MiB"\nalgorithm = "tree"\n'
+            "readers = 3\nwriters = 2\ndirect = false\n"
+        )
+    ran = job.stagectl("stage", f"{job.source}:{job.folder}/nvme/img", **JOB)
+    printed = json.loads(ran.err.splitlines()[-1])
+    assert (ran.code, printed["transfer"]) == (
+        8,
+        {
+            "chunk": 1 << 20, "depth": 5, "readers": 3, "writers": 2, "algorithm": "tree",
+            "direct": False,
+        },
+    )  # fmt: skip
+
+
+def test_a_job_without_a_home_stages_too(job: Desk) -> None:
+    # Open MPI does not begin without HOME, and a job of sbatch --export=NIL has none.
+    copy = job.folder / "nvme/img.sqsh"
+    variables = environment(**JOB)
+    del variables["HOME"]
+    line = ["stage", "--config", str(job.config), f"{job.source}:{copy}"]
+    ran = call(line, job.folder, variables)
+    assert (ran.code, ran.err) == (0, "")
+    assert copy.read_bytes() == job.source.read_bytes()
+
+
+def test_a_file_whose_path_is_not_utf8_is_staged(job: Desk) -> None:
+    source = job.source.rename(job.folder / os.fsdecode(b"caf\xe9"))
+    ran = untimed(job.stagectl("stage", f"{source}:{job.folder}/nvme/", **JOB))
+    text = (
+        f"stage: {job.folder}/nvme/caf\\udce9: 293.0 KiB from {job.folder}/caf\\udce9 "
+        f"to {socket.gethostname()} in T (R a node)\n"
+    )
+    assert ran == Ran(0, text, "")
+    assert (job.folder / "nvme" / source.name).read_bytes() == source.read_bytes()
+
+
+def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
+    value = f"/nowhere/img:{job.folder}/nvme/img"
+    ran = job.stagectl("stage", "--json", value, **JOB)
+    done = json.loads(ran.out)
+    node = socket.gethostname()
+    assert sum(done.pop("phases").values()) == pytest.approx(done.pop("seconds"))
+    assert (ran.code, ran.err) == (4, "")
+    assert done == {
+        "items": [],
+        "failures": [{"code": 4, "message": f"/nowhere/img: {MISSING}", "node": node}],
+        "dry_run": False,
+        "evicted": [],
+        "code": 4,
+    }
+
+
+def phases_of(line: str) -> list[str]:
+    """The phases that the line names; they add up but for rounding, and the longest bounds."""
+    found = re.fullmatch(r"stage: (\d+\.\d\d) s: (.*); bounded by (.*)", line)
+    assert found
+    printed = [text.rpartition(" ") for text in found[2].split(", ")]
+    seconds = {phase: float(number) for phase, _, number in printed}
+    assert sum(seconds.values()) == pytest.approx(float(found[1]), abs=0.005 * (len(printed) + 1))
+    assert seconds[found[3]] == max(seconds.values())
+    return list(seconds)
+
+
+def test_verbose_tells_where_the_time_went(job: Desk) -> None:
+    copy = job.folder / "nvme/img.sqsh"
+    ran = job.stagectl("stage", "-v", f"{job.source}:{copy}", **JOB)
+    staged, times = ran.out.splitlines()
+    assert (ran.code, ran.err) == (0, "")
+    assert staged.startswith(f"stage: {copy}: 293.0 KiB from {job.source} to ")
+    assert phases_of(times) == [
+        "launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
+        "publish", "end",
+    ]  # fmt: skip
+
+
+def test_verbose_tells_where_the_time_of_a_failure_went(job: Desk) -> None:
+    ran = job.stagectl("stage", "--verbose", f"/nowhere/img:{job.folder}/nvme/img", **JOB)
+    message = f"stage: {socket.gethostname()}: /nowhere/img: {MISSING}\n"
+    assert (ran.code, ran.err) == (4, message)
+    first, second, *_, last = phases_of(ran.out.rstrip("\n"))
+    assert (first, second, last) == ("launch", "MPI init", "end")

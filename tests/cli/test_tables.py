@@ -1,0 +1,175 @@
+"""The tables that `stagectl status` prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.cli.tables import (
+    FILE_HEADERS,
+    HEADERS,
+    USER_HEADERS,
+    age_text,
+    file_rows,
+    missing,
+    room_lines,
+    rows,
+    table,
+    total_line,
+    unread_lines,
+    user_rows,
+)
+from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
+from stager.launch.job import fold
+from tests.support.entries import ENTRY
+
+HOUR_LATER = 1_000_000.0 + 3600 + 59
+
+
+def holds(*entries: Entry) -> NodeStatus:
+    return NodeStatus(list(entries))
+
+
+def shown(
+    nodes: dict[str, NodeStatus], now: float = HOUR_LATER, *, whole_job: bool = False
+) -> list[str]:
+    return list(table(HEADERS, rows(nodes, now, fold, whole_job=whole_job)))
+
+
+def test_equal_rows_are_folded_over_nodes_and_others_are_not() -> None:
+    nodes = {f"n{number}": holds(ENTRY) for number in range(1, 157)}
+    nodes["n7"] = holds(ENTRY._replace(state="stale"))
+    nodes["n9"] = holds(ENTRY._replace(pinned=True))
+    assert shown(nodes) == [
+        f"{'NODE':<17}{'DST':<19}SIZE  STAGED   STATE    KEPT    SOURCE            LAST JOB",
+        "n[1-6,8,10-156]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -       /shared/img.sqsh  17",
+        "n7               /nvme/img.sqsh  3.0 MiB  1 h ago  stale    -       /shared/img.sqsh  17",
+        "n9               /nvme/img.sqsh  3.0 MiB  1 h ago  current  pinned  /shared/img.sqsh  17",
+    ]
+
+
+def test_nodes_of_a_job_that_lack_a_file_have_their_own_row() -> None:
+    other = ENTRY._replace(destination="/nvme/b", size=10, used_by_job=0)
+    root_s = ENTRY._replace(destination="/site/a", shared=True)
+    nodes = {"n1": holds(ENTRY, other, root_s), "n2": holds(ENTRY), "n3": holds()}
+    expected = [
+        "NODE    DST                SIZE  STAGED   STATE    KEPT  SOURCE            LAST JOB",
+        "n1      /nvme/b            10 B  1 h ago  current  -     /shared/img.sqsh  -",
+        "n[2-3]  /nvme/b            10 B  -        missing  -     /shared/img.sqsh  -",
+        "n[1-2]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
+        "n3      /nvme/img.sqsh  3.0 MiB  -        missing  -     /shared/img.sqsh  -",
+        "n1      /site/a         3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
+    ]
+    assert shown(nodes, whole_job=True) == expected
+    present = [line for line in expected if "missing" not in line]
+    assert [line.split() for line in shown(nodes)] == [line.split() for line in present]
+    assert missing(nodes) == {"/nvme/b": ["n2", "n3"], "/nvme/img.sqsh": ["n3"]}
+    assert missing({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("staged", "text"),
+    [
+        ([1_000_000, 1_000_009], "1 h ago"),  # one transfer, though the hour lies between
+        ([1_003_650, 1_003_659], "9 s ago"),
+        ([1_000_000, 1_003_600], "59 s to 1 h ago"),
+        ([999_000, 1_000_000], "1 h ago"),
+        ([1_999_999], "0 s ago"),  # by a clock that is ahead
+    ],
+)
+def test_the_age_of_folded_rows(staged: list[int], text: str) -> None:
+    nodes = {f"n{number}": holds(ENTRY._replace(staged_at=at)) for number, at in enumerate(staged)}
+    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
+    assert row[3] == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (86399, "23 h"), (2e5, "2 d")],
+)
+def test_an_age_has_one_unit(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "-"),
+        ({"pinned": True}, "pinned"),
+        ({"jobs": [17]}, "job 17"),
+        ({"jobs": [17, 18]}, "jobs 17,18"),
+        ({"lifetime": "job"}, "until its job ends"),
+        ({"lifetime": "job", "jobs": [17]}, "job 17"),
+        ({"lifetime": "job", "pinned": True}, "pinned"),
+        ({"pinned": True, "jobs": [17]}, "pinned, job 17"),
+    ],
+)
+def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
+    nodes = {"n1": holds(ENTRY._replace(**changes))}  # type: ignore[arg-type]
+    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
+    assert row[5] == text
+
+
+def test_what_comes_from_records_is_printed_on_one_line() -> None:
+    entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
+    [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)
+    assert (row[1], row[6]) == ("/nvme/a??[2J", "/caf?")
+
+
+def test_by_file_counts_nodes_by_state() -> None:
+    larger = ENTRY._replace(size=5 << 20, state="stale", source="/other", pinned=True)
+    nodes = {"n1": holds(ENTRY), "n2": holds(ENTRY), "n3": holds(larger), "n4": holds()}
+    assert file_rows(nodes, whole_job=True) == [
+        (
+            "/nvme/img.sqsh", "3.0 MiB to 5.0 MiB", "3", "2 current, 1 stale, 1 missing",
+            "- or pinned", "/shared/img.sqsh or /other",
+        )
+    ]  # fmt: skip
+    assert len(file_rows(nodes, whole_job=True)[0]) == len(FILE_HEADERS)
+    assert file_rows(nodes, whole_job=False)[0][3] == "2 current, 1 stale"
+
+
+def test_by_user_sums_files_and_bytes() -> None:
+    bob = ENTRY._replace(user=1001, size=10)
+    nodes = {"n1": holds(ENTRY, bob), "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"))}
+    names = {1000: "alice", 1001: "bob"}
+    assert list(table(USER_HEADERS, user_rows(nodes, fold, names.__getitem__))) == [
+        "USER   FILES  COPIES     SIZE  NODES",
+        "alice      2       3  9.0 MiB  n[1-2]",
+        "bob        1       1     10 B  n1",
+    ]
+
+
+def test_totals() -> None:
+    other = ENTRY._replace(destination="/nvme/b", size=1 << 20)
+    assert total_line({"n1": holds(ENTRY)}) == "1 file, 3.0 MiB in all"
+    nodes = {"n1": holds(ENTRY, other), "n2": holds(ENTRY)}
+    assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
+
+
+def test_free_space_is_shown_for_each_root_from_least_to_most() -> None:
+    nodes = {
+        "n1": NodeStatus(rooms=[DiskRoom("/nvme", 1 << 30, 4 << 30), DiskRoom("/a", 5, 10)]),
+        "n2": NodeStatus(rooms=[DiskRoom("/nvme", 3 << 30, 4 << 30)]),
+    }
+    assert room_lines(nodes, fold) == [
+        "/nvme: 1.0 GiB to 3.0 GiB free of 4.0 GiB on n[1-2]", "/a: 5 B free of 10 B on n1",
+    ]  # fmt: skip
+
+
+def test_records_that_cannot_be_read_are_counted_by_node() -> None:
+    one, two = Unread("/nvme/.slurm-stage/5001/records/K.json", "version 3\n"), Unread("/z", "why")
+    nodes = {
+        "n1": NodeStatus(),
+        "n2": NodeStatus(unread=[one]),
+        "n3": NodeStatus(unread=[two, one]),
+    }
+    path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
+    assert unread_lines(nodes) == [
+        f"n2: 1 record cannot be read and counts as absent: {path}",
+        f"n3: 2 records cannot be read and count as absent, such as {path}",
+    ]
+
+
+def test_a_table_may_have_ten_thousand_rows() -> None:
+    entries = [ENTRY._replace(destination=f"/nvme/{number}") for number in range(10_000)]
+    assert len(shown({"n1": holds(*entries)})) == 10_001

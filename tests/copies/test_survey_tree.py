@@ -1,0 +1,76 @@
+"""Whether a node's copy of a folder may be current, by its record alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stager.base.options import Mode, Options, Relocate, Validate
+from stager.copies.survey import Reason
+from stager.copies.survey_tree import judge_tree
+from stager.disk.record import Record, TreeFacts
+from stager.request.items import StageItem
+from stager.source.posix import Source
+from tests.support.records import RECORD
+
+FACTS = RECORD.source_facts
+TREE = TreeFacts(
+    files=5, allocated=4096, source_digest="0" * 32, copy_digest="1" * 32, table_digest="2" * 32
+)
+#: A whole copy of a folder, and a part of one.
+WHOLE = replace(RECORD, tree=TREE)
+PART = replace(RECORD, tree=replace(TREE, files=2, split="4:0", files_in_all=5, by="{n}"))
+FOLDER = Source(FACTS, 0o755, 0, 0, files=5, listing="0" * 32)
+#: A stat of the copy, as `WHOLE` has it.
+FOUND = os.stat_result((stat.S_IFDIR | 0o755, 50, 1, 1, 60, 0, 10, 0, 0, 0))
+COPIED = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
+
+
+def having(item: StageItem, **options: Any) -> StageItem:
+    return replace(item, options=replace(item.options, **options))
+
+
+SPREAD = having(COPIED, mode=Mode.SHARD, by="{n}")
+
+
+def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> Reason | None:
+    return judge_tree(item, source, record, FOUND)
+
+
+@pytest.mark.parametrize(
+    ("item", "record", "reason"),
+    [
+        (COPIED, WHOLE, None),
+        (SPREAD, PART, None),
+        (COPIED, PART, Reason.PART_ONLY),
+        (SPREAD, WHOLE, Reason.NOT_SPLIT),
+        (having(SPREAD, by="part-{n}"), PART, Reason.SPLIT_DIFFERENTLY),
+        (having(SPREAD, by=""), PART, Reason.SPLIT_DIFFERENTLY),
+        (having(COPIED, relocate=Relocate.VENV), PART, Reason.RELOCATED_DIFFERENTLY),
+        (having(SPREAD, validate=Validate.ALWAYS), WHOLE, Reason.ALWAYS),
+        (SPREAD, RECORD, Reason.NOT_RECORDED),
+        (SPREAD, None, Reason.NOT_RECORDED),
+    ],
+)
+def test_the_copy_of_a_folder_may_be_current_or_there_is_a_reason(
+    item: StageItem, record: Record | None, reason: Reason | None
+) -> None:
+    assert judged(item, record) == reason
+
+
+def test_a_folder_that_is_missing_is_absent_whatever_is_asked_for() -> None:
+    assert judge_tree(SPREAD, FOLDER, WHOLE, None) == Reason.ABSENT
+
+
+def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:
+    changed = replace(FOLDER, listing="3" * 32)
+    assert judged(SPREAD, PART, changed) == Reason.SOURCE_CHANGED
+    by_size = having(SPREAD, validate=Validate.SIZE)
+    assert judged(by_size, PART, changed) is None
+    larger = replace(changed, facts=replace(FACTS, size=11))
+    assert judged(by_size, PART, larger) == Reason.SOURCE_CHANGED
+    assert judged(by_size, PART, replace(changed, files=6)) == Reason.SOURCE_CHANGED

@@ -1,0 +1,46 @@
+"""A program runs as its user with nothing of root's, and no longer than it may."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stager.root.as_user import groups_of, run_as
+
+
+def python(text: str) -> list[str]:
+    # The system's, which every user may run.
+    return ["/usr/bin/python3", "-I", "-c", text]
+
+
+@pytest.mark.root
+def test_a_program_runs_as_the_user_with_nothing_of_roots() -> None:
+    output = run_as(
+        65534, 65534, [], python("import os; print(os.getresuid(), os.getresgid(), os.getgroups(), "
+        "sorted(os.environ), os.getcwd(), sorted(map(int, os.listdir('/proc/self/fd')))[:3])"),
+    )  # fmt: skip
+    ids = "(65534, 65534, 65534)"
+    assert output.decode() == f"{ids} {ids} [] ['LANG', 'PATH'] / [0, 1, 2]\n"
+
+
+@pytest.mark.root
+def test_a_program_that_hangs_or_floods_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stager.root.as_user._TIME_LIMIT", 0.5)
+    begun = time.monotonic()
+    assert (
+        run_as(65534, 65534, [], python("import time; print(1, flush=True); time.sleep(60)"))
+        == b"1\n"
+    )
+    flood = python("import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    assert len(run_as(65534, 65534, [], flood)) < (2 << 20)
+    assert time.monotonic() - begun < 20
+
+
+def test_the_groups_of_a_user_are_those_of_the_system() -> None:
+    assert groups_of(0)[0] == 0
+    assert 0 in groups_of(0)[1]
+
+
+def test_a_user_whom_the_node_does_not_know_is_in_no_group() -> None:
+    assert groups_of(47_112) == (65534, [])

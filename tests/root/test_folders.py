@@ -1,0 +1,185 @@
+"""Root makes a folder for each user, and refuses what users put in its way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.disk.cache import open_cache
+from stager.root.folders import UnsafeError, locked, make_folder
+from tests.support.disks import owners
+from tests.support.users import USER, as_user, forked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUP = 47111
+
+
+def made(root: Path) -> dict[str, tuple[int, int, str]]:
+    """Make USER's folder, and return what is beneath ``root`` then."""
+    make_folder(str(root), ".slurm-stage", USER, GROUP)
+    return owners(root)
+
+
+#: What `make_folder` makes.
+WHOLE = {
+    ".slurm-stage": (0, 0, "drwxr-xr-x"),
+    f".slurm-stage/{USER}": (USER, GROUP, "drwx------"),
+}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777], ids=oct)
+def test_root_owns_the_parent_and_the_user_the_folder_under_any_mask(root: Path, mask: int) -> None:
+    def act() -> dict[str, tuple[int, int, str]]:
+        os.umask(mask)
+        return made(root)
+
+    assert forked(act) == WHOLE
+
+
+@pytest.mark.root
+def test_a_folder_is_made_once(root: Path) -> None:
+    first = made(root)
+    (root / f".slurm-stage/{USER}/records").mkdir()
+    assert made(root) == {**first, f".slurm-stage/{USER}/records": (0, 0, "drwxr-xr-x")}
+
+
+@pytest.mark.root
+def test_users_have_their_folders_side_by_side(root: Path) -> None:
+    make_folder(str(root), ".slurm-stage", USER, GROUP)
+    make_folder(str(root), ".slurm-stage", USER + 1, GROUP)
+    make_folder(str(root), ".slurm-stage", 0, 0)
+    assert owners(root) == {
+        **WHOLE,
+        f".slurm-stage/{USER + 1}": (USER + 1, GROUP, "drwx------"),
+        ".slurm-stage/0": (0, 0, "drwx------"),
+    }
+
+
+@pytest.mark.root
+def test_the_user_can_open_what_root_made(root: Path) -> None:
+    made(root)
+    cache = as_user(USER, lambda: open_cache(str(root), USER))
+    assert cache.folder == f"{root}/.slurm-stage/{USER}"
+
+
+@pytest.mark.root
+def test_a_folder_that_root_did_not_finish_is_given_to_its_user(root: Path) -> None:
+    (root / f".slurm-stage/{USER}").mkdir(parents=True, mode=0o700)
+    assert made(root) == WHOLE
+
+
+@pytest.mark.root
+def test_a_parent_that_root_made_for_itself_alone_is_opened_to_users(root: Path) -> None:
+    (root / ".slurm-stage").mkdir(mode=0o700)
+    assert made(root) == WHOLE
+
+
+@pytest.mark.root
+def test_a_root_with_an_inherited_group_is_accepted(root: Path) -> None:
+    os.chown(root, 0, GROUP)
+    root.chmod(0o3777)
+    found = made(root)
+    assert {name: (uid, mode) for name, (uid, _, mode) in found.items()} == {
+        name: (uid, mode) for name, (uid, _, mode) in WHOLE.items()
+    }
+
+
+# What users put in root's way
+
+
+def refusal(root: Path) -> str:
+    """Return the message for a root that users have changed. It stays as it is."""
+    before = owners(root)
+    with pytest.raises((OSError, UnsafeError)) as caught:
+        make_folder(str(root), ".slurm-stage", USER, GROUP)
+    assert owners(root) == before
+    return str(caught.value)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", [".slurm-stage", f".slurm-stage/{USER}"])
+@pytest.mark.parametrize("target", ["victim", "nowhere"])
+def test_a_planted_symlink_is_not_followed(root: Path, name: str, target: str) -> None:
+    (root / "victim").mkdir(mode=0o700)
+    link = root / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(root / target)
+    assert refusal(root) == f"[Errno 20] Not a directory: '{link.name}'"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", [".slurm-stage", f".slurm-stage/{USER}"])
+def test_a_planted_file_is_refused(root: Path, name: str) -> None:
+    path = root / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+    assert refusal(root) == f"[Errno 20] Not a directory: '{path.name}'"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("owner", [USER, USER + 1])
+def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> None:
+    (root / ".slurm-stage").mkdir()
+    os.chown(root / ".slurm-stage", owner, GROUP)
+    assert refusal(root) == f"belongs to uid {owner}, not to root; remove it"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
+def test_a_parent_in_which_others_may_write_is_refused(root: Path, mode: int) -> None:
+    (root / ".slurm-stage").mkdir()
+    (root / ".slurm-stage").chmod(mode)
+    assert refusal(root) == "users other than root may write to it; remove it"
+
+
+@pytest.mark.root
+def test_a_users_folder_that_belongs_to_another_is_refused(root: Path) -> None:
+    (root / f".slurm-stage/{USER}").mkdir(parents=True)
+    os.chown(root / f".slurm-stage/{USER}", USER + 1, GROUP)
+    assert refusal(root) == f"{USER} belongs to another user; remove it"
+
+
+@pytest.mark.root
+def test_a_cache_root_that_is_a_symlink_is_refused(root: Path) -> None:
+    (root / "disk").mkdir()
+    (root / "link").symlink_to("disk")
+    with pytest.raises(NotADirectoryError):
+        make_folder(f"{root}/link", ".slurm-stage", USER, GROUP)
+    assert owners(root / "disk") == {}
+
+
+# Locks
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lock"
+
+    def is_free() -> bool:
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    with locked(path):
+        assert not forked(is_free)
+    assert forked(is_free)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_lock_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("elsewhere")
+    with (
+        pytest.raises(OSError, match="Too many levels of symbolic links"),
+        locked(f"{tmp_path}/lock"),
+    ):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,83 @@
+"""Root reads stage.toml as users do, with the standard library alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import PolicyRefusal
+from stager.request.policy import load
+from stager.root.rules import Rules, read_rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("size", ["0", "5", '"5"', '"1.5GiB"', '"10 GB"', '"7k"', '"3mib"', '"2T"'])
+def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(
+        f'roots = ["/nvme"]\nshared_roots = ["/nvme/all"]\n[cache]\nkeep_free = {size}\n'
+        f'headroom = {size}\nkeep_free_percent = 2.5\n[metrics]\ntextfile = "/run/x.prom"\n'
+    )
+    policy, rules = load(path), read_rules(str(path))
+    assert rules == Rules(
+        list(policy.roots), list(policy.shared_roots), policy.cache.keep_free,
+        policy.cache.keep_free_percent, policy.cache.headroom, policy.metrics.textfile,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["1e9", "true", '"10_000"', '"8Gbit"', '"1.5"', "-1", '""', "[]"])
+@pytest.mark.parametrize("key", ["keep_free", "headroom", "keep_free_percent"])
+def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: str) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(f'roots = ["/nvme"]\n[cache]\n{key} = {size}\n')
+    answers = []
+    for read in (lambda: load(path), lambda: read_rules(str(path))):
+        try:
+            answers.append(bool(read()))
+        except (PolicyRefusal, ValueError):
+            answers.append(False)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("cache = 1", "cache is not a table"),
+        ("[cache]\nheadroom = -1", "cache.headroom must be a number of bytes, or a text such as"),
+        (
+            '[cache]\nheadroom = "much"',
+            "cache.headroom must be a number of bytes, or a text such as",
+        ),
+        (
+            "[cache]\nkeep_free_percent = 100",
+            "cache.keep_free_percent must be a number from 0 to less than 100",
+        ),
+        ('[metrics]\ntextfile = "here"', "metrics.textfile is not an absolute path"),
+        ("shared_roots = 1", "shared_roots is not a list of absolute paths"),
+    ],
+)
+def test_a_wrong_rule_is_named_to_root(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(f'roots = ["/nvme"]\n{text}\n')
+    with pytest.raises(ValueError, match=fault):
+        read_rules(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "roots"),
+    [
+        ('roots = ["/nvme"]', ["/nvme"]),
+        (
+            'roots = ["/nvme", "/scratch/local"]\n[launch]\nmpi = "pmix"',
+            ["/nvme", "/scratch/local"],
+        ),
+        ("roots = []", []),
+    ],
+    ids=["one", "two and more keys", "none"],
+)
+def test_the_roots_are_read_from_stage_toml(tmp_path: Path, text: str, roots: list[str]) -> None:
+    (tmp_path / "stage.toml").write_text(text)
+    assert read_rules(f"{tmp_path}/stage.toml").roots == roots

@@ -1,0 +1,121 @@
+"""Run ``stagectl`` as a user does, from a folder with a stage.toml of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stager.cli import main
+from tests.support.stagectl import STAGECTL, Ran, environment, run
+from tests.support.users import forked
+
+#: Beside the roots: one machine's ranks need no network, and without it they begin a second sooner.
+SITE = '[launch.environment]\nOMPI_MCA_btl = "self,sm"\n'
+#: The environment of a job of this node alone, and of a job of three nodes.
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
+JOB_OF_THREE = {
+    "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3",
+    "SLURMD_NODENAME": "n1",
+}  # fmt: skip
+#: Messages that more than one test expects.
+STAGED = "stage: /nvme/img.sqsh: 293.0 KiB from {source} to {nodes} in T (R a node)"
+ALL = "node[1-3] (3 nodes)"
+NO_CONFIG = "is missing: the site's administrator writes it (see slurm-config/stage.toml)"
+OUTSIDE = (
+    "not inside a Slurm job: use sbatch, salloc or srun first, "
+    "or --local N to simulate N nodes on this machine"
+)
+MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+TWICE = "/nvme/b is asked for twice: from /a (validate=stat) and from /c (validate=stat)"
+NOT_BENEATH = (
+    "/b is not beneath a folder that this site stages to; choose a destination beneath /nvme"
+)
+
+
+def call(
+    arguments: list[str], folder: Path, variables: dict[str, str] | None = None, stdin: bytes = b""
+) -> Ran:
+    """Run stagectl in a fork of this process, which saves the start of an interpreter."""
+    inherited = variables or environment()
+    with ExitStack() as stack:
+        typed, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        typed.write(stdin)
+        typed.seek(0)
+
+        def act() -> int:
+            for number, file in enumerate((typed, out, err)):
+                os.dup2(file.fileno(), number)
+            # As Python opens them under LC_ALL=C.UTF-8; they are flushed when the program ends.
+            sys.stdin, sys.stdout, sys.stderr = (
+                open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+                for number, mode in enumerate("rww")
+            )
+            os.environ.clear()
+            os.environ.update(inherited)
+            os.chdir(folder)
+            sys.argv = ["stagectl", *arguments]
+            with pytest.raises(SystemExit) as end:
+                main.main()
+            sys.stdout.flush()
+            assert isinstance(end.value.code, int)
+            return end.value.code
+
+        code = forked(act)
+        out.seek(0)
+        err.seek(0)
+        return Ran(code, out.read().decode(), err.read().decode())
+
+
+class Desk:
+    """A user's folder with a site's stage.toml, from which stagectl is run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "stage.toml"
+        self.config.write_text(f'roots = ["/nvme"]\n{SITE}')
+        self.source = folder / "img.sqsh"
+        self.source.write_bytes(b"image\n" * 50_000)
+        self.nodes = folder / "nodes"
+
+    def stagectl(
+        self, command: str, *arguments: str | Path, stdin: str = "", **variables: str
+    ) -> Ran:
+        """``stagectl COMMAND --config stage.toml …``, in the user's folder."""
+        line = [command, "--config", str(self.config), *map(str, arguments)]
+        return call(line, self.folder, environment(**variables), stdin.encode())
+
+    def local(self, command: str, *values: str) -> Ran:
+        """The command on three simulated nodes, by ``python -m stager``; see `untimed`."""
+        line = [command, "--config", self.config, "--local", "3", "--local-root", self.nodes]
+        return untimed(run([*STAGECTL, *map(str, line), *values], self.folder))
+
+    def simulated(self, command: str, *arguments: str) -> Ran:
+        """A command about the copies on the nodes that `local` simulated."""
+        return self.stagectl(command, "--local-root", self.nodes, *arguments)
+
+    def in_job(self, command: str, *arguments: str) -> Ran:
+        """The command in a job of three nodes; programs of the desk's folder are found first."""
+        path = f"{self.folder}:{os.environ['PATH']}"
+        return self.stagectl(command, *arguments, **{**JOB_OF_THREE, "PATH": path})
+
+    def copy(self, node: int, destination: str = "/nvme/img.sqsh") -> Path:
+        """The path of a simulated node's copy."""
+        return Path(f"{self.nodes}/node{node}{destination}")
+
+
+def untimed(ran: Ran) -> Ran:
+    """The output with T for each time and R for each rate, which differ from run to run."""
+    out = re.sub(r"\(\d[\d.]* [KMG]?i?B/s a node\)", "(R a node)", ran.out)
+    return Ran(ran.code, re.sub(r"\d+\.\d s\b", "T", out), ran.err)
+
+
+def without_free_space(text: str) -> str:
+    """A status without the lines about free space on this machine's disks; T for each age."""
+    lines = [line for line in text.splitlines() if " free of " not in line]
+    return "".join(f"{re.sub(r'[0-9]+ s ago', 'T ago', line)}\n" for line in lines)
