@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stager.base.text import printable
-
 #: The remedy for ranks that do not find each other, or do not start.
 MPI_REMEDY = (
     "set mpi in the [launch] section of stage.toml to a plugin that both this MPI library and "
@@ -67,6 +65,8 @@ class DirectiveError(UsageError):
     def _caret(self) -> str:
         start = max(0, min(self.position - self.WINDOW // 2, len(self.text) - self.WINDOW))
         window = self.text[start : start + self.WINDOW]
+        from stager.base.text import printable  # ranks, which start fast, raise no DirectiveError
+
         return f"  {printable(window)}\n  {' ' * (self.position - start)}^"
 
 

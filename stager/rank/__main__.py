@@ -20,7 +20,6 @@ def main() -> None:
     # A single thread calls MPI, so the library needs no locks.
     mpi4py.rc(initialize=False, finalize=True, thread_level="funneled")
     from mpi4py import MPI
-    from mpi4py.run import set_abort_status
 
     if _DEBIAN in MPI.Get_library_version():
         from stager.rank.fabrics import pass_over_absent_fabrics  # not needed for other MPIs
@@ -33,6 +32,8 @@ def main() -> None:
 
         program.main()
     except BaseException as error:
+        from mpi4py.run import set_abort_status  # a rank that ends well does without it
+
         set_abort_status(error)
         _report_crash(error)
         raise

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager.base.errors import BusyError, Failure, StageError
-from stager.base.text import seconds_text
 from stager.disk.files import as_stage_error
 from stager.disk.locks import Locks
 
@@ -154,6 +153,8 @@ def locked(
 
 
 def _timed_out(busy: Busy, waited: float) -> Failure:
+    from stager.base.text import seconds_text  # not needed where no job waits
+
     text = (
         f"{busy.destination} is being staged by {busy.holder}; gave up after waiting "
         f"{seconds_text(waited)}; submit again"

@@ -20,7 +20,7 @@ from stager.disk.reader import FileReader
 from stager.rank.agree import together
 from stager.wire.layout import Layout
 from stager.wire.ring import Drain, Ring
-from stager.wire.route import Algorithm
+from stager.wire.settings import Algorithm
 from stager.wire.transfer import broadcast, ring_depth
 
 if TYPE_CHECKING:

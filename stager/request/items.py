@@ -14,8 +14,7 @@ from typing import Any
 from stager.base.errors import UsageError
 from stager.base.options import DEFAULT_OPTIONS, Mode, Options
 from stager.base.paths import SHARD_LIST
-from stager.wire.route import Algorithm
-from stager.wire.settings import DEFAULT_SETTINGS, Settings
+from stager.wire.settings import DEFAULT_SETTINGS, Algorithm, Settings
 
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"

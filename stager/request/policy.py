@@ -25,7 +25,7 @@ from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.root.rules import byte_size, percentage
-from stager.wire.route import Algorithm
+from stager.wire.settings import Algorithm
 
 #: Where the plugin and stagectl look for it by default.
 DEFAULT_PATH = Path("/etc/slurm/stage.toml")

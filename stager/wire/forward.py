@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mpi4py import MPI
 
-from stager.wire.route import Algorithm, route
+from stager.wire.route import route
+from stager.wire.settings import Algorithm
 
 if TYPE_CHECKING:
     from stager.wire.turns import Turns

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from stager.wire.route import Algorithm
+
+class Algorithm(StrEnum):
+    """The way of chunks from their reader to all other ranks."""
+
+    AUTO = "auto"
+    #: The MPI library's own broadcast of each chunk: one at a time, or several at once.
+    BCAST = "bcast"
+    IBCAST = "ibcast"
+    #: From each rank to the next: full rate; the number of hops grows with the number of ranks.
+    CHAIN = "chain"
+    #: Along two binary trees, where the inner ranks of one are the leaves of the other: full rate;
+    #: the number of hops grows with the logarithm of the number of ranks.
+    TREE = "tree"
 
 
 @dataclass(frozen=True, slots=True)

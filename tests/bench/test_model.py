@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.wire.route import Algorithm, Hop, route
+from stager.wire.route import Hop, route
 from tests.bench import model
 from tests.bench.model import (
     ALGORITHMS,
@@ -35,6 +35,8 @@ from tests.bench.model import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from stager.wire.settings import Algorithm
 
 CHAIN, TREE, BCAST = ALGORITHMS
 POINT_TO_POINT = [CHAIN, TREE]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stager.wire.route import Algorithm
+from stager.wire.settings import Algorithm
 from tests.cluster.site import POLICY, STAGECTL, Site, digest
 from tests.cluster.watch import Watch
 

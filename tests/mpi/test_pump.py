@@ -19,7 +19,7 @@ from stager.wire.forward import PointToPoint
 from stager.wire.layout import Layout
 from stager.wire.pump import Pump
 from stager.wire.ring import OK, Ring
-from stager.wire.route import Algorithm
+from stager.wire.settings import Algorithm
 from stager.wire.turns import Turns
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import RefusedError, together
 from stager.request.items import Space
-from stager.wire.route import Algorithm
-from stager.wire.settings import Settings
+from stager.wire.settings import Algorithm, Settings
 from tests.support.world import World, messages
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from stager.base.errors import SourceError, SpaceError
 from stager.base.extents import Extent, rounded
 from stager.disk.reader import FileReader
 from stager.wire.layout import Layout
-from stager.wire.route import Algorithm
-from stager.wire.settings import Settings
+from stager.wire.settings import Algorithm, Settings
 from stager.wire.transfer import Transferred, broadcast, ring_depth
 
 if TYPE_CHECKING:

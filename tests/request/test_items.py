@@ -20,8 +20,7 @@ from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageReques
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
-from stager.wire.route import Algorithm
-from stager.wire.settings import Settings
+from stager.wire.settings import Algorithm, Settings
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT = Validate.STAT
