@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from stager.copies.survey_tree import copy_digest, damaged
-from stager.disk.files import digest_of
+from stager.disk.files import READ_FILE, digest_of, opened
 
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
@@ -60,8 +60,5 @@ def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
 
 def _forget_pages(path: str) -> None:
     """Drop the file from the page cache, so that its bytes are read from the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with opened(path, READ_FILE) as descriptor:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

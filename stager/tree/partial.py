@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from stager.base import linux
 from stager.disk.files import (
+    READ_FILE,
     make_movable,
+    opened,
     opened_beneath,
     read_back,
     remove_tree,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_REPLACE = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Request of ioctl(2) that makes a file share the blocks of another.
 _FICLONE = 0x40049409
@@ -94,9 +97,7 @@ class PartialTree:
     def _clone(self, row: int, path: bytes, here: bytes) -> bool:
         if not self._clones:
             return False
-        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            descriptor = os.open(here, _CREATE, 0o600)
+        with opened(path, READ_FILE) as source, opened(here, _CREATE) as descriptor:
             try:
                 fcntl.ioctl(descriptor, _FICLONE, source)
                 self._finish(row, descriptor)
@@ -106,10 +107,6 @@ class PartialTree:
                     raise
                 self._clones = False
                 return False
-            finally:
-                os.close(descriptor)
-        finally:
-            os.close(source)
         return True
 
     def _link(self, row: int, path: bytes, here: bytes) -> bool:
@@ -196,12 +193,9 @@ class PartialTree:
         path = self._base + self._listing.paths[row]
         with stage_errors(self.path):
             os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with opened(path, _REPLACE) as descriptor:
                 write_all(descriptor, data, 0)
                 self._finish(row, descriptor)
-            finally:
-                os.close(descriptor)
 
     def read_back(self, row: int) -> bytes:
         """Return the xxh3-128 of the row's file, read from the disk and not from the page cache."""
@@ -216,11 +210,8 @@ class PartialTree:
                 os.link(self._base + listing.targets[row], self._base + listing.paths[row])
             # Only now: a new entry changes its folder's time, and the mode may forbid it.
             for row in reversed(list(listing.rows(Kind.FOLDER))):
-                descriptor = os.open(self._base + listing.paths[row], _FOLDER)
-                try:
+                with opened(self._base + listing.paths[row], _FOLDER) as descriptor:
                     self._finish(row, descriptor)
-                finally:
-                    os.close(descriptor)
         self.sync()
 
     def sync(self) -> None:

@@ -12,8 +12,9 @@ import pytest
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, node_status
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import jobs_using
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
+from stager.disk.record import CopyFacts, SourceFacts
 from stager.source.posix import facts_of
+from tests.support import records
 from tests.support.entries import ENTRY
 from tests.support.users import USER, as_ordinary_user, as_user, ordinary_home
 
@@ -21,18 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-RECORD = Record(
-    version=VERSION,
-    source="/shared/img.sqsh",
-    destination="/nvme/img.sqsh",
+RECORD = replace(
+    records.RECORD,
     source_facts=SourceFacts(size=3 << 20, mtime_ns=20, ctime_ns=30, inode=40),
     copy_facts=CopyFacts(size=3 << 20, mtime_ns=20, inode=50, owner=60),
-    digest="00112233445566778899aabbccddeeff",
     staged_at=1_000_000,
     used_at=1_000_100,
     used_by_job=17,
-    lifetime="cache",
-    pinned=False,
 )
 
 

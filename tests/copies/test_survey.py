@@ -17,9 +17,10 @@ from stager.copies.survey import Reason, Survey, judge, survey, survey_shared
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.partial import Partial
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
+from stager.disk.record import Record, SourceFacts
 from stager.request.items import StageItem
 from stager.source.posix import look_at_source
+from tests.support import records
 from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home, remount_read_only
 
 if TYPE_CHECKING:
@@ -30,19 +31,7 @@ BYTES = b"some bytes of an image\n" * 1000
 DIGEST = "699d1a1bb1d6d2fe73e053a6cb413952"
 
 FACTS = SourceFacts(size=10, mtime_ns=20, ctime_ns=30, inode=40)
-RECORD = Record(
-    version=VERSION,
-    source="/shared/img.sqsh",
-    destination="/nvme/img.sqsh",
-    source_facts=FACTS,
-    copy_facts=CopyFacts(size=10, mtime_ns=20, inode=50, owner=60),
-    digest=DIGEST,
-    staged_at=70,
-    used_at=80,
-    used_by_job=0,
-    lifetime="cache",
-    pinned=False,
-)
+RECORD = replace(records.RECORD, digest=DIGEST)
 
 
 # Judging
