@@ -5,8 +5,8 @@ sbatch runs it at every submission, so it imports little.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +17,6 @@ from stager.cli.staging import build_request, parse_values
 from stager.request import policy
 from stager.request.resolve import resolve
 from stager.request.script import parse_script, sbatch_values
-
-if TYPE_CHECKING:
-    from stager.request.directive import Directive
 
 
 @click.command()
@@ -39,12 +36,18 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     Checks how they are written, and whether the site's configuration allows the destinations.
     Whether the sources exist is checked when the job starts.
     """
+    lists = list(values)
     directives = parse_values(values)
     for script in scripts:
-        directives += _submitted(script)
+        lines = read_head(str(script))
+        in_script = sbatch_values(lines)
+        directives += [*parse_script(lines), *parse_values(in_script)]
+        lists += in_script
     rules = policy.load_if_present(config)
     items = resolve(directives, rules or policy.LOCAL)
-    build_request(items, rules or policy.LOCAL).to_json()  # raises if it is too long
+    request = build_request(items, rules or policy.LOCAL)
+    # As the job will send it: raises if it is too long.
+    replace(request, directives=";".join(lists)).to_json()
     if quiet:
         return 0
     for item in items:
@@ -54,9 +57,3 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     if rules is None:
         say(f"only the syntax was checked: there is no {config} here")
     return 0
-
-
-def _submitted(script: Path) -> list[Directive]:
-    """Return the directives of a script's #STAGE lines and of its #SBATCH --stage options."""
-    lines = read_head(str(script))
-    return [*parse_script(lines), *parse_values(sbatch_values(lines))]

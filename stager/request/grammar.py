@@ -28,9 +28,9 @@ from stager.request.lexer import Char, Field, field, read_escapes, split, split_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h, less its NUL. Slurm
-#: carries it in one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
-MAX_LIST = 120 * 1024 - 1
+#: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h. Slurm carries it in
+#: one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
+MAX_LIST = 120 * 1024
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
 _NO_URL = "the {} is a URL; only files and folders can be staged"
 _LINE = "#STAGE SRC DST [key=value…]"

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -152,8 +153,9 @@ def ordinary_lines(count: int) -> list[str]:
         "/a:/nvme/".ljust(MAX_LIST // 4, "😀"),
         "/a:/nvme/".ljust(MAX_LIST // 3, "\udcff"),
         ";".join(f"/a:/nvme/{number:x}" for number in range(7_500)),
+        ";".join(f"/a:/nvme/{sha256(bytes([n >> 8, n & 255])).hexdigest()}" for n in range(1_650)),
     ],
-    ids=["letters", "accents", "pictures", "no UTF-8", "short paths"],
+    ids=["letters", "accents", "pictures", "no UTF-8", "short paths", "random names"],
 )
 def test_the_longest_value_fits_into_one_environment_variable(value: str) -> None:
     request = for_later_steps(value)
