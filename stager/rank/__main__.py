@@ -32,11 +32,13 @@ def main() -> None:
 
         program.main()
     except BaseException as error:
-        from mpi4py.run import set_abort_status  # a rank that ends well does without it
-
-        set_abort_status(error)
-        _report_crash(error)
-        raise
+        # Without any import, which may be what failed: the other ranks wait until this one aborts.
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+            _report_crash(error)
+        finally:
+            code = error.code if isinstance(error, SystemExit) else None
+            MPI.COMM_WORLD.Abort(code if isinstance(code, int) and code else 1)
 
 
 def _report_crash(error: BaseException) -> None:

@@ -236,10 +236,12 @@ def start_thread(run: Callable[[], None]) -> threading.Thread:
         try:
             run()
         except BaseException:
-            import traceback  # rarely needed
+            try:
+                import traceback  # rarely needed
 
-            os.write(2, traceback.format_exc().encode(errors="replace"))
-            os._exit(1)
+                os.write(2, traceback.format_exc().encode(errors="replace"))
+            finally:
+                os._exit(1)
 
     # A daemon: a rank that ends by an error does not wait for its threads.
     thread = threading.Thread(target=run_or_exit, daemon=True)

@@ -52,6 +52,25 @@ def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
     assert "ZeroDivisionError: division by zero" in done.stderr
 
 
+def test_a_rank_that_can_import_nothing_more_still_ends_all() -> None:
+    names = ("mpi4py.run", "stager.base.outcome", "traceback", "json")
+    block = f"sys.modules.update(dict.fromkeys({names}))"
+    done = run_ranks(f"{block}; raise ImportError('stale file handle')")
+    assert done.returncode == 1
+    assert "ImportError: stale file handle" in done.stderr
+
+
+def test_a_thread_that_can_import_nothing_more_still_ends_all() -> None:
+    block = "sys.modules.update(dict.fromkeys(('traceback',)))"
+    start = "from stager.wire.ring import start_thread; start_thread(lambda: 1 / 0)"
+    assert (
+        run_ranks(
+            f"{start.split(';')[0]}; {block};{start.split(';')[1]}; import time; time.sleep(30)"
+        ).returncode
+        != 0
+    )
+
+
 def test_an_exit_with_a_code_ends_all_of_them_with_it() -> None:
     assert run_ranks("sys.exit(5)").returncode == 5
 
