@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 #: Seconds of one wait for output at most; longer ones overflow in the kernel.
 _LONGEST_WAIT = 3600.0
+#: Seconds for the launcher to end its tasks, if it is ended because of an exception.
+_END_PATIENCE = 10.0
 
 
 class Process:
-    """A running launcher. When left as a context manager, its pipes are closed and it is awaited.
+    """A running launcher. When left as a context manager, its pipes are closed and it is awaited;
+    when left by an exception, it is ended.
 
     Raise LaunchError if it cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._selector = selectors.DefaultSelector()
         try:
             self._child = subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL,
@@ -37,10 +41,13 @@ class Process:
             raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
         except ValueError as error:  # a NUL or '=' where an environment can have none
             raise LaunchError(f"{argv[0]} cannot be started: {error}") from None
-        self._selector = selectors.DefaultSelector()
-        for stream in (self._child.stdout, self._child.stderr):
-            assert stream is not None
-            self._selector.register(stream, selectors.EVENT_READ, data=bytearray())
+        try:
+            for stream in (self._child.stdout, self._child.stderr):
+                assert stream is not None
+                self._selector.register(stream, selectors.EVENT_READ, data=bytearray())
+        except BaseException as error:  # a signal too: nothing else would end the launcher
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +59,8 @@ class Process:
         traceback: TracebackType | None,
     ) -> None:
         self._selector.close()
+        if error is not None and self._child.poll() is None:
+            self.end(_END_PATIENCE)
         self._child.__exit__(kind, error, traceback)
 
     @property

@@ -44,11 +44,7 @@ def run(
     begun = time.monotonic()
     with Process(argv, environment) as process:
         listener = _Listener(time.monotonic() + start_timeout, on_event)
-        try:
-            listener.listen(process)
-        except BaseException:
-            process.end(_PATIENCE)
-            raise
+        listener.listen(process)
         if listener.timed_out:
             process.end(_PATIENCE)
     if listener.outcome is None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import selectors
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +70,26 @@ def test_one_that_cannot_be_started_is_named() -> None:
     with pytest.raises(LaunchError) as caught:
         Process(["/nowhere/srun"], {})
     assert str(caught.value) == "/nowhere/srun cannot be started: No such file or directory"
+
+
+@pytest.mark.parametrize("when", ["while its streams are registered", "while it is used"])
+def test_one_that_is_left_by_an_exception_is_ended(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    started: list[int] = []
+    start = subprocess.Popen.__init__
+
+    def noting(child: Any, *arguments: Any, **settings: Any) -> None:
+        start(child, *arguments, **settings)
+        started.append(child.pid)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noting)
+    if when.endswith("registered"):
+        monkeypatch.setattr(selectors.DefaultSelector, "register", interrupted)
+    with pytest.raises(KeyboardInterrupt), Process(["sleep", "60"], {"PATH": os.defpath}):
+        interrupted()
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
