@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -41,6 +41,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 class _Commands(click.Group):
     """The commands of `COMMANDS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        # click looks here for a command that resembles a mistyped one.
+        known = {name: click.Command(name) for name, (_, line) in COMMANDS.items() if line}
+        super().__init__(commands=known, **settings)
 
     def list_commands(self, _: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -85,7 +90,8 @@ def main() -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Make stdout and stderr take any text, even if the caller closed them."""
+    """Make stdout and stderr take any text, even if the caller closed them; stdin is then empty."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - open until the end
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -38,6 +38,12 @@ def test_a_wrong_command_line_ends_with_2_and_the_usage(arguments: list[str], us
     assert ran.err.startswith(usage)
 
 
+def test_a_mistyped_command_is_corrected() -> None:
+    ran = run([*STAGECTL, "stag"])
+    assert ran.code == 2
+    assert "Did you mean one of: 'stage', 'status'?" in ran.err
+
+
 OK = "stage: ok: /a to /nvme/b (validate=stat)\n"
 
 
