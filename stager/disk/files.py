@@ -201,8 +201,7 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
         return SpaceError(f"{path}: the {kind} is full; make room and submit again")
     if error.errno == errno.EROFS:
         return DestinationError(
-            f"{path}: the disk is read-only; submit again without this node (--exclude) and tell "
-            "the administrator"
+            f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"
         )
     return DestinationError(f"{path}: {error.strerror or error}")
 

@@ -350,7 +350,7 @@ def test_a_read_only_disk_is_not_called_a_lack_of_permission(tmp_path: Path) -> 
         return refusal(node, node.disk / "copy.sqsh")
 
     assert on_tmpfs(tmp_path, "size=1m", act) == (
-        f"{tmp_path}/disk: the disk is read-only; submit again without this node (--exclude) and "
+        f"{tmp_path}/disk: the disk is read-only; use other nodes (--exclude) and "
         "tell the administrator"
     )
 

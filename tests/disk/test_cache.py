@@ -342,9 +342,7 @@ def refusal(act: Callable[[], object], error: type[StageError]) -> str:
     return str(caught.value)
 
 
-READ_ONLY = (
-    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
-)
+READ_ONLY = "the disk is read-only; use other nodes (--exclude) and tell the administrator"
 
 
 @pytest.mark.root

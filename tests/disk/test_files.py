@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-READ_ONLY = (
-    "the disk is read-only; submit again without this node (--exclude) and tell the administrator"
-)
+READ_ONLY = "the disk is read-only; use other nodes (--exclude) and tell the administrator"
 
 
 @pytest.mark.parametrize(
