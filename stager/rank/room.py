@@ -56,11 +56,14 @@ def make_room(
 def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
     """Return what each cargo that this rank receives takes on its disk. Collective."""
 
-    def look() -> list[int]:
+    def look() -> list[tuple[int, int]]:
         # A file takes the same everywhere, so rank 0 alone asks shared storage for its size. Of a
         # tree each node may lack other files.
         is_asked = (cargo.task.is_tree or context.comm.rank == 0 for cargo in cargos)
-        return [cargo.need() if asked else 0 for cargo, asked in zip(cargos, is_asked, strict=True)]
+        return [
+            (cargo.need() if asked else 0, cargo.need_in_all())
+            for cargo, asked in zip(cargos, is_asked, strict=True)
+        ]
 
     answers = together(context, look)
     mine, first = answers[context.comm.rank], answers[0]
@@ -69,8 +72,8 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
             cargo.task.item.root,
             cargo.task.cache,
             cargo.task.item.destination,
-            mine[index] if cargo.task.is_tree else first[index],
-            cargo.need_in_all(),
+            mine[index][0] if cargo.task.is_tree else first[index][0],
+            mine[index][1],
         )
         for index, cargo in enumerate(cargos)
         if cargo.task.receives
