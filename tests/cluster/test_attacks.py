@@ -275,4 +275,7 @@ def test_a_list_beyond_all_bounds_is_refused_at_once(site: Site) -> None:
     many = ["--stage=" + value.replace("x", str(number), 1) for number in range(6)]
     done = site.run(["sbatch", *many, "--wrap", "true"], check=False, user="bob")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("stage: the list of directives is too long; stage an archive instead\n")
+    assert done.stderr == (
+        "stage: the --stage options are longer than 122880 bytes together; write #STAGE lines in "
+        "the batch script instead, or stage a folder or an archive\n"
+    )

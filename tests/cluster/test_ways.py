@@ -131,9 +131,10 @@ def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
     job = site.sbatch(script, "-N4", f"--stage={A}")
     assert job.wait().exit_code == "0:0"
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
-    check_lines(
-        job.output(), staged("a", ALL), skipped("a", ALL), staged("b", ALL), *sights, "third"
-    )
+    # On a busy machine srun says that the step before has not ended yet.
+    lines = [line for line in job.output().splitlines() if not line.startswith("srun: ")]
+    expected = (staged("a", ALL), skipped("a", ALL), staged("b", ALL), *sights, "third")
+    check_lines("\n".join(lines), *expected)
     assert site.steps(job) == 4
 
 
