@@ -318,8 +318,9 @@ static int wait_for_status(const struct gate *gate)
 		if (status == STATUS_WORKING)
 			last_work = time(NULL);
 		if (time(NULL) - last_work > WAIT_LIMIT) {
-			complain("stage: %s: no rank has worked here for %d s, so this task was "
-				 "not started; submit again\n",
+			complain("stage: %s: staging made no progress on this node for %d s, so "
+				 "this task was not started; submit again, and tell the "
+				 "administrator\n",
 				 gate->node, WAIT_LIMIT);
 			return STAGE_LAUNCH;
 		}

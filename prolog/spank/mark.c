@@ -46,7 +46,9 @@ static bool make_folder(const char *path, mode_t mode)
 void stage_expect_marks(void)
 {
 	if (!make_folder(STAGE_RUN, 0755) || !make_folder(STAGE_RUN_JOBS, 0711))
-		slurm_error("stage: %s: %s", STAGE_RUN_JOBS, strerror(errno));
+		slurm_error("stage: %s cannot be made: %s; until it is there, no copies are "
+			    "evicted on this node",
+			    STAGE_RUN_JOBS, strerror(errno));
 }
 
 void stage_mark(spank_t spank)
@@ -60,7 +62,9 @@ void stage_mark(spank_t spank)
 	if (fd >= 0)
 		(void)close(fd); /* nothing was written */
 	else if (errno != ENOENT)
-		slurm_error("stage: %s: %s", job.mark, strerror(errno));
+		slurm_error("stage: the job's mark %s cannot be made: %s; its copies may be "
+			    "evicted while it runs",
+			    job.mark, strerror(errno));
 }
 
 void stage_clean_up(spank_t spank, const struct stage_config *config)
@@ -79,7 +83,9 @@ void stage_clean_up(spank_t spank, const struct stage_config *config)
 	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.epilog"), id, uid, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
 	if (code != 0)
-		slurm_error("stage: cleaning up after job %s failed (exit code %d)", id, code);
+		slurm_error("stage: cleaning up after job %s failed (exit code %d); " STAGE_SEE_LOG,
+			    id, code, config->python);
 	if (unlink(job.mark) != 0 && errno != ENOENT)
-		slurm_error("stage: %s: %s", job.mark, strerror(errno));
+		slurm_error("stage: the job's mark %s cannot be removed: %s; remove it", job.mark,
+			    strerror(errno));
 }

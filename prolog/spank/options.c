@@ -54,8 +54,7 @@ static struct spank_option stage_option = {
 
 /* Marks the helper's step; unlike an environment variable, it works with --export=NONE. */
 static struct spank_option helper_option = {
-	"stage-helper", NULL, "used by the stage itself: mark this step as its helper", 0, 0,
-	take_helper,
+	"stage-helper", NULL, "for internal use; do not give this option", 0, 0, take_helper,
 };
 
 int stage_options_register(spank_t spank)

@@ -85,6 +85,7 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), uid_text, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, 0);
 	if (code != 0)
-		slurm_error("stage: making the folders of uid %s failed (exit code %d)", uid_text,
-			    code);
+		slurm_error(
+			"stage: making the folders of uid %s failed (exit code %d); " STAGE_SEE_LOG,
+			uid_text, code, config->python);
 }

@@ -105,6 +105,8 @@ void stage_clean_up(spank_t spank, const struct stage_config *config);
  * signal N. After `limit` seconds the program gets SIGALRM; 0 is no limit.
  */
 enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128 };
+/* The remedy for root's programs, which write to syslog once the %s, the Python, has started. */
+#define STAGE_SEE_LOG "see syslog (journalctl -t slurm-stage), and check that %s can be run"
 extern char *const stage_clean_environment[];
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
 

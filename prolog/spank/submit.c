@@ -100,8 +100,8 @@ static void refuse_het_job(void)
 
 	if (++components == 1 || stage_options_count() == 0)
 		return;
-	(void)fprintf(stderr, "stage: a heterogeneous job cannot be staged to: "
-			      "submit its parts as jobs\n");
+	(void)fprintf(stderr, "stage: staging does not work in a heterogeneous job; submit each "
+			      "part as its own job\n");
 	exit(STAGE_USAGE);
 }
 

@@ -29,16 +29,22 @@ _LOOK = 0.01
 
 
 class DamagedError(Exception):
-    """The archive cannot be read any further: the problem, and what can be done about it."""
+    """The archive cannot be read any further, for this problem."""
 
-    def __init__(self, problem: str, remedy: str = "copy it or create it again") -> None:
-        super().__init__(f"{problem}; {remedy}")
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the archive is damaged ({problem}); get an undamaged copy of it, or create it again"
+        )
+
+
+class DemandingError(Exception):
+    """The archive takes too much memory to decompress: the problem, and what can be done."""
 
 
 def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield the tar in the ``archive`` in blocks, some of which may be empty.
 
-    Raise DamagedError, or an exception of the library that decompresses it.
+    Raise DamagedError or DemandingError, or an exception of the library that decompresses it.
     """
     compression = compression_of(name)
     if compression is Compression.GZIP:
@@ -84,9 +90,9 @@ def _unxzed(archive: IO[bytes]) -> Iterator[bytes]:
                 yield stream.decompress(data, BLOCK)
             except lzma.LZMAError as error:
                 if _XZ_EXCEEDED in str(error):
-                    raise DamagedError(
-                        f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress",
-                        "compress it again with a smaller dictionary, such as that of xz -9",
+                    raise DemandingError(
+                        f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
+                        "compress it again with a smaller dictionary, such as that of xz -9"
                     ) from None
                 raise
             data = b""
@@ -112,9 +118,9 @@ def _unzstded(archive: IO[bytes]) -> Iterator[bytes]:
         yield from read_blocks(reader)
     except zstandard.ZstdError as error:
         if _ZSTD_EXCEEDED in str(error):
-            raise DamagedError(
-                "it takes more than 128 MiB of memory to decompress",
-                "compress it again without --ultra and with --long=27 at most",
+            raise DemandingError(
+                "it takes more than 128 MiB of memory to decompress; "
+                "compress it again without --ultra and with --long=27 at most"
             ) from None
         raise
 

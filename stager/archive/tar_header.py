@@ -90,7 +90,7 @@ def decode_header(block: bytes) -> Header:
     # Most bytes are zeros, and to leave them out is three times as fast as to add them.
     found = sum(block.translate(None, b"\0")) - sum(header.checksum) + _BLANK_CHECKSUM
     if expected != found and expected != _signed(found, block, header.checksum):
-        raise DamagedError("a member's header is damaged, or it is not a tar archive")
+        raise DamagedError("a member's header is not valid, or it is not a tar archive")
     return header
 
 

@@ -67,7 +67,7 @@ class TarStream:
     def _count(self, size: int) -> None:
         self._allowance -= size
         if self._allowance < 0:
-            raise DamagedError("it holds too much besides the data of its files")
+            raise DamagedError("it has far more headers and padding than its files need")
 
     def end(self) -> None:
         """Read what follows the first block of zeros: a second one, and zeros as padding.

@@ -11,6 +11,7 @@ import xxhash
 from stager.archive.decompress import BLOCK
 from stager.archive.links import bad_links
 from stager.base.errors import SpaceError, UsageError
+from stager.base.text import bytes_text
 from stager.disk.files import write_all
 from stager.disk.permissions import file_mode, folder_mode
 
@@ -31,9 +32,9 @@ _DISK_BLOCK = 4096
 #: Why a device, a pipe or an unknown kind of member is refused.
 NEITHER = "is not a file, folder or link"
 _BAD_TIME = "has an impossible modification time"
-#: What a user can do about a member that is refused, and about an archive that is too large.
+_EARLIER_FOLDER = "the archive has a folder of the same name before it"
+#: What a user can do about a member that is refused.
 _REMEDY = "create the archive again without it"
-ASK_FOR_MORE = "pack fewer files, or ask the administrator to allow more"
 
 
 class Limits(NamedTuple):
@@ -57,11 +58,17 @@ def may_run_as_another(mode: int) -> bool:
 
 
 class Target:
-    """The folder that is filled. Raises UsageError, which names the member that is refused."""
+    """The folder that is filled from the archive of a ``name``.
 
-    def __init__(self, folder: bytes, limits: Limits) -> None:
+    Raises UsageError, which names the archive and the member that is refused.
+    """
+
+    def __init__(self, folder: bytes, limits: Limits, name: str) -> None:
         self._base = folder + b"/"
+        self._name = name
         self._limits = limits
+        #: The most members that it takes.
+        self.most_members = limits.members
         self._members = 0
         #: Bytes of files, and of the blocks on the disk that they occupy.
         self._size = self._allocated = 0
@@ -71,10 +78,23 @@ class Target:
         #: The xxh3-128 of each file by its path.
         self.digests: dict[bytes, bytes] = {}
 
-    def refusal(self, path: bytes, why: str, remedy: str = _REMEDY) -> UsageError:
+    def refusal(self, path: bytes, why: str) -> UsageError:
         """Return the error that names the member."""
-        name = path.decode(errors="backslashreplace")
-        return UsageError(f"the archive's member {name!r} {why}: nothing was unpacked; {remedy}")
+        return UsageError(
+            f"{self._name}: its member {_shown(path)} {why}: nothing was unpacked; {_REMEDY}"
+        )
+
+    def check_members(self, count: int, member: bytes | None = None) -> None:
+        """Raise UsageError if the archive has too many members, as found at ``member``."""
+        if count > self.most_members:
+            raise self._excess(f"{self.most_members} members", "unpacked_members", member)
+
+    def _excess(self, most: str, key: str, member: bytes | None) -> UsageError:
+        reached = "" if member is None else f", reached at {_shown(member)}"
+        return UsageError(
+            f"{self._name}: it has more than the {most} that the site allows ({key}{reached}): "
+            "nothing was unpacked; pack fewer files, or ask the administrator to allow more"
+        )
 
     def admit(self, name: bytes, size: int, *, runs_as_another: bool) -> bytes:
         """Return the path in the folder of a member whose file has ``size`` bytes.
@@ -105,22 +125,13 @@ class Target:
         self._members += 1
         self._size += size
         self._allocated += max(1, -(-size // _DISK_BLOCK)) * _DISK_BLOCK
-        if self._members > limits.members:
-            raise self.refusal(
-                name,
-                f"exceeds the {limits.members} members that the site allows (unpacked_members)",
-                ASK_FOR_MORE,
-            )
+        self.check_members(self._members, name)
         if self._size > limits.size:
-            raise self.refusal(
-                name,
-                f"exceeds the {limits.size} bytes that the site allows (unpacked_size)",
-                ASK_FOR_MORE,
-            )
+            raise self._excess(bytes_text(limits.size), "unpacked_size", name)
         if limits.room is not None and self._allocated > limits.room:
             raise SpaceError(
-                f"the archive unpacks to more than the {limits.room} bytes that you may still "
-                "write on this disk; make room, or request nodes with larger disks"
+                f"{self._name}: it unpacks to more than the {bytes_text(limits.room)} that you may "
+                "still write on this disk; make room, or request nodes with larger disks"
             )
 
     def _make_parents(self, path: bytes) -> None:
@@ -133,7 +144,7 @@ class Target:
             self._count(folder, 0)
             self._mkdir(folder)
         if path in self._folders:
-            raise self.refusal(path, "is not a folder, but an earlier member of that path is one")
+            raise self.refusal(path, f"is a file or link, but {_EARLIER_FOLDER}")
 
     def _remove(self, path: bytes) -> None:
         """Remove what an earlier member put at ``path``."""
@@ -154,7 +165,7 @@ class Target:
             os.mkdir(self._base + path, 0o700)
         except FileExistsError:
             raise self.refusal(
-                path, "is a folder, but an earlier member of that path is a file or link"
+                path, "is a folder, but the archive has a file or link of the same name before it"
             ) from None
         self._folders[path] = None
 
@@ -236,7 +247,8 @@ class Target:
         """Make a further name of the earlier member ``target``, which must be a file."""
         first = b"/".join(part for part in target.split(b"/") if part not in (b"", b"."))
         if target.startswith(b"/") or first not in self.digests:
-            raise self.refusal(path, "is a hard link to a path that is not an earlier file")
+            why = "is a hard link to a file that is not in the archive before it"
+            raise self.refusal(path, why)
         if first == path:
             return  # tar writes this for a file that is named twice on its command line
         self._make_parents(path)
@@ -255,6 +267,10 @@ class Target:
             os.chmod(self._base + path, attributes.mode if attributes else 0o755)
             if attributes:
                 self._set_time(self._base + path, path, attributes.mtime)
+
+
+def _shown(path: bytes) -> str:
+    return repr(path.decode(errors="backslashreplace"))
 
 
 def _digest_zeros(digest: xxhash.xxh3_128, length: int) -> None:

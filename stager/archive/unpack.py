@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import IO, TYPE_CHECKING
 
-from stager.archive.decompress import DamagedError, ReadAhead, decompressed
+from stager.archive.decompress import DamagedError, DemandingError, ReadAhead, decompressed
 from stager.archive.tar import MemberKind, members
 from stager.archive.tar_sparse import with_holes
 from stager.archive.tar_stream import TarStream
@@ -27,12 +27,13 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     """Unpack the ``archive`` of that ``name`` into the empty ``folder``.
 
     Return the xxh3-128 of each file by its path in the folder. Raise UsageError, which names the
-    member, if the archive is hostile, SourceError if it is damaged, SpaceError, and OSError.
+    archive and the member, if the archive is hostile, SourceError if it is damaged, SpaceError, and
+    OSError.
     """
-    target = Target(folder, limits)
+    target = Target(folder, limits, name)
     try:
         if is_zip(name):
-            with opened_zip(archive, limits) as whole:
+            with opened_zip(archive, target) as whole:
                 unpack_zip(whole, target)
         else:
             with closing(ReadAhead(decompressed(archive, name.lower()))) as blocks:
@@ -44,7 +45,7 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
         raise SpaceError(
             f"{name}: too little memory to unpack it; request more for the job (--mem)"
         ) from None
-    except DamagedError as error:
+    except (DamagedError, DemandingError) as error:
         raise SourceError(f"{name} cannot be unpacked: {error}") from None
     except Exception as error:
         # The libraries raise whatever they like, and their only input is the archive.

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from stager.archive.decompress import DamagedError, read_blocks
-from stager.archive.target import ASK_FOR_MORE, LONGEST_PATH, NEITHER, may_run_as_another
-from stager.base.errors import UsageError
+from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stager.archive.target import Limits, Target
+    from stager.archive.target import Target
 
 #: The record at the end: signature, the table's length, and the length of the comment behind it.
 _END, _END_SIGNATURE = struct.Struct("<4s 8x I 4x H"), b"PK\5\6"
@@ -37,14 +36,10 @@ _ENCRYPTED = 1
 
 
 @contextmanager
-def opened_zip(archive: IO[bytes], limits: Limits) -> Iterator[zipfile.ZipFile]:
+def opened_zip(archive: IO[bytes], target: Target) -> Iterator[zipfile.ZipFile]:
     """Open a zip. Raise UsageError if it has too many members, DamagedError if it is damaged."""
     with _seeking():
-        if _count_entries(archive, limits.members) > limits.members:
-            raise UsageError(
-                f"the archive has more than the {limits.members} members that the site allows "
-                f"(unpacked_members): nothing was unpacked; {ASK_FOR_MORE}"
-            )
+        target.check_members(_count_entries(archive, target.most_members))
         whole = zipfile.ZipFile(archive)
     with whole:
         yield whole

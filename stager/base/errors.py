@@ -22,8 +22,9 @@ from typing import ClassVar
 
 #: The remedy for ranks that do not find each other, or do not start.
 MPI_REMEDY = (
-    "set mpi in the [launch] section of stage.toml to a plugin that both this MPI library and "
-    "Slurm support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
+    "try again, and if it fails again tell the administrator (mpi in the [launch] section of "
+    "stage.toml may not fit this MPI library; srun --mpi=list names Slurm's plugins, Open MPI "
+    "needs pmix)"
 )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_text, printable
+from stager.base.text import bytes_text
 from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
@@ -98,12 +98,13 @@ def _print(
 ) -> None:
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
-    for line in [*_done_lines(results, done), *_kept_lines(results)]:
-        say(printable(line))
+    for line in [*_done_lines(results, done), *_kept_lines(results, done)]:
+        say(line)
     for line in failed:
-        complain(printable(line))
-    if not failed and not any(result.done for result in results.values()):
-        where = nodes_text([*results], job.fold) if results else "any node"
+        complain(line)
+    idle = [name for name, result in results.items() if not result.stay]
+    if not failed and not any(result.done for result in results.values()) and (idle or not results):
+        where = nodes_text(idle, job.fold) if idle else "any node"
         say(f"nothing to {command.action} on {where}")
 
 
@@ -136,20 +137,23 @@ def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
             nodes.setdefault(one.destination, []).append(name)
     if len(nodes) > _MOST_NAMED:
         everywhere = [name for name, result in results.items() if result.done]
-        size = bytes_text(sum(one.size for result in results.values() for one in result.done))
+        sizes = [one.size for result in results.values() for one in result.done]
         where = nodes_text(everywhere, job.fold)
-        return [f"{len(nodes)} files {done} on {where}: {size} in all"]
+        return [f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"]
     return [f"{path}: {done} on {nodes_text(names, job.fold)}" for path, names in nodes.items()]
 
 
-def _kept_lines(results: Mapping[str, NodeResult]) -> list[str]:
-    """Return how many copies could not be evicted, one line for nodes with the same number."""
-    nodes: dict[int, list[str]] = {}
+def _kept_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
+    """Return how many copies could not be evicted, one line for nodes with the same numbers."""
+    nodes: dict[tuple[int, bool], list[str]] = {}
     for name, result in results.items():
         if result.stay:
-            nodes.setdefault(result.stay, []).append(name)
-    return [
-        f"kept {count} {'copy' if count == 1 else 'copies'} on {'each of ' * (len(names) > 1)}"
-        f"{nodes_text(names, job.fold)}: pinned or in use"
-        for count, names in nodes.items()
-    ]
+            nodes.setdefault((result.stay, bool(result.done)), []).append(name)
+    lines: list[str] = []
+    for (count, some_went), names in nodes.items():
+        where = nodes_text(names, job.fold)
+        each = " on each node" if len(names) > 1 else ""
+        copies = f"{count} {'copy' if count == 1 else 'copies'}{each}"
+        kept = f"{copies} {'is' if count == 1 else 'are'} pinned or in use"
+        lines.append(f"{'kept' if some_went else f'nothing {done}'} on {where}: {kept}")
+    return lines

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     "--root",
     metavar="FOLDER",
     default="",
-    help="Measure the disk of this cache root.  [default: the site's first one]",
+    help="Measure the disk of this staging folder (one of `roots` in stage.toml).  "
+    "[default: the first one]",
 )
 @click.option(
     "--size",
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     default=256,
     metavar="MIB",
     show_default=True,
-    help="MiB of the file that is written, and of the largest message.",
+    help="Size in MiB of the test file and of the largest message.",
 )
 @run_options
 @json_option
@@ -74,11 +75,13 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
 
 
 def _item(source: str, root: str, rules: Policy) -> StageItem:
-    """Return the source and the cache root to measure. Raise PolicyRefusal for another folder."""
+    """Return what to measure: the source and a staging folder. Raise PolicyRefusal."""
     roots = {known or "/": known for known in rules.roots}
     if root and root not in roots:
         known = " or ".join(roots)
-        raise PolicyRefusal(f"{root} is not a cache root of this site; use --root {known}")
+        raise PolicyRefusal(
+            f"{root} is not a staging folder (one of `roots` in stage.toml); use --root {known}"
+        )
     root = roots[root] if root else rules.roots[0]
     source = os.path.abspath(source) if source else ""  # ranks have another working directory
     return StageItem(source, f"{root}/bench", root, Options())

@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "stage": ("stage", "Copy files to every node of this job."),
     "status": ("status", "Show what is staged for you, and how much space is free."),
     "unpin": ("pin", "Allow your copies at DST to be evicted again."),
-    "verify": ("verify", "Read your copies again and compare them with their digests."),
+    "verify": ("verify", "Read your copies again and compare them with their checksums."),
 }
 
 

@@ -92,7 +92,8 @@ run_options = _together(
     RunOptions,
     click.option(
         "--local", type=click.IntRange(0, 256), metavar="N", default=0,
-        help="Simulate N nodes on this machine; each has a folder as its disk.",
+        help="Simulate N nodes on this machine; each has a folder as its disk. "
+        "0: use the nodes of the job.",
     ),
     click.option(
         "--local-root", type=click.Path(path_type=Path),
@@ -107,7 +108,7 @@ node_options = _together(
     NodeOptions,
     click.option(
         "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
-        help="Use these nodes, such as n[1-4] or @group.",
+        help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
     ),
     click.option(
         "--job", "job_id", type=click.IntRange(1), metavar="ID", help="Use the nodes of this job.",

@@ -97,7 +97,8 @@ def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
     if len(nodes) > _MOST_EVICTED:
         total = bytes_text(sum(one.size for one in outcome.evicted))
         everywhere = nodes_text(sorted({one.node for one in outcome.evicted}), fold)
-        return [f"{len(nodes)} files {done} on {everywhere} to make room: {total} in all"]
+        copies = f"{len(outcome.evicted)} copies"
+        return [f"{copies} {done} on {everywhere} to make room: {total} in all"]
     return [
         f"{path}: {done} on {nodes_text(where, fold)} to make room" for path, where in nodes.items()
     ]
@@ -135,7 +136,7 @@ def rate_lines(rates: Sequence[Rate]) -> list[str]:
 
 _RATES = {
     "write": "disk, written and synced, slowest on",
-    "read": "disk, read past its cache, slowest on",
+    "read": "disk, read without the page cache, slowest on",
     "source": "source, one stream, read on",
 }
 

@@ -146,9 +146,11 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         if one.unread:
             count, first = len(one.unread), min(one.unread)
             text = (
-                "1 record cannot be read and counts as absent:"
+                "the record of 1 copy cannot be read, so that copy is treated as not staged "
+                "(stage it again):"
                 if count == 1
-                else f"{count} records cannot be read and count as absent, such as"
+                else f"the records of {count} copies cannot be read, so those copies are treated "
+                "as not staged (stage them again), such as"
             )
             lines.append(printable(f"{node}: {text} {first.path}: {first.why}"))
     return lines

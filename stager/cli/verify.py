@@ -1,4 +1,4 @@
-"""``stagectl verify``: compare copies with their digests."""
+"""``stagectl verify``: compare copies with their checksums."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @node_options
 @json_option
 def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
-    """Read your copies again and compare them with their digests.
+    """Read your copies again and compare them with their checksums.
 
     Reads the copies at DST, or all of your copies. If one is damaged or was changed, the exit code
-    is 7: evict it and stage it again.
+    is 7, and the message says what to do.
     """
     return run_action(Action.VERIFY, destinations, where, as_json=as_json)

@@ -132,19 +132,41 @@ def plan_room(
     chosen = choose(candidates, max(need - free, over))
     freed = sum(one.size for one in chosen)
     held = sum(one.size for one in candidates if not one.may_go)
-    holds = f"; {held} of yours are in use or pinned" if held else ""
     if over > freed:
-        raise SpaceError(
-            f"{root}: {whole} bytes are needed, and you already use {used} of the {limit} that the "
-            f"site allows a user{holds}; ask for less, or unpin some"
-        )
+        raise _over_limit(root, whole, used, limit, held)
     if need > free + freed:
-        more = f", {freed} more by eviction" if freed else ""
-        raise SpaceError(
-            f"{root}: {need} bytes are needed and {free} free{more}, {need - free - freed} too "
-            f"few{holds}; make room or ask for nodes with more"
-        )
+        raise _no_room(root, need, free, freed, held)
     return chosen
+
+
+def _over_limit(root: str, whole: int, used: int, limit: int, held: int) -> SpaceError:
+    """Return the error for ``whole`` bytes that exceed the ``limit`` with the ``used`` ones."""
+    from stager.base.text import bytes_text  # not needed where there is room
+
+    remedy = "stage less, or unpin copies (stagectl unpin)" if held else "stage less"
+    return SpaceError(
+        f"{root}: not enough room: {bytes_text(whole)} needed, but the site allows a user "
+        f"{bytes_text(limit)}, and your copies take {bytes_text(used)}{_held_text(held)}; {remedy}"
+    )
+
+
+def _no_room(root: str, need: int, free: int, freed: int, held: int) -> SpaceError:
+    """Return the error for ``need`` bytes on a disk with too few ``free`` ones."""
+    from stager.base.text import bytes_text
+
+    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
+    unpin = "unpin copies (stagectl unpin), " if held else ""
+    return SpaceError(
+        f"{root}: not enough room: {bytes_text(need)} needed, {bytes_text(free)} free{more}, "
+        f"{bytes_text(need - free - freed)} still missing{_held_text(held)}; {unpin}delete other "
+        "files of yours there, or ask for nodes with larger disks"
+    )
+
+
+def _held_text(held: int) -> str:
+    from stager.base.text import bytes_text
+
+    return f" ({bytes_text(held)} of your copies are in use or pinned)" if held else ""
 
 
 @dataclass(frozen=True, slots=True)

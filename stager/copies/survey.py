@@ -20,6 +20,7 @@ from stager.disk.files import (
     digest_of,
     existing_folder_above,
     kind_of,
+    not_a_folder,
     opened_beneath,
 )
 
@@ -47,12 +48,12 @@ class Reason(StrEnum):
     OTHER_SOURCE = "staged from another source"
     SOURCE_CHANGED = "the source changed"
     COPY_CHANGED = "the copy changed"
-    DAMAGED = "its bytes differ from its digest"
-    TOO_OPEN = "its permissions are too wide"
+    DAMAGED = "its bytes differ from its checksum"
+    TOO_OPEN = "its permissions are wider than the source's"
     RELOCATED_DIFFERENTLY = "relocated differently"
     #: With and without mode=shard, and with another by=.
-    PART_ONLY = "only a part is staged"
-    NOT_SPLIT = "staged as a whole"
+    PART_ONLY = "a part is there, the whole is wanted"
+    NOT_SPLIT = "the whole is there, a part is wanted"
     SPLIT_DIFFERENTLY = "split differently"
     #: Each node has a current part, but together they do not have all parts of one split.
     OTHER_NODES = "spread over other nodes"
@@ -119,8 +120,9 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
         time.sleep(pause)  # root replaces first the copy, then its record
     if reason or record is None:
         raise DestinationError(
-            f"{path}: only the administrator stages files there, for all users, and this copy is "
-            f"not up to date ({reason}); ask the administrator, or choose another destination"
+            f"{path} cannot be used: only the administrator stages files there, for all users, and "
+            f"the copy is missing or not up to date ({reason}); ask the administrator, or choose "
+            "another destination"
         )
     if not os.access(path, os.R_OK):
         raise DestinationError(f"{path}: no permission to read it; choose another destination")
@@ -229,7 +231,7 @@ def check_folder(folder: str, cache: Cache) -> None:
     except OSError as error:
         raise DestinationError(f"{folder}: {error.strerror}") from None
     if not stat.S_ISDIR(facts.st_mode):
-        raise DestinationError(f"{folder} is {kind_of(facts.st_mode)}, not a folder")
+        raise not_a_folder(folder, facts.st_mode)
     if not os.access(folder, os.W_OK | os.X_OK):
         check_read_only(folder)
         raise DestinationError(
@@ -244,5 +246,6 @@ def check_folder(folder: str, cache: Cache) -> None:
     # In a dry run the cache may have no folder yet.
     if facts.st_dev != os.stat(existing_folder_above(f"{cache.folder}/")).st_dev:
         raise DestinationError(
-            f"{folder} is on another filesystem than its cache root; choose another destination"
+            f"{folder} is not on the same disk as {cache.root or '/'}, where this site stages; "
+            "choose another destination"
         )

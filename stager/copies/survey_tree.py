@@ -70,8 +70,8 @@ def _check_loss(
     """
     if there and not _is_replaceable(path, there, cache, record):
         raise DestinationError(
-            f"{path} is {kind_of(there.st_mode)} that was not staged, and would be lost; "
-            "remove it or choose another destination"
+            f"{path} is {kind_of(there.st_mode)} that was not staged, or was changed since; "
+            "staging would delete it: move it, delete it, or choose another destination"
         )
     for other in cache.records():
         if other.destination.startswith(f"{item.destination}/"):

@@ -154,7 +154,7 @@ class _AbsentError(UsageError):
     """A destination that has no record on this node."""
 
     def __init__(self, destination: str) -> None:
-        super().__init__(f"{destination} is not staged here")
+        super().__init__(f"{destination} is not staged here; stagectl status lists what is staged")
         self.destination = destination
 
 
@@ -281,8 +281,8 @@ class _Run:
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
-                f"{destination} was modified after staging, so it was kept and its record deleted; "
-                "remove it yourself if you do not need it"
+                f"{destination} was changed after staging, so it was not deleted, and slurm-stage "
+                "no longer manages it; delete it there with rm if you do not need it"
             )
         self._note(destination, size)
 
@@ -303,9 +303,9 @@ class _Run:
             root = caches[0].root.removeprefix(self._disk) or "/"
             held = sum(1 for one in candidates if not one.may_go)
             raise SpaceError(
-                f"{root}: {bytes_text(self._command.to_free)} cannot be free: "
-                f"{bytes_text(free)} are free now, and evicting all copies that may be evicted "
-                f"frees {bytes_text(freed)} more{_held_text(held)}; nothing was evicted there"
+                f"{root}: cannot free {bytes_text(self._command.to_free)}: {bytes_text(free)} are "
+                f"free, and evicting your copies would free only {bytes_text(freed)} more"
+                f"{_held_text(held)}; nothing was evicted there"
             )
         self._evict_all(chosen)
 

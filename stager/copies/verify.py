@@ -9,15 +9,20 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from stager.copies.evict import is_ours
 from stager.copies.survey_tree import copy_digest, damaged
 from stager.disk.files import READ_FILE, digest_of, opened
+from stager.tree.table import is_our_tree
 
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
-#: What to do about a copy that is not what was staged.
-_REMEDY = "evict it and stage it again"
+#: What to do about a copy that is not what was staged: one that `stagectl evict` deletes, one that
+#: it keeps because the user changed it, and one of root's.
+_EVICT = "evict it and stage it again"
+_DELETE = "delete it there with rm and stage it again"
+_TELL = "tell the administrator"
 #: Damaged files of a folder that are named.
 _MOST_NAMED = 5
 
@@ -25,30 +30,44 @@ _MOST_NAMED = 5
 def fault_of(cache: Cache, record: Record, disk: str) -> str:
     """Return what is wrong with the copy and what to do, or nothing. All of the copy is read."""
     path = f"{disk}{record.destination}"
+    is_of_root = cache.shared and os.getuid() != 0
+    remedy = _TELL if is_of_root else _DELETE
     try:
         there = os.lstat(path)
+        if not is_of_root and _can_be_evicted(path, there, cache, record):
+            remedy = _EVICT
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
-            return f"{fault}; {_REMEDY}" if fault else ""
-        if not stat.S_ISREG(there.st_mode) or there.st_uid != record.copy_facts.owner:
-            return f"the copy was replaced by something else; {_REMEDY}"
-        _forget_pages(path)
-        if digest_of(path) == record.digest:
-            return ""
+        else:
+            fault = _fault_of_file(path, there, record)
     except FileNotFoundError:
-        return "the copy is gone; stage it again"
+        return f"the copy is gone; {_TELL if is_of_root else 'stage it again'}"
     except OSError as error:
-        return f"the copy cannot be read: {error.strerror}; {_REMEDY}, or use another node"
+        return f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
+    return f"{fault}; {remedy}" if fault else ""
+
+
+def _can_be_evicted(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
+    """Return whether eviction deletes what is ``there``, and does not take it for a user's own."""
+    return is_ours(there, record) and (not record.tree or is_our_tree(cache, record, path))
+
+
+def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
     copy = record.copy_facts
+    if not stat.S_ISREG(there.st_mode) or there.st_uid != copy.owner:
+        return "the copy was replaced by something else"
+    _forget_pages(path)
+    if digest_of(path) == record.digest:
+        return ""
     if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
-        return f"the copy was modified after staging; {_REMEDY}"
-    return f"the copy is damaged: its bytes differ from its digest; {_REMEDY}"
+        return "the copy was changed after staging"
+    return "the copy is damaged: its bytes differ from its checksum"
 
 
 def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
     files = damaged(path, cache, record)
     if files is None:
-        return "the list of its files' digests is missing"
+        return "the list of its files' checksums is missing"
     if files:
         names = ", ".join(files[:_MOST_NAMED]) + (", …" if len(files) > _MOST_NAMED else "")
         count = "1 file differs" if len(files) == 1 else f"{len(files)} files differ"

@@ -195,7 +195,10 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     try:
         owner = os.stat(root or "/").st_uid
     except OSError as error:
-        raise DestinationError(f"the cache root {root} does not exist: {error.strerror}") from None
+        raise DestinationError(
+            f"{root}, where this site stages, cannot be used on this node: {error.strerror}; tell "
+            "the administrator"
+        ) from None
     if owner == uid:
         # Of a root that belongs to root, all users pass through the first folder to theirs.
         _make_folder(_parent(root), 0o755)
@@ -275,8 +278,9 @@ def check_inodes(cache: Cache, count: int) -> None:
         room = os.statvfs(cache.folder)
     if room.f_files > 0 and room.f_favail < count:  # some filesystems have no limit
         raise SpaceError(
-            f"{cache.root}: {count} files and folders are needed, and the disk takes only "
-            f"{room.f_favail} more, however small; remove files, or stage an archive as it is"
+            f"{cache.root}: {count} files and folders are needed, but the disk can hold only "
+            f"{room.f_favail} more, whatever their size; delete files, or stage an archive without "
+            "extract"
         )
 
 

@@ -162,8 +162,7 @@ def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
         try:
             descriptor = stack.enter_context(opened(name, _STEP, parent))
         except NotADirectoryError:
-            kind = kind_of(os.lstat(name, dir_fd=parent).st_mode)
-            raise DestinationError(f"{path} is {kind}, not a folder") from None
+            raise not_a_folder(path, os.lstat(name, dir_fd=parent).st_mode) from None
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -175,6 +174,14 @@ def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
                 "choose another destination"
             )
         yield descriptor
+
+
+def not_a_folder(path: str, mode: int) -> DestinationError:
+    """Return the error for something else, with this mode, at a ``path`` that must be a folder."""
+    return DestinationError(
+        f"{path} is {kind_of(mode)}, not a folder; a folder is needed there: remove it, or choose "
+        "another destination"
+    )
 
 
 def kind_of(mode: int) -> str:

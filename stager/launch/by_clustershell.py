@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Seconds between looks for nodes that are late.
 _INTERVAL = 0.25
+_REMEDY = "check ssh to it, and that slurm-stage is installed there"
 
 
 def ask_by_clustershell(nodes: Sequence[str], command: Command) -> dict[str, Answer]:
@@ -40,7 +41,7 @@ def ask_by_clustershell(nodes: Sequence[str], command: Command) -> dict[str, Ans
     task.timer(_INTERVAL, handler=handler, interval=_INTERVAL, autoclose=True)
     task.resume()
     for node in list(mailbox.waiting):
-        mailbox.give_up(node, "it ended without an answer")
+        mailbox.give_up(node, f"stagectl on this node ended without an answer; {_REMEDY}")
     return mailbox.answers
 
 
@@ -93,8 +94,8 @@ def _make_handler(mailbox: Mailbox, command: Command) -> Any:
                 self._last_lines[node] = line.strip()
 
         def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-            why = self._last_lines.get(node) or f"it ended with code {rc} and without an answer"
-            mailbox.give_up(node, why)
+            ended = f"stagectl on this node ended with code {rc} without an answer"
+            mailbox.give_up(node, self._last_lines.get(node) or f"{ended}; {_REMEDY}")
 
         def ev_timer(self, timer: Any) -> None:
             now = time.monotonic()

@@ -70,8 +70,10 @@ def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
         if time.monotonic() >= deadline:
             for node in mailbox.overdue(command):
                 mailbox.give_up(node, no_answer())
+    ended = "the step ended without an answer of this node"
+    remedy = "check that slurm-stage is installed there"
     for node in list(mailbox.waiting):
-        mailbox.give_up(node, last_line or "the step ended without an answer of this node")
+        mailbox.give_up(node, last_line or f"{ended}; {remedy}")
 
 
 def _take(line: str, mailbox: Mailbox) -> str:

@@ -59,7 +59,9 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
         )
     het_size = environment.get("SLURM_HET_SIZE", "")
     if het_size.isdecimal() and int(het_size) > 1:
-        raise UsageError("a heterogeneous job cannot be staged to: submit its parts as jobs")
+        raise UsageError(
+            "staging does not work in a heterogeneous job; submit each part as its own job"
+        )
     return look_up(int(text), environment, probes)
 
 

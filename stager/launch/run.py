@@ -73,7 +73,7 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
         problem = f"MPI did not start: {launcher} {ended}; {MPI_REMEDY}"
     else:
         why = listener.crash or f"{launcher} {ended}"
-        problem = f"the ranks ended before the stage was done: {why}; submit again"
+        problem = f"staging ended early: {why}; submit again"
     return problem + "".join(f"\n  {line}" for line in listener.tail)
 
 

@@ -126,7 +126,7 @@ def _guarded(context: Context) -> Iterator[None]:
 
 
 def _end_because_of(node: str) -> None:
-    text = "the rank or its slurmstepd was killed, or the node failed"
+    text = "the staging process there was killed, or the node failed"
     tell("crashed", node=node, error=text)
     os._exit(1)
 
@@ -135,14 +135,18 @@ def _check_world(context: Context) -> None:
     """Raise RefusedError unless MPI started exactly one rank on each node. Collective."""
     comm, request, node = context.comm, context.request, context.node
     if comm.size != request.nodes:
-        ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
-        problem = f"MPI started as a world of {ranks}, but the job has {request.nodes} nodes"
+        started = "1 process" if comm.size == 1 else f"{comm.size} processes"
+        nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
+        problem = f"MPI started {started}, but the job has {nodes}"
         text = f"{problem}; {MPI_REMEDY}"
         raise RefusedError([Failure(LaunchError.code, text, comm.bcast(node.name))])
     names = comm.allgather(node.name)
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        text = "MPI started more than one rank on this node, but each node needs exactly one"
+        text = (
+            "MPI started more than one process on this node, but each node needs exactly one; "
+            "submit again, and tell the administrator"
+        )
         raise RefusedError([Failure(LaunchError.code, text, repeated[0])])
 
 

@@ -60,7 +60,8 @@ def check_options(item: StageItem, source: Source) -> None:
     if becomes_tree and item.shared:
         raise PolicyRefusal(
             f"{item.destination} would be a folder, but {item.root} takes only single files for "
-            "all users; stage an archive there without extract, or the folder beneath another root"
+            "all users; stage an archive there without extract, or choose a destination beneath "
+            "another staging folder"
         )
 
 

@@ -119,5 +119,5 @@ class Task:
             self.cache.save(replace(record, tree=unknown))
         else:
             self.cache.forget(self.item.destination)
-        text = f"{self.item.destination}: this copy is damaged; remove it and submit again"
-        return Failure(IntegrityError.code, text, self.node.name)
+        text = "this copy is damaged; delete it there with rm and submit again"
+        return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)

@@ -95,7 +95,7 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
         rest = field([char for char in paths if char.at > source_end], end)
         if _URL.match(rest.value):
             raise DirectiveError(_NO_URL.format("destination"), text, rest.at)
-        problem = "a second ':'; write \\: for a colon that is part of a path"
+        problem = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
         raise DirectiveError(problem, text, destination_end)
     return field(paths[:protected] + source, source_end), field(destination, destination_end)
 
@@ -189,7 +189,8 @@ class _Chosen:
 
         if not is_pattern(value):
             problem = f"'{printable(value)}' is not a valid pattern"
-            raise self._fault(f"{problem}; write it as in a .gitignore, without ! or # first", at)
+            remedy = "write it as in a .gitignore, but not with ! or # at its beginning"
+            raise self._fault(f"{problem}; {remedy}", at)
         return value
 
     def _numbered_pattern(self, value: str, at: int) -> str:

@@ -54,15 +54,17 @@ def _destination(directive: Directive, policy: Policy) -> str:
         name = name[: -len(archive_suffix(name))]
     if name in ("", ".", ".."):
         raise UsageError(
-            f"{directive.source} has no file name that {directive.destination} could take; "
-            "write the destination with its full name"
+            f"no file name can be taken from the source {directive.source}; write the destination "
+            f"with a file name, such as {destination.rstrip('/')}/NAME"
         )
     return f"{destination.rstrip('/')}/{name}"
 
 
 def _check_paths(source: str, destination: str) -> None:
     if destination == source:
-        raise UsageError(f"{destination} is both source and destination; choose another one")
+        raise UsageError(
+            f"source and destination are both {destination}; choose another destination"
+        )
     for inner, outer in ((destination, source), (source, destination)):
         if inner.startswith(f"{outer}/"):
             raise UsageError(

@@ -46,8 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.alarm(_TIME_LIMIT)
     try:
         Epilog(options.config, options.job, options.uid).run()
-    except (OSError, ValueError, _LateError) as error:
-        syslog.syslog(syslog.LOG_ERR, f"after job {options.job}: {error}")
+    except _LateError:
+        syslog.syslog(
+            syslog.LOG_ERR,
+            f"cleaning up after job {options.job} was stopped after {_TIME_LIMIT} s; look for a "
+            "disk or a user's filesystem that does not answer",
+        )
+        return 1
+    except (OSError, ValueError) as error:
+        syslog.syslog(syslog.LOG_ERR, f"cleaning up after job {options.job} failed: {error}")
         return 1
     finally:
         signal.alarm(0)
@@ -59,7 +66,7 @@ class _LateError(Exception):
 
 
 def _raise_late(*_: object) -> None:
-    raise _LateError(f"not done after {_TIME_LIMIT} s")
+    raise _LateError
 
 
 class Epilog:
@@ -114,7 +121,11 @@ class Epilog:
         try:
             answer = json.loads(run_as(uid, *groups_of(uid), command))
         except (OSError, ValueError, RecursionError) as error:
-            syslog.syslog(syslog.LOG_WARNING, f"uid {uid}: {error}")
+            syslog.syslog(
+                syslog.LOG_WARNING,
+                f"the clean-up as uid {uid} failed or gave no answer in time: {error}; look for a "
+                "filesystem of that user that does not answer",
+            )
             return {}
         return answer if isinstance(answer, dict) else {}
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_REMEDY = "remove this folder"
 
 
 class UnsafeError(Exception):
@@ -28,7 +29,9 @@ def group_of(uid: int) -> int:
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
-        raise ValueError("no user of this node has this uid") from None
+        raise ValueError(
+            f"this node knows no such user; check its user database (getent passwd {uid})"
+        ) from None
 
 
 def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
@@ -36,12 +39,13 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
 
     Raise OSError, or UnsafeError if a folder belongs to somebody else.
     """
+    path = f"{root}/{folder}"
     with opened(root) as base, made(base, folder, 0o755) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
-            raise UnsafeError(f"belongs to uid {facts.st_uid}, not to root; remove it")
+            raise UnsafeError(f"{path} belongs to uid {facts.st_uid}, not to root; {_REMEDY}")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnsafeError("users other than root may write to it; remove it")
+            raise UnsafeError(f"{path} can be written to by users other than root; {_REMEDY}")
         os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
         with made(parent, str(uid), 0o700) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:
@@ -49,7 +53,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
                 os.fchmod(home, 0o700)
                 os.fchown(home, uid, gid)
             if os.fstat(home).st_uid != uid:
-                raise UnsafeError(f"{uid} belongs to another user; remove it")
+                raise UnsafeError(f"{path}/{uid} does not belong to uid {uid}; {_REMEDY}")
 
 
 @contextmanager

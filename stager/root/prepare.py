@@ -57,12 +57,16 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     try:
         version = _version_of(config)  # before it is read, so that a later change differs
         places = [(root, paths.RECORDS_FOLDER) for root in read_rules(config).roots]
-        gid = group_of(uid)
     except OSError as error:
-        complain(f"uid {uid}, {config}: {error.strerror}")
+        complain(f"no folders were made for uid {uid}: {config}: {error.strerror}")
         return 1
     except ValueError as error:
-        complain(f"uid {uid}, {config}: {error}")
+        complain(f"no folders were made for uid {uid}: {config}: {error}")
+        return 1
+    try:
+        gid = group_of(uid)
+    except ValueError as error:
+        complain(f"no folders were made for uid {uid}: {error}")
         return 1
     places.append((paths.RUN, paths.RUN_NAME))
     for root, folder in places:
@@ -70,8 +74,11 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
             make_folder(root, folder, uid, gid)
         except FileNotFoundError:
             whole = False  # this node does not have the disk; its rank tells a job that needs it
-        except (OSError, UnsafeError) as error:
+        except OSError as error:
             complain(f"{root}/{folder}: {error}")
+            whole, code = False, 1
+        except UnsafeError as error:
+            complain(str(error))
             whole, code = False, 1
     if whole:
         with suppress(OSError):  # without the note, this runs again for the next job

@@ -107,7 +107,7 @@ def look_at_source(
         if to_be_read:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
-        hint = "; is the path right, and on a filesystem that the nodes see?"
+        hint = "; check the path, and that the compute nodes mount this filesystem"
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):

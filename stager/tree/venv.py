@@ -326,6 +326,8 @@ def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:
 
 def note(interpreter: str, *, may_be_staged: bool) -> str:
     """Return the note to a user whose environment has its ``interpreter`` on shared storage."""
-    text = f"its interpreter {interpreter} is read from shared storage"
+    text = f"note: the environment's interpreter {interpreter} is still read from shared storage"
+    if not may_be_staged:
+        return text
     installation = os.path.dirname(os.path.dirname(interpreter))
-    return f"{text}; add --stage={installation}:DST" if may_be_staged else text
+    return f"{text}; to avoid that, also stage {installation}, to a DST of its own"

@@ -11,7 +11,10 @@ from stager.archive.decompress import DamagedError
 from stager.archive.tar_header import TypeFlag, decimal, decode_header, number, text
 from tests.support.archives import header
 
-BAD_NUMBER = "a header has a number that cannot be read; copy it or create it again"
+BAD_NUMBER = (
+    "the archive is damaged (a header has a number that cannot be read); get an undamaged copy of "
+    "it, or create it again"
+)
 
 
 def test_a_header_is_decoded_field_by_field() -> None:
@@ -43,7 +46,7 @@ def test_bytes_may_be_added_up_as_signed_or_unsigned(*, signed: bool) -> None:
     block = bytearray(header("\xe9t\xe9", 0))
     assert decode_header(_summed(block, signed=signed)).path == "\xe9t\xe9".encode()
     block[0] ^= 1
-    with pytest.raises(DamagedError, match="a member's header is damaged"):
+    with pytest.raises(DamagedError, match="a member's header is not valid"):
         decode_header(bytes(block))
 
 

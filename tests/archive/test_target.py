@@ -18,6 +18,7 @@ from tests.support.archives import (
     Entry,
     a_file,
     a_link,
+    excess,
     of_type,
     refusal,
     refused,
@@ -39,8 +40,8 @@ def test_a_later_member_takes_the_place_of_an_earlier(out: Path) -> None:
 
 def test_folders_in_the_paths_of_members_count_too(out: Path) -> None:
     text = tar_of(a_file("a/b/c/d"))
-    why = "exceeds the 3 members that the site allows (unpacked_members)"
-    assert refused(text, out, limits=Limits(10, 3)) == refusal("a/b/c", why)
+    message = excess("3 members", "unpacked_members, reached at 'a/b/c'")
+    assert refused(text, out, limits=Limits(10, 3)) == message
     (out.parent / "other").mkdir()
     unpack(io.BytesIO(text), "x.tar", bytes(out.parent / "other"), Limits(10, 4))
 
@@ -57,7 +58,7 @@ def test_the_room_on_the_disk_is_a_limit_of_its_own(out: Path) -> None:
     with pytest.raises(SpaceError) as caught:
         unpack(io.BytesIO(text), "x.tar", bytes(out), Limits(10_000, 10, room=12_287))
     assert caught.value.message == (
-        "the archive unpacks to more than the 12287 bytes that you may still write on this disk; "
+        "x.tar: it unpacks to more than the 12.0 KiB that you may still write on this disk; "
         "make room, or request nodes with larger disks"
     )
 
@@ -80,7 +81,7 @@ def test_a_file_is_written_whole_or_it_is_an_error(out: Path) -> None:
 
 @pytest.mark.parametrize("data", [[b"abc"], [b"ab", b"cde"], [b"abcd", b"e"], [4, 1], []])
 def test_a_file_must_have_the_size_that_was_admitted(out: Path, data: list[bytes | int]) -> None:
-    target = Target(bytes(out), NO_LIMITS)
+    target = Target(bytes(out), NO_LIMITS, "x.tar")
     pieces = (memoryview(piece) if isinstance(piece, bytes) else piece for piece in data)
     with pytest.raises(UsageError) as caught:
         target.make_file(b"a", pieces, size=4, mode=0o644, mtime=0)

@@ -43,7 +43,7 @@ def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
         "256.0 KiB T us R R R R",
         "1.0 MiB T us R R R R",
         f"disk, written and synced, slowest on {node}: R",
-        f"disk, read past its cache, slowest on {node}: R",
+        f"disk, read without the page cache, slowest on {node}: R",
     ]
     assert lines[-1] in [
         f"a stage is bounded by the {part}: R a node" for part in ("disk", "network")
@@ -70,7 +70,7 @@ def test_bench_of_a_folder_that_is_no_cache_root_ends_with_3(
 ) -> None:
     if not site:
         desk.config.unlink()
-    message = f"/b is not a cache root of this site; use --root {known}"
+    message = f"/b is not a staging folder (one of `roots` in stage.toml); use --root {known}"
     ran = desk.local("bench", "--root", "/b")
     assert ran == Ran(3, "", f"stage: {message}\n")
     assert not desk.nodes.exists()

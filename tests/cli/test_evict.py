@@ -14,20 +14,21 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 
+ABSENT = "is not staged here; stagectl status lists what is staged"
+
+
 def test_a_copy_that_is_absent_on_some_nodes_can_be_evicted_but_not_pinned(copies: Desk) -> None:
     path = "/nvme/img.sqsh"
     shutil.rmtree(copies.nodes / "node2/nvme/.slurm-stage")
     assert copies.simulated("pin", path) == Ran(
         2, f"stage: {path}: pinned on node[1,3] (2 nodes)\n",
-        f"stage: node2: {path} is not staged here\n",
+        f"stage: node2: {path} {ABSENT}\n",
     )  # fmt: skip
     assert copies.simulated("unpin", path).code == 0
     assert copies.simulated("evict", path) == Ran(
         0, f"stage: {path}: evicted on node[1,3] (2 nodes)\n", ""
     )
-    assert copies.simulated("evict", path) == Ran(
-        2, "", f"stage: node[1-3]: {path} is not staged here\n"
-    )
+    assert copies.simulated("evict", path) == Ran(2, "", f"stage: node[1-3]: {path} {ABSENT}\n")
 
 
 def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Desk) -> None:
@@ -48,8 +49,8 @@ def test_pinned_copies_are_kept_and_counted(copies: Desk) -> None:
     copies.simulated("pin", "/nvme/img.sqsh")
     time.sleep(1.1)
     assert copies.simulated("evict", "--older", "1s") == Ran(
-        0, "stage: kept 1 copy on each of node[1-3] (3 nodes): pinned or in use\n"
-        "stage: nothing to evict on node[1-3] (3 nodes)\n", "",
+        0, "stage: nothing evicted on node[1-3] (3 nodes): 1 copy on each node is pinned or in "
+        "use\n", "",
     )  # fmt: skip
 
 

@@ -315,7 +315,7 @@ def test_the_json_of_a_failed_outcome() -> None:
             [f"/nvme/{i}: would be evicted on n[1-2] (2 nodes) to make room" for i in (0, 1)],
         ),
         (8, False, [f"/nvme/{i}: evicted on n[1-2] (2 nodes) to make room" for i in range(8)]),
-        (9, False, ["9 files evicted on n[1-2] (2 nodes) to make room: 18.0 KiB in all"]),
+        (9, False, ["18 copies evicted on n[1-2] (2 nodes) to make room: 18.0 KiB in all"]),
     ],
 )
 def test_evicted_copies_are_listed_first(count: int, dry_run: bool, lines: list[str]) -> None:
@@ -442,7 +442,7 @@ def test_rates_are_a_table_and_a_verdict() -> None:
         "  64.0 KiB        500 us   0.07 GB/s   0.13 GB/s",
         " 256.0 MiB     100000 us   2.68 GB/s   2.15 GB/s",
         "disk, written and synced, slowest on n3: 1.34 GB/s",
-        "disk, read past its cache, slowest on n2: 1.79 GB/s",
+        "disk, read without the page cache, slowest on n2: 1.79 GB/s",
         "source, one stream, read on n1: 1.07 GB/s",
         "a stage is bounded by the source: 1.07 GB/s a node",
     ]

@@ -34,8 +34,8 @@ def test_a_node_with_another_version_is_reported(cluster: Desk) -> None:
 
 def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     ran = cluster.in_job("pin", "/nvme/a")
-    message = "stage: n[1-2]: /nvme/a is not staged here\nstage: n3: down\n"
-    assert ran == Ran(2, "", message)
+    absent = "/nvme/a is not staged here; stagectl status lists what is staged"
+    assert ran == Ran(2, "", f"stage: n[1-2]: {absent}\nstage: n3: down\n")
     assert cluster.in_job("verify") == Ran(8, "", "stage: n3: down\n")
 
 

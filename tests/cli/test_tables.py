@@ -164,9 +164,17 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
         "n3": NodeStatus(unread=[two, one]),
     }
     path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
+    one_copy = (
+        "the record of 1 copy cannot be read, so that copy is treated as not staged (stage it "
+        "again)"
+    )
+    two_copies = (
+        "the records of 2 copies cannot be read, so those copies are treated as not staged (stage "
+        "them again)"
+    )
     assert unread_lines(nodes) == [
-        f"n2: 1 record cannot be read and counts as absent: {path}",
-        f"n3: 2 records cannot be read and count as absent, such as {path}",
+        f"n2: {one_copy}: {path}",
+        f"n3: {two_copies}, such as {path}",
     ]
 
 

@@ -115,7 +115,8 @@ def test_a_link_on_the_way_is_refused_wherever_it_leads(site: Site) -> None:
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")
     assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
-        f"stage: n3: /nvme/new is a symbolic link, not a folder\n{NOT_STARTED.format(6)}"
+        "stage: n3: /nvme/new is a symbolic link, not a folder; a folder is needed there: remove "
+        f"it, or choose another destination\n{NOT_STARTED.format(6)}"
     )
     assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
 

@@ -147,8 +147,9 @@ def test_a_job_that_finds_no_room_takes_none_from_anybody(site: Site) -> None:
             job = stage(site, "f4", "f2", nodes="n1,n2,n3")
             assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
-            r"stage: n1: /nvme: 62914560 bytes are needed and (\d+) free, (\d+) too few; "
-            r"12583\d+ of yours are in use or pinned; make room or ask for nodes with more\n"
+            r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still missing "
+            r"\(120\.0 MiB of your copies are in use or pinned\); unpin copies \(stagectl unpin\), "
+            r"delete other files of yours there, or ask for nodes with larger disks\n"
             + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
@@ -166,9 +167,9 @@ def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
         job = stage(site, "f1", "f2", "f3")
         assert job.wait().exit_code == "5:0"
         assert job.output() == (
-            "stage: n[1-2]: /nvme: 62914560 bytes are needed, and you already use 125829120 of "
-            "the 136314880 that the site allows a user; 125829120 of yours are in use or pinned; "
-            f"ask for less, or unpin some\n{NOT_STARTED.format(5)}"
+            "stage: n[1-2]: /nvme: not enough room: 60.0 MiB needed, but the site allows a user "
+            "130.0 MiB, and your copies take 120.0 MiB (120.0 MiB of your copies are in use or "
+            f"pinned); stage less, or unpin copies (stagectl unpin)\n{NOT_STARTED.format(5)}"
         )
 
 
@@ -238,9 +239,9 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
 def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f1: only the administrator stages files there, for all "
-        "users, and this copy is not up to date (absent); ask the administrator, or choose another "
-        f"destination\n{NOT_STARTED.format(6)}"
+        f"stage: n[1-4]: {shared_root}/f1 cannot be used: only the administrator stages files "
+        "there, for all users, and the copy is missing or not up to date (absent); ask the "
+        f"administrator, or choose another destination\n{NOT_STARTED.format(6)}"
     )
 
 

@@ -105,7 +105,7 @@ def test_a_missing_source(site: Site) -> None:
     fails(
         site, 4,
         f"n1: {DATA}: No such file or directory; "
-        "is the path right, and on a filesystem that the nodes see?",
+        "check the path, and that the compute nodes mount this filesystem",
     )  # fmt: skip
     site.run(f"echo now > {DATA}")
     works(site)
@@ -130,8 +130,9 @@ def test_a_full_disk_on_one_node(site: Site) -> None:
         state = job.wait()
         assert (state.state, state.exit_code) == ("FAILED", "5:0")
         assert re.fullmatch(
-            r"stage: n3: /nvme: 30000000 bytes are needed and \d+ free, \d+ too few; "
-            rf"make room or ask for nodes with more\n{re.escape(NOT_STARTED.format(5))}",
+            r"stage: n3: /nvme: not enough room: 28\.6 MiB needed, [^,]+ free, [^,]+ still "
+            r"missing; delete other files of yours there, or ask for nodes with larger disks\n"
+            + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert site.leftovers() == []
@@ -169,7 +170,8 @@ def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
 def test_a_cache_root_that_a_node_lacks(site: Site) -> None:
     with site.policy('roots = ["/nvme", "/nvme2"]\n'):
         fails(
-            site, 6, "n[1-4]: the cache root /nvme2 does not exist: No such file or directory",
+            site, 6, "n[1-4]: /nvme2, where this site stages, cannot be used on this node: "
+            "No such file or directory; tell the administrator",
             f"--stage={DATA}:/nvme2/data",
         )  # fmt: skip
 
@@ -180,7 +182,7 @@ def test_the_wrong_mpi_is_named_with_the_remedy(site: Site) -> None:
         state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     message, *_ = job.output().splitlines()
-    assert "set mpi in the [launch] section of stage.toml" in message
+    assert "mpi in the [launch] section of stage.toml may not fit" in message
     works(site)
 
 
@@ -254,8 +256,8 @@ def test_a_killed_slurmstepd_fails_the_job_where_slurm_would_wait_for_ever(site:
     site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    lost = "n3: the rank or its slurmstepd was killed, or the node failed; submit again\n"
-    assert job.output().startswith(f"stage: the ranks ended before the stage was done: {lost}")
+    lost = "n3: the staging process there was killed, or the node failed; submit again\n"
+    assert job.output().startswith(f"stage: staging ended early: {lost}")
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
     works(site)
@@ -269,9 +271,9 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     # Whoever is first to notice: the neighbours of the rank, or Slurm.
-    lost = "n3: the rank or its slurmstepd was killed, or the node failed"
+    lost = "n3: the staging process there was killed, or the node failed"
     why = rf"({lost}|srun ended with code \d+); submit again\n"
-    before = "stage: the ranks ended before the stage was done: "
+    before = "stage: staging ended early: "
     assert re.match(before + why, job.output())
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
@@ -333,7 +335,7 @@ def test_a_wait_that_is_too_long_ends_with_code_9(site: Site) -> None:
     message = second.output().splitlines()[-2]
     assert re.fullmatch(
         rf"stage: n2: /nvme/data is being staged by job {first.id}; "
-        r"gave up after waiting \d\.\d s; submit again",
+        r"gave up after waiting \d\.\d s; submit again when it has ended",
         message,
     )
     assert not site.shared("started").exists()
@@ -347,7 +349,7 @@ def test_srun_fails_with_the_code_in_all_its_tasks(site: Site) -> None:
     assert failed.value.code == 4
     assert (
         "stage: n1: /shared/none: No such file or directory; "
-        "is the path right, and on a filesystem that the nodes see?\n"
+        "check the path, and that the compute nodes mount this filesystem\n"
     ) in failed.value.stderr
     assert not site.shared("started").exists()
 
@@ -389,7 +391,7 @@ def test_a_heterogeneous_job_is_refused(site: Site, line: list[str]) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run(line)
     assert refused.value.code == 2
-    message = "a heterogeneous job cannot be staged to: submit its parts as jobs"
+    message = "staging does not work in a heterogeneous job; submit each part as its own job"
     assert refused.value.stderr == f"stage: {message}\n"
 
 
@@ -463,9 +465,9 @@ def test_a_world_of_the_wrong_size_is_named_with_the_remedy(site: Site) -> None:
     wrapper.chmod(0o755)
     with site.policy(POLICY + '[launch]\nsrun = "/shared/srun-of-one"\n'):
         message = (
-            "n1: MPI started as a world of 1 rank, where the job has 4 nodes; set mpi in the "
-            "[launch] section of stage.toml to a plugin that both this MPI library and Slurm "
-            "support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
+            "n1: MPI started 1 process, but the job has 4 nodes; try again, and if it fails again "
+            "tell the administrator (mpi in the [launch] section of stage.toml may not fit this "
+            "MPI library; srun --mpi=list names Slurm's plugins, Open MPI needs pmix)"
         )
         fails(site, 8, message)
         begun = time.monotonic()

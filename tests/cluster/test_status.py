@@ -97,7 +97,8 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
-        f"n2: 1 record cannot be read and counts as absent: {path}: version 5, expected 4"
+        "n2: the record of 1 copy cannot be read, so that copy is treated as not staged (stage it "
+        f"again): {path}: version 5, expected 4"
     )
 
 
@@ -193,12 +194,12 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "stage: n[1-4]: /nvme/a is pinned; unpin it first (stagectl unpin)", "3",
         "stage: /nvme/a: unpinned on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[1-2] (2 nodes)", "0",
-        "stage: kept 1 copy on each of n[3-4] (2 nodes): pinned or in use",
-        "stage: nothing to evict on n[1-4] (4 nodes)", "0",
+        "stage: nothing evicted on n[3-4] (2 nodes): 1 copy on each node is pinned or in use",
+        "stage: nothing to evict on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: unpinned on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[3-4] (2 nodes)", "0",
-        "stage: n[1-4]: /nvme/a is not staged here", "2",
+        "stage: n[1-4]: /nvme/a is not staged here; stagectl status lists what is staged", "2",
     ]  # fmt: skip
     assert [site.records(node) for node in site.nodes] == [[]] * 4
     assert not any(site.copy(node, "/nvme/a").exists() for node in site.nodes)
@@ -222,7 +223,7 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
     os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     job = site.sbatch(f"{STAGECTL} verify", "-N4")
     assert job.wait().exit_code == "7:0"
-    remedy = "its bytes differ from its digest; evict it and stage it again"
+    remedy = "its bytes differ from its checksum; evict it and stage it again"
     assert sorted(job.output().splitlines()) == [
         "stage: /nvme/a: verified on n[1,3-4] (3 nodes)",
         f"stage: n2: /nvme/a: the copy is damaged: {remedy}",

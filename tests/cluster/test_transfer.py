@@ -165,7 +165,7 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
         r" *message +best time +bcast +ibcast +chain +tree",
         *(rf" *{re.escape(size)} +\d+ us({speed}){{4}}" for size in sizes),
         rf"disk, written and synced, slowest on n\d:{speed}",
-        rf"disk, read past its cache, slowest on n\d:{speed}",
+        rf"disk, read without the page cache, slowest on n\d:{speed}",
         rf"source, one stream, read on n1:{speed}",
         rf"a stage is bounded by the (wire|disk|source):{speed} a node",
     ]

@@ -139,8 +139,9 @@ def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
 
 def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
     site.run(f"mkdir {COPY}; echo mine > {COPY}/results", on="n2")
-    what = f"{COPY} is a folder that was not staged, and would be lost"
-    fails(site, 6, f"n2: {what}; remove it or choose another destination")
+    what = f"{COPY} is a folder that was not staged, or was changed since"
+    remedy = "staging would delete it: move it, delete it, or choose another destination"
+    fails(site, 6, f"n2: {what}; {remedy}")
     assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
 
 
@@ -164,8 +165,9 @@ def test_a_full_disk_is_told_before_anything_moves_and_the_old_tree_stays(site: 
         job = site.sbatch("true", "-N4", WISH)
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
-            r"stage: n3: /nvme: \d+ bytes are needed and \d+ free, \d+ too few; "
-            rf"make room or ask for nodes with more\n{re.escape(NOT_STARTED.format(5))}",
+            r"stage: n3: /nvme: not enough room: [^,]+ needed, [^,]+ free, [^,]+ still missing; "
+            r"delete other files of yours there, or ask for nodes with larger disks\n"
+            + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert digest(site, "n3") == before
@@ -239,7 +241,7 @@ def test_a_hostile_archive_fails_the_job_and_leaves_nothing(site: Site) -> None:
     site.run("cd /shared && tar -czf bad.tgz --transform 's,^,../,' -P img-none 2>/dev/null; "
              "echo x > evil && tar -czPf bad.tgz --transform 's,^,../../,' evil")  # fmt: skip
     why = (
-        "the archive's member '../../evil' has '..' in its path: nothing was unpacked; "
+        "/shared/bad.tgz: its member '../../evil' has '..' in its path: nothing was unpacked; "
         "create the archive again without it"
     )
     fails(site, 2, f"n[1-4]: {why}", f"--stage=/shared/bad.tgz:{COPY},extract")

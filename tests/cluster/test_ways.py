@@ -300,8 +300,8 @@ def test_task_prolog_fails_the_job_with_the_message(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "4:0")
     assert job.output() == (
-        "stage: n1: /shared/none: No such file or directory; is the path right, and on a "
-        "filesystem that the nodes see?\n"
+        "stage: n1: /shared/none: No such file or directory; check the path, and that the compute "
+        "nodes mount this filesystem\n"
         "stage: the job's own program was not started (exit code 4)\n"
         "slurmstepd-n1: error: TaskProlog failed status=4\n"
     )

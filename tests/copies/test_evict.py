@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stager.base import paths
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.outcome import Evicted
+from stager.base.text import bytes_text
 from stager.copies.evict import (
     Candidate,
     Need,
@@ -116,19 +117,23 @@ def test_the_limit_counts_the_part_of_a_tree_that_is_there_already() -> None:
     other = kept("a", 5, 1)
     assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
     assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
-    assert refusal(2, 100, 9, [other], 10).startswith(
-        "/nvme: 10 bytes are needed, and you already use 5"
+    assert refusal(2, 100, 9, [other], 10) == (
+        "/nvme: not enough room: 10 B needed, but the site allows a user 9 B, and your copies take "
+        "5 B; stage less"
     )
 
 
-def test_too_little_room_is_reported_in_bytes() -> None:
-    assert refusal(110, 100, 0, []) == (
-        "/nvme: 110 bytes are needed and 100 free, 10 too few; make room or ask for nodes with more"
+def test_too_little_room_is_reported_with_what_can_be_done() -> None:
+    remedy = "delete other files of yours there, or ask for nodes with larger disks"
+    assert refusal(110 << 20, 100 << 20, 0, []) == (
+        "/nvme: not enough room: 110.0 MiB needed, 100.0 MiB free, 10.0 MiB still missing; "
+        f"{remedy}"
     )
     every = [kept("a", 3, 1), kept("b", 4, 1, may_go=False)]
     assert refusal(110, 100, 0, every) == (
-        "/nvme: 110 bytes are needed and 100 free, 3 more by eviction, 7 too few; 4 of yours are "
-        "in use or pinned; make room or ask for nodes with more"
+        "/nvme: not enough room: 110 B needed, 100 B free, 3 B can be freed by removing your old "
+        "copies, 7 B still missing (4 B of your copies are in use or pinned); unpin copies "
+        f"(stagectl unpin), {remedy}"
     )
 
 
@@ -138,8 +143,9 @@ def test_a_users_limit_counts_all_copies_of_the_user() -> None:
     assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
     pinned = replace(first, may_go=False)
     assert refusal(61, 1000, 100, [pinned, second]) == (
-        "/nvme: 61 bytes are needed, and you already use 80 of the 100 that the site allows a "
-        "user; 40 of yours are in use or pinned; ask for less, or unpin some"
+        "/nvme: not enough room: 61 B needed, but the site allows a user 100 B, and your copies "
+        "take 80 B (40 B of your copies are in use or pinned); stage less, or unpin copies "
+        "(stagectl unpin)"
     )
 
 
@@ -337,9 +343,11 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
     node.put("a", MIB, pinned=True)
     with pytest.raises(SpaceError) as caught:
         make(node, room)
+    taken = bytes_text(size)
     assert str(caught.value) == (
-        f"/nvme: 1 bytes are needed, and you already use {size} of the {size} that the site allows "
-        f"a user; {size} of yours are in use or pinned; ask for less, or unpin some"
+        f"/nvme: not enough room: 1 B needed, but the site allows a user {taken}, and your copies "
+        f"take {taken} ({taken} of your copies are in use or pinned); stage less, or unpin copies "
+        "(stagectl unpin)"
     )
     assert node.names() == ["a"]
 
@@ -399,7 +407,8 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
     assert gone == [f"{disk}/f4", f"{disk}/f3", f"{disk}/f2"]
     assert left == ["f0", "f1", "f5", "f6"]
     assert message.endswith(
-        f"too few; {MIB} of yours are in use or pinned; make room or ask for nodes with more"
+        " still missing (1.0 MiB of your copies are in use or pinned); unpin copies (stagectl "
+        "unpin), delete other files of yours there, or ask for nodes with larger disks"
     )
 
 

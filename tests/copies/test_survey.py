@@ -109,11 +109,11 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "staged from another source",
         "the source changed",
         "the copy changed",
-        "its bytes differ from its digest",
-        "its permissions are too wide",
+        "its bytes differ from its checksum",
+        "its permissions are wider than the source's",
         "relocated differently",
-        "only a part is staged",
-        "staged as a whole",
+        "a part is there, the whole is wanted",
+        "the whole is there, a part is wanted",
         "split differently",
         "spread over other nodes",
     ]
@@ -314,17 +314,20 @@ def test_a_destination_that_is_not_a_file_is_refused_by_its_kind(
     assert refusal(node, node.copy) == f"{node.copy} is {kind}; choose another destination"
 
 
+FOLDER_NEEDED = "a folder is needed there: remove it, or choose another destination"
+
+
 @pytest.mark.parametrize("below", ["copy.sqsh", "a/b/copy.sqsh"])
 def test_a_file_in_the_place_of_a_folder_is_refused(node: Node, below: str) -> None:
     (node.disk / "file").write_bytes(b"")
-    message = f"{node.disk}/file is a plain file, not a folder"
+    message = f"{node.disk}/file is a plain file, not a folder; {FOLDER_NEEDED}"
     assert refusal(node, node.disk / "file" / below) == message
 
 
 @pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
 def test_a_symlink_in_the_place_of_a_folder_is_refused(node: Node, target: str) -> None:
     (node.disk / "link").symlink_to(target)
-    message = f"{node.disk}/link is a symbolic link, not a folder"
+    message = f"{node.disk}/link is a symbolic link, not a folder; {FOLDER_NEEDED}"
     assert refusal(node, node.disk / "link/copy.sqsh") == message
 
 
@@ -338,7 +341,10 @@ def test_a_folder_on_another_filesystem_than_its_root_is_refused(tmp_path: Path)
     node = Node(tmp_path)
     other = node.disk / "other"
     other.mkdir()
-    message = f"{other} is on another filesystem than its cache root; choose another destination"
+    message = (
+        f"{other} is not on the same disk as {node.disk}, where this site stages; choose another "
+        "destination"
+    )
     assert on_tmpfs(other, "size=1m", lambda: refusal(node, other / "copy.sqsh")) == message
 
 
@@ -396,8 +402,9 @@ def share(node: Node, named: str = "") -> Survey | str:
 
 def not_current(node: Node, why: str) -> str:
     return (
-        f"{node.copy}: only the administrator stages files there, for all users, and this copy "
-        f"is not up to date ({why}); ask the administrator, or choose another destination"
+        f"{node.copy} cannot be used: only the administrator stages files there, for all users, "
+        f"and the copy is missing or not up to date ({why}); ask the administrator, or choose "
+        "another destination"
     )
 
 
@@ -484,7 +491,7 @@ def test_a_damaged_copy_of_root_is_found_if_a_checksum_is_asked_for(
         Options(validate=Validate.CHECKSUM),
         shared=True,
     )
-    with pytest.raises(DestinationError, match="its bytes differ from its digest"):
+    with pytest.raises(DestinationError, match="its bytes differ from its checksum"):
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
 
 

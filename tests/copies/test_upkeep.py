@@ -94,6 +94,9 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str]
     return use
 
 
+ABSENT = "is not staged here; stagectl status lists what is staged"
+
+
 def refused(result: NodeResult) -> list[tuple[int, str]]:
     assert result.done == []
     return [(one.code, one.message) for one in result.refused]
@@ -147,12 +150,12 @@ def test_a_destination_that_is_not_staged_is_refused_and_the_others_are_done(
     node.stage("a")
     result = node.do(action, "x", "a")
     assert [one.destination for one in result.done] == ["/nvme/a"]
-    assert result.refused == [Refused(2, "/nvme/x is not staged here", "/nvme/x")]
+    assert result.refused == [Refused(2, f"/nvme/x {ABSENT}", "/nvme/x")]
 
 
 def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
     command = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
-    assert refused(carry_out(command, str(tmp_path))) == [(2, "/nvme/a is not staged here")]
+    assert refused(carry_out(command, str(tmp_path))) == [(2, f"/nvme/a {ABSENT}")]
     assert carry_out(Command(Action.VERIFY, ("/nvme",)), str(tmp_path)) == NodeResult()
 
 
@@ -262,9 +265,9 @@ def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> Non
     node.stage("b", pinned=True)
     [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
     assert code == 5
-    assert message.startswith("/nvme: 1024.0 PiB cannot be free: ")
+    assert message.startswith("/nvme: cannot free 1024.0 PiB: ")
     end = (
-        " are free now, and evicting all copies that may be evicted frees 4.0 KiB more "
+        " are free, and evicting your copies would free only 4.0 KiB more "
         "(1 copy is pinned or in use); nothing was evicted there"
     )
     assert message.endswith(end)
@@ -276,8 +279,8 @@ def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
     message = (
-        "/nvme/a was modified after staging, so it was kept and its record deleted; "
-        "remove it yourself if you do not need it"
+        "/nvme/a was changed after staging, so it was not deleted, and slurm-stage no longer "
+        "manages it; delete it there with rm if you do not need it"
     )
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
@@ -308,6 +311,14 @@ def _damaged(copy: Path) -> None:
     os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
+def _replaced(copy: Path) -> None:
+    facts = copy.stat()
+    other = copy.with_name("other")
+    other.write_bytes(b"DATA")
+    os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    other.rename(copy)
+
+
 def _gone(copy: Path) -> None:
     copy.unlink()
 
@@ -317,11 +328,14 @@ def _linked(copy: Path) -> None:
     copy.symlink_to("other")
 
 
+DELETE = "delete it there with rm and stage it again"
+DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 FAULTS: dict[Callable[[Path], None], str] = {
-    _touched: "the copy was modified after staging; evict it and stage it again",
-    _damaged: "the copy is damaged: its bytes differ from its digest; evict it and stage it again",
+    _touched: f"the copy was changed after staging; {DELETE}",
+    _damaged: f"{DAMAGED}; evict it and stage it again",
+    _replaced: f"{DAMAGED}; {DELETE}",
     _gone: "the copy is gone; stage it again",
-    _linked: "the copy was replaced by something else; evict it and stage it again",
+    _linked: f"the copy was replaced by something else; {DELETE}",
 }
 
 

@@ -297,7 +297,10 @@ def _ordinary_uid() -> int:
 
 
 def test_a_cache_root_that_does_not_exist_is_named(home: Path) -> None:
-    message = f"the cache root {home}/nvme does not exist: No such file or directory"
+    message = (
+        f"{home}/nvme, where this site stages, cannot be used on this node: No such file or "
+        "directory; tell the administrator"
+    )
     assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
 
 
@@ -557,6 +560,8 @@ def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk
     with pytest.raises(SpaceError) as caught:
         check_inodes(cache, 1 << 60)
     text = str(caught.value)
-    assert text.startswith(f"{disk}: {1 << 60} files and folders are needed, and the disk takes ")
-    assert text.endswith(" more, however small; remove files, or stage an archive as it is")
+    needed = f"{disk}: {1 << 60} files and folders are needed, but the disk can hold only "
+    assert text.startswith(needed)
+    remedy = "delete files, or stage an archive without extract"
+    assert text.endswith(f" more, whatever their size; {remedy}")
     assert room

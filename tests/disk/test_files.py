@@ -124,7 +124,10 @@ def test_a_path_through_something_else_than_a_folder_is_refused(
     make(disk / "a/b")
     with pytest.raises(DestinationError) as caught, opened_beneath(str(disk), f"{disk}/a/b/c"):
         pass
-    assert str(caught.value) == f"{disk}/a/b is {kind}, not a folder"
+    assert str(caught.value) == (
+        f"{disk}/a/b is {kind}, not a folder; a folder is needed there: remove it, or choose "
+        "another destination"
+    )
 
 
 def test_a_missing_folder_is_file_not_found(disk: Path) -> None:

@@ -390,6 +390,9 @@ def test_no_copy_is_published_through_a_parent_that_became_a_link(
     (disk / "sub").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DestinationError) as caught:
         publish(cache, NEW, disk / "sub/file")
-    assert str(caught.value) == f"{disk}/sub is a symbolic link, not a folder"
+    assert str(caught.value) == (
+        f"{disk}/sub is a symbolic link, not a folder; a folder is needed there: remove it, or "
+        "choose another destination"
+    )
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert partial_names(cache) == []

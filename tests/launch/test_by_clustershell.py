@@ -46,7 +46,10 @@ def test_more_nodes_than_the_fan_out_and_some_that_do_not_answer(shell: Site) ->
 
 def test_a_node_that_ends_without_an_answer_is_reported_with_its_code(shell: Site) -> None:
     (shell.folder / "n1.answer").write_text("")
-    why = "it ended with code 0 and without an answer"
+    why = (
+        "stagectl on this node ended with code 0 without an answer; check ssh to it, and that "
+        "slurm-stage is installed there"
+    )
     assert shell.ask("n1", job=None) == [Answer("n1", None, why)]
 
 

@@ -77,7 +77,8 @@ def test_a_step_that_fails_is_reported_with_its_last_line(site: Site) -> None:
     site.program("srun", "echo first >&2; echo 'srun: error: Invalid job id' >&2; exit 1")
     assert site.ask("n1") == [Answer("n1", None, "srun: error: Invalid job id")]
     site.program("srun", "exit 1")
-    assert site.ask("n1") == [Answer("n1", None, "the step ended without an answer of this node")]
+    why = "the step ended without an answer of this node; check that slurm-stage is installed there"
+    assert site.ask("n1") == [Answer("n1", None, why)]
     (site.folder / "srun").unlink()
     why = f"{site.folder}/srun cannot be started: No such file or directory"
     assert site.ask("n1") == [Answer("n1", None, why)]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 #: The remedy that every failure to begin ends with.
 REMEDY = (
-    "set mpi in the [launch] section of stage.toml to a plugin that both this MPI library and "
-    "Slurm support (srun --mpi=list shows Slurm's; Open MPI needs pmix)"
+    "try again, and if it fails again tell the administrator (mpi in the [launch] section of "
+    "stage.toml may not fit this MPI library; srun --mpi=list names Slurm's plugins, Open MPI "
+    "needs pmix)"
 )
 DONE = Outcome(
     items=[
@@ -196,7 +197,7 @@ def test_an_environment_that_no_program_can_have_is_a_launch_error(
     assert str(caught.value) == f"/bin/true cannot be started: {problem}"
 
 
-NOT_STARTED, CUT_OFF = "MPI did not start", "the ranks ended before the stage was done"
+NOT_STARTED, CUT_OFF = "MPI did not start", "staging ended early"
 
 
 #: Scripts that end without a result, and the whole message about each.

@@ -14,6 +14,7 @@ import pytest
 from stager.base.errors import DestinationError, SourceError
 from stager.base.options import Lifetime, Validate, Verify
 from stager.base.outcome import Evicted
+from stager.base.text import bytes_text
 from stager.disk.cache import open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -123,7 +124,10 @@ def test_if_one_node_cannot_write_none_publishes(world: FileWorld) -> None:
         blocker.write_text("in the way")
     outcome = world.run(items=items)
     disk = world.comm.bcast(world.node.disk, root=last)
-    assert messages(outcome) == [f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder"]
+    remedy = "a folder is needed there: remove it, or choose another destination"
+    assert messages(outcome) == [
+        f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder; {remedy}"
+    ]
     assert blocker.exists() == (world.comm.rank == last)
 
 
@@ -131,9 +135,8 @@ def test_a_missing_source_is_reported_by_one_node(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
-    message = (
-        "No such file or directory; is the path right, and on a filesystem that the nodes see?"
-    )
+    remedy = "check the path, and that the compute nodes mount this filesystem"
+    message = f"No such file or directory; {remedy}"
     assert messages(world.run()) == [f"4 node0: {world.source}: {message}"]
 
 
@@ -275,8 +278,9 @@ def test_every_second_of_a_stage_belongs_to_a_phase(world: FileWorld) -> None:
 def test_a_world_of_the_wrong_size_is_refused(world: FileWorld) -> None:
     outcome = world.run(nodes=world.comm.size + 1)
     assert outcome.code == 8
-    ranks = "1 rank" if world.comm.size == 1 else f"{world.comm.size} ranks"
-    assert f"MPI started as a world of {ranks}" in outcome.failures[0].message
+    started = "1 process" if world.comm.size == 1 else f"{world.comm.size} processes"
+    job = f"but the job has {world.comm.size + 1} nodes"
+    assert f"MPI started {started}, {job}" in outcome.failures[0].message
 
 
 def test_two_ranks_on_one_node_are_refused(world: FileWorld) -> None:
@@ -408,7 +412,8 @@ def test_if_one_node_has_too_little_room_none_evicts(world: FileWorld) -> None:
     outcome = stage_other(world, "third", space=limited(world))
     (failure,) = outcome.failures
     assert (failure.code, failure.node) == (5, world.nodes[-1])
-    assert "of yours are in use or pinned; ask for less, or unpin some" in failure.message
+    remedy = "of your copies are in use or pinned); stage less, or unpin copies (stagectl unpin)"
+    assert remedy in failure.message
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["data", "second"]
 
 
@@ -442,8 +447,9 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
     assert messages(outcome) == [
         (
-            f"5 node{last}: /nvme: {need} bytes are needed and 100 free, {need - 100} too few; "
-            "make room or ask for nodes with more"
+            f"5 node{last}: /nvme: not enough room: {bytes_text(need)} needed, 100 B free, "
+            f"{bytes_text(need - 100)} still missing; delete other files of yours there, or ask "
+            "for nodes with larger disks"
         )
     ]
     assert world.copy.read_bytes() == DATA

@@ -66,7 +66,7 @@ def test_a_hostile_archive_does_not_change_the_old_copy(world: TreeWorld) -> Non
 
     world.on_first(spoil)
     why = (
-        "the archive's member '../bad' has '..' in its path: nothing was unpacked; "
+        f"{path}: its member '../bad' has '..' in its path: nothing was unpacked; "
         "create the archive again without it"
     )
     assert messages(world.run(items=items)) == [f"2 {node}: {why}" for node in world.nodes]
@@ -90,9 +90,9 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(world: TreeWorld) -> Non
     items = world.items(source=archive_of(world, ".tar.gz"), extract=True)
     outcome = world.run(items=items, space=Space(unpacked_size=10_000))
     assert {failure.code for failure in outcome.failures} == {2}
-    assert "exceeds the 10000 bytes that the site allows" in outcome.failures[0].message
+    assert "it has more than the 9.8 KiB that the site allows" in outcome.failures[0].message
     outcome = world.run(items=items, space=Space(unpacked_members=10))
-    assert "exceeds the 10 members that the site allows" in outcome.failures[0].message
+    assert "it has more than the 10 members that the site allows" in outcome.failures[0].message
     assert not world.copy.exists()
 
 

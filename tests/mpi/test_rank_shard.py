@@ -220,10 +220,10 @@ def test_a_deleted_file_is_removed_and_nothing_moves(world: TreeWorld) -> None:
 def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -> None:
     world.stage()
     item = spread_all(world)
-    assert (item.received, item.reasons) == (world.nodes, ["staged as a whole"])
+    assert (item.received, item.reasons) == (world.nodes, ["the whole is there, a part is wanted"])
     assert (counts(item), item.source_bytes_read) == (Counts(len(FILES)), 0)
     item = world.stage()
-    assert (item.received, item.reasons) == (world.nodes, ["only a part is staged"])
+    assert (item.received, item.reasons) == (world.nodes, ["a part is there, the whole is wanted"])
     # One node alone has all of it.
     moved = Counts(len(FILES)) if world.comm.size == 1 else ALL
     assert (item.tree, item.source_bytes_read) == (moved, moved.moved_size)
@@ -270,7 +270,7 @@ def test_validate_checksum_finds_damage_in_a_part_and_moves_that_file_alone(
         damage(world.copy / "sub5/file5")
     item = spread_all(world, validate=Validate.CHECKSUM)
     assert counts(item) == Counts(len(FILES), 1, 5)
-    assert item.reasons == ["its bytes differ from its digest"]
+    assert item.reasons == ["its bytes differ from its checksum"]
 
 
 def test_validate_always_moves_all_parts(world: TreeWorld) -> None:

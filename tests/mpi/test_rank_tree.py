@@ -131,7 +131,7 @@ def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: TreeWor
     world.on_last(lambda: damage(world.copy / "sub5/file5"))
     item = world.stage(validate=Validate.CHECKSUM)
     assert (item.received, item.tree) == ([world.nodes[-1]], Counts(len(FILES), 1, 5))
-    assert item.reasons == ["its bytes differ from its digest"]
+    assert item.reasons == ["its bytes differ from its checksum"]
 
 
 def test_another_node_or_the_source_replaces_a_sender_with_a_damaged_copy(world: TreeWorld) -> None:
@@ -170,10 +170,9 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
 
     world.on_last(put)
     path = world.source.parent / world.nodes[-1] / "nvme/tree"
-    what = f"{path} is {make} that was not staged, and would be lost"
-    assert messages(world.run()) == [
-        f"6 {world.nodes[-1]}: {what}; remove it or choose another destination"
-    ]
+    what = f"{path} is {make} that was not staged, or was changed since"
+    remedy = "staging would delete it: move it, delete it, or choose another destination"
+    assert messages(world.run()) == [f"6 {world.nodes[-1]}: {what}; {remedy}"]
     world.comm.Barrier()
     assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()
 
@@ -221,7 +220,8 @@ def test_a_disk_that_is_too_small_fails_the_stage_before_a_byte_moves(world: Tre
     outcome = world.run(space=Space(keep_free=1 << 60))
     for failure in outcome.failures:
         assert failure.code == 5
-        assert " bytes are needed and 0 free, " in failure.message
+        assert ": not enough room: " in failure.message
+        assert " needed, 0 B free, " in failure.message
     assert len(outcome.failures) == world.comm.size
     assert not world.copy.exists()
 
@@ -299,7 +299,7 @@ def test_what_the_user_put_in_the_place_of_the_tree_is_kept(world: TreeWorld) ->
     world.on_last(put)
     outcome = world.run()
     assert [failure.code for failure in outcome.failures] == [6]
-    assert "is a folder that was not staged, and would be lost" in outcome.failures[0].message
+    assert "is a folder that was not staged, or was changed since" in outcome.failures[0].message
     world.comm.Barrier()
     world.on_last(lambda: shutil.rmtree(world.copy))
     world.on_last(lambda: world.copy.with_name("old").rename(world.copy))

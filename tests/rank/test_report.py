@@ -29,7 +29,7 @@ SURVEYS = [
     Survey("n1", Reason.ABSENT, ""),
     Survey("n2", Reason.ABSENT, ""),
 ]
-NOTE = "its interpreter /home/py/bin/python is read from shared storage"
+NOTE = "note: the environment's interpreter /home/py/bin/python is still read from shared storage"
 
 
 def task(plan: TransferPlan, source: Source = FILE, options: Options | None = None) -> Task:
@@ -82,7 +82,7 @@ def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys()
 @pytest.mark.parametrize(
     ("at", "is_shared", "note"),
     [
-        ("", True, f"{NOTE}; add --stage=/home/py:DST"),
+        ("", True, f"{NOTE}; to avoid that, also stage /home/py, to a DST of its own"),
         ("/nvme/py/bin/python", True, ""),
         ("", False, ""),
     ],

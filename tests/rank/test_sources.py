@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
         Options(), True, FOLDER,
         PolicyRefusal(
             "/nvme/x would be a folder, but /nvme takes only single files for all users; stage an "
-            "archive there without extract, or the folder beneath another root"
+            "archive there without extract, or choose a destination beneath another staging folder"
         ),
     ),
 }  # fmt: skip

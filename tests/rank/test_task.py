@@ -84,7 +84,9 @@ def test_the_record_of_a_damaged_file_is_removed(cache: Cache) -> None:
     cache.save(task(cache).record(COPY, "5" * 32))
     failure = task(cache).mark_damaged()
     assert (failure.code, failure.node) == (7, "n0")
-    assert failure.message == "/nvme/x: this copy is damaged; remove it and submit again"
+    assert (
+        failure.message == "/nvme/x: this copy is damaged; delete it there with rm and submit again"
+    )
     assert cache.load("/nvme/x") is None
 
 

@@ -30,7 +30,7 @@ BLANK_RULE = (
     "a backslash must be followed by : , ; \\ or a blank; write \\\\ for a backslash in a path"
 )
 NOTHING = "source and destination are missing: write SRC:DST"
-SECOND_COLON = "a second ':'; write \\: for a colon that is part of a path"
+SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
 NO_URL = "the {} is a URL; only files and folders can be staged"
 KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract, mode, by"
 NO_NUMBER = (
@@ -512,9 +512,9 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(DirectiveError) as caught:
         parse_value(text)
     shown = pattern.replace("\\\\", "\\").strip()
-    assert (
-        caught.value.problem
-        == f"'{shown}' is not a valid pattern; write it as in a .gitignore, without ! or # first"
+    assert caught.value.problem == (
+        f"'{shown}' is not a valid pattern; write it as in a .gitignore, but not with ! or # at "
+        "its beginning"
     )
     assert caught.value.position == len("/a:/b,exclude=")
 

@@ -128,7 +128,8 @@ def test_a_planted_file_is_refused(root: Path, name: str) -> None:
 def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> None:
     (root / ".slurm-stage").mkdir()
     os.chown(root / ".slurm-stage", owner, GROUP)
-    assert refusal(root) == f"belongs to uid {owner}, not to root; remove it"
+    path = f"{root}/.slurm-stage"
+    assert refusal(root) == f"{path} belongs to uid {owner}, not to root; remove this folder"
 
 
 @pytest.mark.root
@@ -136,14 +137,16 @@ def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> N
 def test_a_parent_in_which_others_may_write_is_refused(root: Path, mode: int) -> None:
     (root / ".slurm-stage").mkdir()
     (root / ".slurm-stage").chmod(mode)
-    assert refusal(root) == "users other than root may write to it; remove it"
+    what = "can be written to by users other than root"
+    assert refusal(root) == f"{root}/.slurm-stage {what}; remove this folder"
 
 
 @pytest.mark.root
 def test_a_users_folder_that_belongs_to_another_is_refused(root: Path) -> None:
     (root / f".slurm-stage/{USER}").mkdir(parents=True)
     os.chown(root / f".slurm-stage/{USER}", USER + 1, GROUP)
-    assert refusal(root) == f"{USER} belongs to another user; remove it"
+    path = f"{root}/.slurm-stage/{USER}"
+    assert refusal(root) == f"{path} does not belong to uid {USER}; remove this folder"
 
 
 @pytest.mark.root

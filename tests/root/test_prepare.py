@@ -43,13 +43,15 @@ def test_a_faulty_stage_toml_is_reported_and_nothing_is_made(
     config.write_bytes(text)
     complaints: list[str] = []
     assert prepare(str(config), KNOWN, complaints.append) == 1
-    assert complaints == [f"uid {KNOWN}, {config}: {fault}"]
+    assert complaints == [f"no folders were made for uid {KNOWN}: {config}: {fault}"]
 
 
 def test_a_missing_stage_toml_is_reported(tmp_path: Path) -> None:
     complaints: list[str] = []
     assert prepare(f"{tmp_path}/none", KNOWN, complaints.append) == 1
-    assert complaints == [f"uid {KNOWN}, {tmp_path}/none: No such file or directory"]
+    assert complaints == [
+        f"no folders were made for uid {KNOWN}: {tmp_path}/none: No such file or directory"
+    ]
 
 
 def test_a_user_whom_the_node_does_not_know_is_reported(tmp_path: Path) -> None:
@@ -57,7 +59,10 @@ def test_a_user_whom_the_node_does_not_know_is_reported(tmp_path: Path) -> None:
     config.write_text("roots = []")
     complaints: list[str] = []
     assert prepare(str(config), USER, complaints.append) == 1
-    assert complaints == [f"uid {USER}, {config}: no user of this node has this uid"]
+    remedy = f"check its user database (getent passwd {USER})"
+    assert complaints == [
+        f"no folders were made for uid {USER}: this node knows no such user; {remedy}"
+    ]
 
 
 # A whole run
@@ -129,7 +134,7 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
         (root / name).mkdir()
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
-    complaint = f"{root}/bad/.slurm-stage: belongs to uid {USER}, not to root; remove it"
+    complaint = f"{root}/bad/.slurm-stage belongs to uid {USER}, not to root; remove this folder"
     assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], RUN)
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
 

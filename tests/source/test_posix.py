@@ -65,7 +65,9 @@ def _bind_socket(path: Path) -> None:
 
 
 NOTHING_ELSE = "only a plain file or a folder can be staged"
-MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+MISSING = (
+    "No such file or directory; check the path, and that the compute nodes mount this filesystem"
+)
 #: Sources that cannot be staged: how to make them, and the message after the path.
 NO_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, f": {MISSING}"),

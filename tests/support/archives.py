@@ -112,15 +112,22 @@ def refused(text: bytes, out: Path, name: str = "x.tar", limits: Limits = NO_LIM
 
 def damaged(problem: str, name: str = "x.tar") -> str:
     """Return the message for an archive that cannot be read any further."""
-    return f"{name} cannot be unpacked: {problem}; copy it or create it again"
+    remedy = "get an undamaged copy of it, or create it again"
+    return f"{name} cannot be unpacked: the archive is damaged ({problem}); {remedy}"
 
 
-def refusal(member: str, why: str) -> str:
+def refusal(member: str, why: str, name: str = "x.tar") -> str:
     """Return the message for an archive with a member that is not admitted."""
     remedy = "create the archive again without it"
-    if "that the site allows" in why:
-        remedy = "pack fewer files, or ask the administrator to allow more"
-    return f"the archive's member {member!r} {why}: nothing was unpacked; {remedy}"
+    return f"{name}: its member {member!r} {why}: nothing was unpacked; {remedy}"
+
+
+def excess(most: str, details: str, name: str = "x.tar") -> str:
+    """Return the message for an archive that has more than the site allows."""
+    return (
+        f"{name}: it has more than the {most} that the site allows ({details}): nothing was "
+        "unpacked; pack fewer files, or ask the administrator to allow more"
+    )
 
 
 def described(kind: bytes, body: bytes) -> bytes:

@@ -31,7 +31,9 @@ OUTSIDE = (
     "not inside a Slurm job: use sbatch, salloc or srun first, "
     "or --local N to simulate N nodes on this machine"
 )
-MISSING = "No such file or directory; is the path right, and on a filesystem that the nodes see?"
+MISSING = (
+    "No such file or directory; check the path, and that the compute nodes mount this filesystem"
+)
 TWICE = (
     "/nvme/b is the destination of two directives: from /a (validate=stat) and from /c "
     "(validate=stat); remove one of them, or change its destination"

@@ -337,9 +337,11 @@ def test_pyvenv_cfg_names_the_folder_of_the_interpreter() -> None:
 
 def test_the_user_is_told_what_to_add() -> None:
     path = "/home/a/python-3.12/bin/python3.12"
-    text = f"its interpreter {path} is read from shared storage"
+    text = f"note: the environment's interpreter {path} is still read from shared storage"
     assert note(path, may_be_staged=False) == text
-    assert note(path, may_be_staged=True) == f"{text}; add --stage=/home/a/python-3.12:DST"
+    assert note(path, may_be_staged=True) == (
+        f"{text}; to avoid that, also stage /home/a/python-3.12, to a DST of its own"
+    )
 
 
 @pytest.mark.root
@@ -362,11 +364,12 @@ def test_an_environment_uses_the_interpreter_that_is_staged_with_it(
         assert ran.code == 0, ran
         return ran.out
 
-    noted = f"stage: /nvme/env: its interpreter {python} is read from shared storage"
-    assert f"{noted}; add --stage={shared}/python:DST\n" in stage(environment)
+    noted = f"stage: /nvme/env: note: the environment's interpreter {python} is still read from"
+    remedy = f"shared storage; to avoid that, also stage {shared}/python, to a DST of its own"
+    assert f"{noted} {remedy}\n" in stage(environment)
     assert os.readlink(copy / "bin/python3") == str(python)
     for _ in range(2):
-        assert "its interpreter" not in stage(environment, installation)
+        assert "interpreter" not in stage(environment, installation)
         assert os.readlink(copy / "bin/python3") == "/nvme/py/bin/python3.12"
         assert os.readlink(copy / "bin/python") == "python3"
         assert (copy / "pyvenv.cfg").read_text() == "home = /nvme/py/bin\n"
