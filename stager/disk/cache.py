@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -158,13 +158,29 @@ class Cache:
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""
         folder = f"{self.folder}/partial"
-        with opened(folder, OPEN_FOLDER) as parent, suppress(BlockingIOError):
-            # Not while another process has made a file and not locked it yet.
-            fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with opened(folder, OPEN_FOLDER) as parent:
             for name in os.listdir(folder):
-                with suppress(OSError), opened(f"{folder}/{name}", READ_FILE) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(f"{folder}/{name}")
+                path = f"{folder}/{name}"
+                with suppress(OSError), _abandoned(path, parent):
+                    remove_tree(path)
+
+
+@contextmanager
+def _abandoned(path: str, parent: int) -> Iterator[None]:
+    """Lock the partial file or tree at ``path`` for the body, which removes it.
+
+    The folder ``parent`` is locked for a moment only: a removal may take long, and meanwhile others
+    make files there. Raise BlockingIOError if the writer runs, or if a process has made a file and
+    not locked it yet.
+    """
+    with ExitStack() as stack:
+        fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            entry = stack.enter_context(opened(path, READ_FILE))
+            fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            fcntl.flock(parent, fcntl.LOCK_UN)
+        yield
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
