@@ -131,9 +131,13 @@ def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm 
     elif comm.rank not in members:
         yield None
     else:
-        group = comm.Create_group(comm.group.Incl(list(members)))
-        yield group
-        group.Free()
+        everyone = comm.Get_group()
+        chosen = everyone.Incl(list(members))
+        among_members = comm.Create_group(chosen)
+        chosen.Free()
+        everyone.Free()
+        yield among_members
+        among_members.Free()
 
 
 def _judge_together(
