@@ -6,10 +6,11 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import signal
 import stat
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ from tests.support.disks import (
     publish,
     write,
 )
-from tests.support.users import as_ordinary_user, on_tmpfs
+from tests.support.users import as_ordinary_user, forked, on_tmpfs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -310,6 +311,17 @@ def test_a_partial_file_without_its_folder_is_a_destination_error(cache: Cache) 
     with pytest.raises(DestinationError) as caught:
         Partial(cache, direct=True)
     assert str(caught.value) == f"{cache.folder}/partial: No such file or directory"
+
+
+def test_what_cannot_be_opened_again_is_a_destination_error(cache: Cache) -> None:
+    def act() -> str:
+        with closing(Partial(cache, direct=False)) as partial:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+            with pytest.raises(DestinationError) as caught:
+                partial.opened()
+        return str(caught.value)
+
+    assert forked(act) == f"{cache.folder}/partial: Too many open files"
 
 
 def test_an_ordinary_user_publishes_by_way_of_proc(home: Path) -> None:
