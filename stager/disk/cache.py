@@ -71,6 +71,11 @@ class Cache:
         """The user that the folder belongs to."""
         return int(os.path.basename(self.folder))
 
+    @property
+    def partial(self) -> str:
+        """The folder of partial files and trees: what is under construction, or to be removed."""
+        return f"{self.folder}/partial"
+
     def in_use(self) -> frozenset[str]:
         """Return the destinations that jobs running on this node use."""
         return uses(None if self.shared else self.uid)
@@ -114,8 +119,7 @@ class Cache:
         self._replace(self.record_path(record.destination), record.to_json().encode())
 
     def _replace(self, path: str, text: bytes) -> None:
-        folder = f"{self.folder}/partial"
-        with stage_errors(folder), closing(UnnamedFile(folder)) as fresh:
+        with stage_errors(self.partial), closing(UnnamedFile(self.partial)) as fresh:
             write_all(fresh.descriptor, text, 0)
             if self.shared:
                 os.fchmod(fresh.descriptor, 0o644)
@@ -149,18 +153,16 @@ class Cache:
 
         It is renamed first, so that no other process finds a part of it.
         """
-        partial = f"{self.folder}/partial"
-        with fresh_name(partial) as path:
+        with fresh_name(self.partial) as path:
             make_movable(name, folder)
             os.rename(name, path, src_dir_fd=folder)
         remove_tree(path)
 
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""
-        folder = f"{self.folder}/partial"
-        with opened(folder, OPEN_FOLDER) as parent:
-            for name in os.listdir(folder):
-                path = f"{folder}/{name}"
+        with opened(self.partial, OPEN_FOLDER) as parent:
+            for name in os.listdir(self.partial):
+                path = f"{self.partial}/{name}"
                 with suppress(OSError), _abandoned(path, parent):
                     remove_tree(path)
 
@@ -253,7 +255,7 @@ def _make_inner_folders(cache: Cache, mode: int) -> None:
             if stat.S_IMODE(os.stat(folder).st_mode) != mode:
                 with stage_errors(folder):
                     os.chmod(folder, mode)
-    _make_folder(f"{cache.folder}/partial", 0o700)
+    _make_folder(cache.partial, 0o700)
 
 
 def _make_folder(path: str, mode: int) -> None:

@@ -28,7 +28,7 @@ class Partial:
 
     def __init__(self, cache: Cache, *, direct: bool) -> None:
         self._root = cache.root
-        self._folder = f"{cache.folder}/partial"
+        self._folder = cache.partial
         self._direct: int | None = None
         with stage_errors(self._folder):
             self._file = UnnamedFile(self._folder)
