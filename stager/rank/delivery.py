@@ -115,10 +115,10 @@ def _broadcast(
             layout,
             1 if plan.apart else len(plan.senders),
             task.settings,
-            cargo.reader,
-            cargo.writer,
-            lambda sent: on_progress(sent, layout.data) if reports else None,
-            cargo.digester,
+            reader=cargo.reader,
+            writer=cargo.writer,
+            progress=lambda sent: on_progress(sent, layout.data) if reports else None,
+            digest=cargo.digester,
         )
 
 
