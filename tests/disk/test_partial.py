@@ -390,7 +390,7 @@ def test_a_full_quota_is_not_called_a_full_disk(
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SpaceError) as caught:
-        allocated(cache, 1)
+        fill(cache, 1)
     message = f"{cache.folder}/partial: the quota is full; make room and submit again"
     assert str(caught.value) == message
 
