@@ -19,6 +19,7 @@
 
 #include <slurm/slurm.h>
 
+#include "script.h"
 #include "stage.h"
 
 enum {
@@ -36,7 +37,7 @@ struct gate {
 	uint32_t restart;
 	uint32_t task;
 	char *list;	/* directives joined by ';', may be empty */
-	char *script;	/* a batch step's script if it has #STAGE lines, else NULL */
+	char *script;	/* a batch step's script if it may have #STAGE lines, else NULL */
 	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
 	char node[256]; /* the name of this node, for messages */
 };
@@ -53,28 +54,6 @@ static void complain(const char *format, ...)
 	va_start(arguments, format);
 	(void)vdprintf(STDERR_FILENO, format, arguments);
 	va_end(arguments);
-}
-
-/* Whether the script's head, the comment lines before its first command, has a #STAGE line. */
-static bool has_stage_lines(const char *path)
-{
-	FILE *script = fopen(path, "re");
-	char *line = NULL;
-	size_t size = 0;
-	bool found = false;
-
-	if (!script)
-		return false; /* the user cannot read the script, so it will not run either */
-	while (!found && getline(&line, &size, script) >= 0) {
-		const char *text = line + strspn(line, " \t\r\n\f\v");
-
-		if (text[0] != '#' && text[0])
-			break;
-		found = strncmp(line, "#STAGE", 6) == 0 && strchr(" \t\r\n", line[6]);
-	}
-	free(line);
-	(void)fclose(script); /* nothing was written */
-	return found;
 }
 
 /*
@@ -127,7 +106,7 @@ static bool read_task(spank_t spank, struct gate *gate)
 		return false;
 	if (gate->step == SLURM_BATCH_SCRIPT &&
 	    spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 &&
-	    has_stage_lines(argv[0]))
+	    stage_script_may_stage(argv[0]))
 		gate->script = argv[0];
 	return snprintf(gate->name, sizeof(gate->name), "%u.%u", gate->job, gate->restart) > 0;
 }

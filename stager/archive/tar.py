@@ -25,7 +25,6 @@ from stager.archive.tar_sparse import (
     MAP,
     OFFSET_AND_LENGTH,
     SIZES,
-    Extent,
     extents_of_header,
     extents_of_records,
 )
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from stager.archive.tar_header import Header
     from stager.archive.tar_stream import TarStream
+    from stager.base.extents import Extent
 
     #: Values by keyword.
     Records = dict[bytes, bytes]

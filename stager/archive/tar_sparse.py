@@ -7,10 +7,11 @@ versions 0.0 and 0.1, and, in version 1.0, as a list before the data.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stager.archive.decompress import DamagedError
 from stager.archive.tar_header import BLOCK_SIZE, decimal, number
+from stager.base.extents import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,13 +36,6 @@ _HEADER = struct.Struct("386x 96s B 12s 17x")
 #: Such a block: 21 pairs, and whether another follows.
 _MORE = struct.Struct("504s B 7x")
 _PAIR = struct.Struct("12s 12s")
-
-
-class Extent(NamedTuple):
-    """A piece of data in a file, in bytes."""
-
-    offset: int
-    length: int
 
 
 def extents_of_header(tar: TarStream, block: bytes) -> tuple[list[Extent], int]:

@@ -27,7 +27,14 @@ class Digest:
         return self._hash.hexdigest()
 
     def _skip(self, offset: int) -> None:
-        while self._at < offset:
-            length = min(len(_ZEROS), offset - self._at)
-            self._hash.update(_ZEROS if length == len(_ZEROS) else _ZEROS[:length])
-            self._at += length
+        if self._at < offset:
+            add_zeros(self._hash, offset - self._at)
+            self._at = offset
+
+
+def add_zeros(digest: xxhash.xxh3_128, length: int) -> None:
+    """Add ``length`` bytes of zeros, which stand for a hole, to a ``digest``."""
+    while length > 0:
+        size = min(len(_ZEROS), length)
+        digest.update(_ZEROS if size == len(_ZEROS) else _ZEROS[:size])
+        length -= size

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, StageError
+from stager.base.outcome import Outcome
 from stager.cli.console import complain, say
 from stager.cli.options import config_option
 from stager.cli.progress import Progress
@@ -25,8 +26,6 @@ from stager.request.script import parse_script
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from stager.base.outcome import Outcome
 
 #: The variable in which the plugin passes the directives of the job's ``--stage`` options.
 _DIRECTIVES = "STAGE_DIRECTIVES"
@@ -82,6 +81,8 @@ class _Gate:
         text = os.environ.get(_DIRECTIVES, "")
         directives = parse_values([text] if text else [])
         directives += parse_script(read_head(self.script)) if self.script else []
+        if not directives:  # the plugin and TaskProlog only guess which scripts have any
+            return Outcome([], [], 0.0)
         nodes = JobNodes.find(self.config)
         request = replace(
             build_request(resolve(directives, nodes.rules), nodes.rules),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,11 @@ class Cache:
         """The user that the folder belongs to."""
         return int(os.path.basename(self.folder))
 
+    @property
+    def partial(self) -> str:
+        """The folder of partial files and trees: what is under construction, or to be removed."""
+        return f"{self.folder}/partial"
+
     def in_use(self) -> frozenset[str]:
         """Return the destinations that jobs running on this node use."""
         return uses(None if self.shared else self.uid)
@@ -114,8 +119,7 @@ class Cache:
         self._replace(self.record_path(record.destination), record.to_json().encode())
 
     def _replace(self, path: str, text: bytes) -> None:
-        folder = f"{self.folder}/partial"
-        with stage_errors(folder), closing(UnnamedFile(folder)) as fresh:
+        with stage_errors(self.partial), closing(UnnamedFile(self.partial)) as fresh:
             write_all(fresh.descriptor, text, 0)
             if self.shared:
                 os.fchmod(fresh.descriptor, 0o644)
@@ -149,22 +153,36 @@ class Cache:
 
         It is renamed first, so that no other process finds a part of it.
         """
-        partial = f"{self.folder}/partial"
-        with fresh_name(partial) as path:
+        with fresh_name(self.partial) as path:
             make_movable(name, folder)
             os.rename(name, path, src_dir_fd=folder)
         remove_tree(path)
 
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""
-        folder = f"{self.folder}/partial"
-        with opened(folder, OPEN_FOLDER) as parent, suppress(BlockingIOError):
-            # Not while another process has made a file and not locked it yet.
-            fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in os.listdir(folder):
-                with suppress(OSError), opened(f"{folder}/{name}", READ_FILE) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(f"{folder}/{name}")
+        with opened(self.partial, OPEN_FOLDER) as parent:
+            for name in os.listdir(self.partial):
+                path = f"{self.partial}/{name}"
+                with suppress(OSError), _abandoned(path, parent):
+                    remove_tree(path)
+
+
+@contextmanager
+def _abandoned(path: str, parent: int) -> Iterator[None]:
+    """Lock the partial file or tree at ``path`` for the body, which removes it.
+
+    The folder ``parent`` is locked for a moment only: a removal may take long, and meanwhile others
+    make files there. Raise BlockingIOError if the writer runs, or if a process has made a file and
+    not locked it yet.
+    """
+    with ExitStack() as stack:
+        fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            entry = stack.enter_context(opened(path, READ_FILE))
+            fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            fcntl.flock(parent, fcntl.LOCK_UN)
+        yield
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
@@ -240,7 +258,7 @@ def _make_inner_folders(cache: Cache, mode: int) -> None:
             if stat.S_IMODE(os.stat(folder).st_mode) != mode:
                 with stage_errors(folder):
                     os.chmod(folder, mode)
-    _make_folder(f"{cache.folder}/partial", 0o700)
+    _make_folder(cache.partial, 0o700)
 
 
 def _make_folder(path: str, mode: int) -> None:

@@ -28,7 +28,7 @@ class Partial:
 
     def __init__(self, cache: Cache, *, direct: bool) -> None:
         self._root = cache.root
-        self._folder = f"{cache.folder}/partial"
+        self._folder = cache.partial
         self._direct: int | None = None
         with stage_errors(self._folder):
             self._file = UnnamedFile(self._folder)
@@ -76,7 +76,8 @@ class Partial:
 
     def opened(self) -> IO[bytes]:
         """Open what was written so far for reading from its beginning."""
-        return open(self._open_again(os.O_RDONLY), "rb")
+        with stage_errors(self._folder):
+            return open(self._open_again(os.O_RDONLY), "rb")
 
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and write all of it to the disk."""

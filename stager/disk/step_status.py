@@ -8,10 +8,11 @@ job that succeeded: tasks of later steps that find theirs there need not wait.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stager.base import paths
@@ -19,11 +20,23 @@ from stager.base.errors import LaunchError
 from stager.disk.files import APPEND, opened, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
+#: What a user can do about a folder that the plugin makes, and about one that is full.
+_MADE_BY_PLUGIN = "the plugin makes its folder, tell the administrator"
+_CHECK = "tell the administrator to check this folder"
 _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def _launch_errors(path: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError into a LaunchError that names ``path`` and the ``remedy``."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror}; {remedy}") from None
 
 
 class StepStatus:
@@ -31,44 +44,54 @@ class StepStatus:
 
     def __init__(self, uid: int) -> None:
         self._folder = f"{paths.RUN_FOLDER}/{uid}"
-        self._job = ""
+        self._job = self._path = ""
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
         """Lock the step's file, empty. Raise LaunchError if it cannot be made."""
         self._job = job
-        path = f"{self._folder}/{job}.{step}"
-        try:
+        self._path = f"{self._folder}/{job}.{step}"
+        with _launch_errors(self._path, _MADE_BY_PLUGIN):
             self._sweep()
             self._descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
             # No other rank of this step is on this node, so this waits for nobody.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.ftruncate(self._descriptor, 0)
-        except OSError as error:
-            raise LaunchError(
-                f"{path}: {error.strerror}; the plugin makes its folder, tell the administrator"
-            ) from None
 
     def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
-        """Write the exit code for waiting tasks and, if it is 0, what was staged."""
+        """Write the exit code for waiting tasks and, if it is 0, what was staged.
+
+        Raise LaunchError. A code that was written before is replaced.
+        """
         assert self._descriptor is not None
         if code == 0:
             self._name_lists(shard_lists)
-            with opened(f"{self._folder}/{self._job}", APPEND) as done:
-                os.write(done, os.fsencode(f"{directives}\n"))
-        write_all(self._descriptor, f"{code}\n".encode(), 0)
+            self._note_done(directives)
+        with _launch_errors(self._path, _CHECK):
+            write_all(self._descriptor, f"{code}\n".encode(), 0)
 
     def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""
         if not lists:
             return
         path = f"{self._folder}/{self._job}.shards"
-        with opened(path, _APPEND_READ) as noted, open(noted, "a+b", closefd=False) as file:
+        with (
+            _launch_errors(path, _CHECK),
+            opened(path, _APPEND_READ) as noted,
+            open(noted, "a+b", closefd=False) as file,
+        ):
             file.seek(0)
             known = file.read().split(b"\n")
             file.writelines(b"%s\n" % one for one in map(os.fsencode, lists) if one not in known)
+
+    def _note_done(self, directives: str) -> None:
+        path = f"{self._folder}/{self._job}"
+        line = os.fsencode(f"{directives}\n")
+        with _launch_errors(path, _CHECK), opened(path, APPEND) as done:
+            if os.write(done, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""

@@ -65,7 +65,7 @@ def _new_name(folder: str) -> str:
 
 @contextmanager
 def fresh_name(folder: str) -> Iterator[str]:
-    """Yield an unused path in ``folder``. Until the end, no `Cache.sweep` runs there."""
+    """Yield an unused path in ``folder``. Until the end, `Cache.sweep` finds nothing there."""
     with opened(folder, OPEN_FOLDER) as parent:
         fcntl.flock(parent, fcntl.LOCK_SH)
         yield _new_name(folder)

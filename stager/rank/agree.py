@@ -1,4 +1,4 @@
-"""Take steps on all ranks together: what one rank cannot do, none of them does."""
+"""Take steps on all ranks together: if one rank fails, all ranks stop with its failure."""
 
 from __future__ import annotations
 

@@ -115,10 +115,10 @@ def _broadcast(
             layout,
             1 if plan.apart else len(plan.senders),
             task.settings,
-            cargo.reader,
-            cargo.writer,
-            lambda sent: on_progress(sent, layout.data) if reports else None,
-            cargo.digester,
+            reader=cargo.reader,
+            writer=cargo.writer,
+            progress=lambda sent: on_progress(sent, layout.data) if reports else None,
+            digest=cargo.digester,
         )
 
 
@@ -131,9 +131,13 @@ def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm 
     elif comm.rank not in members:
         yield None
     else:
-        group = comm.Create_group(comm.group.Incl(list(members)))
-        yield group
-        group.Free()
+        everyone = comm.Get_group()
+        chosen = everyone.Incl(list(members))
+        among_members = comm.Create_group(chosen)
+        chosen.Free()
+        everyone.Free()
+        yield among_members
+        among_members.Free()
 
 
 def _judge_together(

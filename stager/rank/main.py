@@ -71,11 +71,12 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
                 items = stage_run.run()
             except RefusedError as refused:
                 failures = refused.failures
+            # The job starts when rank 0 has reported: by then every node must have its status.
+            unpublished = _publish_together(context, publish_status, outcome(items, failures).code)
+            if unpublished:
+                items, failures = [], [*unpublished, *failures]
             code = outcome(items, failures).code
             _note_figures(context, items, stage_run.evicted, code, watch.total)
-            publish_status(code)
-            # The job starts when rank 0 has reported: by then every node must have its status.
-            context.comm.Barrier()
             return outcome(items, failures)
     except RefusedError as refused:
         return outcome([], refused.failures)
@@ -169,6 +170,21 @@ def _step_status(context: Context) -> Iterator[Callable[[int], None]]:
         yield lambda code: status.write(code, request.directives, lists)
     finally:
         status.close()
+
+
+def _publish_together(context: Context, publish: Callable[[int], None], code: int) -> list[Failure]:
+    """Publish the exit code on all nodes. Return the failures of nodes that cannot. Collective.
+
+    If there are any, the nodes that can publish a failure in its place: their tasks wait as long as
+    the status is held.
+    """
+    try:
+        together(context, lambda: publish(code))
+    except RefusedError as refused:
+        with suppress(LaunchError):
+            publish(LaunchError.code)
+        return refused.failures
+    return []
 
 
 def _note_figures(

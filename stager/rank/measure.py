@@ -84,7 +84,7 @@ def _measure_wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
         reader = _AnyBytes() if comm.rank == 0 else None
         comm.Barrier()
         begun = time.monotonic()
-        broadcast(comm, layout, 1, settings, reader, None)
+        broadcast(comm, layout, 1, settings, reader=reader, writer=None)
         best = min(best, max(comm.allgather(time.monotonic() - begun)))
     return Rate("wire", size, best, algorithm=settings.algorithm)
 

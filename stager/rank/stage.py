@@ -74,9 +74,11 @@ class PlannedItem:
 
 
 class StageRun:
-    """Stages all items of the context's request on all nodes, or none.
+    """Stages the items of the context's request one after the other.
 
-    `evicted` grows with each copy that is removed to make room, also if the stage fails then.
+    No node gets an item before all its receivers have every byte of it. If an item fails, those
+    before it stay. `evicted` grows with each copy that is removed to make room, also if the stage
+    fails then.
     """
 
     def __init__(self, context: Context, watch: Stopwatch) -> None:

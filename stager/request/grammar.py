@@ -23,7 +23,16 @@ from stager.base.formats import ARCHIVES, archive_suffix
 from stager.base.options import OPTION_TYPES, Mode, Options, Relocate
 from stager.base.text import printable
 from stager.request.directive import Directive
-from stager.request.lexer import Char, Field, field, read_escapes, split, split_words, strip
+from stager.request.lexer import (
+    Char,
+    Field,
+    check_characters,
+    field,
+    read_escapes,
+    split,
+    split_words,
+    strip,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +66,7 @@ def parse_value(text: str) -> tuple[Directive, ...]:
 
 def parse_line(line: str) -> Directive:
     """Return the directive of one ``#STAGE`` line. Raise DirectiveError."""
-    bad = next((at for at, c in enumerate(line) if ord(c) < ord(" ") and c != "\t"), None)
-    if bad is not None:
-        raise DirectiveError("a control character is not allowed in a directive", line, bad)
+    check_characters(line)
     words = split_words(line, len("#STAGE"), sbatch=False)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         raise DirectiveError(_missing_path(words), line, len(line.rstrip()))
@@ -130,7 +137,7 @@ class _Chosen:
     """The options of one directive in ``text``; ``values`` are those of `Options` by name.
 
     How a value is read depends on the type of the option's default in `Options`, so that a new
-    option is added there alone.
+    option is added there alone. An option that is a text is read by a function of its own.
     """
 
     def __init__(self, text: str) -> None:
@@ -153,7 +160,8 @@ class _Chosen:
             self.values[key] = self._choice(kind, value, at)
         elif kind is tuple:
             self.values[key] = (*self.values.get(key, ()), self._pattern(value, at))
-        else:  # `by` is the only text
+        else:
+            assert key == "by", f"no function reads the option {key}"
             self.values[key] = self._numbered_pattern(value, at)
 
     def check_mode(self, option: Field) -> None:

@@ -39,14 +39,24 @@ def escape(path: str) -> str:
     return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
 
 
+def check_characters(text: str) -> None:
+    """Raise DirectiveError if ``text`` has a control character other than a tab."""
+    for at in range(len(text)):
+        _check_character(text, at)
+
+
+def _check_character(text: str, at: int) -> None:
+    if text[at] < " " and text[at] != "\t":
+        raise DirectiveError("a control character is not allowed in a directive", text, at)
+
+
 def read_escapes(text: str) -> list[Char]:
     """Return the characters of a ``--stage`` value without its escapes. Raise DirectiveError."""
     chars: list[Char] = []
     at = 0
     while at < len(text):
+        _check_character(text, at)
         char = text[at]
-        if ord(char) < ord(" ") and char != "\t":
-            raise DirectiveError("a control character is not allowed in a directive", text, at)
         if char != "\\":
             chars.append(Char(char, at, literal=False))
             at += 1

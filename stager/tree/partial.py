@@ -57,7 +57,7 @@ class PartialTree:
 
     def __init__(self, cache: Cache, listing: Listing) -> None:
         self._root = cache.root
-        self._partial = f"{cache.folder}/partial"
+        self._partial = cache.partial
         self._listing = listing
         self._lock = threading.Lock()
         #: Files that are written in parts: their descriptors, and the bytes that are still missing.

@@ -14,7 +14,7 @@ may be ahead of the other, and neither waits.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
@@ -33,6 +33,14 @@ _SLOW_READER, _TRIAL = 0.5, 16
 #: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
 #: one chunk on a fast network.
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
+
+
+class _Message(NamedTuple):
+    """A message of a chunk that is under way: whether this rank ``receives`` it, or sends it."""
+
+    request: MPI.Request
+    chunk: int
+    receives: bool
 
 
 class Pump:
@@ -64,9 +72,7 @@ class Pump:
         self._failed = layout.count
         #: Chunks that are begun, handed over and passed.
         self._begun = self._handed_over = self._passed = 0
-        #: The requests under way, and for each its chunk and whether it receives.
-        self._requests: list[MPI.Request] = []
-        self._purposes: list[tuple[int, bool]] = []
+        self._messages: list[_Message] = []
         #: Chunks that are being received.
         self._receiving = 0
         #: Chunks that are here, but not handed over since an earlier one is not here.
@@ -121,8 +127,7 @@ class Pump:
             request = self._forward.receive(index, message)
             self._begun += 1
             if request:
-                self._requests.append(request)
-                self._purposes.append((index, True))
+                self._messages.append(_Message(request, index, True))
                 self._receiving += 1
             else:
                 self._arrive(index)
@@ -151,15 +156,17 @@ class Pump:
 
     def _complete(self) -> bool:
         """Act on the requests that are done. Return whether there was one."""
-        done = MPI.Request.Testsome(self._requests) if self._requests else None
+        if not self._messages:
+            return False
+        done = MPI.Request.Testsome([message.request for message in self._messages])
         if not done:
             return False
-        completed = [self._purposes[number] for number in done]
+        completed = [self._messages[number] for number in done]
         over = set(done)
-        left = [number for number in range(len(self._requests)) if number not in over]
-        self._requests = [self._requests[number] for number in left]
-        self._purposes = [self._purposes[number] for number in left]
-        for index, receives in completed:
+        self._messages = [
+            message for number, message in enumerate(self._messages) if number not in over
+        ]
+        for _, index, receives in completed:
             if receives:
                 self._receiving -= 1
                 self._arrive(index)
@@ -172,8 +179,7 @@ class Pump:
         """Send the chunk on, obey its status, and hand over all that is here in order."""
         message = self._ring.message(index)
         sends = self._forward.send(index, message)
-        self._requests += sends
-        self._purposes += [(index, False)] * len(sends)
+        self._messages += [_Message(send, index, False) for send in sends]
         self._sending[index] = len(sends)
         self._obey(index, message[-1])
         self._here.add(index)

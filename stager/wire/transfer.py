@@ -57,6 +57,7 @@ def broadcast(
     layout: Layout,
     readers: int,
     settings: Settings,
+    *,
     reader: Reader | None,
     writer: Writer | None,
     progress: Callable[[int], None] = lambda _: None,

@@ -43,6 +43,15 @@ def test_the_gate_exports_the_lists_of_folders_that_are_spread(job: Desk) -> Non
     assert (one / ".stage-shards.tsv").read_text() == f"{socket.gethostname()}\t5\tfile\n"
 
 
+def test_a_script_without_directives_starts_no_ranks(desk: Desk) -> None:
+    script = "#!/bin/sh\n#STAGE\u00e9 /a /b\n# why\ncat <<end\n#STAGE /a /b\nend\n"
+    (desk.folder / "job.sh").write_text(script)
+    # Outside of a job, where the ranks of a stage could not be started.
+    for options in ([], ["--task-prolog"]):
+        ran = desk.stagectl("gate", *options, "--script", "job.sh", STAGE_DIRECTIVES="")
+        assert ran == Ran(0, "", "")
+
+
 @pytest.mark.parametrize(
     ("directives", "variables", "code", "message"),
     [

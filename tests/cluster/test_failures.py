@@ -100,6 +100,16 @@ def test_a_bad_stage_line_fails_the_job(site: Site) -> None:
     )
 
 
+def test_a_stage_line_with_a_no_break_space_fails_the_job(site: Site) -> None:
+    job = site.sbatch("#!/bin/bash\n#STAGE\u00a0/shared/data /nvme/data\necho started\n", "-N4")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "2:0")
+    assert job.output() == (
+        "stage: the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
+        f"  #STAGE?/shared/data /nvme/data\n  {' ' * 6}^\n{NOT_STARTED.format(2)}"
+    )
+
+
 def test_a_missing_source(site: Site) -> None:
     site.path("login", DATA).unlink()
     fails(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,23 @@ from tests.support.users import ordinary_home
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """Fail a test after which this process has other descriptors or threads than before."""
+    before = open_files(), threading.enumerate()
+    yield
+    assert (open_files(), threading.enumerate()) == before
+
+
+def open_files() -> dict[int, str]:
+    """Return this process's descriptors and what they are open for."""
+    files = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor that lists the folder
+            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return files
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import tempfile
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 
 from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.disk.cache import Cache, check_inodes, look_for_cache, open_cache, plan_cache
+from stager.disk.files import remove_tree
 from stager.disk.locks import Locks
 from stager.disk.partial import Partial
 from stager.disk.record import VERSION, Record
+from stager.disk.unnamed import make_partial_folder
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
 from tests.support.records import RECORD
 from tests.support.users import (
@@ -221,6 +224,44 @@ def test_the_sweep_leaves_the_partial_file_of_a_running_writer(
     partial.publish(str(disk / "file"))
     partial.close()
     assert (disk / "file").read_bytes() == NEW
+
+
+def test_names_can_be_made_while_a_long_sweep_removes_a_tree(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"{cache.folder}/partial"
+    dead = Path(folder, "0123456789abcdef")
+    dead.mkdir()
+    removing, may_end = threading.Event(), threading.Event()
+
+    def remove_slowly(path: str) -> None:
+        if path == str(dead):
+            removing.set()
+            may_end.wait()
+        remove_tree(path)
+
+    monkeypatch.setattr("stager.disk.cache.remove_tree", remove_slowly)
+    first = _started(cache.sweep)
+    try:
+        assert removing.wait(timeout=10)
+        made = _started(lambda: os.close(make_partial_folder(folder)[1]))
+        made.join(timeout=10)
+        assert not made.is_alive()
+        # Another sweep leaves the tree to the first, but takes what that has not seen.
+        second = _started(cache.sweep)
+        second.join(timeout=10)
+        assert not second.is_alive()
+        assert partial_names(cache) == [dead.name]
+    finally:
+        may_end.set()
+        first.join()
+    assert partial_names(cache) == []
+
+
+def _started(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
 
 
 def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -112,3 +113,18 @@ def test_a_lock_file_that_is_a_symlink_is_refused(cache: Cache, tmp_path: Path) 
         Locks(cache)
     assert str(caught.value) == f"{cache.folder}/lock: Too many levels of symbolic links"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_kernel_without_room_for_a_lock_is_a_destination_error(
+    cache: Cache, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel's refusal is put on: it has no limit of its own, but a server of NFS may.
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    monkeypatch.setattr("fcntl.fcntl", refuse)
+    for method in (locks.take, locks.release, locks.holder):
+        with pytest.raises(DestinationError) as caught:
+            method("/nvme/a")
+        assert str(caught.value) == f"{cache.folder}/lock: No locks available"

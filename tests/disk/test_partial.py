@@ -6,10 +6,11 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import signal
 import stat
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ from tests.support.disks import (
     publish,
     write,
 )
-from tests.support.users import as_ordinary_user, on_tmpfs
+from tests.support.users import as_ordinary_user, forked, on_tmpfs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -312,6 +313,17 @@ def test_a_partial_file_without_its_folder_is_a_destination_error(cache: Cache) 
     assert str(caught.value) == f"{cache.folder}/partial: No such file or directory"
 
 
+def test_what_cannot_be_opened_again_is_a_destination_error(cache: Cache) -> None:
+    def act() -> str:
+        with closing(Partial(cache, direct=False)) as partial:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+            with pytest.raises(DestinationError) as caught:
+                partial.opened()
+        return str(caught.value)
+
+    assert forked(act) == f"{cache.folder}/partial: Too many open files"
+
+
 def test_an_ordinary_user_publishes_by_way_of_proc(home: Path) -> None:
     as_ordinary_user(lambda: publish(open_cache(str(home), os.getuid()), NEW, home / "file", 0o444))
     assert (home / "file").read_bytes() == NEW
@@ -378,7 +390,7 @@ def test_a_full_quota_is_not_called_a_full_disk(
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SpaceError) as caught:
-        allocated(cache, 1)
+        fill(cache, 1)
     message = f"{cache.folder}/partial: the quota is full; make room and submit again"
     assert str(caught.value) == message
 

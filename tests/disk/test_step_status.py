@@ -11,7 +11,8 @@ import pytest
 
 from stager.base.errors import LaunchError
 from stager.disk.step_status import StepStatus
-from tests.support.disks import modes_beneath
+from tests.support.disks import fill_up, modes_beneath
+from tests.support.users import on_tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,4 +146,37 @@ def test_a_status_that_cannot_be_held_is_a_launch_error(
         StepStatus(os.getuid()).hold("17.0", "4")
     assert str(caught.value) == (
         f"{path}: {problem}; the plugin makes its folder, tell the administrator"
+    )
+
+
+def test_a_status_that_cannot_be_written_is_a_launch_error(status_folder: Path) -> None:
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    (status_folder / "17.0").mkdir()
+    with pytest.raises(LaunchError) as caught:
+        status.write(0, "/a:/b")
+    assert str(caught.value) == (
+        f"{status_folder}/17.0: Is a directory; tell the administrator to check this folder"
+    )
+    # A failure needs no file but the status itself.
+    status.write(8, "/a:/b")
+    status.close()
+    assert (status_folder / "17.0.4").read_text() == "8\n"
+
+
+@pytest.mark.root
+def test_a_status_for_which_there_is_no_room_is_a_launch_error(status_folder: Path) -> None:
+    def act() -> str:
+        (status_folder.parent / str(os.getuid())).mkdir()
+        status = StepStatus(os.getuid())
+        status.hold("17.0", "4")
+        fill_up(status_folder.parent)
+        with pytest.raises(LaunchError) as caught:
+            status.write(0, "/a:/b")
+        return str(caught.value)
+
+    run_folder = status_folder.parent
+    assert on_tmpfs(run_folder, "size=64k", act) == (
+        f"{run_folder}/{os.getuid()}/17.0: No space left on device; "
+        "tell the administrator to check this folder"
     )

@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
 
 
-def partial_folder(cache: Cache) -> str:
-    return f"{cache.folder}/partial"
-
-
 def test_a_file_under_construction_has_a_name_only_where_it_needs_one(
     cache: Cache, naming: str
 ) -> None:
-    with closing(UnnamedFile(partial_folder(cache))):
+    with closing(UnnamedFile(cache.partial)):
         assert len(partial_names(cache)) == (0 if naming == "unnamed" else 1)
     assert partial_names(cache) == []
 
@@ -33,7 +29,7 @@ def test_a_file_under_construction_has_a_name_only_where_it_needs_one(
 @pytest.mark.usefixtures("naming")
 def test_a_renamed_file_is_whole_and_stays(cache: Cache, disk: Path) -> None:
     folder = os.open(disk, os.O_RDONLY | os.O_DIRECTORY)
-    with closing(UnnamedFile(partial_folder(cache))) as file:
+    with closing(UnnamedFile(cache.partial)) as file:
         os.write(file.descriptor, NEW)
         file.rename("file", folder)
     os.close(folder)
@@ -42,7 +38,7 @@ def test_a_renamed_file_is_whole_and_stays(cache: Cache, disk: Path) -> None:
 
 
 def test_a_folder_under_construction_is_swept_once_it_is_closed(cache: Cache) -> None:
-    path, descriptor = make_partial_folder(partial_folder(cache))
+    path, descriptor = make_partial_folder(cache.partial)
     (name,) = partial_names(cache)
     forked(cache.sweep)
     assert (os.path.basename(path), partial_names(cache)) == (name, [name])
@@ -52,7 +48,7 @@ def test_a_folder_under_construction_is_swept_once_it_is_closed(cache: Cache) ->
 
 
 def test_nothing_is_swept_while_a_name_is_chosen(cache: Cache) -> None:
-    with fresh_name(partial_folder(cache)) as path:
+    with fresh_name(cache.partial) as path:
         os.mkdir(path)
         forked(cache.sweep)
         assert partial_names(cache) == [os.path.basename(path)]

@@ -453,3 +453,22 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
         )
     ]
     assert world.copy.read_bytes() == DATA
+
+
+def test_a_step_status_that_one_node_cannot_write_fails_all(
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder = world.copy.parent / "run"
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(run_folder))
+    mine = run_folder / str(os.getuid())
+    mine.mkdir(parents=True)
+    world.on_last((mine / "17.0").mkdir)
+    outcome = world.run(status_file="17.0", step="4", directives="/a:/b")
+    last = world.comm.size - 1
+    path = world.comm.bcast(f"{mine}/17.0", root=last)
+    assert messages(outcome) == [
+        f"8 node{last}: {path}: Is a directory; tell the administrator to check this folder"
+    ]
+    assert outcome.items == []
+    # The tasks of all nodes end alike.
+    assert (mine / "17.0.4").read_text() == "8\n"

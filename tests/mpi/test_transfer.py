@@ -70,7 +70,7 @@ class World:
         readers = min(readers, self.comm.size)
         layout = layout or Layout.dense(len(self.data), CHUNK)
         reader = self.reader if self.comm.rank < readers else None
-        return broadcast(self.comm, layout, readers, how, reader, self.writer)
+        return broadcast(self.comm, layout, readers, how, reader=reader, writer=self.writer)
 
     def assert_arrived(self, result: Transferred) -> None:
         assert result.error is None
@@ -189,7 +189,7 @@ def test_progress_grows_to_the_whole(comm: MPI.Intracomm) -> None:
     passed: list[int] = []
     layout = Layout.dense(2 * CHUNK + 5, CHUNK)
     reader = Memory(random_bytes(layout.size)) if comm.rank == 0 else None
-    broadcast(comm, layout, 1, Settings(), reader, None, passed.append)
+    broadcast(comm, layout, 1, Settings(), reader=reader, writer=None, progress=passed.append)
     assert passed == sorted(passed)
     assert passed[-1] == layout.size
 
@@ -242,7 +242,9 @@ def test_a_file_that_became_shorter_is_an_error_and_no_end(
     if comm.rank == 0:
         path.write_bytes(random_bytes(CHUNK + 10))
         reader = FileReader(str(path))
-    result = broadcast(comm, Layout.dense(3 * CHUNK, CHUNK), 1, Settings(), reader, None)
+    result = broadcast(
+        comm, Layout.dense(3 * CHUNK, CHUNK), 1, Settings(), reader=reader, writer=None
+    )
     if reader:
         assert str(result.error) == f"{path} became shorter while it was read"
         assert reader.bytes_read == CHUNK + 10

@@ -6,23 +6,16 @@ The C code is compared with `contains`, a plain model of the grammar in `stager`
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.compiled import compiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-PLUGIN = Path(__file__).parents[2] / "prolog/spank"
-SERVER = Path(__file__).with_name("list_server.c")
-FLAGS = (
-    "-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 "
-    "-fsanitize=address,undefined -fno-sanitize-recover=all"
-)
 
 #: A character, with the backslash that escapes it; a backslash at the end stands for itself.
 _CHARACTER = re.compile(r"\\?.", re.DOTALL)
@@ -56,22 +49,8 @@ def contains(text: str, part: str) -> bool:
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], bool]]:
     """Ask the compiled code whether a list contains a part."""
-    program = tmp_path_factory.mktemp("list") / "list_server"
-    sources = [str(SERVER), str(PLUGIN / "list.c")]
-    subprocess.run(["gcc", *FLAGS.split(), f"-I{PLUGIN}", "-o", str(program), *sources], check=True)
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdin
-        assert server.stdout
-        questions, answers = server.stdin, server.stdout
-
-        def question(text: str, part: str) -> bool:
-            questions.write(f"{text}\0{part}\0".encode())
-            questions.flush()
-            return {b"0": False, b"1": True}[answers.read(1)]
-
-        yield question
-        questions.close()
-        assert server.wait() == 0
+    with compiled("list", tmp_path_factory.mktemp("list")) as ask_program:
+        yield ask_program
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ MTIME = 1_700_000_000_123_456_789
 
 
 def partial_names(cache: Cache) -> list[str]:
-    return os.listdir(f"{cache.folder}/partial")
+    return os.listdir(cache.partial)
 
 
 def allocated(cache: Cache, size: int, *, direct: bool = True) -> Partial:

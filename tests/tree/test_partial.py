@@ -93,7 +93,7 @@ def seen(folder: Path) -> list[tuple[object, ...]]:
 
 
 def partial_names(cache: Cache) -> list[str]:
-    return os.listdir(f"{cache.folder}/partial")
+    return os.listdir(cache.partial)
 
 
 def test_a_published_tree_equals_its_source(cache: Cache, source: Path, disk: Path) -> None:

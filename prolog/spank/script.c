@@ -1,0 +1,66 @@
+/*
+ * Finds #STAGE lines in the head of a batch script, which is the comment lines before its first
+ * command. stager/request/script.py reads them. It decodes the script and knows the white space of
+ * Unicode; here every byte that may belong to such a character counts as white space. So a line may
+ * be found that Python takes for a comment, but no line that it takes for a directive is missed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "script.h"
+
+enum kind { KIND_COMMENT, KIND_STAGE, KIND_COMMAND };
+
+static bool may_be_blank(char character)
+{
+	return (unsigned char)character <= ' ' || (unsigned char)character >= 0x80;
+}
+
+static enum kind kind_of_line(const char *line, size_t length)
+{
+	static const char mark[] = { '#', 'S', 'T', 'A', 'G', 'E' };
+	size_t at = 0;
+
+	if (length >= sizeof(mark) && memcmp(line, mark, sizeof(mark)) == 0 &&
+	    (length == sizeof(mark) || may_be_blank(line[sizeof(mark)])))
+		return KIND_STAGE;
+	while (at < length && may_be_blank(line[at]))
+		at++;
+	return at < length && line[at] != '#' ? KIND_COMMAND : KIND_COMMENT;
+}
+
+/* The first kind in `text` that is not a comment. For Python, '\r' alone ends a line too. */
+static enum kind kind_of_lines(const char *text, size_t length)
+{
+	const char *end = text + length;
+	enum kind kind = KIND_COMMENT;
+
+	while (kind == KIND_COMMENT && text < end) {
+		const char *stop = memchr(text, '\r', (size_t)(end - text));
+
+		kind = kind_of_line(text, (size_t)((stop ? stop : end) - text));
+		text = stop ? stop + 1 : end;
+	}
+	return kind;
+}
+
+/* Whether the script may have #STAGE lines. If it cannot be read to its end, it may. */
+bool stage_script_may_stage(const char *path)
+{
+	FILE *script = fopen(path, "re");
+	char *line = NULL;
+	size_t size = 0;
+	ssize_t length = 0;
+	enum kind kind = KIND_COMMENT;
+	bool found = false;
+
+	if (!script)
+		return false; /* the user cannot read the script, so it will not run either */
+	while (kind == KIND_COMMENT && (length = getline(&line, &size, script)) >= 0)
+		kind = kind_of_lines(line, (size_t)length);
+	found = kind == KIND_STAGE || (length < 0 && !feof(script));
+	free(line);
+	(void)fclose(script); /* nothing was written */
+	return found;
+}
