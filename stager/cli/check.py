@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--script",
     "scripts",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     multiple=True,
     help="Check the #STAGE and #SBATCH --stage lines of this batch script (- for stdin).",
 )
