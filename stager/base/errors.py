@@ -66,9 +66,11 @@ class DirectiveError(UsageError):
     def _caret(self) -> str:
         start = max(0, min(self.position - self.WINDOW // 2, len(self.text) - self.WINDOW))
         window = self.text[start : start + self.WINDOW]
-        from stager.base.text import printable  # ranks, which start fast, raise no DirectiveError
+        # Ranks, which start fast, raise no DirectiveError.
+        from stager.base.text import columns, printable
 
-        return f"  {printable(window)}\n  {' ' * (self.position - start)}^"
+        before = columns(printable(window[: self.position - start]))
+        return f"  {printable(window)}\n  {' ' * before}^"
 
 
 class PolicyRefusal(StageError):

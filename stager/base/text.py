@@ -12,6 +12,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def columns(text: str) -> int:
+    """Return the columns that a terminal needs for printable ``text``.
+
+    >>> columns("ab"), columns("\u6570\u636e"), columns("e\u0301")
+    (2, 4, 1)
+    """
+    from unicodedata import combining, east_asian_width  # only for a caret
+
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
+
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

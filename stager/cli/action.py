@@ -15,6 +15,7 @@ import click
 
 from stager.base.errors import Failure, LaunchError
 from stager.base.text import bytes_text
+from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
@@ -58,8 +59,8 @@ def run_action(
         action,
         rules.roots,
         rules.shared_roots,
-        # Nodes have another working directory, and records have plain absolute paths.
-        destinations=tuple(dict.fromkeys(os.path.abspath(path) for path in destinations)),
+        # As in records.
+        destinations=tuple(dict.fromkeys(map(absolute, destinations))),
         older=older,
         to_free=to_free,
         dry_run=dry_run,
@@ -103,9 +104,8 @@ def _print(
     for line in failed:
         complain(line)
     idle = [name for name, result in results.items() if not result.stay]
-    if not failed and not any(result.done for result in results.values()) and (idle or not results):
-        where = nodes_text(idle, job.fold) if idle else "any node"
-        say(f"nothing to {command.action} on {where}")
+    if idle and not failed and not any(result.done for result in results.values()):
+        say(f"nothing to {command.action} on {nodes_text(idle, job.fold)}")
 
 
 def _failures(

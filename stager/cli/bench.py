@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 from stager.base.errors import PolicyRefusal
 from stager.base.options import Options
 from stager.base.outcome import Rate
+from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import json_option, run_options
 from stager.cli.render import rate_lines
@@ -83,5 +83,4 @@ def _item(source: str, root: str, rules: Policy) -> StageItem:
             f"{root} is not a staging folder (one of `roots` in stage.toml); use --root {known}"
         )
     root = roots[root] if root else rules.roots[0]
-    source = os.path.abspath(source) if source else ""  # ranks have another working directory
-    return StageItem(source, f"{root}/bench", root, Options())
+    return StageItem(absolute(source) if source else "", f"{root}/bench", root, Options())

@@ -24,7 +24,7 @@ from stager.request.script import parse_script, sbatch_values
 @click.option(
     "--script",
     "scripts",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     multiple=True,
     help="Check the #STAGE and #SBATCH --stage lines of this batch script (- for stdin).",
 )

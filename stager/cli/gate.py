@@ -14,7 +14,7 @@ import click
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.outcome import Outcome
-from stager.cli.console import complain, say
+from stager.cli.console import complain, printable_lines, say
 from stager.cli.options import config_option
 from stager.cli.progress import Progress
 from stager.cli.script import read_head
@@ -35,7 +35,7 @@ _SHARDS = "STAGE_SHARDS"
 
 @click.command(hidden=True)
 @config_option
-@click.option("--script", type=click.Path(), help="The batch script, or - for stdin.")
+@click.option("--script", type=click.Path(readable=False), help="The batch script, or - for stdin.")
 @click.option("--status-file", default="", help="Name of the file for the job's waiting tasks.")
 @click.option("--step", default="", help="Number of the step that waits.")
 @click.option("--task-prolog", is_flag=True, help="Print in the form that TaskProlog must have.")
@@ -94,5 +94,5 @@ class _Gate:
 
 def _print_line(text: str) -> None:
     """Print a text in the language of TaskProlog, whose output Slurm reads line by line."""
-    for line in f"stage: {text}".splitlines():
+    for line in f"stage: {printable_lines(text)}".splitlines():
         click.echo(f"print {line}")

@@ -83,9 +83,12 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     except OSError as error:
-        complain(f"the output cannot be written: {error.strerror}")
+        if error.filename is None:
+            complain(f"the output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
+        else:
+            complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
         code = LaunchError.code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
     sys.exit(code or 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 from stager.archive.pack import SUFFIX
 from stager.archive.pack import pack as pack_folder
 from stager.base.text import bytes_text, files_text, seconds_text
+from stager.cli.absolute import absolute
 from stager.cli.console import say
 from stager.disk.files import as_stage_error
 from stager.request.lexer import escape
@@ -31,7 +31,8 @@ def pack(folder: str, archive: str | None) -> None:
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
     is staged as it is. Nothing is packed if ARCHIVE is up to date.
     """
-    path = archive or f"{os.path.abspath(folder)}{SUFFIX}"
+    beside = f"{absolute(folder)}{SUFFIX}"
+    path = archive or beside
     start = time.monotonic()
     try:
         packed = pack_folder(folder, path)
@@ -53,5 +54,5 @@ def _report(path: str, packed: Packed, seconds: float) -> None:
             "pack it with conda-pack --dest-prefix DST"
         )
     else:
-        source = escape(os.path.abspath(path))
+        source = escape(absolute(path))
         say(f"stage it with --stage={source}:DST{packed.options}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import StageError, UsageError
+from stager.cli.absolute import absolute
 from stager.copies import upkeep
 from stager.copies.status import node_status
 from stager.copies.upkeep import Action
@@ -15,7 +17,6 @@ from stager.launch.answers import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     from stager.cli.options import NodeOptions
     from stager.copies.upkeep import Command
@@ -69,8 +70,17 @@ class Scope:
 
     @classmethod
     def of_simulated(cls, root: Path) -> Scope:
-        """Return the simulated nodes of `stage --local` whose disks are folders of ``root``."""
-        disks = [path for path in root.absolute().glob("node*") if path.is_dir()]
+        """Return the simulated nodes of `stage --local` whose disks are folders of ``root``.
+
+        Raise UsageError if there are none.
+        """
+        folder = absolute(str(root))
+        disks = [path for path in Path(folder).glob("node*") if path.is_dir()]
+        if not disks:
+            raise UsageError(
+                f"{folder} has no simulated nodes (folders node1, node2, …); name the folder that "
+                "`stagectl stage --local` used"
+            )
         disks.sort(key=lambda path: (len(path.name), path.name))
         return cls(disks={path.name: str(path) for path in disks})
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import UsageError
+from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
@@ -74,9 +75,9 @@ class SimulatedNodes:
 
     @classmethod
     def find(cls, options: RunOptions) -> SimulatedNodes:
-        """Return the nodes that ``--local`` asks for. Raise PolicyRefusal."""
-        root = (options.local_root or Path(_LOCAL_ROOT)).absolute()
-        return cls(load_policy(options.config, simulated=True), options.local, root)
+        """Return the nodes that ``--local`` asks for. Raise UsageError or PolicyRefusal."""
+        root = absolute(str(options.local_root or _LOCAL_ROOT))
+        return cls(load_policy(options.config, simulated=True), options.local, Path(root))
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""

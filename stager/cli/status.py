@@ -67,11 +67,11 @@ def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool 
         lacking = missing(known) if scope.whole_job else {}
         click.echo(json.dumps(_to_json(answers, known, problems, lacking), indent=1))
     else:
-        if known or not answers:
+        if known:
             _print(known, by, rules, whole_job=scope.whole_job)
         for line in _node_lines(answers, problems):
             click.echo(line)
-    return 0 if known or not answers else LaunchError.code
+    return 0 if known else LaunchError.code
 
 
 def _print(known: Mapping[str, NodeStatus], by: str, rules: Policy, *, whole_job: bool) -> None:
@@ -80,8 +80,7 @@ def _print(known: Mapping[str, NodeStatus], by: str, rules: Policy, *, whole_job
         lines = [*table(headers, found), total_line(known)]
     else:
         where = " or ".join(root or "/" for root in (*rules.roots, *rules.shared_roots))
-        on = job.fold([*known]) or "any node"
-        lines = [f"stage: nothing is staged for you beneath {where} on {on}"]
+        lines = [f"stage: nothing is staged for you beneath {where} on {job.fold([*known])}"]
     lines += [*room_lines(known, job.fold), *unread_lines(known)]
     # In one piece, since click flushes at each call.
     click.echo("\n".join(lines))

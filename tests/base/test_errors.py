@@ -96,6 +96,12 @@ def test_the_caret_stands_under_the_fault_in_a_window_of_76_characters(
     assert str(DirectiveError("wrong", text, position)) == f"wrong\n  {shown}\n  {caret}"
 
 
+def test_the_caret_stands_under_the_fault_behind_wide_and_combined_characters() -> None:
+    text = "/数据/e\u0301:nvme/x"
+    position = text.index("nvme")
+    assert str(DirectiveError("wrong", text, position)) == f"wrong\n  {text}\n  {' ' * 8}^"
+
+
 @pytest.mark.parametrize("char", ["\t", "\n", "\0", "\x1b", "\x9b", "\u2028", "\u200b", "\udc80"])
 def test_a_character_that_does_not_print_is_shown_as_a_question_mark(char: str) -> None:
     assert str(DirectiveError("wrong", f"/a{char}:b", 4)) == "wrong\n  /a?:b\n      ^"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
 from tests.support.stagectl import Ran
+from tests.support.users import as_ordinary_user, ordinary_home
 
 SCRIPT = """\
 #!/bin/bash
@@ -137,6 +138,21 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
          "                   ^"],
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["check", "gate"])
+def test_a_script_that_the_user_may_not_read_is_a_source_error(command: str) -> None:
+    def act(home: Path) -> Ran:
+        script = home / "job.sh"
+        script.write_text(SCRIPT)
+        script.chmod(0)
+        return call([command, "--config", str(home), "--script", str(script)], home)
+
+    with ordinary_home() as home:
+        ran = as_ordinary_user(lambda: act(home))
+    first, *_ = ran.err.splitlines()
+    assert first == f"stage: the batch script {home}/job.sh cannot be read: Permission denied"
+    assert (ran.code, ran.out) == (4, "")
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), WRONG.values(), ids=WRONG)

@@ -54,6 +54,17 @@ def test_pinned_copies_are_kept_and_counted(copies: Desk) -> None:
     )  # fmt: skip
 
 
+def test_many_copies_are_counted_on_all_nodes_and_so_are_those_that_are_kept(desk: Desk) -> None:
+    assert desk.local("stage", *(f"{desk.source}:/nvme/{name}" for name in range(22))).code == 0
+    desk.simulated("pin", "/nvme/0")
+    time.sleep(1.1)
+    where = "node[1-3] (3 nodes)"
+    assert desk.simulated("evict", "--older", "1s") == Ran(
+        0, f"stage: 63 copies evicted on {where}: 18.2 MiB in all\n"
+        f"stage: kept on {where}: 1 copy on each node is pinned or in use\n", "",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.desk import JOB, Desk
+from tests.support.desk import JOB, Desk, call
 from tests.support.stagectl import STAGECTL, Ran, environment, run
 
 if TYPE_CHECKING:
@@ -79,6 +80,52 @@ def test_a_full_disk_for_the_output_is_reported_on_stderr(desk: Desk) -> None:
         )  # fmt: skip
     assert done.stderr == "stage: the output cannot be written: No space left on device\n"
     assert done.returncode == 8
+
+
+def test_an_error_of_a_file_that_no_command_expects_names_the_file(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", b"/some/file")
+
+    monkeypatch.setattr("stager.cli.check.parse_values", fail)
+    message = "stage: /some/file: Permission denied\n"
+    assert desk.stagectl("check", "/a:/nvme/b") == Ran(8, "", message)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evict", "a"], ["status", "--local-root", "nodes"],
+        ["stage", "--local", "2", "/a:/nvme/b"], ["bench", "--local", "2", "--source", "a"],
+        ["pack", "a"],
+    ],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_in_a_deleted_folder_a_relative_path_is_refused(desk: Desk, arguments: list[str]) -> None:
+    command, *values = arguments
+    config = [] if command == "pack" else ["--config", str(desk.config)]
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    line = [*STAGECTL[:1], "-P", *STAGECTL[1:], command, *config, *values]
+    ran = run(["/bin/sh", "-c", script, "sh", *line], desk.folder)
+    message = "stage: the current folder does not exist any more; change to another one\n"
+    assert ran == Ran(2, "", message)
+
+
+def test_no_control_character_of_a_path_reaches_the_terminal(desk: Desk) -> None:
+    folder = desk.folder / "\x1b]0;x\x07\u202e"
+    folder.mkdir()
+    shown = f"{desk.folder}/?]0;x??"
+    ran = call(["pack", str(folder)], desk.folder)
+    assert ran.out.startswith(f"stage: {shown}.tar.zst: 0 files, 0 B packed into ")
+    ran = call(["pack", str(folder / "none")], desk.folder)
+    assert ran.err.startswith(f"stage: {shown}/none")
+    assert "\x1b" not in ran.err
+
+
+def test_the_caret_below_a_directive_stays_on_a_line_of_its_own(desk: Desk) -> None:
+    ran = desk.stagectl("check", "/a:/nvme/b,x")
+    assert ran.err.splitlines()[1:] == ["  /a:/nvme/b,x", "             ^"]
 
 
 @contextmanager

@@ -32,6 +32,16 @@ def test_a_node_with_another_version_is_reported(cluster: Desk) -> None:
     assert ran == Ran(8, f"n1: {why}\nn3: down\n", "")
 
 
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_a_folder_without_simulated_nodes_is_refused(desk: Desk, command: str) -> None:
+    message = (
+        f"{desk.folder}/typo has no simulated nodes (folders node1, node2, …); name the folder "
+        "that `stagectl stage --local` used"
+    )
+    ran = desk.stagectl(command, "--local-root", "typo")
+    assert ran == Ran(2, "", f"stage: {message}\n")
+
+
 def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     ran = cluster.in_job("pin", "/nvme/a")
     absent = "/nvme/a is not staged here; stagectl status lists what is staged"

@@ -74,13 +74,6 @@ def test_status_folds_the_nodes_on_which_nothing_is_staged(desk: Desk) -> None:
     assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
 
 
-def test_status_of_no_nodes_says_so(desk: Desk) -> None:
-    text = "stage: nothing is staged for you beneath /nvme on any node\n"
-    assert desk.stagectl("status", "--local-root", desk.nodes) == Ran(0, text, "")
-    printed = '{\n "nodes": [],\n "missing": {}\n}\n'
-    assert desk.stagectl("status", "--json", "--local-root", desk.nodes) == Ran(0, printed, "")
-
-
 @pytest.mark.parametrize(
     ("variables", "node"),
     [

@@ -34,4 +34,11 @@ def test_an_epilog_that_takes_too_long_ends_at_once(
     monkeypatch.setattr("stager.root.epilog.run_as", lambda *_: time.sleep(20))
     later: list[object] = []
     monkeypatch.setattr("stager.root.epilog.make_headroom", lambda *_: later.append(_))
-    assert forked(lambda: (main(["--config", str(config), "17", "5001"]), later)) == (1, [])
+    logged: list[str] = []
+    monkeypatch.setattr("syslog.syslog", lambda _, text: logged.append(text))
+    ended = forked(lambda: (main(["--config", str(config), "17", "5001"]), later, logged))
+    message = (
+        "cleaning up after job 17 was stopped after 1 s; look for a disk or a user's filesystem "
+        "that does not answer"
+    )
+    assert ended == (1, [], [message])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
 from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
+from stager.base.text import columns
 from stager.request.directive import Directive
 from stager.tree.patterns import is_numbered_pattern as is_numbered
 from stager.tree.patterns import is_pattern
@@ -106,11 +107,14 @@ def assert_the_caret_is_under_the_text(error: DirectiveError) -> None:
     assert problem == error.problem
     window, column = shown.removeprefix("  "), len(caret) - len("  ^")
     assert (shown, caret) == (f"  {window}", " " * (column + 2) + "^")
-    assert 0 <= column <= len(window) <= 76
+    assert len(window) <= 76
     assert 0 <= error.position <= len(error.text)
-    start = error.position - column
-    part = error.text[start : start + len(window)]
-    assert window == "".join(char if char.isprintable() else "?" for char in part)
+    # Characters may take two columns or none, so several may end at the caret's.
+    places = [n for n in range(len(window) + 1) if columns(window[:n]) == column]
+    starts = [error.position - place for place in places]
+    parts = [error.text[start : start + len(window)] for start in starts if start >= 0]
+    shown_parts = ["".join(c if c.isprintable() else "?" for c in part) for part in parts]
+    assert window in shown_parts
 
 
 def fault_of(read: Callable[[T], object], text: T) -> DirectiveError | None:
