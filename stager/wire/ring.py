@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
-from stager.base.errors import StageError
+from stager.base.errors import StageError, write_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -236,9 +236,7 @@ def start_thread(run: Callable[[], None]) -> threading.Thread:
         try:
             run()
         except BaseException:
-            import traceback  # rarely needed
-
-            os.write(2, traceback.format_exc().encode(errors="replace"))
+            write_traceback()
             os._exit(1)
 
     # A daemon: a rank that ends by an error does not wait for its threads.

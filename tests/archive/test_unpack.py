@@ -148,10 +148,35 @@ def test_a_hostile_archive_is_refused(
     ids=["cut", "damaged", "something else", "empty"],
 )
 def test_a_damaged_archive_is_reported_and_never_a_traceback(
-    source: Path, out: Path, suffix: str, damage: Callable[[bytes], bytes]
+    source: Path,
+    out: Path,
+    suffix: str,
+    damage: Callable[[bytes], bytes],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     text = damage(pack(source, suffix))
     name = f"/data/x{suffix}"
     with pytest.raises(SourceError) as caught:
         unpack(io.BytesIO(text), name, bytes(out), NO_LIMITS)
     assert str(caught.value).startswith(f"{name} cannot be unpacked: ")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+def test_a_fault_of_our_own_fails_with_a_traceback(
+    source: Path,
+    out: Path,
+    suffix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise TypeError("our own fault")
+
+    monkeypatch.setattr("stager.archive.target.Target.make_file", fault)
+    with pytest.raises(SourceError) as caught:
+        unpack(io.BytesIO(pack(source, suffix)), "x" + suffix, bytes(out), NO_LIMITS)
+    assert str(caught.value).startswith(f"x{suffix} cannot be unpacked: our own fault; ")
+    written = capfd.readouterr().err
+    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.endswith("TypeError: our own fault\n")
