@@ -51,20 +51,27 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
             with closing(ReadAhead(decompressed(archive, name.lower()))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
         target.finish()
-    except (StageError, OSError):
+    except StageError:
         raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _damaged(name, DamagedError(str(error))) from None  # by bz2, for damaged data
     except MemoryError:
         raise SpaceError(
             f"{name}: too little memory to unpack it; request more for the job (--mem)"
         ) from None
     except DamagedError as error:
-        raise SourceError(f"{name} cannot be unpacked: {error}") from None
+        raise _damaged(name, error) from None
     except Exception as error:
         if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be well
             write_traceback()
-        damage = DamagedError(str(error) or "it ends early")
-        raise SourceError(f"{name} cannot be unpacked: {damage}") from None
+        raise _damaged(name, DamagedError(str(error) or "it ends early")) from None
     return target.digests
+
+
+def _damaged(name: str, damage: DamagedError) -> SourceError:
+    return SourceError(f"{name} cannot be unpacked: {damage}")
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -160,6 +161,20 @@ def test_a_damaged_archive_is_reported_and_never_a_traceback(
         unpack(io.BytesIO(text), name, bytes(out), NO_LIMITS)
     assert str(caught.value).startswith(f"{name} cannot be unpacked: ")
     assert capfd.readouterr().err == ""
+
+
+def test_a_damaged_bzip2_member_of_a_zip_is_damage_to_the_archive(out: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a", bytes(range(256)) * 10)
+    damaged = bytearray(buffer.getvalue())
+    begin = damaged.index(b"BZh") + 4
+    damaged[begin : begin + 20] = bytes(20)
+    with pytest.raises(SourceError) as caught:
+        unpack(io.BytesIO(damaged), "x.zip", bytes(out), NO_LIMITS)
+    assert str(caught.value) == (
+        "x.zip cannot be unpacked: Invalid data stream; copy it or create it again"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
