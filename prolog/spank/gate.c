@@ -386,7 +386,7 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 		complain("stage: %s: plugstack.conf: argument '%s' is not valid; tell the "
 			 "administrator\n",
 			 gate.node, config->fault);
-		_exit(STAGE_LAUNCH);
+		_exit(STAGE_POLICY);
 	}
 	if (geteuid() != gate.uid || getuid() != gate.uid) {
 		complain("stage: %s: this task does not run as the job's user; tell the "

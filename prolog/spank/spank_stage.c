@@ -44,6 +44,8 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 	if (spank_context() == S_CTX_SLURMD) {
 		if (repeated)
 			slurm_error("stage: %s", STAGE_REPEATED);
+		if (config.fault)
+			stage_config_complain(&config);
 		stage_expect_marks();
 	}
 	if (spank_context() == S_CTX_REMOTE && !repeated && stage_options_register(spank) != 0)

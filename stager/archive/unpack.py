@@ -6,8 +6,14 @@ is created through a link, and no link leads out.
 
 from __future__ import annotations
 
+import lzma
+import struct
+import zipfile
+import zlib
 from contextlib import closing
 from typing import IO, TYPE_CHECKING
+
+import zstandard
 
 from stager.archive.decompress import DamagedError, DemandingError, ReadAhead, decompressed
 from stager.archive.tar import MemberKind, members
@@ -15,12 +21,19 @@ from stager.archive.tar_sparse import with_holes
 from stager.archive.tar_stream import TarStream
 from stager.archive.target import NEITHER, Target, may_run_as_another
 from stager.archive.zip import opened_zip, unpack_zip
-from stager.base.errors import SourceError, SpaceError, StageError
+from stager.base.errors import SourceError, SpaceError, StageError, write_traceback
 from stager.base.formats import is_zip
 
 if TYPE_CHECKING:
     from stager.archive.tar import Member
     from stager.archive.target import Limits
+
+
+#: What the libraries raise if an archive is damaged. Anything else may be a fault of this program.
+_SIGNS_OF_DAMAGE = (
+    zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile, struct.error, EOFError,
+    ValueError, LookupError, OverflowError, NotImplementedError,
+)  # fmt: skip
 
 
 def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
@@ -39,19 +52,27 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
             with closing(ReadAhead(decompressed(archive, name.lower()))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
         target.finish()
-    except (StageError, OSError):
+    except StageError:
         raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _damaged(name, DamagedError(str(error))) from None  # by bz2, for damaged data
     except MemoryError:
         raise SpaceError(
             f"{name}: too little memory to unpack it; request more for the job (--mem)"
         ) from None
     except (DamagedError, DemandingError) as error:
-        raise SourceError(f"{name} cannot be unpacked: {error}") from None
+        raise _damaged(name, error) from None
     except Exception as error:
-        # The libraries raise whatever they like, and their only input is the archive.
-        damage = DamagedError(str(error) or "it ends early")
-        raise SourceError(f"{name} cannot be unpacked: {damage}") from None
+        if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be well
+            write_traceback()
+        raise _damaged(name, DamagedError(str(error) or "it ends early")) from None
     return target.digests
+
+
+def _damaged(name: str, damage: Exception) -> SourceError:
+    return SourceError(f"{name} cannot be unpacked: {damage}")
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:

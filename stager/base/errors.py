@@ -17,6 +17,7 @@ BusyError             9     another job held the destination for too long
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -113,6 +114,13 @@ class BusyError(StageError):
     """Another job held the destination for too long."""
 
     code = 9
+
+
+def write_traceback() -> None:
+    """Write the exception that is being handled to stderr, in one piece, as a fault of stager."""
+    import traceback  # rarely needed
+
+    os.write(2, traceback.format_exc().encode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 from stager.archive.unpack import unpack
-from stager.base.errors import SourceError, StageError
+from stager.base.errors import SourceError, StageError, write_traceback
 from stager.disk.files import as_stage_error, stage_errors
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class StreamUnpacker:
                 self._error = as_stage_error(error, self._unpacking.folder)
             except BaseException as error:
                 # Raised here it would end the thread alone, and the rest would be published.
+                write_traceback()
                 self._error = SourceError(f"{self._unpacking.name} cannot be unpacked: {error!r}")
 
     def write(self, data: memoryview, _: int) -> None:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
-from stager.base.errors import StageError
+from stager.base.errors import StageError, write_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -237,9 +237,7 @@ def start_thread(run: Callable[[], None]) -> threading.Thread:
             run()
         except BaseException:
             try:
-                import traceback  # rarely needed
-
-                os.write(2, traceback.format_exc().encode(errors="replace"))
+                write_traceback()
             finally:
                 os._exit(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,10 +156,49 @@ def test_a_hostile_archive_is_refused(out: Path, entries: tuple[Entry, ...], mes
     ids=["cut", "damaged", "something else", "empty"],
 )
 def test_a_damaged_archive_is_reported_and_never_a_traceback(
-    source: Path, out: Path, suffix: str, damage: Callable[[bytes], bytes]
+    source: Path,
+    out: Path,
+    suffix: str,
+    damage: Callable[[bytes], bytes],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     text = damage(pack(source, suffix))
     name = f"/data/x{suffix}"
     with pytest.raises(SourceError) as caught:
         unpack(io.BytesIO(text), name, bytes(out), NO_LIMITS)
     assert str(caught.value).startswith(f"{name} cannot be unpacked: ")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_damaged_bzip2_member_of_a_zip_is_damage_to_the_archive(out: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a", bytes(range(256)) * 10)
+    damaged = bytearray(buffer.getvalue())
+    begin = damaged.index(b"BZh") + 4
+    damaged[begin : begin + 20] = bytes(20)
+    with pytest.raises(SourceError) as caught:
+        unpack(io.BytesIO(damaged), "x.zip", bytes(out), NO_LIMITS)
+    assert str(caught.value) == (
+        "x.zip cannot be unpacked: Invalid data stream; copy it or create it again"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+def test_a_fault_of_our_own_fails_with_a_traceback(
+    source: Path,
+    out: Path,
+    suffix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise TypeError("our own fault")
+
+    monkeypatch.setattr("stager.archive.target.Target.make_file", fault)
+    with pytest.raises(SourceError) as caught:
+        unpack(io.BytesIO(pack(source, suffix)), "x" + suffix, bytes(out), NO_LIMITS)
+    assert str(caught.value).startswith(f"x{suffix} cannot be unpacked: our own fault; ")
+    written = capfd.readouterr().err
+    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.endswith("TypeError: our own fault\n")

@@ -1,6 +1,6 @@
-"""A plugstack.conf that names the plugin twice, as an included file may do.
+"""A plugstack.conf that names the plugin twice, as an included file may do, or has a bad argument.
 
-Which of the two lines is meant is not known: jobs that stage are refused, all others run as ever.
+Which of two lines is meant is not known: jobs that stage are refused, all others run as ever.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ REFUSED = (
     "spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; "
     "tell the administrator to keep one line\n"
 )
+MISSPELT = PLUGSTACK.replace("config=", "conf=")
+ARGUMENT = "plugstack.conf: argument 'conf=/etc/slurm/stage.toml' is not valid; "
 
 
 @pytest.fixture
@@ -37,6 +39,14 @@ def twice(site: Site) -> Iterator[Site]:
     for name in ("one", "two"):
         (folder / name).unlink()
     folder.rmdir()
+    site.write_plugstack(PLUGSTACK)
+
+
+@pytest.fixture
+def misspelt(site: Site) -> Iterator[Site]:
+    """The site with an argument that the plugin does not know."""
+    site.write_plugstack(MISSPELT)
+    yield site
     site.write_plugstack(PLUGSTACK)
 
 
@@ -91,3 +101,21 @@ def test_slurmd_names_the_fault(twice: Site) -> None:
     before = log.stat().st_size
     twice.restart_slurmd("n2")
     assert f"error: stage: {REFUSED}" in log.read_text()[before:]
+
+
+def test_a_job_with_a_bad_argument_fails_with_the_same_code(misspelt: Site) -> None:
+    misspelt.write_plugstack(PLUGSTACK)
+    job = misspelt.sbatch("echo started", "-N1", "-w", "n1", "--hold", OPTION)
+    misspelt.write_plugstack(MISSPELT)
+    misspelt.run(["scontrol", "release", job.id])
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "3:0")
+    assert job.output() == f"stage: n1: {ARGUMENT}tell the administrator\n"
+
+
+def test_slurmd_names_a_bad_argument(misspelt: Site) -> None:
+    log = misspelt.base / "log/slurmd-n2.log"
+    before = log.stat().st_size
+    misspelt.restart_slurmd("n2")
+    expected = f"error: stage: {ARGUMENT}write python=/PATH and config=/PATH"
+    assert expected in log.read_text()[before:]

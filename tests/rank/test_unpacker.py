@@ -81,3 +81,17 @@ def test_a_zip_archive_is_unpacked_when_all_of_it_is_written(tmp_path: Path, fol
         unpacker.finish()
         assert list(unpacker.digests) == [b"a"]
     assert (folder / "a").read_bytes() == DATA
+
+
+def test_whatever_ends_the_unpacking_is_raised_with_a_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("stager.rank.unpacker.unpack", end)
+    with closing(StreamUnpacker(Unpacking("x.tar", str(folder), LIMITS))) as unpacker:
+        with pytest.raises(SourceError) as caught:
+            unpacker.finish()
+        assert str(caught.value) == "x.tar cannot be unpacked: SystemExit(3)"
+    assert capfd.readouterr().err.endswith("SystemExit: 3\n")
