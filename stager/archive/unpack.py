@@ -65,8 +65,10 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     except (DamagedError, DemandingError) as error:
         raise _damaged(name, error) from None
     except Exception as error:
-        if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be well
+        if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be sound
             write_traceback()
+            text = f"an unexpected error, {error!r}; tell the administrator"
+            raise SourceError(f"{name} cannot be unpacked: {text}") from None
         raise _damaged(name, DamagedError(str(error) or "it ends early")) from None
     return target.digests
 
