@@ -57,13 +57,15 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _damaged(name, DamagedError(str(error))) from None  # by bz2, for damaged data
+        raise _not_unpacked(name, DamagedError(str(error))) from None  # by bz2, for damaged data
     except MemoryError:
         raise SpaceError(
             f"{name}: too little memory to unpack it; request more for the job (--mem)"
         ) from None
     except (DamagedError, DemandingError) as error:
-        raise _damaged(name, error) from None
+        raise _not_unpacked(name, error) from None
+    except _SIGNS_OF_DAMAGE as error:
+        raise _not_unpacked(name, DamagedError(str(error) or "it ends early")) from None
     except Exception as error:
         if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be sound
             write_traceback()
@@ -73,8 +75,8 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     return target.digests
 
 
-def _damaged(name: str, damage: Exception) -> SourceError:
-    return SourceError(f"{name} cannot be unpacked: {damage}")
+def _not_unpacked(name: str, why: object) -> SourceError:
+    return SourceError(f"{name} cannot be unpacked: {why}")
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:
