@@ -67,11 +67,9 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     except _SIGNS_OF_DAMAGE as error:
         raise _not_unpacked(name, DamagedError(str(error) or "it ends early")) from None
     except Exception as error:
-        if not isinstance(error, _SIGNS_OF_DAMAGE):  # the archive may be sound
-            write_traceback()
-            text = f"an unexpected error, {error!r}; tell the administrator"
-            raise SourceError(f"{name} cannot be unpacked: {text}") from None
-        raise _damaged(name, DamagedError(str(error) or "it ends early")) from None
+        write_traceback()
+        why = f"{error!r}; report the traceback: it may be a fault of slurm-stage"
+        raise _not_unpacked(name, why) from None
     return target.digests
 
 

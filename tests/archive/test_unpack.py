@@ -180,8 +180,8 @@ def test_a_damaged_bzip2_member_of_a_zip_is_damage_to_the_archive(out: Path) -> 
     with pytest.raises(SourceError) as caught:
         unpack(io.BytesIO(damaged), "x.zip", bytes(out), NO_LIMITS)
     assert str(caught.value) == (
-        "x.zip cannot be unpacked: the archive is damaged (Invalid data stream); get an undamaged "
-        "copy of it, or create it again"
+        "x.zip cannot be unpacked: the archive is damaged (Invalid data stream); "
+        "get an undamaged copy of it, or create it again"
     )
 
 
@@ -200,8 +200,8 @@ def test_a_fault_of_our_own_fails_with_a_traceback(
     with pytest.raises(SourceError) as caught:
         unpack(io.BytesIO(pack(source, suffix)), "x" + suffix, bytes(out), NO_LIMITS)
     assert str(caught.value) == (
-        f"x{suffix} cannot be unpacked: an unexpected error, TypeError('our own fault'); tell the "
-        "administrator"
+        f"x{suffix} cannot be unpacked: TypeError('our own fault'); "
+        "report the traceback: it may be a fault of slurm-stage"
     )
     written = capfd.readouterr().err
     assert written.startswith("Traceback (most recent call last):\n")
