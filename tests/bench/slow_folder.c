@@ -1,7 +1,7 @@
 /*
- * slow_folder FOLDER MOUNTPOINT MICROSECONDS: FOLDER seen at MOUNTPOINT as a client of remote storage
- * sees it: whatever asks the server is answered so much later. Attributes that came with a folder's
- * list or with a look-up are believed for a second, as network filesystems do. For reading only.
+ * slow_folder FOLDER MOUNTPOINT MICROSECONDS: show FOLDER at MOUNTPOINT with the latency of remote
+ * storage. Each request is answered MICROSECONDS later. Attributes that came with a listing or a
+ * look-up are valid for a second, as in network filesystems. Read only.
  */
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
