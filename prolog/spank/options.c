@@ -46,7 +46,7 @@ static struct spank_option stage_option = {
 	"stage",
 	"SRC:DST[,key=value...]",
 	"stage the file, folder or archive SRC to DST on every node before the job starts; "
-	"repeat the option, or join several directives by ';'",
+	"repeat the option, or join several SRC:DST by ';' in quotes",
 	1,
 	0,
 	take_value,

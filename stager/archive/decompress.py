@@ -120,7 +120,7 @@ def _unzstded(archive: IO[bytes]) -> Iterator[bytes]:
         if _ZSTD_EXCEEDED in str(error):
             raise DemandingError(
                 "it takes more than 128 MiB of memory to decompress; "
-                "compress it again without --ultra and with --long=27 at most"
+                "compress it again by zstd without --ultra, with --long=27 at most"
             ) from None
         raise
 

@@ -131,7 +131,8 @@ class Target:
         if limits.room is not None and self._allocated > limits.room:
             raise SpaceError(
                 f"{self._name}: it unpacks to more than the {bytes_text(limits.room)} that you may "
-                "still write on this disk; make room, or request nodes with larger disks"
+                "still write on this disk; free space there (stagectl evict), or request nodes "
+                "with larger disks"
             )
 
     def _make_parents(self, path: bytes) -> None:

@@ -68,7 +68,7 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
         raise _not_unpacked(name, DamagedError(str(error) or "it ends early")) from None
     except Exception as error:
         write_traceback()
-        why = f"{error!r}; report the traceback: it may be a fault of slurm-stage"
+        why = f"{error!r}; show this output to the administrator: it may be a fault of slurm-stage"
         raise _not_unpacked(name, why) from None
     return target.digests
 

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     default=256,
     metavar="MIB",
     show_default=True,
-    help="Size in MiB of the test file and of the largest message.",
+    help="Size in MiB of the test file and of the largest block that is sent.",
 )
 @run_options
 @json_option
 def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> int:
     """Measure the network, the disks and the source of this job's nodes.
 
-    Each is measured by itself, with the code that a stage uses; the slowest one bounds a stage.
-    Nothing is staged, and the files that are written are removed. Run it inside a job, or with
-    --local.
+    Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
+    slowest of them. Nothing is staged, and the files that are written are removed. Run it inside a
+    job, or with --local.
     """
     rates: list[Rate] = []
 

@@ -32,7 +32,7 @@ def phase_line(outcome: Outcome) -> str:
     """Return where the time went, and what took most of it."""
     times = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in outcome.phases.items())
     longest = max(outcome.phases, key=outcome.phases.__getitem__)
-    return f"{outcome.seconds:.2f} s: {times}; bounded by {longest}"
+    return f"{outcome.seconds:.2f} s: {times}; longest: {longest}"
 
 
 def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
@@ -142,13 +142,13 @@ _RATES = {
 
 
 def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
-    """Return which part bounds a stage."""
+    """Return which part is the slowest."""
     largest = max(rate.size for rate in wire)
     speeds = {"the network": max(rate.speed for rate in wire if rate.size == largest)}
     names = {"write": "the disk", "source": "the source"}
     speeds |= {names[rate.what]: rate.speed for rate in others if rate.what in names}
     slowest = min(speeds, key=speeds.__getitem__)
-    return f"a stage is bounded by {slowest}: {_speed(speeds[slowest])} a node"
+    return f"the slowest part is {slowest}: {_speed(speeds[slowest])} a node"
 
 
 def _speed(rate: float) -> str:

@@ -146,11 +146,11 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         if one.unread:
             count, first = len(one.unread), min(one.unread)
             text = (
-                "the record of 1 copy cannot be read, so that copy is treated as not staged "
-                "(stage it again):"
+                "the record of 1 copy cannot be read, so it is not listed; stage it again (a "
+                "folder: delete it first). The record:"
                 if count == 1
-                else f"the records of {count} copies cannot be read, so those copies are treated "
-                "as not staged (stage them again), such as"
+                else f"the records of {count} copies cannot be read, so they are not listed; stage "
+                "them again (folders: delete them first). One of the records:"
             )
             lines.append(printable(f"{node}: {text} {first.path}: {first.why}"))
     return lines

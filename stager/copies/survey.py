@@ -40,7 +40,7 @@ class Reason(StrEnum):
     """Why a copy is not current, as `stagectl plan` and JSON show it."""
 
     ABSENT = "absent"
-    NOT_RECORDED = "not recorded"
+    NOT_RECORDED = "what is there was not staged"
     UNREADABLE_RECORD = "its record cannot be read"
     ALWAYS = "validate=always"
     #: Something else is in its place.
@@ -125,7 +125,10 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
             "another destination"
         )
     if not os.access(path, os.R_OK):
-        raise DestinationError(f"{path}: no permission to read it; choose another destination")
+        raise DestinationError(
+            f"{path} was staged by the administrator, and you may not read it; choose another "
+            "destination"
+        )
     return Survey(node, None, record.digest)
 
 

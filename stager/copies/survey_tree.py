@@ -76,7 +76,8 @@ def _check_loss(
     for other in cache.records():
         if other.destination.startswith(f"{item.destination}/"):
             raise DestinationError(
-                f"{other.destination} was staged separately and lies in {path}; evict it first"
+                f"{other.destination} was staged separately and lies in {path}; remove that copy "
+                f"first: stagectl evict {other.destination}"
             )
 
 

@@ -250,7 +250,7 @@ class _Run:
 
     def _busy(self, cache: Cache, destination: str) -> BusyError:
         holder = self._locks_of(cache).holder(destination)
-        return BusyError(f"{destination} is being staged by {holder}; try again when it has ended")
+        return BusyError(f"{destination} is being staged by {holder}; try again when it is staged")
 
     def _verify(self, cache: Cache, record: Record) -> None:
         fault = fault_of(cache, record, self._disk)
@@ -282,7 +282,7 @@ class _Run:
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
                 f"{destination} was changed after staging, so it was not deleted, and slurm-stage "
-                "no longer manages it; delete it there with rm if you do not need it"
+                "no longer manages it; delete it on that node (rm -r) if you do not need it"
             )
         self._note(destination, size)
 

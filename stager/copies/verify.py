@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: What to do about a copy that is not what was staged: one that `stagectl evict` deletes, one that
 #: it keeps because the user changed it, and one of root's.
 _EVICT = "evict it and stage it again"
-_DELETE = "delete it there with rm and stage it again"
+_DELETE = "delete it on that node (rm -r) and stage it again"
 _TELL = "tell the administrator"
 #: Damaged files of a folder that are named.
 _MOST_NAMED = 5

@@ -205,7 +205,9 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
     path = path or str(error.filename or "the disk of this node")
     if error.errno in _SPACE_ERRORS:
         kind = "quota" if error.errno == errno.EDQUOT else "disk"
-        return SpaceError(f"{path}: the {kind} is full; make room and submit again")
+        return SpaceError(
+            f"{path}: the {kind} is full; free space there (stagectl evict) and submit again"
+        )
     if error.errno == errno.EROFS:
         return DestinationError(
             f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"

@@ -157,7 +157,7 @@ def _timed_out(busy: Busy, waited: float) -> Failure:
 
     text = (
         f"{busy.destination} is being staged by {busy.holder}; gave up after waiting "
-        f"{seconds_text(waited)}; submit again when it has ended"
+        f"{seconds_text(waited)}; submit again when that job has staged it"
     )
     return Failure(BusyError.code, text, busy.node)
 

@@ -1,6 +1,7 @@
 """Run the MPI program, one rank on each node: do what the request in the environment asks.
 
-Only this module, and `__main__` to abort it, uses COMM_WORLD. The launching process reads the events and the Outcome on stdout.
+Only this module, and `__main__` to abort, uses COMM_WORLD. The launching process reads the events
+and the Outcome on stdout.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[s
     """
     if os.fsencode(SHARD_LIST) in listing.paths:
         raise UsageError(
-            f"{task.item.source}/{SHARD_LIST} has the name of the list of all parts; leave it out "
-            f"with exclude=/{SHARD_LIST}"
+            f"mode=shard writes a list to {task.item.destination}/{SHARD_LIST}, but the source has "
+            f"a file of that name; leave it out with exclude=/{SHARD_LIST}"
         )
     if task.item.options.by:
         owners = by_number(listing, task.item.source, task.item.options.by, len(names))

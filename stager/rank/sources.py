@@ -59,9 +59,8 @@ def check_options(item: StageItem, source: Source) -> None:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
     if becomes_tree and item.shared:
         raise PolicyRefusal(
-            f"{item.destination} would be a folder, but {item.root} takes only single files for "
-            "all users; stage an archive there without extract, or choose a destination beneath "
-            "another staging folder"
+            f"{item.destination} would be a folder, but beneath {item.root} the administrator "
+            "stages only single files, for all users; choose a destination elsewhere"
         )
 
 

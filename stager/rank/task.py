@@ -119,5 +119,5 @@ class Task:
             self.cache.save(replace(record, tree=unknown))
         else:
             self.cache.forget(self.item.destination)
-        text = "this copy is damaged; delete it there with rm and submit again"
+        text = "this copy is damaged; delete it on that node (rm -r) and submit again"
         return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)

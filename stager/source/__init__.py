@@ -4,6 +4,6 @@
 would be a module beside it that answers the same questions: ``look_at_source`` by one request for
 an object's size and version, ``facts_of`` for what the records keep of it (an ETag or a version has
 no place in `disk.record.SourceFacts` yet), ``data_size``, and a reader with the methods of
-`disk.reader.FileReader`. `request.grammar` refuses URLs today, `rank.sources`,
-`rank.file_cargo` and `rank.archive_cargo` call these functions, and `copies.status` compares the facts.
+`disk.reader.FileReader`. `request.grammar` refuses URLs today; `rank.sources`,
+`rank.file_cargo` and `rank.archive_cargo` call these functions; `copies.status` compares the facts.
 """

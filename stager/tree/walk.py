@@ -177,7 +177,7 @@ class _Walker:
             target = os.readlink(whole)
             return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
         what = f"{kind_of(mode)}, which cannot be staged"
-        raise SourceError(f"{text_of(whole)} is {what}; leave it out")
+        raise SourceError(f"{text_of(whole)} is {what}; leave it out with exclude=")
 
     def _extents(self, path: bytes, facts: os.stat_result) -> tuple[Extent, ...] | None:
         """Return where a file has data, or None if its holes are not asked for."""

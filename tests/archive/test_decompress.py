@@ -59,5 +59,5 @@ def test_a_window_that_would_fill_the_memory_is_refused(out: Path) -> None:
     text = made.compress(tar_of(a_file("a"))) + made.flush()
     assert refused(text, out, "x.tar.zst") == (
         "x.tar.zst cannot be unpacked: it takes more than 128 MiB of memory to decompress; "
-        "compress it again without --ultra and with --long=27 at most"
+        "compress it again by zstd without --ultra, with --long=27 at most"
     )

@@ -201,7 +201,7 @@ def test_a_fault_of_our_own_fails_with_a_traceback(
         unpack(io.BytesIO(pack(source, suffix)), "x" + suffix, bytes(out), NO_LIMITS)
     assert str(caught.value) == (
         f"x{suffix} cannot be unpacked: TypeError('our own fault'); "
-        "report the traceback: it may be a fault of slurm-stage"
+        "show this output to the administrator: it may be a fault of slurm-stage"
     )
     written = capfd.readouterr().err
     assert written.startswith("Traceback (most recent call last):\n")

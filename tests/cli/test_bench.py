@@ -46,7 +46,7 @@ def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
         f"disk, read without the page cache, slowest on {node}: R",
     ]
     assert lines[-1] in [
-        f"a stage is bounded by the {part}: R a node" for part in ("disk", "network")
+        f"the slowest part is the {part}: R a node" for part in ("disk", "network")
     ]
 
 

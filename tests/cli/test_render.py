@@ -411,14 +411,14 @@ def test_several_senders_are_named_together() -> None:
 def test_where_the_time_went() -> None:
     phases = {"launch": 0.25, "MPI init": 0.5, "broadcast": 1.125, "end": 0.125}
     assert phase_line(Outcome([], [], 2.0, phases=phases)) == (
-        "2.00 s: launch 0.25, MPI init 0.50, broadcast 1.12, end 0.12; bounded by broadcast"
+        "2.00 s: launch 0.25, MPI init 0.50, broadcast 1.12, end 0.12; longest: broadcast"
     )
 
 
 def test_a_phase_keeps_its_place_however_long_it_was() -> None:
     phases = {"launch": 2.0, "survey": 0.0, "end": 1.0}
     assert phase_line(Outcome([], [], 3.0, phases=phases)) == (
-        "3.00 s: launch 2.00, survey 0.00, end 1.00; bounded by launch"
+        "3.00 s: launch 2.00, survey 0.00, end 1.00; longest: launch"
     )
 
 
@@ -444,10 +444,10 @@ def test_rates_are_a_table_and_a_verdict() -> None:
         "disk, written and synced, slowest on n3: 1.34 GB/s",
         "disk, read without the page cache, slowest on n2: 1.79 GB/s",
         "source, one stream, read on n1: 1.07 GB/s",
-        "a stage is bounded by the source: 1.07 GB/s a node",
+        "the slowest part is the source: 1.07 GB/s a node",
     ]
-    assert rate_lines(rates[:-1])[-1] == "a stage is bounded by the disk: 1.34 GB/s a node"
-    assert rate_lines(rates[:4])[-1] == "a stage is bounded by the network: 2.68 GB/s a node"
+    assert rate_lines(rates[:-1])[-1] == "the slowest part is the disk: 1.34 GB/s a node"
+    assert rate_lines(rates[:4])[-1] == "the slowest part is the network: 2.68 GB/s a node"
 
 
 def test_nodes_that_evicted_different_files_are_listed_apart() -> None:

@@ -197,8 +197,8 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
 
 
 def phases_of(line: str) -> list[str]:
-    """The phases that the line names; they add up but for rounding, and the longest bounds."""
-    found = re.fullmatch(r"stage: (\d+\.\d\d) s: (.*); bounded by (.*)", line)
+    """The phases that the line names; they add up but for rounding, and the last is the longest."""
+    found = re.fullmatch(r"stage: (\d+\.\d\d) s: (.*); longest: (.*)", line)
     assert found
     printed = [text.rpartition(" ") for text in found[2].split(", ")]
     seconds = {phase: float(number) for phase, _, number in printed}

@@ -165,16 +165,16 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
     }
     path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
     one_copy = (
-        "the record of 1 copy cannot be read, so that copy is treated as not staged (stage it "
-        "again)"
+        "the record of 1 copy cannot be read, so it is not listed; stage it again (a folder: "
+        "delete it first). The record"
     )
     two_copies = (
-        "the records of 2 copies cannot be read, so those copies are treated as not staged (stage "
-        "them again)"
+        "the records of 2 copies cannot be read, so they are not listed; stage them again "
+        "(folders: delete them first). One of the records"
     )
     assert unread_lines(nodes) == [
         f"n2: {one_copy}: {path}",
-        f"n3: {two_copies}, such as {path}",
+        f"n3: {two_copies}: {path}",
     ]
 
 

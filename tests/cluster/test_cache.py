@@ -230,8 +230,8 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
     # With rights on the source, but not by its mode: alice owns it, and root's copy is root's.
     job = share(site, "/shared/private/f2", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f2: no permission to read it; choose another destination\n"
-        + NOT_STARTED.format(6)
+        f"stage: n[1-4]: {shared_root}/f2 was staged by the administrator, and you may not read "
+        "it; choose another destination\n" + NOT_STARTED.format(6)
     )
     site.run("rm -r /shared/private")
 

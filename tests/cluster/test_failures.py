@@ -345,7 +345,7 @@ def test_a_wait_that_is_too_long_ends_with_code_9(site: Site) -> None:
     message = second.output().splitlines()[-2]
     assert re.fullmatch(
         rf"stage: n2: /nvme/data is being staged by job {first.id}; "
-        r"gave up after waiting \d\.\d s; submit again when it has ended",
+        r"gave up after waiting \d\.\d s; submit again when that job has staged it",
         message,
     )
     assert not site.shared("started").exists()

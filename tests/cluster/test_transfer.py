@@ -148,7 +148,7 @@ def test_verbose_says_where_the_time_went(site: Site) -> None:
     names = ["launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
              "publish", "end"]  # fmt: skip
     phases = ", ".join(rf"{name} (\d+\.\d\d)" for name in names)
-    match = re.fullmatch(rf"stage: (\d+\.\d\d) s: {phases}; bounded by (.*)", line)
+    match = re.fullmatch(rf"stage: (\d+\.\d\d) s: {phases}; longest: (.*)", line)
     assert match, line
     total, *parts = (float(number) for number in match.groups()[:-1])
     assert sum(parts) == pytest.approx(total, abs=0.01 * len(parts))
@@ -167,7 +167,7 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
         rf"disk, written and synced, slowest on n\d:{speed}",
         rf"disk, read without the page cache, slowest on n\d:{speed}",
         rf"source, one stream, read on n1:{speed}",
-        rf"a stage is bounded by the (wire|disk|source):{speed} a node",
+        rf"the slowest part is the (network|disk|source):{speed} a node",
     ]
     lines = job.output().splitlines()
     assert len(lines) == len(expected)

@@ -102,7 +102,7 @@ def test_a_copy_is_current_or_there_is_a_reason(
 def test_the_reasons_are_those_that_users_read() -> None:
     assert [str(reason) for reason in Reason] == [
         "absent",
-        "not recorded",
+        "what is there was not staged",
         "its record cannot be read",
         "validate=always",
         "replaced",
@@ -420,7 +420,7 @@ def test_the_copy_of_root_is_used_as_long_as_it_is_current(
     node.stage()
     assert share(node, "/elsewhere") == not_current(node, "staged from another source")
     node.cache.forget(str(node.copy))
-    assert share(node) == not_current(node, "not recorded")
+    assert share(node) == not_current(node, "what is there was not staged")
 
 
 def test_an_absent_copy_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,10 @@ def test_a_copy_of_root_that_the_user_may_not_read_is_refused(
     assert record
     facts = look_at_source(str(node.source)).facts
     node.cache.save(replace(record, source_facts=facts))
-    message = f"{node.copy}: no permission to read it; choose another destination"
+    message = (
+        f"{node.copy} was staged by the administrator, and you may not read it; choose another "
+        "destination"
+    )
     assert as_ordinary_user(lambda: share(node)) == message
     node.copy.chmod(0o644)
     assert as_ordinary_user(lambda: share(node)) == CURRENT

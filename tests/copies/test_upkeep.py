@@ -176,7 +176,7 @@ def test_a_copy_that_is_being_staged_is_not_pinned(
     node.stage("a")
     result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
     holder = _holder()
-    message = f"/nvme/a is being staged by {holder}; try again when it has ended"
+    message = f"/nvme/a is being staged by {holder}; try again when it is staged"
     assert refused(result) == [(9, message)]
     assert not node.pinned("a")
 
@@ -230,7 +230,7 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600)
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
-    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it is staged"
     assert refused(result) == [(9, message)]
     assert held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60)) == NodeResult(stay=1)
     assert node.left() == ["a"]
@@ -280,7 +280,7 @@ def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy.write_bytes(b"mine")
     message = (
         "/nvme/a was changed after staging, so it was not deleted, and slurm-stage no longer "
-        "manages it; delete it there with rm if you do not need it"
+        "manages it; delete it on that node (rm -r) if you do not need it"
     )
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
@@ -328,7 +328,7 @@ def _linked(copy: Path) -> None:
     copy.symlink_to("other")
 
 
-DELETE = "delete it there with rm and stage it again"
+DELETE = "delete it on that node (rm -r) and stage it again"
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 FAULTS: dict[Callable[[Path], None], str] = {
     _touched: f"the copy was changed after staging; {DELETE}",
@@ -374,7 +374,7 @@ def test_a_copy_that_is_being_replaced_is_not_reported_as_damaged(node: Node) ->
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
     result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
-    message = f"/nvme/a is being staged by {_holder()}; try again when it has ended"
+    message = f"/nvme/a is being staged by {_holder()}; try again when it is staged"
     assert refused(result) == [(9, message)]
 
 

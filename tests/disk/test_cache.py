@@ -47,7 +47,10 @@ def test_a_record_for_which_a_full_disk_has_no_room_leaves_the_old_one(disk: Pat
             cache.save(replace(RECORD, used_by_job=91))
         return str(caught.value), partial_names(cache), cache.load(RECORD.destination)
 
-    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    message = (
+        f"{disk}/.slurm-stage/0/partial: the disk is full; free space there (stagectl evict) and "
+        "submit again"
+    )
     assert on_tmpfs(disk, "size=256k", act) == (message, [], RECORD)
 
 
@@ -453,7 +456,7 @@ def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
         fill_up(disk)
         return refusal(lambda: look_for_cache(str(disk), USER), SpaceError)
 
-    message = f"{disk}: the disk is full; make room and submit again"
+    message = f"{disk}: the disk is full; free space there (stagectl evict) and submit again"
     assert on_tmpfs(disk, "size=64k,mode=755", act) == message
 
 

@@ -33,8 +33,8 @@ READ_ONLY = "the disk is read-only; use other nodes (--exclude) and tell the adm
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
-        (errno.ENOSPC, 5, "the disk is full; make room and submit again"),
-        (errno.EDQUOT, 5, "the quota is full; make room and submit again"),
+        (errno.ENOSPC, 5, "the disk is full; free space there (stagectl evict) and submit again"),
+        (errno.EDQUOT, 5, "the quota is full; free space there (stagectl evict) and submit again"),
         (errno.EROFS, 6, READ_ONLY),
         (errno.EIO, 6, "Input/output error"),
     ],

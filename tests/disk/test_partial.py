@@ -377,7 +377,10 @@ def test_a_full_disk_is_a_space_error_and_its_space_is_freed_again(disk: Path, s
             fill(cache, size)
         return str(caught.value), caught.value.code, free - os.statvfs(disk).f_bfree
 
-    message = f"{disk}/.slurm-stage/0/partial: the disk is full; make room and submit again"
+    message = (
+        f"{disk}/.slurm-stage/0/partial: the disk is full; free space there (stagectl evict) and "
+        "submit again"
+    )
     assert on_tmpfs(disk, "size=256k", act) == (message, 5, 0)
 
 
@@ -391,7 +394,10 @@ def test_a_full_quota_is_not_called_a_full_disk(
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SpaceError) as caught:
         fill(cache, 1)
-    message = f"{cache.folder}/partial: the quota is full; make room and submit again"
+    message = (
+        f"{cache.folder}/partial: the quota is full; free space there (stagectl evict) and "
+        "submit again"
+    )
     assert str(caught.value) == message
 
 

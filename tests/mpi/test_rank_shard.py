@@ -347,7 +347,7 @@ def test_a_file_without_a_number_fails_the_stage_before_a_byte_moves(world: Tree
 
 def test_a_source_with_a_file_of_the_lists_name_at_its_top_is_refused(world: TreeWorld) -> None:
     world.on_first((world.source / LIST).touch)
-    why = f"{world.source}/{LIST} has the name of the list of all parts"
+    why = f"mode=shard writes a list to /nvme/tree/{LIST}, but the source has a file of that name"
     assert messages(world.run(items=world.items(mode=Mode.SHARD))) == [
         f"2 node0: {why}; leave it out with exclude=/{LIST}"
     ]

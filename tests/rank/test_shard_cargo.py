@@ -62,6 +62,6 @@ def test_a_file_in_the_place_of_the_list_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         split(task(), listing_of("a", SHARD_LIST), [marks(0, 0, 0)] * 2, NAMES)
     assert refused.value.message == (
-        f"/shared/x/{SHARD_LIST} has the name of the list of all parts; leave it out with "
-        f"exclude=/{SHARD_LIST}"
+        f"mode=shard writes a list to /nvme/x/{SHARD_LIST}, but the source has a file of that "
+        f"name; leave it out with exclude=/{SHARD_LIST}"
     )

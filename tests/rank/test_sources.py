@@ -31,8 +31,8 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
     "a folder for all users": (
         Options(), True, FOLDER,
         PolicyRefusal(
-            "/nvme/x would be a folder, but /nvme takes only single files for all users; stage an "
-            "archive there without extract, or choose a destination beneath another staging folder"
+            "/nvme/x would be a folder, but beneath /nvme the administrator stages only single "
+            "files, for all users; choose a destination elsewhere"
         ),
     ),
 }  # fmt: skip

@@ -85,7 +85,8 @@ def test_the_record_of_a_damaged_file_is_removed(cache: Cache) -> None:
     failure = task(cache).mark_damaged()
     assert (failure.code, failure.node) == (7, "n0")
     assert (
-        failure.message == "/nvme/x: this copy is damaged; delete it there with rm and submit again"
+        failure.message
+        == "/nvme/x: this copy is damaged; delete it on that node (rm -r) and submit again"
     )
     assert cache.load("/nvme/x") is None
 

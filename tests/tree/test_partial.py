@@ -309,5 +309,8 @@ def test_a_full_disk_is_reported(
     with pytest.raises(SpaceError) as caught, tree.writing():
         tree.write(3, memoryview(b"closed"), 0)
     tree.close()
-    assert str(caught.value) == f"{tree.path}: the disk is full; make room and submit again"
+    assert (
+        str(caught.value)
+        == f"{tree.path}: the disk is full; free space there (stagectl evict) and submit again"
+    )
     assert partial_names(cache) == []

@@ -112,7 +112,7 @@ def test_an_entry_that_cannot_be_staged_is_named(folder: Path) -> None:
     with pytest.raises(SourceError) as caught:
         walk(str(folder))
     assert str(caught.value) == (
-        f"{folder}/a/pipe is a named pipe, which cannot be staged; leave it out"
+        f"{folder}/a/pipe is a named pipe, which cannot be staged; leave it out with exclude="
     )
     (folder / "a/pipe").unlink()
     with socket.socket(socket.AF_UNIX) as unix:
@@ -121,7 +121,7 @@ def test_an_entry_that_cannot_be_staged_is_named(folder: Path) -> None:
     with pytest.raises(SourceError) as caught:
         walk(str(folder))
     assert str(caught.value) == (
-        f"{folder}/socket is a socket, which cannot be staged; leave it out"
+        f"{folder}/socket is a socket, which cannot be staged; leave it out with exclude="
     )
 
 
