@@ -1,6 +1,6 @@
 #!/bin/bash
-# PID 1 of a test cluster's namespaces: those of the site, which is also the login node, and those of
-# each node. Builds that machine's view of the files and its network, then runs until the site's
+# PID 1 of a test cluster's namespaces: those of the site, which is also the login node, and those
+# of each node. Builds that machine's view of the files and its network, then runs until the site's
 # standard input closes.
 #
 # usage: namespaces.sh site BASE NODES         (started by cluster.py, in fresh namespaces)
@@ -64,7 +64,7 @@ build_root() {
     rmdir /.host
 }
 
-# Mounts what all machines share. The host's own packages stay readable in /opt, where pip finds them.
+# Mounts what all machines share. The host's packages stay readable in /opt, where pip finds them.
 mount_shared() {
     local entry
     for entry in /opt/*/; do
