@@ -1,4 +1,4 @@
-"""Marks tests by what they need, and says at the end how many ran on the real cluster."""
+"""Mark tests by what they need, and report how many ran on the real cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-# How long an example takes says more about the machine than about the code.
+# The duration of an example depends more on the machine than on the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests ran on the real cluster."""
+    """Report how many tests ran on the real cluster."""
     passed = [report for report in terminalreporter.getreports("passed") if report.when == "call"]
     on_cluster = [report for report in passed if report.nodeid.startswith("tests/cluster/")]
     terminalreporter.write_line(
@@ -51,7 +51,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_mask() -> Iterator[None]:
-    """Whatever mask the caller has, files of the tests can be read by the tests' users."""
+    """Set a umask with which the users of the tests can read the tests' files."""
     import os
 
     before = os.umask(0o022)

@@ -1,4 +1,4 @@
-/* The limit of the wire: MPI_Bcast of the same bytes from and to memory, and nothing else. */
+/* The network's limit: only an MPI_Bcast of the same bytes, from memory to memory. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-"""``make bench``: this project beside the other ways to put a file on every node of a cluster.
+"""``make bench``: this project and other ways to put a file on every node of a cluster.
 
-Brings the test cluster up, runs every tool in turn for several rounds in one job, and prints the
-medians of whole commands and of the ratios, round by round, to this project's time. The figures are
-kept as JSON.
+Starts the test cluster, runs every tool in turn for several rounds in one job, and prints the
+medians of whole commands, and of each round's ratios to this project's time. The figures are saved
+as JSON.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ALONE = "import json, sys; print('alone', sum(i['seconds'] for i in json.load(sy
 
 
 def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
-    """Each tool's shell commands: what comes before, not timed, and what is timed."""
+    """Return the shell commands of each tool: an untimed preparation and the timed run."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     empty = f"{each} bash -c 'rm -f {COPY}; sync -f /nvme'"
-    # As this project's ranks do: where there are more ranks than cores, those that wait yield.
+    # As in this project's ranks: where there are more ranks than cores, waiting ranks yield.
     mpi = f"export OMPI_MCA_mpi_yield_when_idle=1; {each} --mpi=pmix"
     flush = "conv=fsync"
-    # The time of the slowest, from dd's own words.
+    # The time of the slowest node, from dd's output.
     slowest = "sed -n 's/.*copied, \\([0-9.]*\\) s.*/\\1/p' | sort -n | tail -1 | sed 's/^/alone /'"
     found = {
         OURS: f'{STAGECTL} stage --json {DATA}:{COPY} | {PYTHON} -c "{ALONE}"',
@@ -63,7 +63,7 @@ def tools(nodes: int, size: int, kind: NvmeKind) -> dict[str, dict[str, str]]:
 def run_rounds(
     site: Site, commands: dict[str, dict[str, str]], rounds: int
 ) -> list[dict[str, Any]]:
-    """All tools' runs, the warm-up not among them."""
+    """Return the results of all runs except the warm-up."""
     nodes = len(site.nodes)
     plan = {"rounds": rounds, "tools": commands}
     site.shared("plan.json").write_text(json.dumps(plan))
@@ -78,7 +78,7 @@ def run_rounds(
 
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
-    """Medians over the rounds; a ratio is of the same round's times, so that drift falls out."""
+    """Return a table of medians. Ratios are within a round, so that the machine's drift cancels."""
     shown = Table(title=title, title_justify="left")
     for header in ("tool", "whole command", "ours / it", "alone", "ours / it, alone"):
         shown.add_column(header, justify="left" if header == "tool" else "right")

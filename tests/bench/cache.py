@@ -1,8 +1,8 @@
-"""``python -m tests.bench.cache``: what a node's cache of 10,000 files costs beside one of 10.
+"""``python -m tests.bench.cache``: the costs of a node's cache of 10,000 files and of one of 10.
 
-Makes both on a disk of this machine, and measures in turn, round after round, a survey of one file,
-root's part before a job and at its end, and ``stagectl status``. Needs root, for root's parts. The
-figures are kept as JSON.
+Makes both on a disk of this machine, and measures in turn, for several rounds, a survey of one
+file, root's part before a job and at its end, and ``stagectl status``. Needs root, for root's
+parts. The figures are saved as JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Node:
         Path(self.cache.record_path(name)).write_text(record.to_json())
 
     def survey(self) -> None:
-        """What a rank does for one file that is current."""
+        """Do what a rank does for one file that is current."""
         item = StageItem(str(self.source), "/file00003", "", Options(validate=Validate.STAT))
         for _ in range(SURVEYS):
             cache = open_cache(str(self.disk), os.getuid())
@@ -75,15 +75,15 @@ class Node:
             assert answer.current
 
     def prepare(self) -> None:
-        """Root's part before a job."""
+        """Do root's part before a job."""
         _run(sys.executable, "-I", "-m", "stager.root.prepare", f"--config={self.config}", "0")
 
     def epilog(self) -> None:
-        """Root's part at a job's end, the reading of all records for the figures included."""
+        """Do root's part at a job's end; this reads all records, for the figures."""
         _run(sys.executable, "-I", "-m", "stager.copies.tidy", "--usage", f"--config={self.config}")
 
     def status(self) -> None:
-        """A user's look."""
+        """Run ``stagectl status`` as a user."""
         _run(STAGECTL, "status", f"--config={self.nodes}/none", "--local-root", self.nodes)
 
 
@@ -92,14 +92,14 @@ def _run(*command: str | Path) -> None:
 
 
 def seconds_of(act: Callable[[], None]) -> float:
-    """How long it takes."""
+    """Return the seconds that ``act`` takes."""
     begun = time.monotonic()
     act()
     return time.monotonic() - begun
 
 
 def measure(rounds: int) -> dict[str, dict[int, list[float]]]:
-    """Seconds by what was done, by the number of files, by round."""
+    """Return the seconds of each round, by action and number of files."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         nodes = {count: Node(Path(folder), count) for count in (FEW, MANY)}
         names = ("survey", "prepare", "epilog", "status")

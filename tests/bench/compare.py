@@ -1,8 +1,8 @@
-"""This checkout beside another revision of it, in one job on the test cluster.
+"""Compare this checkout with another revision of it, in one job on the test cluster.
 
-``python -m tests.bench.compare REVISION`` installs both, runs each case with both in turn, round
-after round, and prints medians and the median ratio of the times of one round, so that a change of
-the machine's speed drops out. A ratio above 1 means that this checkout is slower.
+``python -m tests.bench.compare REVISION`` installs both, runs each case with both in turn for
+several rounds, and prints medians and the median ratio of the times within a round, so that a
+change of the machine's speed cancels. A ratio above 1 means that this checkout is slower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALLEST, LARGEST = 100, 40_000
 
 
 def make_folder(folder: Path, files: int) -> None:
-    """Fill ``folder`` with so many files of random sizes, 100 in each of its folders."""
+    """Fill ``folder`` with ``files`` files of random sizes, 100 in each of its folders."""
     dice = random.Random(1)
     for number in range(files):
         if number % 100 == 0:
@@ -58,7 +58,7 @@ def install_other(site: Site, revision: str) -> None:
 
 
 def cases(nodes: int) -> Iterator[tuple[str, str, str]]:
-    """Yield each case: its name, its source, and what is done before each run."""
+    """Yield each case: its name, its source and the commands before each run."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     yield "a large file", FILE, f"{each} rm -f /nvme/{{}}"
     yield "a small file, current", SMALL, "true"
@@ -79,7 +79,7 @@ def commands(nodes: int) -> dict[str, dict[str, str]]:
 
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
-    """Return the medians of both versions, and of the ratios of one round."""
+    """Return a table of both versions' medians and of the median ratio within a round."""
     shown = Table(title=title, title_justify="left")
     for header in ("case", "this", "other", "this / other", "least to most"):
         shown.add_column(header, justify="left" if header == "case" else "right")

@@ -1,27 +1,27 @@
-"""A system's rates, a file and a number of nodes in; the seconds until all have the file out.
+"""A model of a transfer: the seconds until all nodes have a file, for a system's rates.
 
 ``python -m tests.bench.model`` prints the README's table and, with ``--svg FILE``, draws its plot;
-``--measured FILE`` sets the model beside times that were measured.
+``--measured FILE`` compares the model with measured times.
 
-The transfer is played chunk by chunk and rank by rank along `stager.wire.route`'s own routes:
+The transfer is simulated chunk by chunk and rank by rank along the routes of `stager.wire.route`:
 
-- A chunk takes a buffer of the ring before it is read or sent here, and gives it back once it is
-  sent to all children and written. Chunk k waits until all chunks up to k - depth have done so.
-- A message holds the sender's link for the latency and for its bytes, and begins when the sender
-  has the chunk and the receiver a buffer. A rank sends in the order of the chunks, and of its
-  children. A rank with one parent thereby receives one message after the other. The two parents of
-  a rank of the tree bring half of the chunks each, no more together than one link carries; that two
-  of their messages may share it for a moment is left out.
-- A chunk that has come or was read is noticed after the handling time. It is passed on then.
-- A node writes one chunk at a time, in order. Hashing is faster than writing and is left out.
-- Reader k % readers reads chunk k, one at a time. Several readers are several streams from the
-  storage to the one root: that each is the root of routes of its own is left out.
-- ``bcast`` is the MPI library's: no chunk sets out before the one ahead of it has come everywhere.
-  In the library a chunk is cut into segments that follow each other down a binary tree.
+- A chunk needs a buffer of the ring before it is read or sent to a rank, and frees it once it is
+  written and sent to all children. Chunk k waits until all chunks up to k - depth have done so.
+- A message occupies the sender's link for the latency and for its bytes, and begins when the sender
+  has the chunk and the receiver a buffer. A rank sends chunks in order, and each to its children in
+  order. So a rank with one parent receives one message after the other. In the tree a rank has two
+  parents, which send half of the chunks each, together no more than one link carries; that two of
+  their messages may share the link for a moment is ignored.
+- A rank notices a chunk the handling time after it arrived or was read, and then passes it on.
+- A node writes one chunk at a time, in order. Hashing is faster than writing and is ignored.
+- Reader k % readers reads chunk k, one at a time. Several readers are modelled as several streams
+  from the storage to one root; that each is the root of its own routes is ignored.
+- ``bcast`` is the MPI library's: a chunk starts when the one before it has arrived everywhere. In
+  the library a chunk is cut into segments that follow each other down a binary tree.
 
-All times are sums and maxima of earlier ones. So a transfer that comes to the same state again, but
-for the clock, goes on as it did the first time. Such whole periods are skipped. That changes no
-result, for the clock counts whole picoseconds.
+All times are sums and maxima of earlier ones. So a transfer that reaches an earlier state again,
+apart from the clock, continues as it did then. Such whole periods are skipped. This does not change
+a result, because the clock counts whole picoseconds.
 """
 
 from __future__ import annotations
@@ -51,39 +51,40 @@ TICKS = 10**12
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What the nodes have: rates in bytes a second, times in seconds.
+    """The rates of the nodes and the storage, in bytes a second, and delays, in seconds.
 
-    The defaults are an example, not a machine: one 200 Gb/s port a node, of which a stream gets
-    22 GB/s; a parallel filesystem that gives one client 10 GB/s; one PCIe 4 NVMe, past the cache.
+    The defaults are an example, not a real machine: a 200 Gb/s port on each node, of which a stream
+    gets 22 GB/s; a parallel filesystem that gives one client 10 GB/s; a PCIe 4 NVMe, without the
+    page cache.
     """
 
     wire: float = 22e9
-    #: Of one message, from software to software, over InfiniBand or Slingshot.
+    #: Of one message, between two programs, over InfiniBand or Slingshot.
     latency: float = 2e-6
     #: From a chunk's arrival until it is noticed: half of the longest pause in `wire.transfer`,
-    #: and the 50 us by which Linux lets any sleep run over (PR_SET_TIMERSLACK).
+    #: and the 50 us by which Linux extends any sleep (PR_SET_TIMERSLACK).
     handling: float = 150e-6
     #: One reader's, and all readers' together.
     source: float = 10e9
     all_sources: float = 40e9
     disk: float = 5e9
-    #: The data is on the disk already; what remains is to say so, and to publish.
+    #: The data is on the disk already; fsync has only to confirm it, and the copy is published.
     fsync: float = 0.01
-    #: srun, Python, MPI_Init and the survey; an assumption, with all modules on the nodes' disks.
+    #: srun, Python, MPI_Init and the survey; assumed, with all modules on the nodes' disks.
     startup: float = 1.0
     startup_per_doubling: float = 0.3
 
     def startup_seconds(self, nodes: int) -> float:
-        """What comes before the first byte is read."""
+        """Return the seconds before the first byte is read."""
         return self.startup + self.startup_per_doubling * log2(nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How the bytes move: ``chunk`` and ``segment`` in bytes, ``depth`` in chunks.
+    """The transfer's settings: ``chunk`` and ``segment`` in bytes, ``depth`` in chunks.
 
-    A rank takes no chunk that is ``window`` or more ahead of the first that it lacks; 0 stands for
-    ``depth``. With ``in_order`` it passes none on before all earlier ones have come.
+    A rank accepts no chunk that is ``window`` or more ahead of the first that it lacks; 0 means
+    ``depth``. With ``in_order`` a rank passes a chunk on only after all earlier ones have arrived.
     """
 
     chunk: int = Settings().chunk
@@ -97,9 +98,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine that plays all nodes: its cores, and the core-seconds that a byte costs it.
+    """One machine that simulates all nodes: its cores, and the core-seconds that a byte costs.
 
-    ``cpu_wire`` is a byte's sending and receiving. Measured on two cores with 1 GiB, TCP and tmpfs.
+    ``cpu_wire`` covers sending and receiving. Measured on two cores with 1 GiB, TCP and tmpfs.
     """
 
     cores: int = 2
@@ -109,13 +110,13 @@ class Machine:
     cpu_read: float = 0.12 / GIB
 
     def core_seconds(self, nodes: int, size: int) -> float:
-        """The work of all: whatever the algorithm, all ranks but one receive each byte once."""
+        """Return the work of all ranks; with any algorithm, all but one receive each byte once."""
         links = (nodes - 1) * self.cpu_wire
         return size * (links + nodes * (self.cpu_write + self.cpu_hash) + self.cpu_read)
 
 
-#: The test cluster, had each node a machine to itself: one TCP stream over a veth pair, and what
-#: one core does by Machine. No start-up: what is measured there is the transfer alone.
+#: The test cluster as if each node were a machine of its own: one TCP stream over a veth pair, and
+#: the work of one core as in Machine. No start-up: only the transfer is measured there.
 TEST_CLUSTER = System(
     wire=2.0e9,
     latency=50e-6,
@@ -130,7 +131,7 @@ TEST_CLUSTER = System(
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A peer's own figure: ``size`` in bytes, to ``nodes`` nodes, in ``seconds``."""
+    """A figure published for another tool: ``size`` bytes to ``nodes`` nodes in ``seconds``."""
 
     tool: str
     nodes: int
@@ -139,7 +140,7 @@ class Published:
 
 
 SIZES = (8_300_000_000, 16_000_000_000)
-#: Told by the tools' own authors; what they count as start-up is not said.
+#: Published by the tools' authors, who do not define what counts as start-up.
 PUBLISHED = (
     Published("ezpz yeet", 64, SIZES[0], 91),
     Published("ezpz yeet", 512, SIZES[0], 175),
@@ -147,7 +148,7 @@ PUBLISHED = (
     Published("mpi-stage", 156, SIZES[1], 5.3),
 )
 NODES = (64, 156, 256, 512, 1024, 4096, 16384)
-#: A difference that somebody may notice, as a part of a transfer's time.
+#: The smallest difference worth noticing, as a part of a transfer's time.
 _WORTH = 0.05
 ALGORITHMS = (Algorithm.CHAIN, Algorithm.TREE, Algorithm.BCAST)
 
@@ -158,7 +159,7 @@ _Row: TypeAlias = "list[int]"
 def staging_seconds(
     algorithm: Algorithm, nodes: int, size: int, system: System, transfer: Transfer
 ) -> float:
-    """From the launch until ``nodes`` nodes have ``size`` bytes on their disks."""
+    """Return the seconds until ``nodes`` nodes have ``size`` bytes on disk, from the launch."""
     moving = transfer_seconds(algorithm, nodes, size, system, transfer)
     return system.startup_seconds(nodes) + moving + system.fsync
 
@@ -171,7 +172,7 @@ def shared_seconds(
     transfer: Transfer,
     machine: Machine,
 ) -> float:
-    """As `staging_seconds`, where one ``machine`` plays all nodes and may lack the cores for it."""
+    """Return `staging_seconds` where one ``machine`` simulates all nodes, with its few cores."""
     work = machine.core_seconds(nodes, size) / machine.cores
     alone = transfer_seconds(algorithm, nodes, size, system, transfer)
     whole = staging_seconds(algorithm, nodes, size, system, transfer)
@@ -188,7 +189,7 @@ def transfer_seconds(
     *,
     skip: bool = True,
 ) -> float:
-    """From the first read until all is sent and written; ``skip`` whole periods, or play all."""
+    """Return the seconds until all is sent and written; ``skip`` whole periods, or play all."""
     count = -(-size // transfer.chunk)
     depth = max(1, min(transfer.depth or best_depth(nodes), count))
     transfer = replace(transfer, depth=depth, window=min(transfer.window or depth, depth))
@@ -206,9 +207,9 @@ def transfer_seconds(
 
 
 def _skipped(world: _World, count: int, transfer: Transfer) -> int:
-    """Play chunks until one state comes again, then skip periods; how many of ``count`` are done.
+    """Play chunks until a state repeats, then skip periods; return how many of ``count`` are done.
 
-    A state reaches as far back as the next chunk looks, and repeats only on the same tree.
+    A state covers as many chunks as the next one depends on, and repeats only on the same tree.
     """
     span = max(transfer.depth, transfer.readers)
     marks: list[int] = []
@@ -234,9 +235,9 @@ def _ticks(size: float, rate: float) -> int:
 
 
 class _World:
-    """All ranks behind a chunk: when each had it, had written it and gave its buffer back."""
+    """All ranks: when each received and wrote the latest chunks, and freed their buffers."""
 
-    #: After so many chunks the routes repeat.
+    #: The routes repeat after this number of chunks.
     phases = 1
 
     def __init__(self, ranks: int, system: System, transfer: Transfer) -> None:
@@ -245,28 +246,28 @@ class _World:
         self._in_order = transfer.in_order
         self._sent = [0] * ranks
         self._written = [0] * ranks
-        # Rows of the latest chunks; the first of each is the one that the next chunk waits for.
+        # Rows of the latest chunks; the next chunk waits for the first row of each.
         self._seen = deque([[0] * ranks] * transfer.window, transfer.window)
         self._released = deque([[0] * ranks] * transfer.depth, transfer.depth)
         self._read = deque([0] * transfer.readers, transfer.readers)
 
     @property
     def clock(self) -> int:
-        """When the latest chunk was read."""
+        """The time at which the latest chunk was read."""
         return self._read[-1]
 
     @property
     def end(self) -> int:
-        """When all ranks were through with all chunks."""
+        """The time at which all ranks were finished with all chunks."""
         return max(self._released[-1])
 
     def state(self) -> Iterator[tuple[int, ...]]:
-        """The latest chunk's rows, from the clock on."""
+        """Yield the latest chunk's rows, relative to the clock."""
         for row in (self._sent, self._written, self._seen[-1]):
             yield tuple(map(sub, row, [self.clock] * len(row)))
 
     def shift(self, ticks: int) -> None:
-        """Let all be later."""
+        """Add ``ticks`` to all times."""
 
         def later(row: Iterable[int]) -> _Row:
             return [time + ticks for time in row]
@@ -292,12 +293,12 @@ class _World:
         self._seen.append(seen)
 
     def _spread(self, size: int, ready: int, posted: _Row) -> _Row:
-        """When each rank has the chunk that the first has ``ready``."""
+        """Return when each rank has the chunk that the first rank has at ``ready``."""
         raise NotImplementedError
 
 
 class _PointToPoint(_World):
-    """Along a route of `stager.wire.route`, from the first rank on."""
+    """Messages along the routes of `stager.wire.route`, from the first rank on."""
 
     def __init__(
         self, algorithm: Algorithm, nodes: int, system: System, transfer: Transfer
@@ -307,13 +308,13 @@ class _PointToPoint(_World):
         self._trees = deque(_edges(algorithm, nodes, phase) for phase in range(self.phases))
 
     def _spread(self, size: int, ready: int, posted: _Row) -> _Row:
-        # No rank sends this chunk, or a later one, before it is to have this one.
+        # No rank sends this chunk, or a later one, before it is ready to receive this one.
         self._sent = sent = list(map(max, self._sent, posted))
         handling = self._handling
         message = _ticks(self._system.latency, 1) + _ticks(size, self._system.wire)
         here = self._seen[-1].copy() if self._in_order else [0] * len(sent)
         here[0] = ready
-        # By far the most of all time is spent here: comparisons are faster than max().
+        # Most of the run time is spent here: comparisons are faster than max().
         for parent, child in self._trees[0]:
             begin = here[parent]
             if sent[parent] > begin:
@@ -329,7 +330,7 @@ class _PointToPoint(_World):
 
 
 def _edges(algorithm: Algorithm, nodes: int, index: int) -> _Edges:
-    """Senders and receivers of a chunk, each sender behind its own receiving."""
+    """Return senders and receivers of a chunk; a rank receives before it sends."""
     found: _Edges = []
     ranks = [0]
     for parent in ranks:
@@ -340,7 +341,7 @@ def _edges(algorithm: Algorithm, nodes: int, index: int) -> _Edges:
 
 
 class _Library(_World):
-    """The MPI library's broadcast; one rank stands for all, for all have a chunk at once."""
+    """The MPI library's broadcast. One rank stands for all: they have a chunk at the same time."""
 
     def __init__(self, nodes: int, system: System, transfer: Transfer) -> None:
         super().__init__(1, system, transfer)
@@ -354,7 +355,7 @@ class _Library(_World):
 
 
 def broadcast_ticks(nodes: int, size: int, segment: int, system: System) -> int:
-    """One MPI_Bcast, at its best: a binary tree, each rank sending each segment to two others.
+    """Return the time of one ideal MPI_Bcast: a binary tree, each segment sent to two children.
 
     The first segment passes ceil(log2 nodes) ranks, the others follow it.
     """
@@ -369,10 +370,10 @@ def broadcast_ticks(nodes: int, size: int, segment: int, system: System) -> int:
 def crossover(
     size: int, system: System, transfer: Transfer, gain: float = 0.0, most: int = NODES[-1]
 ) -> int | None:
-    """The nodes from which on a tree's transfer is faster than a chain's, by ``gain`` of its time.
+    """Return the number of nodes from which a tree is faster than a chain, by ``gain`` of its time.
 
-    None if it is not so with ``most``, a power of two. Lower ones are tried, as long as it is so,
-    and then what lies below the last of them.
+    None if it is not with ``most`` nodes, a power of two. Lower powers of two are tried while the
+    tree is faster, then the numbers below the last of them.
     """
 
     def tree_wins(nodes: int) -> bool:
@@ -391,7 +392,7 @@ def crossover(
 
 
 def advice(size: int, system: System, transfer: Transfer) -> str:
-    """What ``auto`` should take for ``size`` bytes, and from where on it matters."""
+    """Return what ``auto`` should choose for ``size`` bytes, and from how many nodes it matters."""
     name = f"{size / GB:g} GB"
     first = crossover(size, system, transfer)
     if first is None:
@@ -416,9 +417,9 @@ def all_seconds(nodes: Sequence[int], system: System, transfer: Transfer) -> _Se
 
 
 def table(seconds: _Seconds, nodes: Sequence[int], system: System) -> str:
-    """A markdown table, the published figures of as many nodes beside the model's.
+    """Return a markdown table of the model's times, with figures published for as many nodes.
 
-    The model's are whole times; how much of each is start-up has a column of its own.
+    The model's times include the start-up, which also has a column of its own.
     """
     columns = [(size, algorithm) for size in SIZES for algorithm in ALGORITHMS]
     names = [f"{size / GB:g} GB, {algorithm}" for size, algorithm in columns]
@@ -438,10 +439,10 @@ def table(seconds: _Seconds, nodes: Sequence[int], system: System) -> str:
 def measured_table(
     measured: Iterable[Mapping[str, Any]], system: System, transfer: Transfer, machine: Machine
 ) -> str:
-    """A markdown table: measured, the model's, and their ratio.
+    """Return a markdown table of measured times, the model's, and their ratio.
 
-    Each of ``measured`` has ``nodes``, ``seconds``, ``size`` in bytes and, unless it was what
-    ``auto`` stands for, ``algorithm``.
+    Each of ``measured`` has ``nodes``, ``seconds``, ``size`` in bytes, and ``algorithm`` unless
+    it was the one that ``auto`` stands for.
     """
     lines = [["nodes", "size", "measured", "model", "model / measured"]]
     for run in measured:
@@ -462,7 +463,7 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def assumptions(system: System, transfer: Transfer) -> str:
-    """What the table assumes, as a sentence for its foot."""
+    """Return the table's assumptions, as a sentence to print below it."""
     buffers = transfer.depth or f"{best_depth(64)} (64 nodes) to {best_depth(16384)} (16384)"
     return (
         f"Assumed: wire {system.wire / GB:g} GB/s and {system.latency * 1e6:g} us a message, "
@@ -474,7 +475,7 @@ def assumptions(system: System, transfer: Transfer) -> str:
     )
 
 
-# The plot: a panel a size, nodes by powers of two across, seconds by powers of ten upwards.
+# The plot has a panel for each size: nodes (powers of two) across, seconds (powers of ten) upwards.
 
 _WIDTH, _HEIGHT = 760, 330
 _PANELS = (50, 420)  # where each begins
@@ -505,7 +506,7 @@ text { font: 12px sans-serif; fill: #57606a }
 
 
 def svg(seconds: _Seconds, nodes: Sequence[int]) -> str:
-    """The plot of `all_seconds` and of the published figures, for light and dark pages."""
+    """Draw `all_seconds` and the published figures, for light and dark pages."""
     box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">',
@@ -569,13 +570,13 @@ def _peers(left: int, size: int) -> Iterator[str]:
         if figure.size == size:
             x, y = _x(left, figure.nodes), _y(figure.seconds)
             yield f'<circle class="peer" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-            # A tool's name stands once, beneath the last of its points.
+            # Each tool's name is printed once, below the last of its points.
             names[figure.tool] = _text(x, y + 18, figure.tool)
     yield from names.values()
 
 
 def main() -> int:
-    """Print the model's table, or it beside measured times; draw the plot where asked."""
+    """Print the model's table, or compare it with measured times; draw the plot if asked."""
     parser = argparse.ArgumentParser(description="How staging scales, by a model.")
     parser.add_argument("--svg", type=Path, help="where to draw the plot")
     parser.add_argument("--measured", type=Path, help="JSON list of nodes, seconds, size")
@@ -614,7 +615,7 @@ _Kind = TypeVar("_Kind", System, Transfer, Machine)
 
 
 def _changed(thing: _Kind, values: Mapping[str, Any]) -> _Kind:
-    """``thing`` with those of ``values`` that are its own."""
+    """Return ``thing`` with those of ``values`` that are its fields."""
     own = asdict(thing).keys() & values.keys()
     return replace(thing, **{name: type(getattr(thing, name))(values[name]) for name in own})
 

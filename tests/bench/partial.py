@@ -1,7 +1,7 @@
-"""``python -m tests.bench.partial``: 3 of 8 nodes lack the file; beside 3 nodes alone, and all 8.
+"""``python -m tests.bench.partial``: staging to the 3 of 8 nodes that lack the file.
 
-The bytes on the wire are asserted in tests/cluster; here is the time of the transfer alone, medians
-of paired rounds, kept as JSON.
+Compares it with 3 nodes alone and with all 8. tests/cluster asserts the bytes on the network; this
+measures the time of the transfer alone, as medians of paired rounds, saved as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CASES = ("3 of 8 lack it", "3 nodes, none has it", "8 nodes, none has it")
 
 
 def stage(site: Site, *options: str) -> float:
-    """Seconds of the transfer in a job."""
+    """Return the seconds of the transfer in a job."""
     job = site.sbatch(f"{STAGECTL} stage --json {WISH}", *options)
     state = job.wait(timeout=600)
     if state.exit_code != "0:0":
@@ -33,7 +33,7 @@ def stage(site: Site, *options: str) -> float:
 
 
 def run_round(site: Site) -> dict[str, float]:
-    """Each case once, on disks that hold what it says."""
+    """Run each case once, on disks prepared for it."""
     site.empty_disks()
     few = stage(site, f"-N{len(LACKING)}", "-w", ",".join(LACKING))
     site.empty_disks()

@@ -1,9 +1,9 @@
-"""Inside a job: run each tool in turn, round after round, and print one JSON line a run.
+"""Inside a job: run each tool in turn, round after round, and print one JSON line for each run.
 
 Reads ``{"rounds": N, "tools": {name: {"before": shell, "run": shell}}}`` from the file named by its
-argument. A tool's ``before`` is not timed; ``run`` is, from its start to its exit. Standard library
-only: it runs on a node of the test cluster. A tool that prints a line ``alone SECONDS`` has that
-taken as the time of its transfer alone.
+argument. A tool's ``before`` is not timed; ``run`` is, from its start to its exit. If a tool prints
+a line ``alone SECONDS``, that is the time of its transfer alone. Uses only the standard library,
+because it runs on a node of the test cluster.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@
 static int folder;
 static struct timespec latency;
 
-/* One question to the server. */
+/* One request to the server. */
 static void ask(void)
 {
 	(void)nanosleep(&latency, NULL);
@@ -77,7 +77,7 @@ static int slow_release(const char *path, struct fuse_file_info *file)
 	return close((int)file->fh) ? -errno : 0;
 }
 
-/* The whole list with its attributes in one answer. */
+/* The whole listing, with attributes, in one answer. */
 static int slow_readdir(const char *path, void *list, fuse_fill_dir_t fill, off_t offset,
 			struct fuse_file_info *file, enum fuse_readdir_flags flags)
 {
@@ -126,6 +126,6 @@ int main(int argc, char **argv)
 	microseconds = strtol(argv[3], NULL, 10);
 	latency.tv_sec = microseconds / 1000000;
 	latency.tv_nsec = microseconds % 1000000 * 1000;
-	(void)prctl(PR_SET_TIMERSLACK, 1); /* inherited by the threads to come */
+	(void)prctl(PR_SET_TIMERSLACK, 1); /* inherited by threads started later */
 	return fuse_main(4, arguments, &operations, NULL);
 }

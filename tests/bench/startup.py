@@ -1,9 +1,9 @@
-"""``python -m tests.bench.startup``: what a job pays that finds its file on every node.
+"""``python -m tests.bench.startup``: the cost to a job that finds its file on every node.
 
-Brings the test cluster up and measures, in turn and round after round, a bare srun of an MPI
-program that ends at once, the nested step that stages, ``stagectl stage`` around it; and then jobs
-with and without ``--stage``, and within them the gate. Prints medians, and the medians of what the
-rounds differ by. The figures are kept as JSON.
+Starts the test cluster and measures, in turn for several rounds, a bare srun of an MPI program that
+ends at once, the nested step that stages, and ``stagectl stage`` around it; then jobs with and
+without ``--stage``, and the gate within them. Prints medians, and the medians of differences within
+a round. The figures are saved as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BARE, NESTED, COMMAND = "bare srun", "nested step", "stagectl stage"
 WITHOUT, WITH = "a job: srun true", "a job: srun --stage true"
 GATE, INNER = "the gate", "the nested step in it"
 
-#: Writes a shell script that starts the very step that `stagectl stage` would.
+#: Writes a shell script that starts the same step as `stagectl stage`.
 NESTED_SCRIPT = """
 import os, shlex, sys
 from dataclasses import replace
@@ -50,8 +50,8 @@ environment = rank_environment(os.environ, rules, wanted)
 words = [f"{name}={value}" for name, value in environment.items()]
 print("exec", shlex.join(["env", "-i", *words, *srun_argv(context, rules)]))
 """
-#: Stands for a program, runs it and notes when it began and ended; what is not the gate's or the
-#: nested step's goes straight on.
+#: Replaces a program: runs it and notes when it began and ended. Runs that belong neither to the
+#: gate nor to the nested step are passed on at once.
 TIMED = """#!/bin/sh
 case " $* " in *" gate "* | *stager.rank*) ;; *) exec {program} "$@" ;; esac
 begun=$(date +%s.%N)
@@ -65,7 +65,7 @@ IDLE = "while squeue -h | grep -q .; do sleep 0.05; done; sleep 0.3"
 
 
 def rounds(site: Site, tools: Mapping[str, str], before: str, count: int, *, in_job: bool) -> Any:
-    """The seconds of each tool's runs, the warm-up not among them: ``{tool: [seconds, …]}``."""
+    """Return the seconds of each tool's runs except the warm-up: ``{tool: [seconds, …]}``."""
     plan = {name: {"before": before, "run": line} for name, line in tools.items()}
     site.shared("plan.json").write_text(json.dumps({"rounds": count, "tools": plan}))
     line = [PYTHON, "/shared/rounds.py", "/shared/plan.json"]
@@ -87,14 +87,14 @@ def rounds(site: Site, tools: Mapping[str, str], before: str, count: int, *, in_
 
 
 def measure(count: int) -> dict[str, list[float]]:
-    """The seconds of everything, by round."""
+    """Return the seconds of everything, by round."""
     with Site(NODES, "tmpfs") as site:
         shutil.copy(HERE / "rounds.py", site.shared("rounds.py"))
         site.shared("nested.py").write_text(NESTED_SCRIPT)
         site.run("head -c 1000000 /dev/urandom >/shared/startup.data")
         site.run(["srun", f"-N{NODES}", f"--stage={WISH}", "true"])
         each = f"srun -N{NODES} -n{NODES} --ntasks-per-node=1"
-        # As the ranks have it: there are more of them than cores.
+        # As for the ranks: there are more of them than cores.
         bare = f"OMPI_MCA_mpi_yield_when_idle=1 {each} --mpi=pmix {PYTHON}"
         tools = {
             BARE: f"{bare} -c 'import mpi4py.MPI'",
@@ -109,7 +109,7 @@ def measure(count: int) -> dict[str, list[float]]:
 
 
 def time_gates(site: Site, line: str, count: int) -> dict[str, list[float]]:
-    """The gates of ``count`` jobs, each with the nested step that it waited for."""
+    """Time the gates of ``count`` jobs, each with the nested step that it waited for."""
     programs = {"gate": PYTHON, "step": "/usr/bin/srun"}
     for name, program in programs.items():
         script = site.path("login", f"{PREFIX}/libexec/timed-{name}")
@@ -127,7 +127,7 @@ def time_gates(site: Site, line: str, count: int) -> dict[str, list[float]]:
 
 
 def table(seconds: Mapping[str, Sequence[float]]) -> Table:
-    """Medians; ratios and differences are of the same round, so that drift falls out."""
+    """Return medians; ratios and differences are within a round, so that drift cancels."""
     shown = Table(title=f"all current on {NODES} nodes", title_justify="left")
     for header in ("what", "median", "fastest", "beside", "ratio", "more"):
         shown.add_column(header, justify="left" if header in ("what", "beside") else "right")

@@ -1,4 +1,4 @@
-"""The model of scaling: its rules played rank by rank, its limits by hand, and what it prints."""
+"""The model of scaling: compared with a direct simulation, at its limits, and what it prints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POINT_TO_POINT = [CHAIN, TREE]
 
 #: A chunk of one MB, so that a rate of 1 MB/s takes a second for it.
 MB = 10**6
-#: Nothing takes any time.
+#: A system in which nothing takes time.
 FREE = System(
     wire=inf, latency=0, handling=0, source=inf, all_sources=inf, disk=inf, fsync=0,
     startup=0, startup_per_doubling=0,
@@ -51,7 +51,7 @@ FREE = System(
 
 
 def taking(**seconds: float) -> System:
-    """A System in which a chunk takes so long on ``wire``, ``source`` or ``disk``."""
+    """Return a System in which a chunk takes these seconds on ``wire``, ``source`` or ``disk``."""
     return replace(FREE, **{name: MB / value for name, value in seconds.items()})
 
 
@@ -60,7 +60,7 @@ def transfer(depth: int = 16, **too: Any) -> Transfer:
 
 
 class Reference:
-    """The model's rules, each as it is said, for every rank and chunk; no time is skipped."""
+    """The model's rules, one method each, for every rank and chunk; no period is skipped."""
 
     def __init__(
         self, algorithm: Algorithm, nodes: int, size: int, system: System, how: Transfer
@@ -74,14 +74,14 @@ class Reference:
 
     @cached_property
     def seconds(self) -> float:
-        # Chunk by chunk, so that nothing recurs deeply.
+        # Chunk by chunk, to limit the depth of recursion.
         for chunk in range(self.count):
             for rank in range(self.nodes):
                 self.at("released", rank, chunk)
         return max(self.known.values(), default=0) / TICKS
 
     def at(self, what: str, rank: int, chunk: int) -> int:
-        """When something has happened; before the first chunk everything has, at 0."""
+        """Return the time of an event; those before the first chunk are at 0."""
         if chunk < 0:
             return 0
         key = what, rank, chunk
@@ -114,11 +114,11 @@ class Reference:
         return here + round(self.system.handling * TICKS)
 
     def seen(self, rank: int, chunk: int) -> int:
-        """When it and all before it were noticed."""
+        """Return when it and all chunks before it were noticed."""
         return max(self.at("noticed", rank, chunk), self.at("seen", rank, chunk - 1))
 
     def sent(self, rank: int, chunk: int) -> list[int]:
-        """When it was with each of the children."""
+        """Return when each of the children had received it."""
         ends: list[int] = []
         takes = round(self.system.latency * TICKS) + self.takes(chunk, self.system.wire)
         for child in self.hop(rank, chunk).children:
@@ -132,7 +132,7 @@ class Reference:
         return ends
 
     def idle(self, rank: int, chunk: int) -> int:
-        """When all earlier chunks were sent."""
+        """Return when all earlier chunks were sent."""
         return max(self.at("idle", rank, chunk - 1), *self.sent(rank, chunk - 1), 0) if chunk else 0
 
     def written(self, rank: int, chunk: int) -> int:
@@ -143,7 +143,7 @@ class Reference:
         return max(self.at("written", rank, chunk), *self.sent(rank, chunk), 0)
 
 
-#: Of files with and without a last chunk that is shorter.
+#: Sizes with and without a shorter last chunk.
 BYTES = st.builds(
     lambda chunks, rest: chunks * MB + rest, st.integers(0, 50), st.sampled_from([0, MB // 3])
 )
@@ -173,7 +173,7 @@ TRANSFERS = st.builds(
     system=systems(),
     how=TRANSFERS,
 )
-def test_every_rank_and_chunk_played_by_itself_gives_the_same(
+def test_the_model_equals_a_simulation_of_every_rank_and_chunk(
     algorithm: Algorithm, nodes: int, size: int, system: System, how: Transfer
 ) -> None:
     expected = Reference(algorithm, nodes, size, system, how).seconds
@@ -214,7 +214,7 @@ def test_most_of_a_long_file_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_one_node_waits_for_its_source_and_its_disk_only(algorithm: Algorithm) -> None:
+def test_one_node_waits_only_for_its_source_and_its_disk(algorithm: Algorithm) -> None:
     slow_disk = replace(taking(source=1, wire=9, disk=2), latency=9)
     assert transfer_seconds(algorithm, 1, 10 * MB, slow_disk, transfer()) == 1 + 10 * 2
     slow_source = replace(taking(source=2, wire=9, disk=1), latency=9)
@@ -223,20 +223,20 @@ def test_one_node_waits_for_its_source_and_its_disk_only(algorithm: Algorithm) -
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("nodes", [1, 9, 64])
-def test_where_all_else_is_free_the_source_is_what_takes_time(
+def test_a_transfer_takes_as_long_as_the_source_if_all_else_is_free(
     algorithm: Algorithm, nodes: int
 ) -> None:
     assert transfer_seconds(algorithm, nodes, 100 * MB, taking(source=0.5), transfer()) == 50
 
 
 @pytest.mark.parametrize(("readers", "seconds"), [(1, 40), (2, 20), (4, 15), (8, 15)])
-def test_readers_add_up_to_what_the_storage_gives(readers: int, seconds: int) -> None:
+def test_the_rates_of_readers_add_up_to_that_of_the_storage(readers: int, seconds: int) -> None:
     system = replace(taking(source=4), all_sources=MB / 1.5)
     found = transfer_seconds(CHAIN, 2, 1000 * MB, system, transfer(readers=readers))
     assert found == pytest.approx(100 * seconds, rel=0.01)
 
 
-def test_a_chain_passes_each_further_chunk_as_fast_with_any_number_of_nodes() -> None:
+def test_the_rate_of_a_chain_does_not_depend_on_the_number_of_nodes() -> None:
     system = replace(taking(wire=2, source=1, disk=1), latency=0.5, handling=3)
     for nodes in (2, 5, 300):
         short, long = (
@@ -248,18 +248,18 @@ def test_a_chain_passes_each_further_chunk_as_fast_with_any_number_of_nodes() ->
 
 
 @pytest.mark.parametrize("algorithm", POINT_TO_POINT)
-def test_a_ring_of_one_stops_and_waits(algorithm: Algorithm) -> None:
+def test_a_ring_of_one_chunk_stops_and_waits(algorithm: Algorithm) -> None:
     system = taking(source=1, wire=2, disk=3)
     # The other rank must have written a chunk before the next is sent.
     assert transfer_seconds(algorithm, 2, 10 * MB, system, transfer(1)) == 1 + 10 * (2 + 3)
     assert transfer_seconds(algorithm, 2, 10 * MB, system, transfer(2)) == 1 + 2 + 10 * 3
 
 
-def test_a_tree_is_as_slow_as_it_is_deep_and_a_chain_as_it_is_long() -> None:
+def test_latency_counts_for_the_depth_of_a_tree_and_the_length_of_a_chain() -> None:
     system = replace(FREE, latency=1)
     for nodes in (16, 128, 1024):
         assert transfer_seconds(CHAIN, nodes, MB, system, transfer()) == nodes - 1
-        # A rank of a tree sends to the second child when the first has it.
+        # A rank of the tree sends to the second child when the first has the chunk.
         tree = transfer_seconds(TREE, nodes, MB, system, transfer())
         assert log2(nodes) <= tree <= 2 * log2(nodes)
 
@@ -270,7 +270,7 @@ def test_a_tree_is_as_fast_as_a_chain_once_it_is_filled() -> None:
         assert 1000 < seconds < 1000 + 4 * log2(nodes)
 
 
-def test_a_tree_whose_ranks_pass_on_in_order_waits_for_both_trees_with_each_chunk() -> None:
+def test_a_tree_that_passes_chunks_on_in_order_is_slow() -> None:
     system, chunks = taking(wire=1), 1000
     for nodes in (16, 64):
         seconds = transfer_seconds(TREE, nodes, chunks * MB, system, transfer(in_order=True))
@@ -283,23 +283,23 @@ def test_a_short_ring_slows_a_deep_tree() -> None:
     assert times[0] < 1100 < 2000 < times[1] < times[2] / 3
 
 
-def test_a_broadcast_by_the_library_is_one_chunk_at_a_time() -> None:
+def test_the_library_broadcasts_one_chunk_at_a_time() -> None:
     system = replace(taking(wire=4), latency=1)
-    # Four segments of a second each and their latency, sent twice, through three ranks.
+    # Four segments of one second plus latency, each sent twice, through three ranks.
     assert broadcast_ticks(8, MB, MB // 4, system) == (3 - 1 + 4) * 2 * 2 * TICKS
-    # To one other rank they are sent once.
+    # They are sent once if there is only one other rank.
     assert broadcast_ticks(2, MB, MB // 4, system) == 4 * 2 * TICKS
     assert broadcast_ticks(1, MB, MB // 4, system) == 0
     how = transfer(segment=MB // 4)
     assert transfer_seconds(BCAST, 8, 10 * MB, system, how) == 10 * 24
 
 
-def test_staging_is_start_up_and_transfer_and_publishing() -> None:
+def test_staging_consists_of_start_up_transfer_and_publishing() -> None:
     system = replace(taking(source=1), startup=2, startup_per_doubling=0.5, fsync=0.25)
     assert staging_seconds(CHAIN, 8, 10 * MB, system, transfer()) == 2 + 3 * 0.5 + 10 + 0.25
 
 
-def test_one_machine_that_plays_all_nodes_is_as_slow_as_its_cores() -> None:
+def test_one_machine_that_simulates_all_nodes_is_limited_by_its_cores() -> None:
     work = 3 * 0.35 + 4 * (0.26 + 0.025) + 0.12
     assert Machine().core_seconds(4, GIB) == pytest.approx(work)
     quick, slow = replace(FREE, startup=1), replace(FREE, startup=1, source=GIB / 9)
@@ -344,7 +344,7 @@ SECONDS = {
 }
 
 
-def test_the_table_has_the_published_beside_the_model() -> None:
+def test_the_table_has_published_figures_beside_the_model() -> None:
     system = replace(FREE, startup=1, startup_per_doubling=0.5)
     names = ("nodes", "start-up", "8.3 GB, chain", "8.3 GB, tree", "8.3 GB, bcast",
              "16 GB, chain", "16 GB, tree", "16 GB, bcast", "published")  # fmt: skip
@@ -357,7 +357,7 @@ def test_the_table_has_the_published_beside_the_model() -> None:
     ]
 
 
-def test_the_plot_has_a_line_an_algorithm_and_a_point_a_figure_within_its_frame() -> None:
+def test_the_plot_shows_all_algorithms_and_figures_within_its_frame() -> None:
     plot = ElementTree.fromstring(model.svg(SECONDS, (64, 4096)))
     tag = "{http://www.w3.org/2000/svg}"
     lines = plot.findall(f"{tag}polyline")
@@ -390,7 +390,7 @@ def test_measured_times_stand_beside_the_model(
     ]
 
 
-def test_a_name_that_is_nobodys_is_refused(
+def test_an_unknown_setting_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["model", "--set", "dsk=1"])

@@ -1,10 +1,10 @@
-"""A Python environment of tens of thousands of files on every node, beside other ways to do it.
+"""Ways to put a Python environment of tens of thousands of files on every node.
 
-``python -m tests.bench.trees``: several rounds of each way in turn, in one job on the test cluster;
-medians, and their ratios round by round. Packages come from the package index that pip is set to.
+``python -m tests.bench.trees`` runs several rounds of each way in turn, in one job on the test
+cluster, and prints medians and ratios within a round. Packages come from pip's package index.
 
-The shared folder of the test cluster is a local disk. `slow_folder.c` shows it with the latency of
-remote storage: each look-up, list of a folder, open and read is answered ``--latency`` later.
+The test cluster's shared folder is a local disk. `slow_folder.c` adds the latency of remote storage
+to it: ``--latency`` passes before each look-up, listing, open and read is answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.bench.bench import OURS, run_rounds, table
 from tests.cluster.site import PYTHON, STAGECTL, Site
 
 HERE = Path(__file__).parent
-#: What makes an environment of more than 20,000 files.
+#: Packages whose environment has more than 20,000 files.
 PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "sympy", "jupyterlab")
 ENVIRONMENT, COPY, LOCAL = "/shared/bench.env", "/nvme/bench.env", "/nvme/bench.local"
 ARCHIVE, SLOW = f"{ENVIRONMENT}.tar.zst", "/shared/bench.slow"
@@ -30,7 +30,7 @@ ALONE = "import json, sys; print('alone', sum(i['seconds'] for i in json.load(sy
 
 
 def make_environment(folder: Path) -> int:
-    """A virtual environment in ``folder``; how many files it has."""
+    """Make a virtual environment in ``folder``; return its number of files."""
     with tempfile.TemporaryDirectory() as made:
         subprocess.run([sys.executable, "-m", "venv", made], check=True)
         pip = [f"{made}/bin/python", "-m", "pip", "--disable-pip-version-check", "install"]
@@ -40,7 +40,7 @@ def make_environment(folder: Path) -> int:
 
 
 def mount_slow(site: Site, microseconds: int) -> None:
-    """Show the environment at SLOW on each node, as a client of remote storage of its own."""
+    """Show the environment at SLOW on each node, as if it were a client of remote storage."""
     program = site.shared("slow_folder")
     flags = ["-O2", "-I/usr/include/fuse3", str(HERE / "slow_folder.c"), "-lfuse3"]
     subprocess.run(["gcc", "-o", str(program), *flags], check=True)
@@ -51,12 +51,12 @@ def mount_slow(site: Site, microseconds: int) -> None:
 
 
 def stage(wish: str) -> str:
-    """The command that stages, and prints how long that took alone."""
+    """Return the command that stages and prints how long that alone took."""
     return f'{STAGECTL} stage --json {wish} | {PYTHON} -c "{ALONE}"'
 
 
 def slow_ways(nodes: int) -> dict[str, tuple[str, str]]:
-    """From storage with a latency: commands before, and what is timed."""
+    """Return ways from storage with a latency: untimed preparation, timed command."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     forget = f"{each} rm -rf {COPY}"
     return {
@@ -67,7 +67,7 @@ def slow_ways(nodes: int) -> dict[str, tuple[str, str]]:
 
 
 def archive_ways(nodes: int) -> dict[str, tuple[str, str]]:
-    """From an archive: commands before, and what is timed."""
+    """Return ways from an archive: untimed preparation, timed command."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     one = "srun -N1 -n1 -wn1"
     forget = f"{each} bash -c 'rm -rf {COPY} {COPY}.tar.zst; mkdir {COPY}'"
@@ -81,7 +81,7 @@ def archive_ways(nodes: int) -> dict[str, tuple[str, str]]:
 
 
 def ways(nodes: int) -> dict[str, tuple[str, str]]:
-    """Each way's shell commands: what comes before, not timed, and what is timed."""
+    """Return each way's shell commands: untimed preparation, timed command."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     one = "srun -N1 -n1 -wn1"
     forget = f"{each} rm -rf {COPY}"

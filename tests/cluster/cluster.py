@@ -1,12 +1,12 @@
 """A real Slurm cluster on one machine, for tests and by hand.
 
-In: how many nodes, and what kind of node-local disk. Out: a login node and nodes n1..nN that run
-munged, slurmctld and slurmd in Linux namespaces, and ways to run commands and jobs there as an
-ordinary user. Needs root, Slurm, munge, iproute2 and util-linux.
+Starts a login node and compute nodes n1 to nN that run munged, slurmctld and slurmd in Linux
+namespaces, and runs commands and jobs there as an ordinary user. The number of nodes and the kind
+of their local disks are parameters. Needs root, Slurm, munge, iproute2 and util-linux.
 
-All of it hangs from one process, PID 1 of the site's namespaces, which the kernel kills when this
-process dies in any way: then every daemon, mount, loop device and network link goes with it. On
-the host's own disk there is one base folder; that of a killed run is swept by the next start.
+Every daemon, mount, loop device and network link belongs to one process, PID 1 of the site's
+namespaces. The kernel kills it when this process ends in any way, and everything else with it. The
+only trace on the host's own disk is one base folder; the next start removes those of killed runs.
 
 By hand: ``python3 tests/cluster/cluster.py --nodes 4`` opens a shell as alice on the login node.
 """
@@ -52,9 +52,9 @@ MUNGED_FILES = (
     "--socket=/run/munge/munge.socket.2",
 )
 PROGRAMS = ("ip", "mkfs.ext4", "munged", "nsenter", "setpriv", "slurmctld", "slurmd", "unshare")
-# What a download as root needs from the environment of whoever runs the tests.
+# The host's variables that a download as root needs.
 HOST_NET_VARIABLES = re.compile(r"PIP_.*|.*_proxy|SSL_CERT_.*|REQUESTS_CA_BUNDLE", re.IGNORECASE)
-# `scontrol show job -o` and the like: values may hold blanks, keys may hold / and :.
+# `scontrol show job -o` and the like: values may contain spaces, keys may contain / and :.
 RECORD_FIELD = re.compile(r"([A-Z][\w/:]*)=(.*?)(?= [A-Z][\w/:]*=|\s*$)")
 FAILED_STATES = ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
 FINAL_STATES = frozenset({"COMPLETED", "BOOT_FAIL", "DEADLINE", *FAILED_STATES})
@@ -91,11 +91,11 @@ SlurmdDebug=info
 
 
 class ClusterError(Exception):
-    """The cluster did not come up, or did not come back after a change; shows the logs' ends."""
+    """The cluster did not start, or not restart after a change; shows the end of each log."""
 
 
 class CommandFailed(AssertionError):
-    """A command in the cluster ended with a code other than 0, or not in time (`code` is None)."""
+    """A command in the cluster failed, or ran too long (then `code` is None)."""
 
     def __init__(self, command: str, code: int | None, stdout: str, stderr: str) -> None:
         end = "did not end in time" if code is None else f"ended with {code}"
@@ -106,15 +106,15 @@ class CommandFailed(AssertionError):
 
 
 class Command(subprocess.Popen[str]):
-    """A command inside the cluster: signals reach it, not the nsenter that waits for it here."""
+    """A command inside the cluster. Signals reach it, not the local nsenter that waits for it."""
 
     def send_signal(self, sig: int) -> None:
-        """Signal the command itself, and not its children."""
+        """Signal the command itself, but not its children."""
         if self.poll() is None:
             _signal(_children_by_parent().get(self.pid, [self.pid]), sig)
 
     def kill(self) -> None:
-        """Kill the command and all that it started, which would hold its output open."""
+        """Kill the command and its children, which would keep its output open."""
         if self.poll() is None:
             _signal(_descendants(self.pid), signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
@@ -133,30 +133,30 @@ class JobState:
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted batch job, or an array of them; `message` is what sbatch said on stderr."""
+    """A submitted batch job or job array; `message` is what sbatch wrote to stderr."""
 
     cluster: Cluster
     id: str
     message: str
 
     def records(self) -> list[dict[str, str]]:
-        """What Slurm knows of the job: one record, or one for each task of an array."""
+        """Return Slurm's records of the job: one, or one for each task of an array."""
         shown = self.cluster.run(["scontrol", "show", "job", "-o", self.id], user="root").stdout
         return [parse_record(line) for line in shown.splitlines() if line]
 
     def info(self) -> dict[str, str]:
-        """The job's record; of an array, that of the first task that has not completed."""
+        """Return the job's record; for an array, that of the first task that is not COMPLETED."""
         records = self.records()
         return next((r for r in records if r["JobState"] != "COMPLETED"), records[0])
 
     def wait(self, timeout: float = 60) -> JobState:
-        """The state in which the job, with all tasks of an array, has ended."""
+        """Wait until the job, with all tasks of an array, has ended; return its final state."""
         self.wait_for(lambda record: record["JobState"] in FINAL_STATES, timeout)
         info = self.info()
         return JobState(info["JobState"], info["ExitCode"], info["Reason"], int(info["Restarts"]))
 
     def wait_for(self, wanted: Callable[[dict[str, str]], bool], timeout: float = 60) -> None:
-        """Return when all records are as wanted; AssertionError after `timeout` seconds."""
+        """Wait until `wanted` holds for all records; AssertionError after `timeout` seconds."""
         records: list[dict[str, str]] = []
 
         def reached() -> bool:
@@ -167,14 +167,14 @@ class Job:
             raise AssertionError(f"job {self.id}, after {timeout} s: {records}\n{self.output()}")
 
     def output(self) -> str:
-        """All that the job has written so far; the tasks of an array one after the other."""
+        """Return the job's output so far; for an array, the output of all tasks in order."""
         paths = [self.cluster.path(LOGIN, record["StdOut"]) for record in self.records()]
         return "".join(path.read_text() for path in paths if path.exists())
 
     def requeue(self) -> None:
-        """Requeue the running job, and let it start in 3 s instead of two minutes.
+        """Requeue the running job, and start it again in 3 s instead of two minutes.
 
-        A job that starts within the second of its requeue has its credential revoked.
+        Slurm revokes the credential of a job that starts within the second of its requeue.
         """
         self.cluster.run(["scontrol", "requeue", self.id], user="root")
         self.wait_for(lambda record: record["JobState"] == "PENDING")
@@ -182,16 +182,16 @@ class Job:
         self.cluster.run(update, user="root")
 
     def cancel(self) -> None:
-        """Cancel the job; an error if there is none."""
+        """Cancel the job; raise CommandFailed if there is none."""
         self.cluster.run(["scancel", self.id], user="root")
 
 
 class Cluster:
-    """A cluster, a context manager. Start it from the main thread: it dies with its thread.
+    """A cluster, as a context manager. Start it from the main thread: it ends with its thread.
 
-    `nvme_size` is as in mount's ``size=``, such as "200M"; None is 1G for a loop mount and no limit
-    for the others. `extra_conf` is appended to slurm.conf, where the later of two lines wins.
-    `parent` holds the base folder, and so what nodes write to an nvme of kind folder or loop.
+    `nvme_size` is as in mount's ``size=``, such as "200M"; None means 1G for a loop mount and no
+    limit for the others. `extra_conf` is appended to slurm.conf, where the later of two lines wins.
+    `parent` holds the base folder, and with it the nodes' nvme folders of kind folder or loop.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Cluster:
         self._over_nvme: dict[str, list[Path]] = {}
         self._serial = itertools.count(1)
 
-    # ---------------------------------------------------------------- life
+    # ---------------------------------------------------------------- start and stop
 
     def __enter__(self) -> Self:
         self.start()
@@ -229,13 +229,13 @@ class Cluster:
 
     @property
     def base(self) -> Path:
-        """The base folder, which every machine of the cluster sees as /cluster."""
+        """The base folder, mounted as /cluster on every machine of the cluster."""
         if self._base is None:
             raise ClusterError("the cluster is not running")
         return self._base
 
     def start(self, timeout: float = 60) -> None:
-        """Bring all up; ClusterError if a node is not idle after `timeout` seconds."""
+        """Start the cluster; ClusterError if a node is not idle after `timeout` seconds."""
         if self._base is not None:
             raise ClusterError("the cluster is running already")
         if threading.current_thread() is not threading.main_thread():
@@ -253,7 +253,7 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """End all and return when it is gone; harmless when nothing runs."""
+        """End all processes and remove the base folder; do nothing if nothing runs."""
         if self._site is not None:
             first = _children_by_parent().get(self._site.pid, [self._site.pid])
             _signal(first, signal.SIGKILL)
@@ -315,8 +315,8 @@ class Cluster:
         script = ["bash", str(self.base / "namespaces.sh")]
         arguments = ["site", str(self.base), str(len(self.nodes))]
         with self._log("namespaces") as log:
-            # setpriv: with this thread dies unshare. --kill-child: with unshare dies PID 1. And the
-            # pipe's end, should this process be gone before setpriv has begun.
+            # setpriv ends unshare when this thread ends; --kill-child ends PID 1 when unshare ends.
+            # The pipe's end covers the moment before setpriv has begun.
             self._site = subprocess.Popen(
                 [*die_with_us, *unshare, *script, *arguments],
                 stdin=subprocess.PIPE,
@@ -336,7 +336,7 @@ class Cluster:
         return all((self.base / "ready" / name).exists() for name in [LOGIN, *self.nodes])
 
     def _find_pids(self, site: int) -> dict[str, int]:
-        """Each machine's PID 1, as the host numbers it."""
+        """Return the PID, on the host, of each machine's PID 1."""
         (login,) = _children_by_parent()[site]
         pids = {LOGIN: login}
         for pid in _descendants(login):
@@ -409,8 +409,8 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command, or a string for bash, as a user on the login node or a node.
 
-        It starts in the user's home with the environment of a fresh login and `env`. `host_net`
-        leaves it in the host's network, for downloads into the cluster's /opt.
+        It starts in the user's home with the environment of a fresh login and `env`. With
+        `host_net` it keeps the host's network, for downloads into the cluster's /opt.
         """
         line = self.enter_argv(argv, user, on, cwd, host_net=host_net)
         command = _spawn(line, login_environment(user, env, host_net=host_net))
@@ -438,7 +438,7 @@ class Cluster:
     ) -> Command:
         """Start a command in the background, with pipes for stdin, stdout and stderr.
 
-        The caller ends it; what is left at `stop` dies there.
+        The caller ends it; `stop` kills it otherwise.
         """
         command = _spawn(self.enter_argv(argv, user, on, cwd), login_environment(user, env))
         self._commands.append(command)
@@ -453,7 +453,7 @@ class Cluster:
         *,
         host_net: bool = False,
     ) -> list[str]:
-        """The host's command line that runs `argv` as `user` on the machine `on`."""
+        """Return the host's command line that runs `argv` as `user` on the machine `on`."""
         namespaces = [option for option in NAMESPACES if not (host_net and option == "--net")]
         enter = ["nsenter", f"--target={self._pids[on]}", *namespaces, "--"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
@@ -462,7 +462,7 @@ class Cluster:
         return [*enter, *become, *there, *words]
 
     def path(self, machine: str, path: str | os.PathLike[str]) -> Path:
-        """Where the host finds a machine's file. Symlinks to absolute paths are the host's."""
+        """Return the host's path of a machine's file; absolute symlinks resolve on the host."""
         return Path(f"/proc/{self._pids[machine]}/root") / os.fspath(path).lstrip("/")
 
     # ---------------------------------------------------------------- jobs
@@ -491,7 +491,7 @@ class Cluster:
     # ---------------------------------------------------------------- state of Slurm
 
     def node_states(self) -> dict[str, str]:
-        """Each node's state as sinfo writes it: "idle", "mixed", "drained", "down*" and so on."""
+        """Return the state of each node as sinfo prints it, such as "idle", "drained", "down*"."""
         lines = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"], user="root").stdout
         return dict(line.split() for line in lines.splitlines())
 
@@ -515,10 +515,10 @@ class Cluster:
     # ---------------------------------------------------------------- changes
 
     def reconfigure(self, extra_conf: str = "") -> None:
-        """Write slurm.conf anew with other extra lines; all daemons have read it at the return.
+        """Replace the extra lines of slurm.conf; on return all daemons have read the new file.
 
-        `scontrol reconfigure` returns before the slurmds have read it, hence their restart. That
-        comes first: a slurmd that is away while slurmctld reconfigures would be taken for down.
+        `scontrol reconfigure` returns before the slurmds have read it, hence their restart. They
+        restart first: slurmctld marks a slurmd as down that is absent while it reconfigures.
         """
         conf = slurm_conf(self.nodes, extra_conf)
         (self.base / "etc/slurm/slurm.conf").write_text(conf)
@@ -526,11 +526,11 @@ class Cluster:
         self.run(["scontrol", "reconfigure"], user="root")
 
     def write_plugstack(self, text: str) -> None:
-        """Write plugstack.conf: commands and job steps read it when they start."""
+        """Write plugstack.conf; commands and job steps read it when they start."""
         (self.base / "etc/slurm/plugstack.conf").write_text(text)
 
     def restart_slurmd(self, node: str) -> None:
-        """Restart one slurmd, as a package's upgrade does: running jobs stay."""
+        """Restart one slurmd, as a package upgrade does: running jobs go on."""
         self._restart_slurmds([node])
 
     def restart_all_slurmd(self) -> None:
@@ -547,14 +547,14 @@ class Cluster:
         )
 
     def remount_nvme(self, node: str, kind: NvmeKind, size: str | None = None) -> None:
-        """Mount a fresh, empty disk over a node's /nvme, for the job steps that start from now."""
+        """Mount an empty disk over a node's /nvme; job steps that start afterwards see it."""
         backing = self.base / "images" / f"{node}-{next(self._serial)}"
         commands = nvme_commands(kind, size, f"/cluster/images/{backing.name}")
         self.run(f"set -e\n{commands}", user="root", on=node)
         self._over_nvme.setdefault(node, []).append(backing)
 
     def restore_nvme(self, node: str) -> None:
-        """Take the last `remount_nvme` away again, even from under those who use it."""
+        """Undo the last `remount_nvme`, even if processes still use the disk."""
         backing = self._over_nvme[node].pop()
         self.run(["umount", "--lazy", "/nvme"], user="root", on=node)
         if backing.is_dir():
@@ -564,7 +564,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def nvme(self, node: str, kind: NvmeKind, size: str | None = None) -> Iterator[None]:
-        """Another disk on one node for the time of a with block."""
+        """Give one node another disk within a with block."""
         self.remount_nvme(node, kind, size)
         try:
             yield
@@ -572,16 +572,16 @@ class Cluster:
             self.restore_nvme(node)
 
     def logs(self, lines: int = 30) -> str:
-        """The end of every daemon's log."""
+        """Return the end of every daemon's log."""
         paths = sorted((self.base / "log").glob("*.log"))
         return "\n".join(f"==> {p.name}\n{_tail(p, lines)}" for p in paths)
 
 
-# -------------------------------------------------------------------- texts
+# -------------------------------------------------------------------- configuration
 
 
 def slurm_conf(nodes: Sequence[str], extra: str = "") -> str:
-    """The whole slurm.conf; each node says it has more cores and memory than the machine."""
+    """Return slurm.conf; each node has more cores and memory in it than the machine."""
     names = f"n[1-{len(nodes)}]"
     node = f"NodeName={names} CPUs={CPUS_PER_NODE} CoresPerSocket={CPUS_PER_NODE} RealMemory=65536"
     partition = f"PartitionName=main Nodes={names} Default=YES OverSubscribe=YES MaxTime=INFINITE"
@@ -589,12 +589,12 @@ def slurm_conf(nodes: Sequence[str], extra: str = "") -> str:
 
 
 def nvme_commands(kind: NvmeKind, size: str | None, backing: str) -> str:
-    """The shell commands that mount an empty disk over /nvme; `backing` is the path it may use."""
+    """Return shell commands that mount an empty disk over /nvme, stored at `backing`."""
     if kind == "tmpfs":
         limit = f",size={size}" if size else ""
         return f"mount -t tmpfs -o mode=1777{limit} nvme /nvme"
     if kind == "loop":
-        # No journal and no reserved blocks: `size` is nearly what a user can fill.
+        # No journal and no reserved blocks, so that a user can fill almost `size`.
         make = "mkfs.ext4 -q -m 0 -O ^has_journal -E lazy_itable_init=0"
         return (
             f"truncate --size={size or '1G'} {backing}\n{make} {backing}\n"
@@ -606,7 +606,7 @@ def nvme_commands(kind: NvmeKind, size: str | None, backing: str) -> str:
 def login_environment(
     user: str, env: Mapping[str, str] | None = None, *, host_net: bool = False
 ) -> dict[str, str]:
-    """What a fresh login gives, with `env` on top; `host_net` adds the proxy and pip settings."""
+    """Return a fresh login's environment plus `env`; `host_net` adds proxy and pip settings."""
     wanted = HOST_NET_VARIABLES.fullmatch
     inherited = {k: v for k, v in os.environ.items() if host_net and wanted(k)}
     login = {"HOME": home_of(user), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
@@ -614,12 +614,12 @@ def login_environment(
 
 
 def home_of(user: str) -> str:
-    """Where a user is at home: root in the cluster too, the daemons' users nowhere."""
+    """Return a user's home: /home/root for root, / for the users of daemons."""
     return f"/home/{user}" if user in USERS or user == "root" else "/"
 
 
 def parse_record(line: str) -> dict[str, str]:
-    """The key=value pairs of one line of `scontrol show ... -o`."""
+    """Return the key=value pairs of one line of `scontrol show ... -o`."""
     return dict(RECORD_FIELD.findall(line))
 
 
@@ -654,7 +654,7 @@ def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name before the last ) may hold anything; state and parent come after it.
+            # The name, up to the last ')', may hold any character; state and parent follow it.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
     return children
@@ -694,9 +694,9 @@ def _check_host() -> None:
 
 
 def _claim_base(parent: Path) -> tuple[Path, int]:
-    """A new base folder and the lock that marks it as in use; sweeps those of killed runs.
+    """Make a base folder with a lock that marks it as in use; remove those of killed runs.
 
-    The lock on `parent` keeps others from sweeping the new folder before it is locked.
+    The lock on `parent` keeps others from removing the new folder before it is locked.
     """
     with _locked(parent, fcntl.LOCK_EX):
         for left in parent.glob(f"{BASE_PREFIX}*"):
@@ -754,7 +754,7 @@ def _tail(path: Path, lines: int) -> str:
 
 
 def main(kind: type[Cluster]) -> int:
-    """Open a shell, or run a command, on the login node of a cluster that ends with it."""
+    """Start a cluster and open a shell, or run a command, on its login node."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--nvme", choices=get_args(NvmeKind), default="folder")
@@ -766,7 +766,7 @@ def main(kind: type[Cluster]) -> int:
     with kind(args.nodes, args.nvme, args.nvme_size, args.extra_conf) as cluster:
         line = cluster.enter_argv(args.command or ["bash"], args.user)
         environment = login_environment(args.user, {"TERM": os.environ.get("TERM", "dumb")})
-        # Ctrl-C is for what runs in the shell, which would inherit SIG_IGN but not a handler.
+        # Ctrl-C goes to the program in the shell, which would inherit SIG_IGN, but no handler.
         signal.signal(signal.SIGINT, lambda *_: None)
         return subprocess.call(line, env=environment)
 

@@ -1,6 +1,6 @@
-"""The site that all tests of this folder use; each begins with empty disks.
+"""The cluster that all tests of this folder use; each test begins with empty disks.
 
-No test is over until the cluster is as healthy as before, and nothing of the test is left on it.
+Each test ends with a check that the cluster is healthy and that the test left nothing there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def installed_site() -> Iterator[Site]:
-    """A cluster of four nodes with slurm-stage, for the whole run."""
+    """Start a cluster of four nodes with slurm-stage, for the whole run."""
     with Site() as cluster:
         cluster.make_image()
         yield cluster
@@ -25,7 +25,7 @@ def installed_site() -> Iterator[Site]:
 
 @pytest.fixture
 def site(installed_site: Site) -> Iterator[Site]:
-    """The cluster with empty disks; afterwards nothing may be left behind, no node drained."""
+    """Return the cluster with empty disks; check afterwards that nothing is left or drained."""
     installed_site.empty_disks()
     yield installed_site
     installed_site.assert_healthy()

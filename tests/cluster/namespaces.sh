@@ -1,10 +1,10 @@
 #!/bin/bash
-# What runs as PID 1 in a test cluster's namespaces: of the site, which is also the login node, and
-# of each node. Builds that machine's view of the files and its network, then lives until the site's
+# PID 1 of a test cluster's namespaces: those of the site, which is also the login node, and those
+# of each node. Builds that machine's view of the files and its network, then runs until the site's
 # standard input closes.
 #
 # usage: namespaces.sh site BASE NODES         (started by cluster.py, in fresh namespaces)
-#        namespaces.sh node NAME ADDRESS/BITS  (started by the above, in fresh namespaces)
+#        namespaces.sh node NAME ADDRESS/BITS  (started by the site, in fresh namespaces)
 set -euo pipefail
 
 site() {
@@ -20,7 +20,7 @@ site() {
             </dev/null 9</proc/self/ns/net &
     done
     touch /cluster/ready/login
-    # Waiting, bash also reaps the orphans of its PID namespace.
+    # While it waits, bash also reaps the orphans of its PID namespace.
     cat <&0 >/dev/null &
     wait $!
 }
@@ -34,8 +34,8 @@ node() {
     wait $!
 }
 
-# The host's top-level entries in a root of their own, so that /shared and /nvme can exist beside
-# them without being made on the host. Unbindable, so that it holds no copy of itself.
+# Mounts the host's top-level entries in a new root, so that /shared and /nvme can exist beside
+# them without being made on the host. It is unbindable: otherwise it would contain itself.
 build_root() {
     local root=$1/root entry name
     mkdir "$root"
@@ -64,7 +64,7 @@ build_root() {
     rmdir /.host
 }
 
-# The same on all machines. The host's own packages stay readable in /opt, for pip to find.
+# Mounts what all machines share. The host's packages stay readable in /opt, where pip finds them.
 mount_shared() {
     local entry
     for entry in /opt/*/; do
@@ -81,7 +81,7 @@ mount_shared() {
     done
 }
 
-# What a machine has for itself.
+# Mounts what each machine has of its own.
 mount_private() {
     hostname "$1"
     mount -t tmpfs -o mode=1777 tmpfs /tmp

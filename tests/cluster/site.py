@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tests.cluster.cluster import Job
 
 REPOSITORY = Path(__file__).parents[2]
-#: Where the machines of the cluster see a copy of the repository, wherever that lies.
+#: The copy of the repository as the machines of the cluster see it.
 SOURCE = "/cluster/source"
-#: What is no part of the repository.
+#: Files that are not part of the repository.
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis"
 )
@@ -38,10 +38,10 @@ PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/s
 
 
 class Site(Cluster):
-    """The cluster, and what the tests ask of slurm-stage on it."""
+    """The cluster with slurm-stage, and what the tests need to look at it."""
 
     def start(self, timeout: float = 60) -> None:
-        """Bring the cluster up and do what an administrator does."""
+        """Start the cluster and install slurm-stage as an administrator does."""
         super().start(timeout)
         shutil.copytree(REPOSITORY, self.base / "source", ignore=_LEFT_OUT)
         line = [f"{SOURCE}/packaging/install", PREFIX]
@@ -49,11 +49,11 @@ class Site(Cluster):
         self.run(line, user="root", env=environment, host_net=True, timeout=600)
         self.write_policy(POLICY)
         self.write_plugstack(PLUGSTACK)
-        self.restart_all_slurmd()  # only then slurmd runs the plugin's epilog
+        self.restart_all_slurmd()  # slurmd runs the plugin's epilog only after a restart
         self._await(self._all_idle, "all nodes idle", timeout)
 
     def make_image(self) -> None:
-        """A squashfs image of Python environments, of some 300 MB: this one and the installed."""
+        """Make a squashfs image of about 300 MB: this Python environment and the installed one."""
         sources = [
             str(self.base) + PREFIX,
             sys.prefix,
@@ -69,7 +69,7 @@ class Site(Cluster):
 
     @contextmanager
     def policy(self, text: str) -> Iterator[None]:
-        """Another stage.toml for the time of a with block."""
+        """Use another stage.toml within a with block."""
         self.write_policy(text)
         try:
             yield
@@ -77,15 +77,15 @@ class Site(Cluster):
             self.write_policy(POLICY)
 
     def shared(self, name: str) -> Path:
-        """A file of the shared folder, as the tests reach it."""
+        """Return the host's path of a file in /shared."""
         return self.path("login", f"/shared/{name}")
 
     def copy(self, node: str, path: str = COPY) -> Path:
-        """A node's copy, as the tests reach it."""
+        """Return the host's path of a node's copy."""
         return self.path(node, path)
 
     def empty_disks(self) -> None:
-        """Remove all that is on the nodes' disks, the records too."""
+        """Remove everything from the nodes' disks, the records too."""
         for node in self.nodes:
             for entry in self.path(node, "/nvme").iterdir():
                 if entry.is_dir() and not entry.is_symlink():
@@ -94,7 +94,7 @@ class Site(Cluster):
                     entry.unlink()
 
     def leftovers(self) -> list[str]:
-        """Partial files, ranks and marks that outlived their jobs, on all nodes."""
+        """Return partial files, ranks and jobs' marks that outlived their jobs, on all nodes."""
         found: list[str] = []
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
@@ -106,11 +106,11 @@ class Site(Cluster):
         return found
 
     def records(self, node: str) -> list[Path]:
-        """The files of a node's records."""
+        """Return the record files of a node."""
         return sorted(self.path(node, "/nvme").glob(".slurm-stage/*/records/*.json"))
 
     def steps(self, job: Job) -> int:
-        """How many steps were launched for a job, the batch step not counted."""
+        """Return how many steps were launched for a job, not counting the batch step."""
         ids = {record["JobId"] for record in job.records()}
         launched = re.compile(rf"launch task StepId=({'|'.join(ids)})\.(\d+) ")
         logs = (self.base / "log").glob("slurmd-n*.log")
@@ -118,7 +118,7 @@ class Site(Cluster):
 
 
 def digest(path: Path) -> str:
-    """The file's SHA-256: another digest than the project's own."""
+    """Return the file's SHA-256, an independent check: the project's own digest is another."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

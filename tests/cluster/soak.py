@@ -1,9 +1,9 @@
-"""``python -m tests.cluster.soak``: what users, administrators and bad luck do, at random.
+"""``python -m tests.cluster.soak``: random jobs and random failures on the test cluster.
 
-For some minutes three users run jobs that stage to overlapping nodes, the same files and others,
-while jobs are cancelled and requeued, sources replaced and slurmds restarted. Then processes of a
-stage are killed at random moments of a transfer. What was found wrong is printed and makes the exit
-code 1. The same seed makes the same choices; what meets what is up to the machine.
+For some minutes three users submit jobs that stage files, some of them the same, to overlapping
+sets of nodes, while jobs are cancelled and requeued, sources replaced and slurmds restarted. Then
+processes of a stage are killed at random moments of a transfer. Faults are printed and make the
+exit code 1. The same seed makes the same choices; their timing depends on the machine.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from tests.cluster.cluster import Job
 
-#: Jobs that are there at a time, and files a user.
+#: Jobs queued or running at a time, and files of each user.
 JOBS, FILES = 20, 3
-#: Seconds within which every job must have ended that nobody holds up any longer.
+#: Seconds within which every job must end after the last disturbance.
 PATIENCE = 150
 MIB = 1 << 20
 FOLDER = "/shared/soak"
-#: The file during whose transfer processes are killed, and its bytes: it takes a second or so.
+#: The file during whose transfer processes are killed, and its size: it takes about a second.
 LARGE, COPY = "/shared/soak-large", "/nvme/soak-large"
 LARGE_SIZE = 400 * MIB
 MOVED = re.compile(
@@ -48,27 +48,27 @@ MOVED = re.compile(
 )
 CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  /nvme/(\S+)$", re.MULTILINE)
 TOOK = re.compile(rf"^stage: {COPY}: .* in ([\d.]+) s \(", re.MULTILINE)
-#: What a job may end with when the slurmd of one of its nodes was not there in that moment.
+#: The exit code of a job that started while the slurmd of one of its nodes was restarting.
 LAUNCH_FAILED = "8:0"
 STEP = re.compile(r"slurmstepd: \[\d+\.\d+\]")
 
 
 def file_of(user: str, number: int) -> str:
-    """A source; its copies lie at the same name beneath /nvme."""
+    """Return the name of a source; its copies have the same name beneath /nvme."""
     return f"{user}-{number}"
 
 
 def goes_with_jobs(name: str) -> bool:
-    """Whether jobs ask for the file for their own time alone: the last one of each user."""
+    """Return whether jobs stage the file with lifetime=job: so it is with each user's last file."""
     return name.endswith(f"-{FILES - 1}")
 
 
-# The plan: every choice is made here. A victim is chosen among those of its moment, by a share.
+# The plan: every choice is made here. A share, from 0 to 1, selects a victim from those running.
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A job to be: who, where, which files, how long it runs on, in seconds."""
+    """A job to submit: its user, nodes and files, and how many seconds it runs after its checks."""
 
     user: str
     nodes: tuple[str, ...]
@@ -82,7 +82,7 @@ class Wish:
 
     @property
     def options(self) -> list[str]:
-        """What sbatch is told. Without the last, a requeue would take what was said before it."""
+        """sbatch's options. Without --open-mode=append, a requeue would truncate the output."""
         stages = [
             f"--stage={FOLDER}/{name}:/nvme/{name}{',lifetime=job' * goes_with_jobs(name)}"
             for name in self.names
@@ -92,7 +92,7 @@ class Wish:
 
     @property
     def script(self) -> str:
-        """Tells the digests of all copies on all nodes."""
+        """The job's script, which prints the digests of all copies on all nodes."""
         paths = " ".join(f"/nvme/{name}" for name in self.names)
         check = f"set -o pipefail; sha256sum {paths} | sed s/^/CHECK\\ $SLURMD_NODENAME\\ /"
         return f"set -e\nsrun --overlap bash -c '{check}'\nsleep {self.seconds:.1f}"
@@ -100,7 +100,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Replace:
-    """A new version of a source, of so many tenths of a MiB: no other version of it has them."""
+    """A new version of a source, of ``tenths`` tenths of a MiB: all sizes differ."""
 
     name: str
     tenths: int
@@ -108,7 +108,7 @@ class Replace:
 
 @dataclass(frozen=True)
 class Disturb:
-    """A command for one of the jobs that are there."""
+    """Run a Slurm command on one of the jobs that are queued or running."""
 
     command: str
     share: float
@@ -116,7 +116,7 @@ class Disturb:
 
 @dataclass(frozen=True)
 class Restart:
-    """A node's slurmd."""
+    """Restart a node's slurmd."""
 
     node: str
 
@@ -125,7 +125,7 @@ Action = Wish | Replace | Disturb | Restart
 
 
 def plan(seed: int, nodes: Sequence[str]) -> Iterator[Action]:
-    """First a version of every source; then whatever comes, without end. Pure."""
+    """Yield a version of every source, then random actions without end. Pure."""
     dice = random.Random(f"jobs of {seed}")
     names = [file_of(user, number) for user in sorted(USERS) for number in range(FILES)]
     sizes = {name: itertools.cycle(dice.sample(range(10, 641), 631)) for name in names}
@@ -145,28 +145,28 @@ def plan(seed: int, nodes: Sequence[str]) -> Iterator[Action]:
 
 
 def make_wish(dice: random.Random, nodes: Sequence[str]) -> Wish:
-    """A random job."""
+    """Return a random job."""
     chosen = tuple(sorted(dice.sample(nodes, dice.randint(1, len(nodes)))))
     files = tuple(dice.sample(range(FILES), dice.randint(1, FILES)))
     return Wish(dice.choice(sorted(USERS)), chosen, files, dice.choice([0, 0, 1, 3]))
 
 
-# What is known of what was done
+# What was done, and what it led to
 
 
 @dataclass
 class Version:
-    """A source's content, and when another took its place, in seconds since 1970."""
+    """A version of a source, and when it was replaced, in seconds since 1970."""
 
     digest: str
-    #: As a summary line tells it.
+    #: As in a summary line.
     size: str
     replaced: float = float("inf")
 
 
 @dataclass
 class Trace:
-    """A job and what was done to it."""
+    """A submitted job, and whether it was disturbed."""
 
     wish: Wish
     job: Job
@@ -176,35 +176,35 @@ class Trace:
 
 @dataclass
 class Tally:
-    """What happened, and what should not have."""
+    """Counts of what happened, and the faults."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     def note(self, fault: str) -> None:
-        """One more fault."""
+        """Record and print a fault."""
         print(f"FAULT {fault}", flush=True)
         self.faults.append(fault)
 
     def lines(self) -> Iterator[str]:
-        """The summary."""
+        """Yield the lines of the summary."""
         yield ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
         yield f"{len(self.faults)} faults"
         yield from self.faults
 
 
 def moves(output: str) -> Iterator[tuple[str, str, str]]:
-    """What a job's summary lines say that came to its nodes: node, name, size."""
+    """Yield node, name and size of each file that a job's summary lines report as moved."""
     for path, size, nodes in MOVED.findall(output):
         for node in NodeSet(nodes):
             yield node, path.removeprefix("/nvme/"), size
 
 
 def moved_again(outputs: Iterable[str]) -> list[tuple[str, str, str]]:
-    """What came to a node more than once: node, name, size, which is that of one version alone.
+    """Return moves that happened more than once: node, name, size (each version has its own).
 
-    Nobody is excused: once a summary line was written, the copies are recorded on all nodes, and
-    what is done to a job afterwards takes none of them away.
+    No job is exempt: once a summary line was written, the copies are recorded on all nodes, and
+    nothing that is done to the job afterwards removes them.
     """
     counts = Counter(move for output in outputs for move in moves(output))
     return sorted(
@@ -213,7 +213,7 @@ def moved_again(outputs: Iterable[str]) -> list[tuple[str, str, str]]:
 
 
 class Soak:
-    """Jobs at random for a while."""
+    """Run random jobs and disturb them for a while."""
 
     def __init__(self, site: Site, tally: Tally) -> None:
         self._site = site
@@ -223,7 +223,7 @@ class Soak:
         self._restarts: list[tuple[float, str]] = []
 
     def run(self, actions: Iterator[Action], seconds: float) -> None:
-        """Disturb and be disturbed; then all must come to rest."""
+        """Do the actions for ``seconds``, then wait for all jobs to end and check everything."""
         self._site.shared("soak").mkdir(exist_ok=True)
         end = time.monotonic() + seconds
         for action in actions:
@@ -239,10 +239,10 @@ class Soak:
         self._check_copies()
         check_rest(self._site, self._tally)
 
-    # Doing
+    # Actions
 
     def _await_room(self, end: float) -> None:
-        """Return when there are fewer jobs than there may be, or it is over."""
+        """Return when fewer than JOBS jobs are left, or at ``end``."""
         while len(self._live()) >= JOBS and time.monotonic() < end:
             time.sleep(0.3)
 
@@ -282,7 +282,7 @@ class Soak:
         self._tally.counts["restarts"] += 1
 
     def _replace(self, action: Replace) -> None:
-        """A new version of a source takes the place of the old one at once."""
+        """Replace a source atomically by a new version."""
         fresh = os.urandom(action.tenths * MIB // 10)
         versions = self._versions.setdefault(action.name, [])
         versions.append(Version(hashlib.sha256(fresh).hexdigest(), bytes_text(len(fresh))))
@@ -295,13 +295,13 @@ class Soak:
             self._tally.counts["new versions"] += 1
 
     def _settle(self) -> None:
-        """Requeued jobs are let start soon, and all must end."""
+        """Start requeued jobs soon, and wait until all jobs have ended."""
         deadline = time.monotonic() + PATIENCE
         hurried: set[str] = set()
         while (listed := self._squeue("%A %t")) and time.monotonic() < deadline:
             pending = {line.split()[0] for line in listed if line.endswith(" PD")} - hurried
             for number in pending:
-                # A job that starts within the second of its requeue has its credential revoked.
+                # Slurm revokes the credential of a job that starts in the second of its requeue.
                 update = ["scontrol", "update", f"JobId={number}", "StartTime=now+3"]
                 self._site.run(update, user="root", check=False)
             hurried |= pending
@@ -311,7 +311,7 @@ class Soak:
             self._site.run(["scancel", f"--user={','.join(USERS)}"], user="root", check=False)
             time.sleep(10)
 
-    # Checking
+    # Checks
 
     def _check_job(self, trace: Trace) -> None:
         record = trace.job.info()
@@ -332,7 +332,7 @@ class Soak:
                 self._tally.note(f"job {trace.job.id}: wrong bytes of {name} on {node}: {found}")
 
     def _digests(self, name: str, since: float = 0.0) -> set[str]:
-        """Those that the source has had since then."""
+        """Return the digests of all versions that the source has had since then."""
         versions = self._versions[name]
         return {version.digest for version in versions if version.replaced >= since}
 
@@ -344,7 +344,7 @@ class Soak:
         )
 
     def _story(self, move: tuple[str, str, str]) -> str:
-        """What all jobs that wanted the file there had to say of it, in the order of their ids."""
+        """Return the lines about this file from all jobs that staged it there, by job id."""
         node, name, _ = move
         return "".join(
             f"\n  job {trace.job.id} on {','.join(trace.wish.nodes)}: {line}"
@@ -355,7 +355,7 @@ class Soak:
         )
 
     def _check_copies(self) -> None:
-        """Whatever was done to the jobs: a copy that is there is one version in full."""
+        """Check that each copy on the nodes is one complete version, whatever jobs went through."""
         for node in self._site.nodes:
             for name in self._versions:
                 copy = self._site.copy(node, f"/nvme/{name}")
@@ -364,7 +364,7 @@ class Soak:
 
 
 def check_rest(site: Site, tally: Tally) -> None:
-    """Nothing of any job is left on a cluster at rest, and no node is drained."""
+    """Check that no job has left anything behind and that no node is drained."""
     deadline = time.monotonic() + 30
     while set((states := site.node_states()).values()) != {"idle"}:
         if time.monotonic() > deadline:
@@ -381,7 +381,7 @@ def check_rest(site: Site, tally: Tally) -> None:
 
 
 def remains(site: Site) -> list[str]:
-    """Helpers and gates that outlived their jobs."""
+    """Return helpers and gates that outlived their jobs."""
     return [
         f"{process.node}: {process.name} {' '.join(process.words)}"
         for process in processes(site)
@@ -390,7 +390,7 @@ def remains(site: Site) -> list[str]:
 
 
 def locks_held(site: Site) -> list[str]:
-    """The locks of destinations that some process holds still."""
+    """Return the locks of destinations that some process still holds."""
     with open("/proc/locks", encoding="ascii") as lines:
         held = set(re.findall(r" ([0-9a-f]+:[0-9a-f]+:\d+) ", lines.read()))
     return [
@@ -402,7 +402,7 @@ def locks_held(site: Site) -> list[str]:
 
 
 def lock_name(facts: os.stat_result) -> str:
-    """A file as /proc/locks names it. By its inode alone it could be one of another disk."""
+    """Return a file's name in /proc/locks. Its inode alone could also be a file of another disk."""
     return f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
 
 
@@ -411,7 +411,7 @@ def lock_name(facts: os.stat_result) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a node, by this machine's number for it."""
+    """A process of a node, with its PID on this machine."""
 
     pid: int
     node: str
@@ -419,7 +419,7 @@ class Process:
     words: tuple[str, ...]
 
     def has_open(self, path: str) -> bool:
-        """Whether it has the file open, by the node's path for it."""
+        """Return whether it has the file open; the path is the node's."""
         with suppress(OSError):
             return any(
                 os.readlink(entry) == path for entry in Path(f"/proc/{self.pid}/fd").iterdir()
@@ -427,7 +427,7 @@ class Process:
         return False
 
     def kill(self) -> bool:
-        """Kill it; whether it was still there."""
+        """Kill it; return whether it was still running."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
             return True
@@ -435,7 +435,7 @@ class Process:
 
 
 def processes(site: Site) -> list[Process]:
-    """All that run on the nodes."""
+    """Return all processes that run on the nodes."""
     own = {os.readlink(site.path(node, "/").parent / "ns/pid"): node for node in site.nodes}
     found: list[Process] = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -449,37 +449,38 @@ def processes(site: Site) -> list[Process]:
 
 
 def is_rank(process: Process) -> bool:
-    """One of the ranks that move the bytes."""
+    """Return whether it is one of the ranks that move the bytes."""
     return "stager.rank" in process.words
 
 
 def is_gate(process: Process) -> bool:
-    """The task that holds the job until its stage is over."""
+    """Return whether it is the task that holds the job until its stage is over."""
     return process.name == "stage-gate"
 
 
 def is_helper(process: Process) -> bool:
-    """The program that the gate waits for."""
+    """Return whether it is the program that the gate waits for."""
     return process.words[2:5] == ("-m", "stager", "gate")
 
 
 def is_step(process: Process) -> bool:
-    """Slurm's own of a step that srun began, as the helper does."""
+    """Return whether it is the slurmstepd of a step that srun began, as the helper does."""
     return process.name == "slurmstepd" and bool(STEP.match(process.words[0]))
 
 
 def is_batch(process: Process) -> bool:
-    """Slurm's own of the batch step. The gate, its child, has its command line, and another name.
+    """Return whether it is the slurmstepd of the batch step.
 
-    Neither is that of an epilog, without which Slurm drains the node.
+    The gate, its child, has the same command line under another name. The slurmstepd of an epilog
+    is excluded: Slurm would drain the node.
     """
     return process.name == "slurmstepd" and process.words[0].endswith(".batch]")
 
 
 # Kills
 
-#: Who is killed. That the slurmstepd of a batch step is gone, Slurm itself learns only when slurmd
-#: registers the next time, after minutes: such a job is cancelled, as its user would.
+#: Kinds of processes to kill. Slurm notices only minutes later, when slurmd registers again, that
+#: the slurmstepd of a batch step is gone: such a job is cancelled, as its user would do.
 VICTIMS: dict[str, Callable[[Process], bool]] = {
     "rank": is_rank,
     "gate": is_gate,
@@ -491,9 +492,10 @@ VICTIMS: dict[str, Callable[[Process], bool]] = {
 
 @dataclass(frozen=True)
 class Kill:
-    """Which kind dies, the how maniest, and when in the transfer: both by a share.
+    """Kill one process of the kind ``victim`` during a transfer.
 
-    ``fresh``: the nodes have no old copy.
+    ``share`` selects it among those of its kind. ``moment`` is when it is killed, as a part of the
+    transfer's expected time. With ``fresh``, the nodes have no old copy.
     """
 
     victim: str
@@ -504,7 +506,7 @@ class Kill:
 
 
 def plan_kills(seed: int, nodes: Sequence[str], count: int) -> list[Kill]:
-    """Each kind as often as the others, in any order. Pure."""
+    """Return ``count`` kills, spread evenly over the kinds, in random order. Pure."""
     dice = random.Random(f"kills of {seed}")
     kinds = list(itertools.islice(itertools.cycle(VICTIMS), count))
     dice.shuffle(kinds)
@@ -518,19 +520,19 @@ def plan_kills(seed: int, nodes: Sequence[str], count: int) -> list[Kill]:
 
 
 class Kills:
-    """Processes of a stage killed in mid-transfer, one a round."""
+    """Kill processes of a stage during a transfer, one in each round."""
 
     def __init__(self, site: Site, tally: Tally) -> None:
         self._site = site
         self._tally = tally
-        #: Versions are this from different places on: they differ in every block, and from zeros.
+        #: Versions are slices of this at different offsets: no two share a block, and none is zero.
         self._pool = memoryview(os.urandom(LARGE_SIZE + MIB))
         self._digests: list[str] = []
-        #: What the last transfer took.
+        #: Seconds that the last transfer took.
         self._seconds = 0.3
 
     def run(self, kills: Iterable[Kill]) -> None:
-        """Each in turn, with a job after it that must be well."""
+        """Do each kill in turn; a job after it must succeed."""
         for kill in kills:
             before = len(self._tally.faults)
             killed = self._round(kill)
@@ -580,7 +582,7 @@ class Kills:
         return True
 
     def _renew(self) -> None:
-        """Another version takes the place of the last one."""
+        """Replace the source by another version."""
         start = len(self._digests) * 4096 % MIB
         data = self._pool[start : start + LARGE_SIZE]
         fresh = self._site.shared("soak-large.new")
@@ -590,7 +592,7 @@ class Kills:
         fresh.rename(fresh.with_suffix(""))
 
     def _kill(self, kill: Kill) -> Process | None:
-        """Whom it met, if there still were ranks."""
+        """Return the process killed, or None if the ranks had ended before."""
         if not self._await_transfer():
             return None
         time.sleep(kill.moment * self._seconds)
@@ -619,7 +621,7 @@ class Kills:
 
 
 def soak(site: Site, seed: int, seconds: float, kills: int) -> Tally:
-    """Both parts; what came of it."""
+    """Run random jobs, then kills; return what happened."""
     tally = Tally()
     Soak(site, tally).run(plan(seed, site.nodes), seconds)
     Kills(site, tally).run(plan_kills(seed, site.nodes, kills))
@@ -627,7 +629,7 @@ def soak(site: Site, seed: int, seconds: float, kills: int) -> Tally:
 
 
 def main() -> int:
-    """Run it on a cluster of its own."""
+    """Run the soak on a cluster of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--kills", type=int, default=50)

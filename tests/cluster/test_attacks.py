@@ -1,4 +1,4 @@
-"""What one user can try against another, or against root, on nodes that both use.
+"""Attacks of one user on another, or on root, on nodes that both use.
 
 Each is tried for real, as the second user; alice's stage must be right or be refused.
 """
@@ -32,14 +32,14 @@ def _source(site: Site) -> None:
 
 
 def attack(site: Site, command: str, node: str = "n2") -> str:
-    """What bob is told who tries this on a node."""
+    """Try ``command`` as bob on a node; return its error messages. It must fail."""
     done = site.run(command, user="bob", on=node, check=False)
     assert done.returncode != 0, "bob got what he wanted"
     return done.stderr
 
 
 def stage(site: Site, *options: str) -> str:
-    """The output of alice's job on all nodes."""
+    """Return the output of alice's job on all nodes."""
     job = site.sbatch("true", "-N4", *(options or [WISH]))
     job.wait()
     return job.output()
@@ -55,7 +55,7 @@ def check_copies(site: Site, path: str = "/nvme/data") -> None:
 # Records and locks
 
 
-def test_nobody_reads_or_forges_anothers_records_and_locks(site: Site) -> None:
+def test_no_user_reads_or_forges_records_and_locks_of_another(site: Site) -> None:
     stage(site)
     home = f"/nvme/.slurm-stage/{ALICE}"
     for command in (
@@ -75,8 +75,8 @@ def test_nobody_reads_or_forges_anothers_records_and_locks(site: Site) -> None:
     assert "current on n[1-4]" in stage(site)
 
 
-def test_a_record_of_ones_own_makes_no_file_of_another_current(site: Site) -> None:
-    """Bob puts his own file where alice will want hers, with a record that says it is current."""
+def test_a_record_does_not_make_a_file_current_for_another_user(site: Site) -> None:
+    """Bob stages to alice's destination first and changes his copy; his record calls it current."""
     site.sbatch("true", "-N4", WISH, user="bob").wait()
     for node in site.nodes:
         site.run("chmod 666 /nvme/data; echo poison >/nvme/data", user="bob", on=node)
@@ -86,7 +86,7 @@ def test_a_record_of_ones_own_makes_no_file_of_another_current(site: Site) -> No
     )
 
 
-def test_a_damaged_record_is_absent_to_its_owner_too(site: Site) -> None:
+def test_a_damaged_record_is_ignored_and_the_file_staged_again(site: Site) -> None:
     stage(site)
     (record,) = site.records("n1")
     whole = record.read_text()
@@ -98,11 +98,11 @@ def test_a_damaged_record_is_absent_to_its_owner_too(site: Site) -> None:
     check_copies(site)
 
 
-# The way to the destination
+# The path to the destination
 
 
 @pytest.mark.parametrize("trap", ["mkdir -m 777 /nvme/new", "mkdir -m 1777 /nvme/new"])
-def test_a_folder_that_a_stranger_makes_on_the_way_is_refused(site: Site, trap: str) -> None:
+def test_a_parent_folder_of_another_user_is_refused(site: Site, trap: str) -> None:
     site.run(trap, user="bob", on="n3")
     assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
         f"stage: n3: /nvme/new belongs to uid {BOB}, who could replace what is staged there; "
@@ -111,7 +111,7 @@ def test_a_folder_that_a_stranger_makes_on_the_way_is_refused(site: Site, trap: 
     assert not site.copy("n1", "/nvme/new").exists()
 
 
-def test_a_link_on_the_way_is_refused_wherever_it_leads(site: Site) -> None:
+def test_a_symbolic_link_as_parent_folder_is_refused(site: Site) -> None:
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")
     assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
@@ -121,8 +121,8 @@ def test_a_link_on_the_way_is_refused_wherever_it_leads(site: Site) -> None:
     assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
 
 
-def test_a_parent_that_is_swapped_in_mid_stage_leads_nowhere(site: Site) -> None:
-    """Bob waits for the transfer to begin, and makes the folder that was not there a link."""
+def test_a_parent_swapped_for_a_link_during_a_stage_is_not_followed(site: Site) -> None:
+    """While alice stages, bob keeps replacing a missing parent folder by a symbolic link."""
     site.run("fallocate -l 3G /shared/large", user="alice")
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     swap = site.popen(
@@ -146,21 +146,21 @@ def test_a_parent_that_is_swapped_in_mid_stage_leads_nowhere(site: Site) -> None
         site.run("rm -f /shared/large")
 
 
-def test_a_destination_that_is_a_link_is_replaced_and_not_followed(site: Site) -> None:
+def test_a_symbolic_link_at_the_destination_is_replaced_and_not_followed(site: Site) -> None:
     site.run("echo precious >/nvme/mine; ln -s /nvme/mine /nvme/data", on="n2")
     assert "/nvme/data: 28.6 MiB from /shared/data to n[1-4]" in stage(site)
     assert site.copy("n2", "/nvme/mine").read_text() == "precious\n"
     check_copies(site)
 
 
-def test_a_hard_link_is_neither_current_nor_a_way_to_a_victims_file(site: Site) -> None:
+def test_a_copy_with_a_second_hard_link_is_not_current_nor_replaced_by_others(site: Site) -> None:
     stage(site)
-    # Bob may not link what he cannot write; alice may, and her copy is no longer hers alone.
+    # Bob may not link a file that he cannot write. Alice may; then her copy has two names.
     assert "not permitted" in attack(site, "ln /nvme/data /nvme/bobs")
     site.run("ln /nvme/data /nvme/second", on="n2")
     assert "from the copy on n1 to n2 in" in stage(site)
     check_copies(site)
-    # As a destination of bob's it is another's file.
+    # To bob, who stages there, it is another user's file.
     job = site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/second", user="bob")
     job.wait()
     assert job.output() == (
@@ -173,7 +173,7 @@ def test_a_hard_link_is_neither_current_nor_a_way_to_a_victims_file(site: Site) 
 
 
 def evil_words(site: Site, node: str, job: str) -> None:
-    """Bob's folder of words, which root's clean-up works in, full of traps."""
+    """Fill bob's folder of step statuses, in which root cleans up, with traps."""
     site.run(
         f"cd /run/slurm-stage/{BOB} && rm -f {job}.* && ln -s /etc/shadow {job}.figures && "
         f"mkfifo {job}.uses && ln -s /etc {job}.0 && mkdir -p {job}.1/deep && "
@@ -183,7 +183,7 @@ def evil_words(site: Site, node: str, job: str) -> None:
     )  # fmt: skip
 
 
-def test_roots_clean_up_follows_nothing_and_waits_for_nothing(site: Site) -> None:
+def test_cleaning_up_as_root_follows_no_link_and_never_blocks(site: Site) -> None:
     with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
         job = site.sbatch("echo started; sleep 60", "-N4", WISH, user="bob")
         job.wait_for(lambda _: "started" in job.output())
@@ -195,7 +195,7 @@ def test_roots_clean_up_follows_nothing_and_waits_for_nothing(site: Site) -> Non
     after = {name: os.lstat(site.path("n2", name)) for name in ("/etc", "/etc/shadow")}
     assert before == after
     left = os.listdir(site.path("n2", f"/run/slurm-stage/{BOB}"))
-    assert left == [f"{job.id}.1"]  # a folder is bob's own to remove
+    assert left == [f"{job.id}.1"]  # a folder, which bob himself can remove
     assert "root" not in site.path("n2", "/run/stage.prom").read_text().replace("root=", "")
     assert site.leftovers() == []
     site.run(f"rm -r /run/slurm-stage/{BOB}/{job.id}.1", user="bob", on="n2")
@@ -203,7 +203,7 @@ def test_roots_clean_up_follows_nothing_and_waits_for_nothing(site: Site) -> Non
 
 @pytest.fixture
 def _scripts(site: Site) -> Iterator[None]:
-    """The site's own Prolog and Epilog beside the plugin."""
+    """Use the site's own Prolog and Epilog beside the plugin."""
     scripts = f"Prolog={PREFIX}/libexec/job_prolog\nEpilog={PREFIX}/libexec/job_epilog\n"
     site.reconfigure(f"{scripts}PrologFlags=Alloc\n")
     yield
@@ -213,7 +213,7 @@ def _scripts(site: Site) -> Iterator[None]:
 
 @pytest.fixture
 def spy(site: Site, tmp_path: Path) -> str:
-    """A library and Python start-up files that write down as whom they were run."""
+    """Make a library and Python start-up files that record the user id under which they run."""
     source = tmp_path / "spy.c"
     source.write_text(
         '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void f(void)'
@@ -231,7 +231,7 @@ def spy(site: Site, tmp_path: Path) -> str:
 
 
 @pytest.mark.usefixtures("_scripts")
-def test_no_environment_of_a_users_reaches_what_runs_as_root(site: Site, spy: str) -> None:
+def test_no_environment_of_a_user_reaches_programs_that_run_as_root(site: Site, spy: str) -> None:
     environment = {
         "LD_PRELOAD": f"{spy}/spy.so", "LD_AUDIT": f"{spy}/spy.so", "LD_LIBRARY_PATH": spy,
         "PYTHONPATH": spy, "PYTHONSTARTUP": f"{spy}/start.py", "PYTHONHOME": spy,
@@ -257,8 +257,8 @@ HOSTILE = (
 
 
 @pytest.mark.usefixtures("_scripts")
-def test_no_text_of_a_users_is_run_by_prolog_or_epilog(site: Site) -> None:
-    site.write_plugstack("")  # nothing that would refuse it at once
+def test_no_text_of_a_user_is_run_by_prolog_or_epilog(site: Site) -> None:
+    site.write_plugstack("")  # otherwise the plugin would refuse the job at once
     names = ("SPANK_STAGE", "SLURM_SPANK_STAGE", "SLURM_JOB_UID", "SLURM_JOB_ID")
     jobs = [
         site.sbatch("true", "-wn1", env={name: text}, user="bob")
@@ -271,7 +271,7 @@ def test_no_text_of_a_users_is_run_by_prolog_or_epilog(site: Site) -> None:
     assert site.leftovers() == []
 
 
-def test_a_list_beyond_all_bounds_is_refused_at_once(site: Site) -> None:
+def test_a_list_of_directives_that_is_too_long_is_refused_at_once(site: Site) -> None:
     value = "/shared/data:/nvme/" + "x" * 30_000
     many = ["--stage=" + value.replace("x", str(number), 1) for number in range(6)]
     done = site.run(["sbatch", *many, "--wrap", "true"], check=False, user="bob")

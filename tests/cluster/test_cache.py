@@ -1,4 +1,4 @@
-"""What stays on the nodes between jobs: for how long, in how much room, and for whom."""
+"""Which copies stay on the nodes between jobs: how long, in how much space, and for whom."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 
 @pytest.fixture(autouse=True)
 def _sources(site: Site) -> None:
-    """Four files of 60 MiB, f1 to f4, alice's."""
+    """Make four files of 60 MiB, f1 to f4, that belong to alice."""
     site.run("cd /shared; for i in 1 2 3 4; do rm -f f$i; head -c 62914560 /dev/urandom >f$i; done")
 
 
 def stage(
     site: Site, *names: str, nodes: str = "n1,n2", user: str = "alice", more: str = ""
 ) -> Job:
-    """A job that stages these files and has ended."""
+    """Return a job that has staged these files and ended."""
     wishes = [f"--stage=/shared/{name}:/nvme/{name}{more}" for name in names]
     job = site.sbatch("true", f"-w{nodes}", *wishes, user=user)
     job.wait()
@@ -39,13 +39,13 @@ def stage(
 
 
 def held(site: Site, node: str) -> list[str]:
-    """The names of the copies on a node."""
+    """Return the names of the copies on a node."""
     return sorted(path.name for path in site.copy(node, "/nvme").glob("f?"))
 
 
 @contextmanager
 def using(site: Site, name: str, node: str = "n1") -> Iterator[Job]:
-    """A job that has staged the file and runs on."""
+    """Keep a job running that has staged the file."""
     job = site.sbatch("echo started; sleep 60", f"-w{node}", f"--stage=/shared/{name}:/nvme/{name}")
     job.wait_for(lambda _: "started" in job.output())
     try:
@@ -69,7 +69,7 @@ def small_disk(site: Site, node: str = "n1", size: str = "200M") -> Iterator[Non
 # Lifetime
 
 
-def test_what_was_wanted_for_the_job_goes_with_it_and_the_rest_stays(site: Site) -> None:
+def test_lifetime_job_ends_with_the_job_and_other_copies_stay(site: Site) -> None:
     stage(site, "f1")
     assert stage(site, "f2", more=",lifetime=job").wait().exit_code == "0:0"
     site.assert_healthy()
@@ -78,13 +78,13 @@ def test_what_was_wanted_for_the_job_goes_with_it_and_the_rest_stays(site: Site)
         assert len(site.records(node)) == 1
 
 
-def test_two_jobs_share_what_lives_as_long_as_they_do(site: Site) -> None:
+def test_a_copy_with_lifetime_job_stays_until_its_last_job_ends(site: Site) -> None:
     with using(site, "f1") as first:
         second = stage(site, "f1", nodes="n1", more=",lifetime=job")
         assert "current on n1, nothing moved" in second.output()
         site.run(["scancel", first.id], user="root")
         first.wait()
-    # The first wanted it to stay.
+    # The first job staged it with lifetime=cache.
     assert held(site, "n1") == ["f1"]
     third = site.sbatch("sleep 60", "-wn1", "--stage=/shared/f2:/nvme/f2,lifetime=job")
     third.wait_for(lambda _: "f2" in third.output())
@@ -116,14 +116,14 @@ def test_a_requeued_and_a_cancelled_job_leave_no_mark(site: Site) -> None:
 # Room
 
 
-def test_the_least_recently_used_goes_and_what_a_job_uses_stays(site: Site) -> None:
+def test_the_least_recently_used_copy_is_evicted_unless_a_job_uses_it(site: Site) -> None:
     with small_disk(site):
         stage(site, "f1")
         stage(site, "f2")
         with using(site, "f1"):
             stage(site, "f3")
             assert held(site, "n1") == ["f1", "f2", "f3"]
-            # Of these, f1 was used first and is in use.
+            # f1 is the least recently used, but in use.
             job = stage(site, "f4")
             first, second = job.output().splitlines()
             assert first == "stage: /nvme/f2: evicted on n1 to make room"
@@ -135,7 +135,7 @@ def test_the_least_recently_used_goes_and_what_a_job_uses_stays(site: Site) -> N
             assert digest(site.copy("n1", "/nvme/f1")) == digest(site.shared("f1"))
 
 
-def test_a_job_that_finds_no_room_takes_none_from_anybody(site: Site) -> None:
+def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
     with small_disk(site):
         stage(site, "f1", user="bob")
         stage(site, "f2")
@@ -143,7 +143,7 @@ def test_a_job_that_finds_no_room_takes_none_from_anybody(site: Site) -> None:
         inodes = {name: site.copy("n1", f"/nvme/{name}").stat().st_ino for name in held(site, "n1")}
         with using(site, "f3"):
             job = stage(site, "f4", "f1", "f2", nodes="n1,n2,n3")
-            assert job.wait().exit_code == "6:0"  # f1 is bob's there
+            assert job.wait().exit_code == "6:0"  # f1 belongs to bob there
             job = stage(site, "f4", "f2", nodes="n1,n2,n3")
             assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
@@ -159,7 +159,7 @@ def test_a_job_that_finds_no_room_takes_none_from_anybody(site: Site) -> None:
         }
 
 
-def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
+def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
     with site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'):
         for name in ("f1", "f2", "f3"):
             assert stage(site, name).wait().exit_code == "0:0"
@@ -173,7 +173,7 @@ def test_the_site_keeps_room_and_limits_users(site: Site) -> None:
         )
 
 
-def test_headroom_is_made_from_anybodys_copies_where_the_site_says_so(site: Site) -> None:
+def test_headroom_evicts_copies_of_any_user(site: Site) -> None:
     with small_disk(site):
         stage(site, "f1", user="bob")
         stage(site, "f2")
@@ -189,7 +189,7 @@ def test_headroom_is_made_from_anybodys_copies_where_the_site_says_so(site: Site
 
 @pytest.fixture
 def shared_root(site: Site) -> Iterator[str]:
-    """A folder of root's on the nodes, and the site's rule for it."""
+    """Make a folder of root's on the nodes and allow it as a shared root."""
     for node in site.nodes:
         site.path(node, "/nvme/shared").mkdir(mode=0o755)
     with site.policy('roots = ["/nvme"]\nshared_roots = ["/nvme/shared"]\n'):
@@ -204,7 +204,7 @@ def share(site: Site, source: str, user: str) -> Job:
     return job
 
 
-def test_what_root_staged_serves_all_who_may_read_the_source(site: Site, shared_root: str) -> None:
+def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_root: str) -> None:
     assert share(site, "/shared/f1", "root").wait().exit_code == "0:0"
     inode = site.copy("n1", f"{shared_root}/f1").stat().st_ino
     job = share(site, "/shared/f1", "bob")
@@ -216,7 +216,7 @@ def test_what_root_staged_serves_all_who_may_read_the_source(site: Site, shared_
     assert site.copy("n1", f"{shared_root}/f1").stat().st_ino == inode
 
 
-def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str) -> None:
+def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_root: str) -> None:
     site.run("chmod 640 /shared/f1; mkdir -p -m 700 /shared/private; cp /shared/f2 /shared/private")
     for source in ("/shared/f1", "/shared/private/f2"):
         assert share(site, source, "root").wait().exit_code == "0:0"
@@ -227,7 +227,7 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
         assert (copy.stat().st_mode, copy.stat().st_uid) == (mode, 0)
         read = site.run(["cat", f"{shared_root}/{name}"], user="bob", on="n1", check=False)
         assert read.stderr == f"cat: {shared_root}/{name}: Permission denied\n"
-    # With rights on the source, but not by its mode: alice owns it, and root's copy is root's.
+    # Alice may read the source as its owner, but the copy belongs to root and keeps the mode.
     job = share(site, "/shared/private/f2", "alice")
     assert job.output() == (
         f"stage: n[1-4]: {shared_root}/f2 was staged by the administrator, and you may not read "
@@ -236,7 +236,7 @@ def test_what_root_staged_serves_nobody_who_may_not(site: Site, shared_root: str
     site.run("rm -r /shared/private")
 
 
-def test_only_root_stages_where_all_share(site: Site, shared_root: str) -> None:
+def test_only_root_stages_to_a_shared_root(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
         f"stage: n[1-4]: {shared_root}/f1 cannot be used: only the administrator stages files "
@@ -270,7 +270,7 @@ def test_figures_are_kept_for_prometheus(site: Site) -> None:
     assert not site.path("n3", "/run/figures.prom").exists()
 
 
-def test_prolog_and_epilog_do_it_where_a_site_has_them(site: Site) -> None:
+def test_prolog_and_epilog_of_the_site_mark_jobs_and_clean_up(site: Site) -> None:
     scripts = f"Prolog={PREFIX}/libexec/job_prolog\nEpilog={PREFIX}/libexec/job_epilog\n"
     site.reconfigure(f"{scripts}PrologFlags=Alloc\n")
     try:
@@ -287,7 +287,7 @@ def test_prolog_and_epilog_do_it_where_a_site_has_them(site: Site) -> None:
         site.reconfigure()
 
 
-def test_a_job_whose_node_restarts_its_slurmd_is_unmarked_at_its_end(site: Site) -> None:
+def test_a_job_leaves_no_mark_when_slurmd_restarts_while_it_runs(site: Site) -> None:
     with using(site, "f1", "n2"):
         site.restart_slurmd("n2")
     site.assert_healthy()

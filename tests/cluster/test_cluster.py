@@ -1,4 +1,4 @@
-"""The test cluster itself: what it gives to tests, and that it leaves nothing behind."""
+"""The test cluster itself: what it offers to tests, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def namespaces_of(pid: str) -> set[str]:
-    """The pid's own namespaces; none for a process that is gone, or a zombie."""
+    """Return the process's namespaces; none if it is a zombie or gone."""
     found = set()
     for kind in ("mnt", "net", "pid"):
         with contextlib.suppress(OSError):
@@ -45,13 +45,13 @@ def namespaces_of(pid: str) -> set[str]:
 
 
 def processes_in(namespaces: set[str]) -> list[str]:
-    """All processes on the host that live in one of these namespaces."""
+    """Return the PIDs of all processes on the host that are in one of these namespaces."""
     pids = (path.name for path in Path("/proc").glob("[0-9]*"))
     return [pid for pid in pids if namespaces_of(pid) & namespaces]
 
 
 def cluster_namespaces(*roots: Path) -> set[str]:
-    """The namespaces of the machines with these roots, which the host does not have."""
+    """Return the namespaces of the machines with these roots, without the host's own."""
     own = namespaces_of("self")
     return {name for root in roots for name in namespaces_of(root.parts[2])} - own
 
@@ -95,7 +95,7 @@ def test_a_refused_job_shows_what_sbatch_says(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/nvme", "/dev/shm"])
-def test_a_node_has_this_folder_for_itself(cluster: Cluster, folder: str) -> None:
+def test_each_node_has_its_own(cluster: Cluster, folder: str) -> None:
     cluster.run(f"echo mine > {folder}/private", on="n1")
     assert cluster.path("n1", f"{folder}/private").read_text() == "mine\n"
     for machine in ("n2", LOGIN):
@@ -104,7 +104,7 @@ def test_a_node_has_this_folder_for_itself(cluster: Cluster, folder: str) -> Non
 
 
 @pytest.mark.parametrize("folder", ["/shared", "/home/alice"])
-def test_all_machines_share_this_folder(cluster: Cluster, folder: str) -> None:
+def test_all_machines_share(cluster: Cluster, folder: str) -> None:
     cluster.run(f"echo ours > {folder}/common", on="n1")
     for machine in (LOGIN, *cluster.nodes):
         assert cluster.path(machine, f"{folder}/common").read_text() == "ours\n"
@@ -122,7 +122,7 @@ def test_a_small_disk_is_full_on_its_node_alone(cluster: Cluster, kind: NvmeKind
     cluster.assert_healthy()
 
 
-def test_a_task_prolog_and_back(cluster: Cluster) -> None:
+def test_reconfiguring_adds_and_removes_a_task_prolog(cluster: Cluster) -> None:
     prolog = cluster.path(LOGIN, "/shared/prolog")
     prolog.write_text("#!/bin/sh\necho print from the prolog\n")
     prolog.chmod(0o755)
@@ -175,7 +175,7 @@ def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_takes_its_processes_along_and_the_next_sweeps(tmp_path: Path) -> None:
+def test_a_killed_run_ends_its_processes_and_the_next_removes_its_base(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START_AND_SLEEP, str(tmp_path)]
     here = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=here) as run:

@@ -1,4 +1,4 @@
-"""What goes wrong fails the job with one message, and leaves no trace and no drained node."""
+"""Each failure ends the job with one message, leaves nothing behind and drains no node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _source(site: Site) -> None:
 
 
 def fails(site: Site, code: int, message: str, *options: str, script: str = "echo started") -> None:
-    """The job fails with the code and says just this; no node keeps a part; the next job works."""
+    """Check that a job fails with this code and just this message, and leaves no copy."""
     job = site.sbatch(script, "-N4", *(options or [WISH]))
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", f"{code}:0")
@@ -37,7 +37,7 @@ def fails(site: Site, code: int, message: str, *options: str, script: str = "ech
 
 
 def works(site: Site) -> None:
-    """A job that stages the same file is well."""
+    """Check that a job that stages the same file succeeds."""
     job = site.sbatch("true", "-N4", WISH)
     assert job.wait().exit_code == "0:0", job.output()
     for node in site.nodes:
@@ -151,7 +151,7 @@ def test_a_full_disk_on_one_node(site: Site) -> None:
     works(site)
 
 
-def test_a_disk_that_filled_up_behind_a_current_copy_is_no_matter(site: Site) -> None:
+def test_a_full_disk_with_a_current_copy_is_no_failure(site: Site) -> None:
     with site.nvme("n3", "tmpfs", "40M"):
         assert site.sbatch("true", "-N4", WISH).wait().exit_code == "0:0"
         site.run("cat /dev/zero > /nvme/bobs", user="bob", on="n3", check=False)
@@ -229,7 +229,7 @@ def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None
     ) in refused.value.stderr
 
 
-def test_scancel_in_mid_transfer(site: Site) -> None:
+def test_scancel_during_a_transfer(site: Site) -> None:
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)
     job.wait_for(lambda record: record["JobState"] == "RUNNING")
@@ -259,7 +259,7 @@ def test_scancel_of_an_srun_that_holds_many_tasks(site: Site) -> None:
     assert not site.shared("started").exists()
 
 
-def test_a_killed_slurmstepd_fails_the_job_where_slurm_would_wait_for_ever(site: Site) -> None:
+def test_a_killed_slurmstepd_fails_the_job_though_slurm_would_wait(site: Site) -> None:
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", "--no-requeue", WISH)
     wait_for_ranks(site)
@@ -280,7 +280,7 @@ def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    # Whoever is first to notice: the neighbours of the rank, or Slurm.
+    # Either the rank's neighbours notice first, or Slurm.
     lost = "n3: the staging process there was killed, or the node failed"
     why = rf"({lost}|srun ended with code \d+); submit again\n"
     before = "stage: staging ended early: "
@@ -365,7 +365,7 @@ def test_srun_fails_with_the_code_in_all_its_tasks(site: Site) -> None:
 
 
 def test_srun_ends_soon_when_the_launch_fails(site: Site) -> None:
-    """The waiting tasks of other nodes are told, though no rank ever came there."""
+    """The waiting tasks on all nodes get the error, though no rank ever started there."""
     begun = time.monotonic()
     with site.policy(POLICY + '[launch]\nmpi = "none"\n'), pytest.raises(CommandFailed) as failed:
         site.run(["srun", "-N4", "-n8", WISH, "touch", "/shared/started"])
@@ -374,7 +374,7 @@ def test_srun_ends_soon_when_the_launch_fails(site: Site) -> None:
     assert not site.shared("started").exists()
 
 
-def test_outside_of_a_job_stage_says_so(site: Site) -> None:
+def test_stage_outside_of_a_job_is_refused(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run([STAGECTL, "stage", f"{DATA}:/nvme/data"])
     assert refused.value.code == 2
@@ -423,7 +423,7 @@ def test_another_source_of_the_same_size_is_not_current(site: Site) -> None:
     assert job.wait().exit_code == "0:0", job.output()
 
 
-def test_a_source_that_was_replaced_while_the_job_waited_is_staged_anew(site: Site) -> None:
+def test_a_source_replaced_while_the_job_waited_is_staged_again(site: Site) -> None:
     works(site)
     holder = site.popen(
         ["/opt/slurm-stage/bin/python3", "-c", HOLD_LOCK, "/nvme/.slurm-stage/5001"], on="n2"
@@ -450,7 +450,7 @@ time.sleep(60)
 """
 
 
-def test_a_file_and_another_beneath_it_are_refused_at_once(site: Site) -> None:
+def test_a_destination_beneath_another_is_refused_at_once(site: Site) -> None:
     wish = f"--stage={DATA}:/nvme/d;/shared/img.sqsh:/nvme/d/data"
     with pytest.raises(CommandFailed) as refused:
         site.run(["sbatch", wish, "--wrap", "true"])
@@ -506,13 +506,13 @@ def test_a_signal_for_the_users_program_does_not_end_the_stage(site: Site) -> No
     assert job.wait().exit_code == "0:0", job.output()
 
 
-def test_root_may_look_first_and_users_can_stage_still(site: Site) -> None:
+def test_users_can_stage_after_root_asked_for_a_status(site: Site) -> None:
     for node in site.nodes:
         site.run([STAGECTL, "status"], user="root", on=node)
     works(site)
 
 
-def test_a_folder_in_which_strangers_could_replace_the_copy_is_refused(site: Site) -> None:
+def test_a_folder_in_which_other_users_could_replace_the_copy_is_refused(site: Site) -> None:
     for node in site.nodes:
         site.run("mkdir /nvme/bobs; chmod 777 /nvme/bobs", user="bob", on=node)
     message = (

@@ -21,7 +21,7 @@ MAX_LIST = 120 * 1024
 
 def test_an_escaped_semicolon_does_not_separate_directives(site: Site) -> None:
     site.run("mkdir -p /shared/folder; echo kept > /shared/folder/file; echo step > /shared/a")
-    # The pattern at the end of the job's one directive reads like the step's directive.
+    # The pattern at the end of the job's only directive looks like the step's directive.
     listed = r"/shared/folder:/nvme/folder,exclude=x\;/shared/a:/nvme/a"
     script = "cat /nvme/folder/file; srun --stage=/shared/a:/nvme/a cat /nvme/a"
     job = site.sbatch(script, "-N1", f"--stage={listed}")
@@ -30,7 +30,7 @@ def test_an_escaped_semicolon_does_not_separate_directives(site: Site) -> None:
     assert own == ["kept", "step"]
 
 
-#: Stands in for the helper: checks nothing, and tells what reached it in the job.
+#: Stands in for the helper: checks nothing, and prints what it gets in the job.
 HELPER = """#!/bin/bash
 [ "$4" = gate ] || exit 0
 list=$(printf %s "$STAGE_DIRECTIVES" | sha256sum)
@@ -42,7 +42,7 @@ echo "list ${list%% *}, $lines lines"
 
 @pytest.fixture
 def helper(site: Site) -> Iterator[Site]:
-    """The site with the plugin's own part alone."""
+    """The site with the plugin, but with a stand-in for the helper."""
     path = site.shared("helper")
     path.write_text(HELPER)
     path.chmod(0o755)
@@ -52,12 +52,12 @@ def helper(site: Site) -> Iterator[Site]:
 
 
 def arrived(text: str, lines: int = 0) -> str:
-    """What the helper writes for a list and a number of lines."""
+    """Return what the stand-in prints for a list and a number of #STAGE lines."""
     return f"list {hashlib.sha256(text.encode()).hexdigest()}, {lines} lines\n"
 
 
 def long_list(length: int) -> str:
-    """A list of directives of that many bytes."""
+    """Return a list of directives of ``length`` bytes."""
     return f"/shared/{'a' * (length - 16)}:/nvme/a"
 
 
@@ -77,7 +77,7 @@ def test_a_list_that_is_too_long_is_refused_with_the_remedy(helper: Site, comman
     name, *rest = command.split()
     half = MAX_LIST // 2
     options = [f"--stage={long_list(half)}", f"--stage={long_list(half).replace('/a', '/b')}"]
-    with pytest.raises(CommandFailed) as refused:  # with the ';' between them one byte too many
+    with pytest.raises(CommandFailed) as refused:  # the joining ';' is the one byte too many
         helper.run([name, *options, *rest])
     assert (refused.value.code, refused.value.stdout) == (2, "")
     assert refused.value.stderr == (

@@ -1,6 +1,6 @@
 """A plugstack.conf that names the plugin twice, as an included file may do, or has a bad argument.
 
-Which of two lines is meant is not known: jobs that stage are refused, all others run as ever.
+The plugin cannot tell which of two lines is meant: it refuses jobs that stage, and only those.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_job_that_was_submitted_before_fails(twice: Site) -> None:
     assert job.output() == f"stage: n1: {REFUSED}"
 
 
-def test_other_jobs_are_not_disturbed(twice: Site) -> None:
+def test_jobs_that_do_not_stage_run_as_usual(twice: Site) -> None:
     job = twice.sbatch("srun -N2 echo task", "-N2")
     assert job.wait().exit_code == "0:0"
     assert (job.message, job.output()) == ("", "task\n" * 2)

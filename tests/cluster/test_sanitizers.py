@@ -1,8 +1,8 @@
-"""The plugin with the compiler's sanitizers, in Slurm's own processes.
+"""The plugin, compiled with sanitizers, in Slurm's own processes.
 
 The address sanitizer's allocator does not survive slurmstepd's forks among threads: now and then a
-task deadlocks in it, whatever plugin there is. So it serves where jobs are submitted, and the
-sanitizer of undefined behaviour, which leaves the allocator alone, everywhere.
+task deadlocks in it, with any plugin. So it is used only where jobs are submitted; the sanitizer of
+undefined behaviour, which leaves the allocator alone, is used everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD = ("x", "/a:/nvme/b,c=d", "/a:/nvme/" + "b" * 125_000)
 
 
 class SanitizedSite(Site):
-    """A site whose plugin ends with the first thing that it does wrong."""
+    """A site whose plugin ends its process at the first fault."""
 
     def sanitize(self, kind: str, source: str = f"{SOURCE}/prolog/spank") -> dict[str, str]:
         """Replace the plugin by one with a sanitizer; return the environment that it needs."""
@@ -44,7 +44,7 @@ def sanitized() -> Iterator[SanitizedSite]:
         yield site
 
 
-def test_submitting_makes_no_fault_of_memory(sanitized: SanitizedSite) -> None:
+def test_submitting_jobs_causes_no_memory_error(sanitized: SanitizedSite) -> None:
     environment = sanitized.sanitize("address")
     library = ["gcc", "-print-file-name=libasan.so"]
     environment["LD_PRELOAD"] = subprocess.check_output(library, text=True).strip()
@@ -60,7 +60,7 @@ def test_submitting_makes_no_fault_of_memory(sanitized: SanitizedSite) -> None:
             assert refused.value.code == 2
 
 
-def test_jobs_make_no_fault_of_undefined_behaviour(sanitized: SanitizedSite) -> None:
+def test_jobs_cause_no_undefined_behaviour(sanitized: SanitizedSite) -> None:
     environment = sanitized.sanitize("undefined")
     script = "#!/bin/bash\n#STAGE /shared/data /nvme/data\nsrun cmp /shared/data /nvme/data\n"
     for options in ([], ["--stage=/shared/data:/nvme/b", "--stage=/shared/data:/nvme/c"]):
@@ -74,7 +74,7 @@ def test_jobs_make_no_fault_of_undefined_behaviour(sanitized: SanitizedSite) -> 
 
 
 def test_a_fault_would_have_ended_the_job(sanitized: SanitizedSite) -> None:
-    """The same plugin with a real fault put into its gate."""
+    """Check the tests themselves: build the plugin with a fault in its gate."""
     folder = sanitized.path("login", "/shared/faulty")
     shutil.copytree(f"{REPOSITORY}/prolog/spank", folder)
     gate = (folder / "gate.c").read_text()

@@ -21,7 +21,7 @@ SIZE, TIME = r"\d+\.\d MiB", r"\d+\.\d s"
 
 
 def make_source(site: Site) -> dict[str, int]:
-    """A folder of alice's with files of random sizes; their sizes by their names."""
+    """Make a folder of alice's with files of random sizes; return the sizes by name."""
     site.run(f"rm -rf {SOURCE}; mkdir -p {SOURCE}/data")
     dice = random.Random(5)
     sizes = {f"data/part-{number:03}": dice.randrange(1, 60_000) for number in range(FILES)}
@@ -41,7 +41,7 @@ def stage(site: Site, script: str, *options: str) -> str:
 
 
 def parts(site: Site) -> dict[str, set[str]]:
-    """The names of the files that each node holds."""
+    """Return the names of the files that each node holds."""
     return {
         node: {f"data/{path.name}" for path in (site.copy(node, PARTS) / "data").iterdir()}
         for node in site.nodes
@@ -68,7 +68,7 @@ def test_each_file_is_on_one_node_and_read_once(site: Site) -> None:
     site.assert_healthy()
 
 
-def test_the_list_of_who_holds_what_is_at_dst_and_in_the_environment(site: Site) -> None:
+def test_the_list_of_parts_is_at_the_destination_and_in_the_environment(site: Site) -> None:
     sizes = make_source(site)
     script = 'echo "batch $STAGE_SHARDS"; srun sh -c \'echo "$SLURMD_NODENAME $STAGE_SHARDS"\''
     _, batch, *tasks = stage(site, script, "-N4", WISH).splitlines()
@@ -78,11 +78,11 @@ def test_the_list_of_who_holds_what_is_at_dst_and_in_the_environment(site: Site)
     expected = "".join(f"{owners[name]}\t{sizes[name]}\t{name}\n" for name in sorted(sizes))
     for node in site.nodes:
         assert site.copy(node, LIST).read_text() == expected
-    # A job that spreads nothing has no such variable.
+    # Without a spread folder the variable is not set.
     assert stage(site, 'echo "<$STAGE_SHARDS>"', "-N1") == "<>\n"
 
 
-def test_a_job_on_fewer_nodes_moves_only_what_must(site: Site) -> None:
+def test_a_job_on_fewer_nodes_moves_only_files_of_the_missing_node(site: Site) -> None:
     sizes = make_source(site)
     stage(site, "true", "-N4", WISH)
     before = parts(site)
@@ -99,7 +99,7 @@ def test_a_job_on_fewer_nodes_moves_only_what_must(site: Site) -> None:
     assert "nothing moved (512 files" in stage(site, "true", "-N3", "-w", "n[1-3]", WISH)
 
 
-def test_a_pattern_says_where_a_file_goes(site: Site) -> None:
+def test_a_pattern_decides_the_node_of_a_file(site: Site) -> None:
     make_source(site)
     stage(site, "true", "-N4", f"{WISH},by=part-{{n}}")
     for number, names in enumerate(parts(site).values()):

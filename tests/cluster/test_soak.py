@@ -1,4 +1,4 @@
-"""A minute of what `make soak` does for ten."""
+"""One minute of ``make soak``, which runs for ten."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 NODES = ["n1", "n2", "n3", "n4"]
 
 
-def test_a_minute_of_random_jobs_and_kills_leaves_nothing_wrong(site: Site) -> None:
+def test_a_minute_of_random_jobs_and_kills_finds_no_fault(site: Site) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     tally = soak(site, seed, seconds=40, kills=4)
     assert tally.faults == [], f"seed {seed}"
-    # How many there are is up to the machine.
+    # The number of jobs depends on the machine.
     assert tally.counts["completed"] > 0
     assert tally.counts["moves"] > 0
 
@@ -29,7 +29,7 @@ def test_a_seed_makes_the_same_choices_again() -> None:
     assert plan_kills(7, NODES, 50) == plan_kills(7, NODES, 50) != plan_kills(8, NODES, 50)
 
 
-def test_what_comes_to_a_node_twice_is_found() -> None:
+def test_a_file_that_moves_to_a_node_twice_is_found() -> None:
     first = (
         "stage: /nvme/bob-0: 12.3 MiB from /shared/soak/bob-0 to n[1-2] (2 nodes) in 0.3 s (1/s)\n"
         "stage: /nvme/bob-2: 1.0 MiB from /shared/soak/bob-2 to n2 in 0.3 s (1/s)\n"

@@ -1,4 +1,4 @@
-"""A job that says --stage finds its file on every node; the next one finds it there already."""
+"""A job with --stage finds its file on every node; the next job moves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVED = rf"stage: {COPY}: {MIB} from {IMAGE} to n\[1-4\] \(4 nodes\) in {TIME} \
 SKIPPED = rf"stage: {COPY}: current on n\[1-4\] \(4 nodes\), nothing moved \({MIB}, {TIME}\)"
 STAGE = f"--stage={IMAGE}:{COPY}"
 
-#: What the user's script does with the image on each node.
+#: How the user's script uses the image on each node.
 USE = f"""#!/bin/bash
 srun bash -c 'sha256sum {COPY}; unsquashfs -l {COPY} | wc -l'
 """
@@ -76,7 +76,7 @@ def test_a_node_that_lacks_the_copy_gets_it_from_another_node(site: Site) -> Non
 def test_a_replaced_source_goes_to_all_nodes(site: Site) -> None:
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data").wait()
-    # The same size and time, but another file: its inode tells.
+    # The same size and time, but another inode.
     site.run("cp -p /shared/data /shared/new && printf x | dd of=/shared/new conv=notrunc "
              "&& touch -r /shared/data /shared/new && mv /shared/new /shared/data")  # fmt: skip
     job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
@@ -104,7 +104,7 @@ def test_validate_checksum_finds_and_repairs_damage_that_left_no_trace(site: Sit
 
 
 def test_a_damaged_copy_is_not_sent_on(site: Site) -> None:
-    """Nothing tells that n1's copy is damaged until it is read; then the source serves."""
+    """Only reading it shows that n1's copy is damaged; then another copy is sent."""
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     wish = "--stage=/shared/data:/nvme/data"
     site.sbatch("true", "-N2", "-w", "n[1-2]", wish).wait()

@@ -1,4 +1,4 @@
-"""`stagectl` about what is staged: over the nodes of a job, and of those that do not answer."""
+"""`stagectl` about copies, on the nodes of a job and elsewhere, with nodes that do not answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _source(site: Site) -> None:
 
 
 def plain(line: str) -> str:
-    """A table's line with one blank between cells, and T for its age."""
+    """Return a table's line with one space between cells, and T for its age."""
     return re.sub(r"\d+ s ago", "T", re.sub(" +", " ", line))
 
 
@@ -47,7 +47,7 @@ def rooms(nodes: str) -> str:
 
 
 def run_in_job(site: Site, script: str, *options: str) -> list[str]:
-    """What the job's script prints, behind the summary of its stage."""
+    """Return the lines that the job's script prints after the summary of its stage."""
     job = site.sbatch(script, "-N4", *options)
     job.wait()
     return job.output().splitlines()[1:]
@@ -62,7 +62,7 @@ def test_status_folds_the_nodes_of_a_job(site: Site) -> None:
     assert re.fullmatch(rooms("n[1-4]"), room)
 
 
-def test_status_tells_what_a_jobs_nodes_lack(site: Site) -> None:
+def test_status_shows_what_the_nodes_of_a_job_lack(site: Site) -> None:
     site.sbatch("true", "-N2", "-w", "n[2-3]", WISH).wait()
     site.copy("n3", "/nvme/a").unlink()
     job = site.sbatch(f"{STAGECTL} status; {STAGECTL} status --by file", "-N4")
@@ -106,7 +106,7 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
 
 
 class Waiting:
-    """A job that has staged and runs a command when it is told to."""
+    """A job that has staged, and runs a command when `go` is called."""
 
     def __init__(self, site: Site, command: str, *options: str) -> None:
         self._site = site
@@ -123,12 +123,12 @@ class Waiting:
             time.sleep(0.1)
 
     def go(self) -> list[str]:
-        """What the command prints, which may take 5 s."""
+        """Return what the command prints; it may take 5 s."""
         self._site.run("touch /shared/go")
-        # Not until the job's end: for that Slurm needs its nodes back.
+        # Do not wait for the job's end, for which Slurm needs its nodes back.
         self._await("end\n")
         output = self.job.output().splitlines()
-        # Slurm too has its say in the output when a node fails.
+        # Slurm adds messages of its own when a node fails.
         first, last = (n for n, line in enumerate(output) if re.fullmatch(r"\d+\.\d+", line))
         begun, *lines, ended = output[first : last + 1]
         assert float(ended) - float(begun) < 5, lines
@@ -186,7 +186,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "pin /nvme/a",
     ]  # fmt: skip
     script = "\n".join(f"{STAGECTL} {command} 2>&1; echo $?" for command in commands)
-    time.sleep(1.1)  # the unit of a record's time is a second
+    time.sleep(1.1)  # records hold times in whole seconds
     job = site.sbatch(script, "-N4")
     job.wait()
     assert job.output().splitlines() == [
@@ -205,7 +205,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
     assert not any(site.copy(node, "/nvme/a").exists() for node in site.nodes)
 
 
-def test_what_a_running_job_uses_is_not_evicted(site: Site) -> None:
+def test_a_copy_that_a_running_job_uses_is_not_evicted(site: Site) -> None:
     job = site.sbatch(f"{STAGECTL} evict /nvme/a 2>&1; echo $?", "-N4", WISH)
     job.wait()
     assert job.output().splitlines()[1:] == [
@@ -235,7 +235,7 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
 
 @pytest.fixture
 def ssh(site: Site) -> Iterator[dict[str, str]]:
-    """What root needs on the login node for ClusterShell to use the stand-in for ssh."""
+    """Return an environment for root in which ClusterShell uses the stand-in for ssh."""
     folder = site.base / "home/root/clustershell"
     folder.mkdir()
     _write(folder / "ssh", SSH)

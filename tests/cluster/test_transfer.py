@@ -1,4 +1,4 @@
-"""The transfer on real nodes: what travels, what is read, and what stays out of the page cache."""
+"""The transfer on real nodes: bytes on the network, reads of the source, use of the page cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide_site() -> Iterator[Site]:
 
 
 def stage(site: Site, wish: str, nodes: int = 4) -> dict[str, Any]:
-    """The report of ``stagectl stage --json`` in a job."""
+    """Return the report of ``stagectl stage --json`` in a job."""
     job = site.sbatch(f"{STAGECTL} stage --json {wish}", f"-N{nodes}")
     assert job.wait().exit_code == "0:0", job.output()
     report = json.loads(job.output())
@@ -46,7 +46,7 @@ def transfer_policy(**keys: object) -> str:
 
 
 def received_bytes(site: Site, nodes: list[str]) -> dict[str, int]:
-    """What each node's network has received so far."""
+    """Return how many bytes each node's network has received so far."""
     counts: dict[str, int] = {}
     for node in nodes:
         links = json.loads(site.run(["ip", "-json", "-s", "link"], user="root", on=node).stdout)
@@ -58,7 +58,7 @@ def received_bytes(site: Site, nodes: list[str]) -> dict[str, int]:
 
 @contextmanager
 def counted(site: Site, nodes: list[str]) -> Iterator[dict[str, int]]:
-    """The bytes that each node receives in a with block."""
+    """Count the bytes that each node receives in a with block."""
     counts = received_bytes(site, nodes)
     yield counts
     after = received_bytes(site, nodes)
@@ -67,7 +67,9 @@ def counted(site: Site, nodes: list[str]) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_sizes_at_all_borders_arrive_by_each_algorithm(site: Site, algorithm: Algorithm) -> None:
+def test_files_of_all_edge_sizes_arrive_with_each_algorithm(
+    site: Site, algorithm: Algorithm
+) -> None:
     for size in SIZES:
         site.run(f"head -c {size} /dev/urandom > /shared/data.{size}")
     wishes = " ".join(f"/shared/data.{size}:/nvme/" for size in SIZES)
@@ -88,7 +90,7 @@ def test_readers_in_turns_read_each_byte_once(site: Site, readers: int) -> None:
     with site.policy(transfer_policy(readers=readers)), Watch(site.shared("data")) as watch:
         (item,) = stage(site, "/shared/data:/nvme/")["items"]
     assert item["source_bytes_read"] == size
-    assert 1 <= watch.opened <= readers  # inotify tells of like events in a row but once
+    assert 1 <= watch.opened <= readers  # inotify merges equal events in a row
     assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
         digest(site.shared("data"))
     }
@@ -133,14 +135,14 @@ def test_copies_are_written_past_the_page_cache_if_the_site_wants(site: Site, di
     assert digest(site.copy("n3", "/nvme/data")) == digest(site.shared("data"))
 
 
-def test_readback_reads_what_it_has_written(site: Site) -> None:
+def test_readback_reads_the_written_copy(site: Site) -> None:
     site.run(f"head -c {20 * MIB + 100} /dev/urandom > /shared/data")
     report = stage(site, "/shared/data:/nvme/,verify=readback")
     assert report["phases"]["verify"] > 0
     assert digest(site.copy("n4", "/nvme/data")) == digest(site.shared("data"))
 
 
-def test_verbose_says_where_the_time_went(site: Site) -> None:
+def test_verbose_shows_the_time_of_each_phase(site: Site) -> None:
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     job = site.sbatch(f"{STAGECTL} stage --verbose /shared/data:/nvme/", "-N4")
     assert job.wait().exit_code == "0:0"
@@ -178,7 +180,7 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
 
 
 def test_only_nodes_that_need_the_file_take_part(wide_site: Site) -> None:
-    """3 of 8 nodes lack it: each gets it once, and the others hardly a byte."""
+    """3 of 8 nodes lack the file: each receives it once, and the others almost nothing."""
     size = 100 * MIB
     wide_site.run(f"head -c {size} /dev/urandom > /shared/data")
     stage(wide_site, "/shared/data:/nvme/", nodes=8)
@@ -191,7 +193,7 @@ def test_only_nodes_that_need_the_file_take_part(wide_site: Site) -> None:
     assert item["received"] == lacking
     for node in lacking:
         assert size < received[node] < 1.1 * size
-    # Acknowledgements, and the words of Slurm and MPI.
+    # Acknowledgements, and messages of Slurm and MPI.
     assert all(received[node] < 0.05 * size for node in nodes if node not in lacking)
 
 

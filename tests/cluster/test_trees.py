@@ -1,4 +1,4 @@
-"""A folder as the source: every node has its mirror, whole, and only what changed moves."""
+"""A folder as the source: every node gets a complete mirror, and only changes move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_ALL = r"n\[1-4\] \(4 nodes\)"
 SIZE, TIME = r"\d+(\.\d)? [KM]?i?B", r"\d+\.\d s"
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 
-#: Names and kinds that are awkward, for a shell of alice's.
+#: Shell commands, run as alice, that make a folder with awkward names and kinds of files.
 MAKE = r"""
 rm -rf /shared/tree; mkdir -p /shared/tree/a/b/empty /shared/tree/closed /shared/tree/lib
 cd /shared/tree
@@ -42,7 +42,7 @@ touch -d '1969-07-20 20:17:40.123456789' lib/file5; touch -h -d '2001-02-03' a/d
 mkdir -m 2750 a/group; touch a/group/file; echo closed > closed/file
 touch -d '2002-03-04 05:06:07' a/b closed; chmod 555 closed
 """
-#: What differs between source and copy, on the node where this runs: nothing is printed if nothing.
+#: Prints what differs between source and copy on the node where it runs; nothing if equal.
 COMPARE = f"rsync -anciHS --delete {SOURCE}/ {COPY}/"
 
 
@@ -53,7 +53,7 @@ def _source(site: Site) -> None:
 
 
 def stage(site: Site, wish: str = WISH, script: str = f"srun {COMPARE}") -> str:
-    """What a job on all nodes printed, which ended well and left nothing."""
+    """Return the output of a job on all nodes, which must succeed and leave nothing behind."""
     job = site.sbatch(script, "-N4", wish)
     state = job.wait()
     assert (state.exit_code, job.output()) == ("0:0", job.output())
@@ -62,7 +62,7 @@ def stage(site: Site, wish: str = WISH, script: str = f"srun {COMPARE}") -> str:
 
 
 def digest(site: Site, node: str, folder: str = COPY) -> str:
-    """One digest over all names, kinds, modes, sizes, times and bytes of a folder."""
+    """Return one digest of all names, kinds, modes, sizes, times and bytes of a folder."""
     line = (
         f"cd {folder} && (find . -type d -printf '%P %m %T@\\n' | sort; "
         "find . -not -type d -printf '%P %y %m %s %T@ %l\\n' | sort; "
@@ -76,7 +76,7 @@ def inodes(site: Site, node: str) -> dict[bytes, int]:
     return dict(zip(listing.paths, listing.inodes, strict=True))
 
 
-def test_a_folder_is_on_every_node_as_it_is(site: Site) -> None:
+def test_a_folder_is_the_same_on_every_node(site: Site) -> None:
     output = stage(site)
     moved = rf"stage: {COPY}: 513 files, {SIZE} from {SOURCE} to {ON_ALL} in {TIME}"
     assert re.fullmatch(rf"{moved} \({SIZE}/s a node\)\n", output)
@@ -111,7 +111,7 @@ def test_only_what_changed_moves(site: Site) -> None:
     }  # fmt: skip
 
 
-def test_a_node_that_lacks_it_gets_it_from_another(site: Site) -> None:
+def test_a_node_without_the_folder_gets_it_from_another_node(site: Site) -> None:
     stage(site)
     site.run(f"chmod -R u+w {COPY}; rm -rf {COPY}", on="n3")
     with Watch(site.shared("tree/lib")) as watch:
@@ -123,7 +123,7 @@ def test_a_node_that_lacks_it_gets_it_from_another(site: Site) -> None:
     stage(site)
 
 
-def test_what_a_job_did_to_its_copy_is_mended(site: Site) -> None:
+def test_changes_by_a_job_to_its_copy_are_undone(site: Site) -> None:
     stage(site)
     site.run(f"echo result > {COPY}/a/result; echo x >> {COPY}/lib/file9", on="n4")
     assert "1 file, 333 B, 512 files kept from the copy on n1 to n4" in stage(site)
@@ -145,7 +145,7 @@ def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
     assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
 
 
-def test_what_cannot_be_staged_is_named(site: Site) -> None:
+def test_files_that_cannot_be_staged_are_named(site: Site) -> None:
     site.run("mkfifo /shared/tree/a/pipe")
     what = f"{SOURCE}/a/pipe is a named pipe, which cannot be staged"
     fails(site, 4, f"n1: {what}; leave it out")
@@ -157,7 +157,7 @@ def test_what_cannot_be_staged_is_named(site: Site) -> None:
     stage(site)
 
 
-def test_a_full_disk_is_told_before_anything_moves_and_the_old_tree_stays(site: Site) -> None:
+def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
     with site.nvme("n3", "loop", "30M"):
         stage(site)
         before = digest(site, "n3")
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_before_anything_moves_and_the_old_tree_stays(site: 
         site.run("rm /shared/tree/more")
 
 
-def test_a_tree_that_was_wanted_for_a_job_goes_with_it(site: Site) -> None:
+def test_a_folder_with_lifetime_job_is_removed_at_the_end_of_the_job(site: Site) -> None:
     stage(site, f"{WISH},lifetime=job")
     site.assert_healthy()
     assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
@@ -183,12 +183,12 @@ def test_a_tree_that_was_wanted_for_a_job_goes_with_it(site: Site) -> None:
 
 
 def in_job(site: Site, line: str) -> tuple[str, str]:
-    """What ``stagectl`` printed in a job on all nodes, and its exit code."""
+    """Return the exit code and output of ``stagectl`` in a job on all nodes."""
     job = site.sbatch(f"{STAGECTL} {line}", "-N4")
     return job.wait().exit_code, job.output()
 
 
-def test_status_verify_and_evict_know_trees(site: Site) -> None:
+def test_status_verify_and_evict_work_on_folders(site: Site) -> None:
     stage(site)
     code, told = in_job(site, "status")
     assert code == "0:0"
@@ -212,20 +212,20 @@ def test_status_verify_and_evict_know_trees(site: Site) -> None:
     assert site.leftovers() == []
 
 
-def test_whoever_put_his_own_in_a_trees_place_keeps_it(site: Site) -> None:
+def test_evict_keeps_a_folder_that_a_user_put_in_the_place_of_a_copy(site: Site) -> None:
     stage(site, script="true")
-    # Often the very same inode comes back, on a disk that gives them away again at once.
+    # The new folder often has the inode of the old one, on disks that reuse inodes at once.
     site.run(f"chmod -R u+w {COPY}; rm -rf {COPY}; mkdir {COPY}; echo mine > {COPY}/f", on="n1")
     in_job(site, f"evict {COPY}")
     assert (site.copy("n1", COPY) / "f").read_text() == "mine\n"
 
 
-def test_an_archive_is_unpacked_on_every_node_and_leaves_nothing_of_itself(site: Site) -> None:
+def test_an_archive_is_unpacked_on_every_node_and_not_kept(site: Site) -> None:
     site.run("rm /shared/tree/a/dangling; touch -d 2001-02-03 /shared/tree/a; "
              "cd /shared && tar -czf tree.tar.gz -C tree .")  # fmt: skip
     compare = f"srun rsync -anciHS --delete {SOURCE}/ {COPY}/"
     wish = f"--stage=/shared/tree.tar.gz:{COPY},extract"
-    # A tar has whole seconds, which rsync is told to be content with.
+    # A tar has whole seconds, so rsync must ignore smaller differences.
     output = stage(site, wish, compare.replace("-anciHS", "-anciHS --modify-window=1"))
     moved = rf"stage: {COPY}: 513 files, {SIZE} from /shared/tree.tar.gz to {ON_ALL} in {TIME}"
     assert re.fullmatch(rf"{moved} \({SIZE}/s a node\)\n", output)
@@ -263,7 +263,7 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         assert site.leftovers() == []
 
 
-def test_an_environment_works_where_it_comes_to_lie(site: Site) -> None:
+def test_a_relocated_environment_works_at_its_destination(site: Site) -> None:
     site.run("rm -rf /shared/env; /usr/bin/python3 -m venv /shared/env", timeout=120)
     (site.shared("env") / "bin/tool").write_text(
         "#!/shared/env/bin/python3\nimport sys, pip\nprint(sys.prefix, pip.__file__)\n"
@@ -317,7 +317,7 @@ def test_kills_leave_the_old_tree_or_the_new_one(site: Site) -> None:
 
 
 def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
-    """One of the job's ranks, as soon as all are there; None where the job was faster."""
+    """Return one of the job's ranks, once all are running; None if the job ended before."""
     while job.info()["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
         ranks = [one for one in processes(site) if is_rank(one)]
         if len(ranks) >= len(site.nodes):

@@ -1,4 +1,4 @@
-"""The ways in which a user asks for a stage; each stages once a job, before any task starts."""
+"""The ways in which a user requests a stage; each stages once a job, before any task starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 A, B = "/shared/a:/nvme/a", "/shared/b:/nvme/b"
-#: Fails where a task starts before its node has the files.
+#: Fails if a task starts before its node has the files.
 SEE_A = "cmp /shared/a /nvme/a && echo $(hostname) sees a"
 SEE_B = "cmp /shared/b /nvme/b && echo $(hostname) sees b"
 
@@ -27,12 +27,12 @@ def _sources(site: Site) -> None:
 
 
 def staged(name: str, nodes: str) -> str:
-    """A pattern for the summary line of a file that went to ``nodes``."""
+    """Return a pattern for the summary line of a file that moved to ``nodes``."""
     return rf"stage: /nvme/{name}: 2\.9 MiB from /shared/{name} to {re.escape(nodes)} in .*"
 
 
 def skipped(name: str, nodes: str) -> str:
-    """A pattern for the summary line of a file that ``nodes`` had."""
+    """Return a pattern for the summary line of a file that ``nodes`` already had."""
     return rf"stage: /nvme/{name}: current on {re.escape(nodes)}, nothing moved .*"
 
 
@@ -40,7 +40,7 @@ ALL = "n[1-4] (4 nodes)"
 
 
 def check_lines(output: str, *patterns: str) -> None:
-    """The output's lines match the patterns one by one, those of several nodes in any order."""
+    """Check that the lines match the patterns one to one, in any order."""
     lines = output.splitlines()
     assert len(lines) == len(patterns), output
     for pattern in patterns:
@@ -114,12 +114,12 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     )  # fmt: skip
 
 
-def test_bare_srun_holds_all_tasks(site: Site) -> None:
+def test_srun_outside_of_a_job_holds_all_tasks(site: Site) -> None:
     done = site.run(["srun", "-N4", "--ntasks-per-node=2", f"--stage={A}", "bash", "-c", SEE_A])
     check_lines(done.stdout, staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
 
 
-def test_bare_srun_without_an_environment(site: Site) -> None:
+def test_srun_outside_of_a_job_without_an_environment(site: Site) -> None:
     line = ["srun", "-N4", "--export=NONE", f"--stage={A}", f"--stage={B}", "/bin/bash", "-c"]
     done = site.run([*line, f"{SEE_A}; {SEE_B}"])
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
@@ -131,7 +131,7 @@ def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
     job = site.sbatch(script, "-N4", f"--stage={A}")
     assert job.wait().exit_code == "0:0"
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
-    # On a busy machine srun says that the step before has not ended yet.
+    # On a busy machine srun reports that the step before has not ended yet.
     lines = [line for line in job.output().splitlines() if not line.startswith("srun: ")]
     expected = (staged("a", ALL), skipped("a", ALL), staged("b", ALL), *sights, "third")
     check_lines("\n".join(lines), *expected)
@@ -187,9 +187,7 @@ def test_a_job_on_one_node(site: Site) -> None:
     ],
     ids=lambda environment: next(iter(environment)),
 )
-def test_what_a_job_has_in_its_environment_does_not_matter(
-    site: Site, environment: dict[str, str]
-) -> None:
+def test_the_environment_of_a_job_does_not_matter(site: Site, environment: dict[str, str]) -> None:
     exports = "".join(f"export {name}={value}; " for name, value in environment.items())
     done = site.run(
         f"{exports} sbatch -W -N4 -o /home/alice/env.out --stage={A} --wrap true", check=False
@@ -202,7 +200,7 @@ def test_what_a_job_has_in_its_environment_does_not_matter(
     )
 
 
-def test_many_tasks_a_node_have_one_rank_a_node(site: Site) -> None:
+def test_many_tasks_on_a_node_share_one_rank(site: Site) -> None:
     job = site.sbatch(
         f"srun bash -c '{SEE_A}' | sort | uniq -c", "-N4", "--ntasks-per-node=8", f"--stage={A}"
     )
@@ -211,7 +209,7 @@ def test_many_tasks_a_node_have_one_rank_a_node(site: Site) -> None:
     assert site.steps(job) == 2
 
 
-def test_by_hand_inside_a_job(site: Site) -> None:
+def test_stagectl_inside_a_job(site: Site) -> None:
     script = f"{STAGECTL} plan {A}; {STAGECTL} stage {A}; {STAGECTL} status"
     job = site.sbatch(script, "-N4")
     assert job.wait().exit_code == "0:0"
@@ -224,7 +222,7 @@ def test_by_hand_inside_a_job(site: Site) -> None:
     )  # fmt: skip
 
 
-def test_sruns_at_once_in_one_allocation_do_not_block_each_other(site: Site) -> None:
+def test_simultaneous_sruns_in_one_allocation_do_not_block_each_other(site: Site) -> None:
     one = f"(srun --overlap -N4 -n4 bash -c '{SEE_A}'; echo code $?)"
     commands = f"for i in 1 2 3 4 5; do {one} & done; wait"
     done = site.run(["salloc", "-N4", f"--stage={A}", "bash", "-c", commands], timeout=60)
@@ -232,7 +230,7 @@ def test_sruns_at_once_in_one_allocation_do_not_block_each_other(site: Site) -> 
     assert done.stdout.count(" sees a") == 20
 
 
-def test_sruns_at_once_may_stage_different_files(site: Site) -> None:
+def test_simultaneous_sruns_may_stage_different_files(site: Site) -> None:
     one = "(srun --overlap -N3 -n3 --stage={} bash -c '{}'; echo code $?)"
     script = f"{one.format(A, SEE_A)} & {one.format(B, SEE_B)} & wait"
     job = site.sbatch(script, "-N3")
@@ -285,7 +283,7 @@ def test_task_prolog_stages_the_scripts_lines_without_the_plugin(site: Site) -> 
 @pytest.mark.parametrize(
     "environment", [{"SLURM_STEP_ID": "0"}, {"SLURM_LOCALID": "3"}, {"LD_PRELOAD": "/none.so"}]
 )
-def test_task_prolog_does_not_believe_the_users_environment(
+def test_task_prolog_does_not_trust_the_environment_of_the_user(
     site: Site, environment: dict[str, str]
 ) -> None:
     script = f"#!/bin/bash\n#STAGE /shared/a /nvme/a\n{SEE_A}\n"

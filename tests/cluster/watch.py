@@ -1,4 +1,4 @@
-"""Counts the openings and readings of files by anyone on this machine, by inotify."""
+"""Count how often files are opened and read by any process on this machine, with inotify."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EVENT = struct.Struct("iIII")
 
 
 class Watch:
-    """``with Watch(path) as watch: …``; then ``watch.opened`` and ``watch.read`` are counts.
+    """Counts within ``with Watch(path) as watch: …``, in ``watch.opened`` and ``watch.read``.
 
-    Of a folder those of the files in it are counted, and not who lists it.
+    For a folder, files in it are counted, and not listings of the folder itself.
 
-    All nodes of the test cluster share one kernel, which sees what any of them does.
+    All nodes of the test cluster share one kernel, so the accesses of every node are counted.
     """
 
     def __init__(self, path: Path) -> None:

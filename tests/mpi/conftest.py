@@ -1,4 +1,4 @@
-"""Every test body here runs on all ranks at once, on COMM_SELF and on COMM_WORLD."""
+"""Every test here runs on all ranks at once, on COMM_SELF and on COMM_WORLD."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["SELF", "WORLD"])
 def comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
-    """Each of the two communicators that every rank has."""
+    """COMM_SELF, and then COMM_WORLD, on every rank."""
     return MPI.COMM_SELF if request.param == "SELF" else MPI.COMM_WORLD
 
 

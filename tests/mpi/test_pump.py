@@ -1,7 +1,7 @@
-"""The pump's steps in virtual time, on links that a test machine does not have.
+"""The pump in virtual time, on links that a test machine does not have.
 
 The pumps of all ranks run here, with requests, readers and disks that take a fixed time. A link
-takes one unit of time for a chunk in each direction; the result is the units that a chunk takes.
+carries one chunk in each direction per unit of time; measured are the units for each chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNKS = 300
 
 
 class Request:
-    """A message under way. It is true, as those of MPI are."""
+    """A message in transit. It is true, like MPI's requests."""
 
     def __init__(self) -> None:
         self.done = False
@@ -40,7 +40,7 @@ class Request:
 
 
 class Network:
-    """Full-duplex links, one a rank, and a clock."""
+    """Full-duplex links, one for each rank, and a clock."""
 
     def __init__(self, size: int) -> None:
         self.now = 0.0
@@ -65,7 +65,7 @@ class Network:
         return request
 
     def advance(self) -> bool:
-        """Begin what the links are free for, and go on to the next event."""
+        """Start the messages whose links are free, and go on to the next event."""
         waiting = []
         for key, send, receive in self._matched:
             source, target, _ = key
@@ -100,7 +100,7 @@ class Comm:
 
 
 class Filler:
-    """Reads a chunk in a tenth of a unit."""
+    """Reads each chunk in a tenth of a unit."""
 
     made: list[Filler]
 
@@ -136,7 +136,7 @@ class Filler:
 
 
 class Drain:
-    """Writes a chunk in a tenth of a unit."""
+    """Writes each chunk in a tenth of a unit."""
 
     def __init__(self, network: Network, ring: Ring) -> None:
         self._network = network
@@ -151,7 +151,7 @@ class Drain:
 def units_a_chunk(
     monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, size: int, readers: int
 ) -> float:
-    """Time of a transfer on such a network, by its number of chunks."""
+    """Return the time of a transfer on such a network, divided by its number of chunks."""
     network = Network(size)
     layout = Layout.dense(CHUNKS, 1)
     monkeypatch.setattr(module, "MPI", SimpleNamespace(Request=Request))
@@ -194,6 +194,6 @@ def units_a_chunk(
 def test_the_rate_does_not_fall_with_the_number_of_nodes(
     monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, size: int, readers: int, most: float
 ) -> None:
-    if MPI.COMM_WORLD.size == 1:  # once is enough: no rank here is a real one
-        # Where all ranks read in turns, each receives only what the others read.
+    if MPI.COMM_WORLD.size == 1:  # once is enough: the ranks here are simulated
+        # If all ranks read in turns, each receives only what the others read.
         assert 0.7 < units_a_chunk(monkeypatch, algorithm, size, readers) < most

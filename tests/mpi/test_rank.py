@@ -1,4 +1,4 @@
-"""Whole stages by `run`, each rank with a folder for its node's disk: all nodes, or none."""
+"""Whole stages by `run`, where each rank has a folder as its node's disk: all nodes or none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileWorld(World):
         self.write_source(DATA)
 
     def write_source(self, data: bytes) -> None:
-        """Make the source of ``data``."""
+        """Write ``data`` to the source."""
         self.on_first(lambda: self.source.write_bytes(data))
 
 
@@ -257,7 +257,7 @@ def test_a_holder_that_cannot_be_opened_is_replaced_by_the_source(
     assert (item.senders, len(item.received)) == ([], world.comm.size)
 
 
-def test_a_refusal_belongs_to_the_phase_that_refused(world: FileWorld) -> None:
+def test_a_failure_ends_the_phases_of_a_stage(world: FileWorld) -> None:
     if world.comm.rank == 0:
         world.source.unlink()
     world.comm.Barrier()
@@ -296,7 +296,7 @@ def test_several_items_are_all_done(world: FileWorld) -> None:
     assert (world.copy.parent / "other").read_bytes() == DATA
 
 
-def test_what_fails_on_one_rank_is_raised_on_all(world: FileWorld) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(world: FileWorld) -> None:
     def step() -> int:
         if world.comm.rank == world.comm.size - 1:
             raise DestinationError("broken")
@@ -324,7 +324,7 @@ def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: F
 
 
 def hold_lock(folder: str) -> subprocess.Popen[bytes]:
-    """A process that holds the lock of /nvme/data until it is killed."""
+    """Start a process that holds the lock of /nvme/data until it is killed."""
     code = (
         "import sys, time\nfrom stager.disk.cache import Cache\n"
         "from stager.disk.locks import Locks\n"
@@ -379,7 +379,7 @@ def stage_other(world: FileWorld, name: str, **changes: object) -> Outcome:
 
 
 def limited(world: FileWorld) -> Space:
-    """A limit that lets a user have two files of this size."""
+    """Return a limit at which a user may have two files of this size."""
     taken = world.copy.stat().st_blocks * 512 if world.copy.exists() else len(DATA)
     return Space(user_limit=2 * max(world.comm.allgather(taken)) + 8192)
 
@@ -388,7 +388,7 @@ def test_the_least_recently_used_copies_are_evicted_to_keep_the_limit(
     world: FileWorld,
 ) -> None:
     world.run()
-    time.sleep(1.1)  # times of use are in seconds
+    time.sleep(1.1)  # records hold times in whole seconds
     stage_other(world, "second")
     space = limited(world)
     planned = stage_other(world, "third", space=space, dry_run=True)
@@ -421,7 +421,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage_other(world, "first")
-    time.sleep(1.1)  # times of use are in seconds
+    time.sleep(1.1)  # records hold times in whole seconds
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
@@ -470,5 +470,5 @@ def test_a_step_status_that_one_node_cannot_write_fails_all(
         f"8 node{last}: {path}: Is a directory; tell the administrator to check this folder"
     ]
     assert outcome.items == []
-    # The tasks of all nodes end alike.
+    # The tasks of all nodes end with the same code.
     assert (mine / "17.0.4").read_text() == "8\n"

@@ -47,13 +47,13 @@ LIST = ".stage-shards.tsv"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """What is in the files of a folder, but for links, which lead out of a part."""
+    """Return the content of a folder's files, without links, which may lead out of a part."""
     found = files_beneath(folder)
     return {name: text for name, text in found.items() if not (folder / name).is_symlink()}
 
 
 def spread(world: TreeWorld, **options: object) -> ItemReport:
-    """Spread the folder over the nodes, and see that each has its part of the source."""
+    """Spread the folder over the nodes; check that each has its part of the source."""
     (item,) = world.run(items=world.items(mode=Mode.SHARD, **options)).items
     owners = owners_of(world)
     source = files_of(world.source)
@@ -67,7 +67,7 @@ def spread(world: TreeWorld, **options: object) -> ItemReport:
 
 
 def spread_all(world: TreeWorld, **options: object) -> ItemReport:
-    """Spread the folder, and see that the parts together are all of the source."""
+    """Spread the folder; check that the parts together are the whole source."""
     item = spread(world, **options)
     assert owners_of(world).keys() == files_of(world.source).keys()
     assert item.tree is not None
@@ -77,7 +77,7 @@ def spread_all(world: TreeWorld, **options: object) -> ItemReport:
 
 
 def owners_of(world: TreeWorld) -> dict[str, int]:
-    """The node of each file; there is only one."""
+    """Return the node of each file; check that it is on one only."""
     held = world.comm.allgather(sorted(set(files_of(world.copy)) - {LIST}))
     times = Counter(name for names in held for name in names)
     assert set(times.values()) <= {1}
@@ -85,13 +85,13 @@ def owners_of(world: TreeWorld) -> dict[str, int]:
 
 
 def part_size(world: TreeWorld) -> int:
-    """The bytes of this node's files, each counted once."""
+    """Return the bytes of this node's files, counting hard links once."""
     names = set(files_of(world.copy)) - {LIST, "twin"}
     return sum((world.copy / name).stat().st_size for name in names)
 
 
 def list_of(world: TreeWorld, owners: dict[str, int]) -> str:
-    """What the list is to say: node, bytes and path of each file, in the order of the paths."""
+    """Return the expected list: node, bytes and path of each file, in the order of the paths."""
     listing = walk(str(world.source))
     sizes = {
         os.fsdecode(path): (world.source / os.fsdecode(path)).stat().st_size
@@ -104,7 +104,7 @@ def list_of(world: TreeWorld, owners: dict[str, int]) -> str:
 
 
 def stat_of(folder: Path, files: set[str]) -> list[tuple[object, ...]]:
-    """What of a folder, its links and some of its files a part has in common with the source."""
+    """Return the attributes that a part with these files must share with the source."""
     facts = [path.lstat() for path in sorted(folder.rglob("*")) if keep(path, folder, files)]
     return [(one.st_mode, one.st_mtime_ns, one.st_gid) for one in [folder.lstat(), *facts]]
 
@@ -114,7 +114,7 @@ def keep(path: Path, folder: Path, files: set[str]) -> bool:
 
 
 def counts(item: ItemReport) -> Counts:
-    """What moved of a folder, whatever its parts."""
+    """Return the counts of moved files and bytes, without the sizes of parts."""
     assert item.tree is not None
     return replace(item.tree, parts=())
 
@@ -224,7 +224,7 @@ def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -
     assert (counts(item), item.source_bytes_read) == (Counts(len(FILES)), 0)
     item = world.stage()
     assert (item.received, item.reasons) == (world.nodes, ["a part is there, the whole is wanted"])
-    # One node alone has all of it.
+    # A single node already has all of it.
     moved = Counts(len(FILES)) if world.comm.size == 1 else ALL
     assert (item.tree, item.source_bytes_read) == (moved, moved.moved_size)
     assert not (world.copy / LIST).exists()
@@ -309,7 +309,7 @@ def stage_on_fewer(world: TreeWorld) -> ItemReport | None:
     return outcome.items[0]
 
 
-def test_fewer_nodes_read_only_what_the_others_had(world: TreeWorld) -> None:
+def test_fewer_nodes_read_only_the_files_of_the_missing_node(world: TreeWorld) -> None:
     if world.comm.size == 1:
         return
     spread_all(world)
@@ -319,7 +319,7 @@ def test_fewer_nodes_read_only_what_the_others_had(world: TreeWorld) -> None:
     assert held >= {name for name, node in owners.items() if node == world.comm.rank}
     if item:
         assert (item.received, item.source_bytes_read) == (world.nodes[:-1], size)
-    # And all of them have it as it was, which nobody needs to read.
+    # Together all nodes still have every file, so nothing is read from the source.
     item = spread_all(world)
     assert (item.source_bytes_read, owners_of(world)) == (0, owners)
 
@@ -386,7 +386,7 @@ def test_a_source_that_changes_while_it_is_read_is_read_again(
 ) -> None:
     read = StreamReader.read_into
     changed: list[None] = []
-    # It is the first node's, however many there are.
+    # This file belongs to the first node for any number of nodes.
     path = world.source / "sub0/file84"
 
     def change_then_read(self: StreamReader, buffer: memoryview, offset: int) -> None:
@@ -401,7 +401,7 @@ def test_a_source_that_changes_while_it_is_read_is_read_again(
     assert counts(item).moved_size == TOTAL - FILES["large"] - 84 + 3
 
 
-def test_a_node_that_fails_in_the_end_leaves_all_without_new_parts(
+def test_if_one_node_fails_in_the_end_no_node_gets_a_new_part(
     world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread_all(world)

@@ -1,4 +1,4 @@
-"""Whole stages of folders by `run`, each rank with a folder for its node's disk."""
+"""Whole stages of folders by `run`, where each rank has a folder as its node's disk."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_changed_file_moves_alone(world: TreeWorld) -> None:
     assert (world.copy / "sub3/file3").stat().st_ino == before.st_ino
 
 
-def test_a_new_file_comes_and_a_deleted_one_goes(world: TreeWorld) -> None:
+def test_a_new_file_is_added_and_a_deleted_file_removed(world: TreeWorld) -> None:
     world.stage()
 
     def change() -> None:
@@ -82,7 +82,7 @@ def test_a_new_file_comes_and_a_deleted_one_goes(world: TreeWorld) -> None:
     assert not (world.copy / "sub2").exists()
 
 
-def test_a_file_may_become_a_folder_and_the_other_way_round(world: TreeWorld) -> None:
+def test_a_file_may_become_a_folder_and_a_folder_a_file(world: TreeWorld) -> None:
     world.stage()
 
     def change() -> None:
@@ -226,7 +226,7 @@ def test_a_disk_that_is_too_small_fails_the_stage_before_a_byte_moves(world: Tre
     assert not world.copy.exists()
 
 
-def test_a_node_that_fails_in_the_end_leaves_all_without_a_new_tree(
+def test_if_one_node_fails_in_the_end_no_node_gets_a_new_folder(
     world: TreeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.stage()
@@ -324,7 +324,7 @@ def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: TreeWorl
     assert "lies in /nvme/tree, which is staged" in world.run(items=named).failures[0].message
 
 
-def test_a_tree_does_not_replace_what_is_staged_by_itself(world: TreeWorld) -> None:
+def test_a_folder_does_not_replace_a_copy_that_was_staged_beneath_it(world: TreeWorld) -> None:
     inner = world.items(source=f"{world.source}/large", destination="/nvme/tree/in")
     world.run(items=inner)
     outcome = world.run()

@@ -28,7 +28,7 @@ SCRIPT = "#!{}/bin/python\nprint('hello')\n"
 
 
 def make_environment(world: TreeWorld) -> None:
-    """Turn the source into what a virtual environment is."""
+    """Replace the source by a virtual environment."""
 
     def make() -> None:
         shutil.rmtree(world.source)
@@ -50,7 +50,7 @@ def make_environment(world: TreeWorld) -> None:
 
 
 def check_environment(world: TreeWorld) -> None:
-    """The copy works where it is."""
+    """Check that the files of the copy name its own path."""
     assert (world.copy / "bin/hello").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
@@ -75,7 +75,7 @@ def test_an_environment_names_its_destination(world: TreeWorld, verify: Verify) 
         assert (item.received, item.reasons) == ([], [])
 
 
-def test_of_a_changed_environment_only_the_change_moves_and_is_relocated(world: TreeWorld) -> None:
+def test_only_changes_of_an_environment_move_and_are_relocated(world: TreeWorld) -> None:
     make_environment(world)
     world.run(items=world.items(**VENV))
     world.on_first((world.source / "bin/hello").unlink)
@@ -104,7 +104,7 @@ def test_a_node_without_the_environment_gets_it_from_a_node_that_has_it(world: T
     check_environment(world)
 
 
-def test_a_copy_that_is_relocated_otherwise_is_not_current(world: TreeWorld) -> None:
+def test_a_copy_that_was_relocated_differently_is_not_current(world: TreeWorld) -> None:
     make_environment(world)
     assert world.stage().received == world.nodes
     (item,) = world.run(items=world.items(**VENV)).items

@@ -1,4 +1,4 @@
-"""The broadcast: from the first ranks' readers to every rank's writer, and what may fail."""
+"""The broadcast from the first ranks' readers to every rank's writer, and its failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm
 
 
 class Memory:
-    """A reader and writer of bytes in memory, which may fail from some offset on."""
+    """A reader and writer of bytes in memory that may fail from an offset on."""
 
     def __init__(self, data: bytes, fails_at: int | None = None) -> None:
         self.data = bytearray(data)
@@ -52,7 +52,7 @@ class Memory:
 
 
 class World:
-    """A file of ``data`` to be moved over a communicator."""
+    """A file of ``data`` to broadcast over a communicator."""
 
     def __init__(self, comm: MPI.Intracomm, data: bytes) -> None:
         self.comm = comm
@@ -99,7 +99,7 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
         Settings,
         depth=st.integers(1, 9),
         writers=st.integers(1, 3),
-        readers=st.integers(0, 1),  # open, or as many as there are
+        readers=st.integers(0, 1),  # 0: others help a slow reader; 1: all take turns
         algorithm=st.sampled_from(list(Algorithm)),
     ),
 )
@@ -149,7 +149,7 @@ def test_readers_take_turns(comm: MPI.Intracomm) -> None:
 
 
 class Slow(Memory):
-    """A reader that takes its time for each chunk."""
+    """A reader that needs some time for each chunk."""
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         time.sleep(0.005)
@@ -157,7 +157,7 @@ class Slow(Memory):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_slow_reader_calls_for_others(comm: MPI.Intracomm, algorithm: Algorithm) -> None:
+def test_other_readers_help_a_slow_one(comm: MPI.Intracomm, algorithm: Algorithm) -> None:
     data = random_bytes(100 * CHUNK)
     world = World(comm, data)
     world.reader = Slow(data)
@@ -168,24 +168,24 @@ def test_a_slow_reader_calls_for_others(comm: MPI.Intracomm, algorithm: Algorith
         assert 20 * CHUNK < world.reader.bytes_read < 45 * CHUNK
 
 
-def test_a_reader_that_is_not_found_slow_reads_alone(
+def test_a_reader_that_is_not_slow_reads_alone(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine any reader may be waited for; here none is for twice the whole time.
+    # On a busy machine any reader may seem slow; with this threshold none does.
     monkeypatch.setattr("stager.wire.pump._SLOW_READER", 2.0)
     world = World(comm, random_bytes(100 * CHUNK))
     world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=4)))
     assert world.reader.bytes_read in ((100 * CHUNK,) if comm.rank == 0 else (0,))
 
 
-def test_the_sender_need_not_write(comm: MPI.Intracomm) -> None:
+def test_a_sender_without_a_writer(comm: MPI.Intracomm) -> None:
     world = World(comm, random_bytes(3 * CHUNK))
     if comm.rank == 0:
         world.writer = None
     world.assert_arrived(world.move())
 
 
-def test_progress_grows_to_the_whole(comm: MPI.Intracomm) -> None:
+def test_progress_ends_at_the_whole_size(comm: MPI.Intracomm) -> None:
     passed: list[int] = []
     layout = Layout.dense(2 * CHUNK + 5, CHUNK)
     reader = Memory(random_bytes(layout.size)) if comm.rank == 0 else None
@@ -234,9 +234,7 @@ def test_a_writer_that_fails_keeps_no_other_rank_waiting(comm: MPI.Intracomm, wr
         world.assert_arrived(result)
 
 
-def test_a_file_that_became_shorter_is_an_error_and_no_end(
-    comm: MPI.Intracomm, folder: Path
-) -> None:
+def test_a_source_that_became_shorter_is_an_error(comm: MPI.Intracomm, folder: Path) -> None:
     path = folder / "source"
     reader = None
     if comm.rank == 0:
@@ -254,12 +252,12 @@ def test_a_file_that_became_shorter_is_an_error_and_no_end(
 @pytest.mark.parametrize(
     ("size", "depth"), [(1, 8), (4, 8), (7, 8), (8, 10), (1024, 24), (16384, 32)]
 )
-def test_a_ring_is_as_deep_as_the_way_is_long(size: int, depth: int) -> None:
+def test_the_depth_of_a_ring_grows_with_the_length_of_the_route(size: int, depth: int) -> None:
     assert ring_depth(Settings(), size) == depth
     assert ring_depth(Settings(depth=3), size) == 3
 
 
-def test_a_ring_takes_no_more_memory_than_is_decent_unless_told() -> None:
+def test_a_ring_limits_its_memory_unless_the_depth_is_set() -> None:
     assert ring_depth(Settings(chunk=64 << 20), 4) == 4
     assert ring_depth(Settings(chunk=1 << 30), 4) == 2
     assert ring_depth(Settings(chunk=1 << 30, depth=8), 4) == 8

@@ -28,7 +28,7 @@ NO_LIMITS = Limits(1 << 40, 1 << 20)
 
 
 def seen(listing: Listing) -> list[tuple[object, ...]]:
-    """Return all that an archive keeps of a folder: a time in whole seconds, for one."""
+    """Return what an archive stores of a folder; times in whole seconds, as in archives."""
     columns = listing.paths, listing.kinds, listing.modes, listing.sizes
     rows = zip(*columns, [mtime // 10**9 for mtime in listing.mtimes], strict=True)
     return [*rows, tuple(listing.targets.items())]
@@ -117,7 +117,7 @@ def damaged(problem: str, name: str = "x.tar") -> str:
 
 
 def refusal(member: str, why: str, name: str = "x.tar") -> str:
-    """Return the message for an archive with a member that is not admitted."""
+    """Return the message for an archive with a member that is refused."""
     remedy = "create the archive again without it"
     return f"{name}: its member {member!r} {why}: nothing was unpacked; {remedy}"
 
@@ -131,7 +131,7 @@ def excess(most: str, details: str, name: str = "x.tar") -> str:
 
 
 def described(kind: bytes, body: bytes) -> bytes:
-    """An extended header with ``body``, about the member behind it."""
+    """Return an extended header with ``body``, which applies to the next member."""
     member = tarfile.TarInfo("described")
     member.type, member.size = kind, len(body)
     return member.tobuf(tarfile.GNU_FORMAT) + body + bytes(-len(body) % 512)
@@ -147,7 +147,7 @@ def record(keyword: bytes, value: bytes) -> bytes:
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> bytes:
-    """The header of a member; whatever follows is its data."""
+    """Return the header of a member; the caller appends the data."""
     member = tarfile.TarInfo(name)
     member.size, member.type, member.mode = size, kind, mode
     return member.tobuf(tarfile.GNU_FORMAT)

@@ -1,4 +1,4 @@
-"""Parts of the plugin's C code, compiled with sanitizers, that answer questions over a pipe."""
+"""Compile parts of the plugin's C code with sanitizers, and query them over a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = (
 def compiled(part: str, folder: Path) -> Iterator[Callable[..., bool]]:
     """Compile ``part`` of the plugin into ``folder``, with ``tests/prolog/<part>_server.c``.
 
-    Yield what asks the program a question: a few texts, to which it answers yes or no.
+    Yield a function that sends a few texts to the program and returns its answer, yes or no.
     """
     program = folder / f"{part}_server"
     sources = [f"{SERVERS}/{part}_server.c", f"{PLUGIN}/{part}.c"]

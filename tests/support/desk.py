@@ -15,7 +15,7 @@ from stager.cli import main
 from tests.support.stagectl import STAGECTL, Ran, environment, run
 from tests.support.users import forked
 
-#: Beside the roots: one machine's ranks need no network, and without it they begin a second sooner.
+#: Added to the roots: one machine's ranks need no network, and start a second earlier without.
 SITE = '[launch.environment]\nOMPI_MCA_btl = "self,sm"\n'
 #: The environment of a job of this node alone, and of a job of three nodes.
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
@@ -91,36 +91,36 @@ class Desk:
     def stagectl(
         self, command: str, *arguments: str | Path, stdin: str = "", **variables: str
     ) -> Ran:
-        """``stagectl COMMAND --config stage.toml …``, in the user's folder."""
+        """Run ``stagectl COMMAND --config stage.toml …`` in the user's folder."""
         line = [command, "--config", str(self.config), *map(str, arguments)]
         return call(line, self.folder, environment(**variables), stdin.encode())
 
     def local(self, command: str, *values: str) -> Ran:
-        """The command on three simulated nodes, by ``python -m stager``; see `untimed`."""
+        """Run a command on three simulated nodes by ``python -m stager``; see `untimed`."""
         line = [command, "--config", self.config, "--local", "3", "--local-root", self.nodes]
         return untimed(run([*STAGECTL, *map(str, line), *values], self.folder))
 
     def simulated(self, command: str, *arguments: str) -> Ran:
-        """A command about the copies on the nodes that `local` simulated."""
+        """Run a command about the copies on the nodes that `local` simulated."""
         return self.stagectl(command, "--local-root", self.nodes, *arguments)
 
     def in_job(self, command: str, *arguments: str) -> Ran:
-        """The command in a job of three nodes; programs of the desk's folder are found first."""
+        """Run a command in a job of three nodes; the desk's folder comes first in PATH."""
         path = f"{self.folder}:{os.environ['PATH']}"
         return self.stagectl(command, *arguments, **{**JOB_OF_THREE, "PATH": path})
 
     def copy(self, node: int, destination: str = "/nvme/img.sqsh") -> Path:
-        """The path of a simulated node's copy."""
+        """Return the path of a simulated node's copy."""
         return Path(f"{self.nodes}/node{node}{destination}")
 
 
 def untimed(ran: Ran) -> Ran:
-    """The output with T for each time and R for each rate, which differ from run to run."""
+    """Return the output with T for each time and R for each rate, which vary between runs."""
     out = re.sub(r"\(\d[\d.]* [KMG]?i?B/s a node\)", "(R a node)", ran.out)
     return Ran(ran.code, re.sub(r"\d+\.\d s\b", "T", out), ran.err)
 
 
 def without_free_space(text: str) -> str:
-    """A status without the lines about free space on this machine's disks; T for each age."""
+    """Return a status without the lines about this machine's disks, and with T for each age."""
     lines = [line for line in text.splitlines() if " free of " not in line]
     return "".join(f"{re.sub(r'[0-9]+ s ago', 'T ago', line)}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Directives and texts close to the grammar, for property tests; how a fault's message looks."""
+"""Directives and texts close to the grammar, for property tests; the layout of messages."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 BASH = "#!/bin/bash\n"
 
-#: What the grammars give a meaning to, and bytes that are no UTF-8.
+#: Characters with a meaning in the grammars, and bytes that are not UTF-8.
 AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$*é漢😀\xa0\u2028\x7f\udc80\udcff")
 PRINTABLE = st.characters(min_codepoint=0x20, exclude_categories=["Cs"])
 PATHS = st.text(AWKWARD | PRINTABLE, max_size=8).map("/{}".format)
-#: What may stand behind ``include=`` and ``exclude=``; a directive has no control characters.
+#: Values of ``include=`` and ``exclude=``; a directive has no control characters.
 PATTERNS = st.lists(
     st.sampled_from(["*.pyc", "__pycache__/", "/a,b", "a:b", "a;b", "a b", "**/x", "[a-z]?"])
     | st.text(AWKWARD | PRINTABLE, max_size=8).filter(is_pattern),
     max_size=2,
 ).map(tuple)
-#: What may stand behind ``by=``.
+#: Values of ``by=``.
 NUMBERED = st.sampled_from(["{n}", "part-{n}.*", "rank{n}/", "/a, b:{n};", "**/{n}*", "\\ {n}"]) | (
     st.builds("{}{{n}}{}".format, *[st.text(AWKWARD | PRINTABLE, max_size=4)] * 2).filter(
         is_numbered
@@ -72,7 +72,7 @@ SHARDS = st.builds(
 )
 DIRECTIVES = COPIES | UNPACKED | SHARDS
 
-#: Pieces from which random text comes near to what the grammars take.
+#: Pieces that combine at random into text close to the grammars.
 PIECES = st.sampled_from(
     [
         *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
@@ -109,7 +109,7 @@ def assert_the_caret_is_under_the_text(error: DirectiveError) -> None:
     assert (shown, caret) == (f"  {window}", " " * (column + 2) + "^")
     assert len(window) <= 76
     assert 0 <= error.position <= len(error.text)
-    # Characters may take two columns or none, so several may end at the caret's.
+    # Characters take no, one or two columns, so several prefixes may end at the caret's column.
     places = [n for n in range(len(window) + 1) if columns(window[:n]) == column]
     starts = [error.position - place for place in places]
     parts = [error.text[start : start + len(window)] for start in starts if start >= 0]

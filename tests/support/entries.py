@@ -1,4 +1,4 @@
-"""One entry of a node's status, for tests of statuses and of their tables."""
+"""An entry of a node's status, for tests of statuses and of their tables."""
 
 from __future__ import annotations
 

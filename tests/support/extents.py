@@ -9,7 +9,7 @@ from stager.base.extents import Extent
 
 @st.composite
 def extents(draw: st.DrawFn) -> tuple[int, list[Extent]]:
-    """A file's size and its data, in order and apart."""
+    """Return a file's size and its extents of data, in order and not adjacent."""
     found: list[Extent] = []
     end = 0
     for hole, length in draw(st.lists(st.tuples(st.integers(1, 300_000), st.integers(1, 90_000)))):

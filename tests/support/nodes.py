@@ -1,4 +1,4 @@
-"""A site without Slurm, whose programs each test writes."""
+"""A site without Slurm, where each test writes the programs that it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATUS = Command(Action.STATUS, ("/nvme",))
 
 
 class Site:
-    """Scripts in the place of srun, sinfo and ssh; each test writes those that it needs."""
+    """Scripts in place of srun, sinfo and ssh; each test writes those that it needs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

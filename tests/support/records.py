@@ -1,4 +1,4 @@
-"""Hold one record for the tests of many modules."""
+"""A record that the tests of many modules share."""
 
 from __future__ import annotations
 

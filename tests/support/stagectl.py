@@ -1,4 +1,4 @@
-"""Run stagectl, or another program, as a process of its own."""
+"""Run stagectl, or another program, as a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STAGECTL = [sys.executable, "-m", "stager"]
 
 
 class Ran(NamedTuple):
-    """Exit code, stdout, stderr."""
+    """A finished program's exit code, stdout and stderr."""
 
     code: int
     out: str

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stager.tree.listing import Listing
 
 
-#: How many files of which sizes: some share a chunk, one takes several.
+#: Files and their sizes: some share a chunk, one takes several.
 FILES = {f"sub{number % 7}/file{number}": number for number in range(100)}
 FILES |= {"large": 30_000, "zero": 0}
 TOTAL = sum(FILES.values())
@@ -60,7 +60,7 @@ class TreeWorld(World):
 
 
 def seen(listing: Listing) -> list[tuple[object, ...]]:
-    """What a copy has in common with its source."""
+    """Return the facts that a copy must share with its source."""
     columns = (
         listing.paths, listing.kinds, listing.modes, listing.sizes, listing.mtimes, listing.groups,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def seen(listing: Listing) -> list[tuple[object, ...]]:
 
 
 def damage(path: Path) -> None:
-    """Change a byte, and leave no trace of that."""
+    """Change a byte, but no size or time."""
     facts = path.stat()
     with path.open("r+b") as file:
         byte = file.read(1)
@@ -81,7 +81,7 @@ def damage(path: Path) -> None:
 def assert_unchanged_by_a_failure(
     world: TreeWorld, monkeypatch: pytest.MonkeyPatch, **request: object
 ) -> None:
-    """One node fails when all is written, and all copies of what has changed stay as they were."""
+    """Make one node fail once all is written; check that all copies are as before."""
     before = as_copy(walk(str(world.copy)))
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
 
@@ -97,7 +97,7 @@ def assert_unchanged_by_a_failure(
 
 
 def archive_of(world: TreeWorld, suffix: str) -> str:
-    """An archive of the source, made by the first rank."""
+    """Make an archive of the source on the first rank; return its path."""
     path = f"{world.source}{suffix}"
     ways = {".tar": "w", ".tar.gz": "w:gz", ".tar.xz": "w:xz"}
 

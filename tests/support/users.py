@@ -54,7 +54,7 @@ def as_user(uid: int, act: Callable[[], T]) -> T:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        # A forked child that changed its user may not read its own /proc until it asks for that.
+        # A forked child that changed its user can read its own /proc only when it is dumpable.
         linux.set_dumpable(True)
         return act()
 
@@ -62,7 +62,7 @@ def as_user(uid: int, act: Callable[[], T]) -> T:
 
 
 def as_ordinary_user(act: Callable[[], T]) -> T:
-    """Run ``act`` where permissions count: not as root, which ignores them."""
+    """Run ``act`` as a user other than root, for whom permissions do not count."""
     return as_user(USER, act) if os.getuid() == 0 else act()
 
 
@@ -94,7 +94,7 @@ def ordinary_home(parent: str | None = None) -> Iterator[Path]:
 
 
 def within(seconds: int, act: Callable[[], T]) -> T:
-    """Run ``act`` in a child process that SIGALRM ends after so many seconds."""
+    """Run ``act`` in a child process that SIGALRM ends after ``seconds``."""
 
     def limited() -> T:
         signal.alarm(seconds)

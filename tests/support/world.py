@@ -46,17 +46,17 @@ class World:
 
     @property
     def context(self) -> Context:
-        """What the collective functions take."""
+        """The context that the collective functions take."""
         return Context(self.comm, self.node, self.request)
 
     def on_first(self, act: Callable[[], object]) -> None:
-        """Act on the first rank, while all wait."""
+        """Run ``act`` on the first rank while all others wait."""
         if self.comm.rank == 0:
             act()
         self.comm.Barrier()
 
     def on_last(self, act: Callable[[], object]) -> None:
-        """Act on the last rank, while all wait."""
+        """Run ``act`` on the last rank while all others wait."""
         if self.comm.rank == self.comm.size - 1:
             act()
         self.comm.Barrier()
