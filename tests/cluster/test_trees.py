@@ -148,7 +148,7 @@ def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
 def test_files_that_cannot_be_staged_are_named(site: Site) -> None:
     site.run("mkfifo /shared/tree/a/pipe")
     what = f"{SOURCE}/a/pipe is a named pipe, which cannot be staged"
-    fails(site, 4, f"n1: {what}; leave it out")
+    fails(site, 4, f"n1: {what}; leave it out with exclude=")
     site.run("rm /shared/tree/a/pipe; chmod 0 /shared/tree/lib/file9")
     fails(site, 4, f"n1: {SOURCE}/lib/file9: Permission denied")
     site.run("chmod 644 /shared/tree/lib/file9; chmod 0 /shared/tree/a/b")
