@@ -495,7 +495,7 @@ def test_a_disk_that_was_full_before_its_first_use(site: Site) -> None:
         job = site.sbatch("echo started", "-N4", WISH)
         assert job.wait().exit_code == "5:0", job.output()
         assert job.output().startswith("stage: n3: /nvme")
-        assert "make room" in job.output()
+        assert "free space there" in job.output()
 
 
 def test_a_signal_for_the_users_program_does_not_end_the_stage(site: Site) -> None:
