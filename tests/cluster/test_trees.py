@@ -255,9 +255,9 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         job = site.sbatch("true", "-N4", f"--stage=/shared/zeros.tgz:{COPY},extract")
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
-            r"stage: n3: /shared/zeros.tgz: it unpacks to more than the \d+\.\d [KM]iB that you may "
-            r"still write on this disk; free space there \(stagectl evict\), or request nodes with "
-            r"larger disks\n" + re.escape(NOT_STARTED.format(5)),
+            r"stage: n3: /shared/zeros.tgz: it unpacks to more than the \d+\.\d [KM]iB that you "
+            r"may still write on this disk; free space there \(stagectl evict\), or request nodes "
+            r"with larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert site.leftovers() == []
