@@ -130,7 +130,7 @@ def _description(tar: TarStream, header: Header) -> bytes:
     size = number(header.size)
     if not 0 <= size <= _LONGEST_DESCRIPTION:
         raise DamagedError(
-            f"an extended header has {size} bytes, of at most {_LONGEST_DESCRIPTION} that are read"
+            f"an extended header has {size} bytes; at most {_LONGEST_DESCRIPTION} are allowed"
         )
     description = tar.take(size)
     tar.skip(-size % BLOCK_SIZE)

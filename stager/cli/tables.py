@@ -146,11 +146,11 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         if one.unread:
             count, first = len(one.unread), min(one.unread)
             text = (
-                "the record of 1 copy cannot be read, so it is not listed; stage it again (a "
-                "folder: delete it first). The record:"
+                "1 copy of yours is not listed, because its record cannot be read; stage it again "
+                "(if it is a folder, first delete that folder). The record:"
                 if count == 1
-                else f"the records of {count} copies cannot be read, so they are not listed; stage "
-                "them again (folders: delete them first). One of the records:"
+                else f"{count} copies of yours are not listed, because their records cannot be "
+                "read; stage them again (first delete those that are folders). One of the records:"
             )
             lines.append(printable(f"{node}: {text} {first.path}: {first.why}"))
     return lines

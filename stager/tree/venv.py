@@ -330,4 +330,4 @@ def note(interpreter: str, *, may_be_staged: bool) -> str:
     if not may_be_staged:
         return text
     installation = os.path.dirname(os.path.dirname(interpreter))
-    return f"{text}; to avoid that, also stage {installation}, to a DST of its own"
+    return f"{text}; to avoid that, the same job must also stage {installation}"

@@ -165,12 +165,12 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
     }
     path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
     one_copy = (
-        "the record of 1 copy cannot be read, so it is not listed; stage it again (a folder: "
-        "delete it first). The record"
+        "1 copy of yours is not listed, because its record cannot be read; stage it again (if it "
+        "is a folder, first delete that folder). The record"
     )
     two_copies = (
-        "the records of 2 copies cannot be read, so they are not listed; stage them again "
-        "(folders: delete them first). One of the records"
+        "2 copies of yours are not listed, because their records cannot be read; stage them again "
+        "(first delete those that are folders). One of the records"
     )
     assert unread_lines(nodes) == [
         f"n2: {one_copy}: {path}",

@@ -97,8 +97,8 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
-        "n2: the record of 1 copy cannot be read, so it is not listed; stage it again (a folder: "
-        f"delete it first). The record: {path}: version 5, expected 4"
+        "n2: 1 copy of yours is not listed, because its record cannot be read; stage it again (if "
+        f"it is a folder, first delete that folder). The record: {path}: version 5, expected 4"
     )
 
 

@@ -82,7 +82,7 @@ def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys()
 @pytest.mark.parametrize(
     ("at", "is_shared", "note"),
     [
-        ("", True, f"{NOTE}; to avoid that, also stage /home/py, to a DST of its own"),
+        ("", True, f"{NOTE}; to avoid that, the same job must also stage /home/py"),
         ("/nvme/py/bin/python", True, ""),
         ("", False, ""),
     ],

@@ -340,7 +340,7 @@ def test_the_user_is_told_what_to_add() -> None:
     text = f"note: the environment's interpreter {path} is still read from shared storage"
     assert note(path, may_be_staged=False) == text
     assert note(path, may_be_staged=True) == (
-        f"{text}; to avoid that, also stage /home/a/python-3.12, to a DST of its own"
+        f"{text}; to avoid that, the same job must also stage /home/a/python-3.12"
     )
 
 
@@ -365,7 +365,7 @@ def test_an_environment_uses_the_interpreter_that_is_staged_with_it(
         return ran.out
 
     noted = f"stage: /nvme/env: note: the environment's interpreter {python} is still read from"
-    remedy = f"shared storage; to avoid that, also stage {shared}/python, to a DST of its own"
+    remedy = f"shared storage; to avoid that, the same job must also stage {shared}/python"
     assert f"{noted} {remedy}\n" in stage(environment)
     assert os.readlink(copy / "bin/python3") == str(python)
     for _ in range(2):
