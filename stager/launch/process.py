@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 #: Seconds of one wait for output at most; longer ones overflow in the kernel.
 _LONGEST_WAIT = 3600.0
-#: Seconds for the launcher to end its tasks, if it is ended because of an exception.
+#: Seconds for the launcher to end its tasks, where the caller sets none.
 _END_PATIENCE = 10.0
 
 
@@ -60,7 +60,7 @@ class Process:
     ) -> None:
         self._selector.close()
         if error is not None and self._child.poll() is None:
-            self.end(_END_PATIENCE)
+            self.end()
         self._child.__exit__(kind, error, traceback)
 
     @property
@@ -99,7 +99,7 @@ class Process:
             return True
         return False
 
-    def end(self, patience: float) -> None:
+    def end(self, patience: float = _END_PATIENCE) -> None:
         """Terminate the launcher, so that it ends its tasks; kill it after ``patience`` seconds."""
         self._child.terminate()
         if not self.ends_within(patience):

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
-#: Seconds for the launcher to end its ranks before it is killed.
-_PATIENCE = 10.0
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
         listener = _Listener(time.monotonic() + start_timeout, on_event)
         listener.listen(process)
         if listener.timed_out:
-            process.end(_PATIENCE)
+            process.end()
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
         raise LaunchError(_no_outcome(launcher, process.code, listener, start_timeout))
