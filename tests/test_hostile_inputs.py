@@ -1,0 +1,178 @@
+"""Whatever another user or node wrote: it is read or refused, in bounded memory, never a traceback.
+
+Each parser gets at least 30 hostile variants of a valid text. It may raise the errors by which its
+callers know what is not valid, and no other. (Archives: archive/test_unpack.py and here.)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tracemalloc
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.archive.unpack import unpack
+from stager.base import paths
+from stager.base.errors import StageError
+from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
+from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused
+from stager.disk.jobs import uses_of
+from stager.disk.record import Record
+from stager.launch.answers import Mailbox, frames
+from stager.tree.listing import Listing
+from stager.tree.table import Table
+from stager.tree.walk import walk
+from tests.support.archives import NO_LIMITS, pack
+from tests.support.hostile import json_variants, variants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+COUNT = 60
+#: Bytes of memory that a parser may take for an input of at most half a megabyte.
+MOST_MEMORY = 48 << 20
+
+
+def read_all(
+    parse: Callable[[bytes], object],
+    inputs: Iterable[bytes],
+    *refusals: type[Exception],
+) -> int:
+    """Parse all ``inputs``. Return how many were refused; any other exception fails the test."""
+    refused = 0
+    for text in inputs:
+        tracemalloc.start()
+        try:
+            parse(text)
+        except refusals:
+            refused += 1
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert peak < MOST_MEMORY + 20 * len(text), text[:100]
+    return refused
+
+
+def of_json(text: str) -> Iterable[bytes]:
+    """Return variants of a JSON text, of its values and of its bytes."""
+    values = (one.encode() for one in json_variants(text, COUNT))
+    return chain(values, variants(text.encode(), COUNT))
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Listing:
+    """Return the listing of a folder with an entry of each kind."""
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub/file").write_bytes(b"data" * 1000)
+    os.link(folder / "sub/file", folder / "second")
+    (folder / "link").symlink_to("sub/file")
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    return walk(str(folder))
+
+
+RECORD = """{"version": 4, "source": "/data/img", "destination": "/nvme/img",
+ "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40},
+ "copy_facts": {"size": 10, "mtime_ns": -20, "inode": 50, "owner": 60},
+ "digest": "00112233445566778899aabbccddeeff", "staged_at": 70, "used_at": 80, "used_by_job": 90,
+ "lifetime": "cache", "pinned": false, "tree": null}"""
+
+
+def test_records() -> None:
+    Record.from_json(RECORD)
+    assert read_all(Record.from_json, of_json(RECORD), ValueError) > COUNT
+
+
+def test_listings(listing: Listing) -> None:
+    text = listing.to_bytes()
+    assert Listing.from_bytes(text) == listing
+    assert read_all(Listing.from_bytes, variants(text, 3 * COUNT), ValueError) > COUNT
+
+
+def test_tables(listing: Listing) -> None:
+    text = Table.of(listing, listing, bytes(16 * len(listing)), {1: b"data"}).to_bytes()
+    Table.from_bytes(text)
+    assert read_all(Table.from_bytes, variants(text, 3 * COUNT), ValueError) > COUNT
+
+
+def test_lists_of_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "RUN_FOLDER", str(tmp_path))
+    (tmp_path / "7").mkdir()
+    file = tmp_path / "7/17.uses"
+
+    def parse(text: bytes) -> None:
+        file.write_bytes(text)
+        uses_of(7, 17)
+
+    assert read_all(parse, variants(b"/nvme/a\0/nvme/b\0" * 100, COUNT)) == 0
+    file.unlink()
+    os.mkfifo(file)
+    assert uses_of(7, 17) == frozenset()
+
+
+STATUS = NodeStatus(
+    [Entry("/nvme/a", "/data/a", 1, "0" * 32, 2, 3, 4, "cache", False, [5], "whole", 6, False)],
+    [DiskRoom("/nvme", 1, 2)],
+    [Unread("/nvme/x", "why")],
+)
+RESULT = NodeResult([Done("/nvme/a", 1)], [Refused(2, "why", "/nvme/b")], 3)
+
+
+@pytest.mark.parametrize("kind", [NodeStatus, NodeResult])
+def test_what_nodes_answer(kind: type[NodeStatus | NodeResult]) -> None:
+    answer = STATUS if kind is NodeStatus else RESULT
+    whole = json.dumps(answer.to_wire())
+
+    def parse(text: bytes) -> None:
+        content = json.loads(text)
+        if isinstance(content, dict):  # as Mailbox makes sure
+            kind.from_wire(content)
+
+    refusals = ValueError, TypeError, KeyError
+    assert read_all(parse, (one.encode() for one in json_variants(whole, COUNT)), *refusals) > 20
+
+
+def test_lines_of_answers() -> None:
+    lines = "\n".join(frames("n1", STATUS.to_wire())).encode()
+
+    def parse(text: bytes) -> None:
+        mailbox = Mailbox(["n1", "n2"])
+        for line in text.decode(errors="replace").split("\n"):
+            mailbox.take(line)
+        assert mailbox.answers.keys() <= {"n1", "n2"}
+
+    assert read_all(parse, variants(lines, 3 * COUNT)) == 0
+
+
+def test_commands() -> None:
+    text = Command(Action.EVICT, ("/nvme",)).to_text().encode()
+
+    def parse(one: bytes) -> None:
+        Command.from_text(one.decode("latin-1"))
+
+    assert read_all(parse, variants(text, COUNT), StageError) > 20
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz", ".tar.zst", ".zip"])
+def test_archives(tmp_path: Path, suffix: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub/file").write_bytes(os.urandom(5000))
+    (source / "link").symlink_to("sub/file")
+
+    def parse(text: bytes) -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        unpack(io.BytesIO(text), f"/data/x{suffix}", os.fsencode(out), NO_LIMITS)
+
+    assert read_all(parse, variants(pack(source, suffix), COUNT), StageError) > 20
+    assert set(os.listdir(tmp_path)) <= {"made.zip", "out", "source"}
