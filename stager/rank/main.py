@@ -150,7 +150,6 @@ def _end_all(node: str, error: LaunchError) -> NoReturn:
     """End the ranks of all nodes: the messages of some are not what this stage's ranks sent."""
     tell("crashed", node=node, error=error.message)
     time.sleep(_REPORT_LEAD)
-    MPI.COMM_WORLD.Abort(LaunchError.code)
     os._exit(LaunchError.code)
 
 
