@@ -6,11 +6,21 @@ import os
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from stager.base.errors import BusyError, Failure, StageError
 from stager.disk.files import as_stage_error
 from stager.disk.locks import Locks
+from stager.wire.codec import (
+    NOTHING,
+    NUMBER,
+    REAL,
+    TEXT,
+    Codec,
+    optional,
+    pair_of,
+    record_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +29,11 @@ if TYPE_CHECKING:
 
     from stager.disk.cache import Cache
     from stager.request.items import StageRequest
+    from stager.wire.channel import Channel
 
 T = TypeVar("T")
 
+FAILURE = record_of(Failure, code=NUMBER, message=TEXT, node=TEXT)
 #: Seconds between two attempts to take the locks: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 #: Seconds between two looks whether the other ranks have finished a step: the first, the longest.
@@ -67,20 +79,39 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rank needs in every collective step: the ranks, its own node and the request."""
+    """What a rank needs in every collective step: the ranks, its own node and the request.
+
+    Values go from rank to rank by ``channel`` alone; ``comm`` moves the bytes of files.
+    """
 
     comm: MPI.Intracomm
     node: Node
     request: StageRequest
+    channel: Channel
 
 
-def together(context: Context, step: Callable[[], T], *, patient: bool = False) -> list[T]:
+@overload
+def together(
+    context: Context, step: Callable[[], None], *, patient: bool = False
+) -> list[None]: ...
+@overload
+def together(
+    context: Context, step: Callable[[], T], answer: Codec[T], *, patient: bool = False
+) -> list[T]: ...
+def together(
+    context: Context,
+    step: Callable[[], Any],
+    answer: Codec[Any] = NOTHING,
+    *,
+    patient: bool = False,
+) -> list[Any]:
     """Run ``step`` on each rank and return the results of all ranks in rank order. Collective.
 
-    Raise RefusedError on every rank if the step raises StageError or OSError on any. ``patient`` is
-    for a step that takes much longer on some ranks: the others sleep meanwhile instead of spinning.
+    ``answer`` is how a result travels. Raise RefusedError on every rank if the step raises
+    StageError or OSError on any. ``patient`` is for a step that takes much longer on some ranks:
+    the others sleep meanwhile instead of spinning.
     """
-    result: T | None = None
+    result: Any = None
     failure: Failure | None = None
     try:
         result = step()
@@ -90,7 +121,8 @@ def together(context: Context, step: Callable[[], T], *, patient: bool = False) 
         failure = Failure.of(as_stage_error(error), context.node.name)
     if patient:
         _sleep_until_all_have_finished(context.comm)
-    answers: list[tuple[T, Failure | None]] = context.comm.allgather((result, failure))
+    both = pair_of(optional(answer), optional(FAILURE))
+    answers = context.channel.allgather((None if failure else result, failure), both)
     failures = [failure for _, failure in answers if failure]
     if failures:
         raise RefusedError(failures)
@@ -111,6 +143,11 @@ class Busy(NamedTuple):
     node: str
     destination: str
     holder: str
+
+
+_BUSY = record_of(Busy, node=TEXT, destination=TEXT, holder=TEXT)
+#: Seconds waited, and the share of the pause to wait now.
+_WAIT = pair_of(REAL, REAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +180,9 @@ def locked(
             # Rank 0 decides for all, so that all wait equally long and give up together. Random
             # pauses keep two jobs from trying again and again at the same moment.
             pause_share = 0.5 + os.urandom(1)[0] / 510
-            waited, pause_share = context.comm.bcast((time.monotonic() - begun, pause_share))
+            waited, pause_share = context.channel.bcast(
+                (time.monotonic() - begun, pause_share), _WAIT
+            )
             if waited > context.request.lock_timeout:
                 raise RefusedError([_timed_out(busy, waited)])
             on_wait(busy, waited)
@@ -177,7 +216,7 @@ def _try_on_all_nodes(
     context: Context, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
 ) -> Busy | None:
     """Try to take all locks on all nodes. Return the first that another process has. Collective."""
-    answers = together(context, lambda: _try_locks(context.node, wanted, locks))
+    answers = together(context, lambda: _try_locks(context.node, wanted, locks), optional(_BUSY))
     return next((answer for answer in answers if answer), None)
 
 

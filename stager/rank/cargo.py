@@ -11,14 +11,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stager.base.extents import Extent
+from stager.base.outcome import Counts
+from stager.rank.agree import FAILURE
+from stager.wire.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.wire.ring import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stager.base.errors import Failure
-    from stager.base.extents import Extent
-    from stager.base.outcome import Counts
     from stager.rank.task import Task
     from stager.wire.layout import Layout
     from stager.wire.ring import Digester, Writer
@@ -45,6 +47,14 @@ class Opened:
     needs: bytes = b""
 
 
+OPENED = record_of(
+    Opened,
+    extents=tuple_of(record_of(Extent, offset=NUMBER, length=NUMBER)),
+    stale=optional(FAILURE),
+    needs=BYTES,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user."""
@@ -52,6 +62,23 @@ class Published:
     digest: str = ""
     tree: Counts | None = None
     note: str = ""
+
+
+PUBLISHED = record_of(
+    Published,
+    digest=TEXT,
+    tree=optional(
+        record_of(
+            Counts,
+            files=NUMBER,
+            moved=NUMBER,
+            moved_size=NUMBER,
+            deleted=NUMBER,
+            parts=tuple_of(NUMBER),
+        )
+    ),
+    note=TEXT,
+)
 
 
 class Cargo(ABC):

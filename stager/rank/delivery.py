@@ -16,9 +16,12 @@ from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import total
 from stager.base.phases import Phase
-from stager.rank.agree import RefusedError, StaleError, together
+from stager.rank.agree import FAILURE, RefusedError, StaleError, together
+from stager.rank.cargo import OPENED, PUBLISHED
 from stager.rank.plan import joint_digest
 from stager.rank.report import Delivered
+from stager.wire.codec import NUMBER, REAL, TEXT, optional, record_of
+from stager.wire.keyed import KeyedDigest
 from stager.wire.transfer import Transferred, broadcast
 
 if TYPE_CHECKING:
@@ -41,11 +44,25 @@ class _Verdict:
 
     node: str
     digest: str
+    keyed_digest: str
     stale: Failure | None
     reading: float
     writing: float
     bytes_read: int
     peak_memory: int
+
+
+_VERDICT = record_of(
+    _Verdict,
+    node=TEXT,
+    digest=TEXT,
+    keyed_digest=TEXT,
+    stale=optional(FAILURE),
+    reading=REAL,
+    writing=REAL,
+    bytes_read=NUMBER,
+    peak_memory=NUMBER,
+)
 
 
 def deliver(
@@ -73,7 +90,7 @@ def deliver(
             together(context, partial(cargo.verify, delivered.digest), patient=True)
         watch.enter(Phase.PUBLISH)
         together(context, cargo.announce, patient=True)
-        published = together(context, partial(cargo.publish, delivered.digest))
+        published = together(context, partial(cargo.publish, delivered.digest), PUBLISHED)
         tree = _counts(task.plan, [one.tree for one in published if one.tree])
         first = published[task.plan.receivers[0]]
         digests = (one.digest for one in published)
@@ -91,7 +108,7 @@ def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
 
 def _open(context: Context, cargo: Cargo) -> Layout:
     """Open and allocate on all ranks; return what is sent. Collective."""
-    opened = together(context, cargo.open, patient=True)
+    opened = together(context, cargo.open, OPENED, patient=True)
     for one in opened:
         if one.stale:
             raise StaleError(one.stale, damaged=True)
@@ -105,9 +122,10 @@ def _broadcast(
 ) -> Transferred:
     """Move the bytes among the plan's members; other ranks return at once. Collective."""
     task, plan = cargo.task, cargo.task.plan
+    keyed = KeyedDigest(context.channel.fresh_key())
     with _members(context.comm, plan) as group:
         if not group:
-            return Transferred("", None, 0.0, 0.0, 0.0)
+            return Transferred("", "", None, 0.0, 0.0, 0.0)
         # Where each rank reads its own part, only the first one's progress is reported.
         reports = task.rank == plan.senders[0] and layout.data > 0
         return broadcast(
@@ -119,6 +137,7 @@ def _broadcast(
             writer=cargo.writer,
             progress=lambda sent: on_progress(sent, layout.data) if reports else None,
             digest=cargo.digester,
+            keyed=keyed,
         )
 
 
@@ -148,7 +167,7 @@ def _judge_together(
     Raise StaleError if the source or a sender's copy is not what was surveyed.
     """
     plan = cargo.task.plan
-    verdicts = together(context, lambda: _judge(cargo, result), patient=True)
+    verdicts = together(context, lambda: _judge(cargo, result), _VERDICT, patient=True)
     reading = max(verdict.reading for verdict in verdicts)
     writing = max(verdict.writing for verdict in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
@@ -173,6 +192,7 @@ def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
     return _Verdict(
         node=cargo.task.node.name,
         digest=result.digest,
+        keyed_digest=result.keyed_digest,
         stale=stale,
         reading=result.reading,
         writing=result.writing,
@@ -183,13 +203,17 @@ def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
 
 
 def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
-    """Return the first sender's digest. Raise RefusedError if another member's differs."""
-    expected = verdicts[task.plan.senders[0]].digest
+    """Return the first sender's digest. Raise RefusedError if another member's differs.
+
+    The keyed digests are compared too: others than the ranks can make two texts of equal xxh3-128.
+    """
+    first = verdicts[task.plan.senders[0]]
     if task.plan.apart:  # each rank has other bytes
-        return expected
+        return first.digest
+    expected = first.digest, first.keyed_digest
     members = [verdicts[rank] for rank in task.plan.members]
-    wrong = [verdict.node for verdict in members if verdict.digest != expected]
+    wrong = [one.node for one in members if (one.digest, one.keyed_digest) != expected]
     if wrong:
         text = f"{task.item.destination}: the bytes received differ from those sent; submit again"
         raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])
-    return expected
+    return first.digest

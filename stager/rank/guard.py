@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.wire.codec import BYTES, NUMBER, TEXT, record_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -38,6 +40,9 @@ class Address:
     port: int
     token: bytes
     proof: bytes
+
+
+ADDRESS = record_of(Address, node=TEXT, host=TEXT, port=NUMBER, token=BYTES, proof=BYTES)
 
 
 class Guard:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
@@ -21,6 +22,7 @@ from stager.rank.agree import Context, Node, RefusedError, together
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
 from stager.request.items import REQUEST_VARIABLE, StageRequest
+from stager.wire.channel import Channel, interrupted, refuse_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
 _MPI_END_PATIENCE = 30
+#: Seconds in which a rank's report reaches the launcher before its neighbours report its end.
+_REPORT_LEAD = 0.5
 
 
 def main() -> None:
@@ -37,15 +41,23 @@ def main() -> None:
     A stage that was refused also ends with 0: its exit code is in the Outcome.
     """
     request = StageRequest.from_json(os.environ[REQUEST_VARIABLE])
+    refuse_pickle()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for the user's program, not yet started
     comm = MPI.COMM_WORLD
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
-    context = Context(comm, _node(request, comm.rank), request)
+    node = _node(request, comm.rank)
     act = _measure if request.bench else run
-    with _guarded(context):
-        outcome = act(context, watch)
+    try:
+        channel = Channel(comm, bytes.fromhex(request.key), node.name)
+        context = Context(comm, node, request, channel)
+        with _guarded(context):
+            outcome = act(context, watch)
+    except LaunchError as error:
+        _end_all(node.name, error)
+    except MPI.Exception as error:
+        _end_all(node.name, interrupted(error))
     if comm.rank == 0:
         tell("result", outcome=outcome.to_json())
     # MPI_Finalize runs after Python and waits for every slurmstepd, for ever if one was killed.
@@ -110,11 +122,12 @@ def _guarded(context: Context) -> Iterator[None]:
     """End this rank if a neighbour dies: MPI would wait for it for ever. Collective."""
     comm, guard = context.comm, None
     if comm.size > 1 and not context.request.local_root:  # mpiexec ends simulated nodes by itself
-        from stager.rank.guard import Guard
+        from stager.rank.guard import ADDRESS, Guard
+        from stager.wire.codec import optional
 
         with suppress(OSError):
             guard = Guard(context.node.name, _end_because_of)
-        ring = comm.allgather(guard.address if guard else None)
+        ring = context.channel.allgather(guard.address if guard else None, optional(ADDRESS))
         addresses = [address for address in ring if address]
         if guard and len(addresses) == comm.size:
             guard.watch(addresses, comm.rank)
@@ -133,16 +146,22 @@ def _end_because_of(node: str) -> None:
     os._exit(1)
 
 
+def _end_all(node: str, error: LaunchError) -> NoReturn:
+    """End the ranks of all nodes: the messages of some are not what this stage's ranks sent."""
+    tell("crashed", node=node, error=error.message)
+    time.sleep(_REPORT_LEAD)
+    os._exit(LaunchError.code)
+
+
 def _check_world(context: Context) -> None:
-    """Raise RefusedError unless MPI started exactly one rank on each node. Collective."""
-    comm, request, node = context.comm, context.request, context.node
+    """Raise RefusedError unless MPI started exactly one rank on each node. Pure."""
+    comm, request, names = context.comm, context.request, context.channel.nodes
     if comm.size != request.nodes:
         started = "1 process" if comm.size == 1 else f"{comm.size} processes"
         nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
         problem = f"MPI started {started}, but the job has {nodes}"
         text = f"{problem}; {MPI_REMEDY}"
-        raise RefusedError([Failure(LaunchError.code, text, comm.bcast(node.name))])
-    names = comm.allgather(node.name)
+        raise RefusedError([Failure(LaunchError.code, text, names[0])])
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         text = (

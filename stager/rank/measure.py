@@ -18,6 +18,7 @@ from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import together
+from stager.wire.codec import NUMBER, REAL, pair_of
 from stager.wire.layout import Layout
 from stager.wire.ring import Drain, Ring
 from stager.wire.settings import Algorithm
@@ -25,8 +26,6 @@ from stager.wire.transfer import broadcast, ring_depth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from mpi4py import MPI
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
@@ -65,7 +64,7 @@ def measure(context: Context, tell: Callable[..., None]) -> None:
         for algorithm in Algorithm:
             if algorithm is not Algorithm.AUTO:
                 settings = replace(context.request.transfer, algorithm=algorithm)
-                tell_rate(_measure_wire(context.comm, size, settings))
+                tell_rate(_measure_wire(context, size, settings))
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -76,8 +75,9 @@ def _sizes(most: int) -> Iterator[int]:
     yield most
 
 
-def _measure_wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
+def _measure_wire(context: Context, size: int, settings: Settings) -> Rate:
     """Broadcast ``size`` bytes from rank 0. Collective."""
+    comm = context.comm
     layout = Layout.dense(size, settings.chunk)
     best = float("inf")
     for _ in range(_REPEATS):
@@ -85,19 +85,21 @@ def _measure_wire(comm: MPI.Intracomm, size: int, settings: Settings) -> Rate:
         comm.Barrier()
         begun = time.monotonic()
         broadcast(comm, layout, 1, settings, reader=reader, writer=None)
-        best = min(best, max(comm.allgather(time.monotonic() - begun)))
+        best = min(best, max(context.channel.allgather(time.monotonic() - begun, REAL)))
     return Rate("wire", size, best, algorithm=settings.algorithm)
 
 
 def _measure_disks(context: Context, item: StageItem) -> Iterator[Rate]:
     """Yield the slowest node's rates: to write, and to read past the page cache. Collective."""
-    comm, node, request = context.comm, context.node, context.request
-    cache = together(context, lambda: open_cache(node.path(item.root), node.uid))[comm.rank]
-    times = together(context, lambda: _write_and_read(cache, request), patient=True)
-    names = comm.allgather(node.name)
+    node, request = context.node, context.request
+    opened: list[Cache] = []
+    together(context, lambda: opened.append(open_cache(node.path(item.root), node.uid)))
+    times = together(
+        context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL), patient=True
+    )
     for index, what in enumerate(("write", "read")):
-        slowest = max(range(comm.size), key=lambda rank: times[rank][index])
-        yield Rate(what, request.bench, times[slowest][index], names[slowest])
+        slowest = max(range(len(times)), key=lambda rank: times[rank][index])
+        yield Rate(what, request.bench, times[slowest][index], context.channel.nodes[slowest])
 
 
 def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
@@ -128,8 +130,8 @@ def _measure_source(context: Context, item: StageItem) -> Rate:
     def read() -> tuple[int, float]:
         return _read(item.source, context.request) if context.comm.rank == 0 else (0, 0.0)
 
-    size, seconds = together(context, read, patient=True)[0]
-    return Rate("source", size, seconds, context.comm.bcast(context.node.name))
+    size, seconds = together(context, read, pair_of(NUMBER, REAL), patient=True)[0]
+    return Rate("source", size, seconds, context.channel.nodes[0])
 
 
 def _read(path: str, request: StageRequest) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.errors import StageError
+from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
 from stager.disk.files import digest_of
 from stager.tree.table import Table
@@ -41,6 +41,23 @@ class Reuse:
     def marks(self) -> bytes:
         """Return a byte for each row, 1 if this node has its file; compressed by zlib."""
         return zlib.compress(bytes(before >= 0 for before in self.rows), 1)
+
+
+def read_marks(text: bytes | memoryview, rows: int) -> bytes:
+    """Return the byte for each of the ``rows`` that `zlib.compress` made ``text`` of.
+
+    Raise LaunchError if there are more or fewer.
+    """
+    stream = zlib.decompressobj()
+    marks = b""
+    with suppress(zlib.error):
+        marks = stream.decompress(text, rows + 1)
+    if len(marks) != rows or not stream.eof:
+        raise LaunchError(
+            "what a node says about its files cannot be read; tell the administrator: the nodes "
+            "may have different versions of slurm-stage"
+        )
+    return marks
 
 
 def find_reusable(task: Task, listing: Listing) -> Reuse:

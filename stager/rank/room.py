@@ -10,6 +10,7 @@ from stager.base.outcome import Evicted
 from stager.copies import evict
 from stager.disk.cache import look_for_cache
 from stager.rank.agree import together
+from stager.wire.codec import NUMBER, TEXT, list_of, pair_of, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from stager.disk.locks import Locks
     from stager.rank.agree import Context, Node
     from stager.rank.cargo import Cargo
+
+_EVICTED = list_of(record_of(Evicted, node=TEXT, destination=TEXT, size=NUMBER))
+#: `Cargo.need` and `Cargo.need_in_all` of each cargo.
+_NEEDS = list_of(pair_of(NUMBER, NUMBER))
 
 
 def make_room(
@@ -47,9 +52,9 @@ def make_room(
     def make() -> list[Evicted]:
         return [one for room in plans for one in room.make(locks, context.node.name)]
 
-    evicted = together(context, plan)
+    evicted = together(context, plan, _EVICTED)
     if any(evicted) and not context.request.dry_run:
-        evicted = together(context, make)
+        evicted = together(context, make, _EVICTED)
     return [one for of_node in evicted for one in of_node]
 
 
@@ -65,7 +70,7 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
             for cargo, asked in zip(cargos, is_asked, strict=True)
         ]
 
-    answers = together(context, look)
+    answers = together(context, look, _NEEDS)
     mine, first = answers[context.comm.rank], answers[0]
     return [
         evict.Need(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import zlib
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import xxhash
 
 from stager.base.errors import UsageError
 from stager.base.paths import SHARD_LIST
 from stager.rank.cargo import Opened
-from stager.rank.reuse import Reuse
+from stager.rank.reuse import Reuse, read_marks
 from stager.rank.tree_cargo import TreeCargo
+from stager.tree.listing import pack, unpack
 from stager.tree.shard import (
+    NO_NODE,
     balanced,
     by_number,
     list_row,
@@ -47,8 +48,28 @@ class Split:
     text: bytes
     name: str
 
+    def to_bytes(self) -> bytes:
+        """Serialize the split for `from_bytes`."""
+        return pack(self.owners.tobytes(), self.text, self.name.encode())
 
-def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[str]) -> Split:
+    @classmethod
+    def from_bytes(cls, text: bytes | memoryview, rows: int, nodes: int) -> Self:
+        """Return the split that `to_bytes` serialized, of so many ``rows`` on so many ``nodes``.
+
+        Raise ValueError if ``text`` is none.
+        """
+        parts = unpack(memoryview(text), 3)
+        if len(parts) != 3 or len(parts[0]) != 8 * rows:
+            raise ValueError("it is no split of this folder")
+        owners = array("q", bytes(parts[0]))
+        if min(owners) < NO_NODE or max(owners) >= nodes:
+            raise ValueError("it names a node that the job does not have")
+        return cls(owners, bytes(parts[1]), str(parts[2], "ascii"))
+
+
+def split(
+    task: Task, listing: Listing, held: Sequence[bytes | memoryview], names: Sequence[str]
+) -> Split:
     """Assign the files of a folder to the nodes of these ``names``. Pure.
 
     ``held`` has the `Reuse.marks` of each node: a file stays where it is, if the loads allow it.
@@ -62,7 +83,7 @@ def split(task: Task, listing: Listing, held: Sequence[bytes], names: Sequence[s
     if task.item.options.by:
         owners = by_number(listing, task.item.source, task.item.options.by, len(names))
     else:
-        owners = balanced(listing, [zlib.decompress(one) for one in held])
+        owners = balanced(listing, [read_marks(one, len(listing)) for one in held])
     owners = with_hard_links(listing, owners)
     text = list_text(listing, owners, names)
     return Split(owners, text, split_name(text, len(names)))

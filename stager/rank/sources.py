@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Mode, Relocate
+from stager.disk.record import SourceFacts
 from stager.source.posix import Source, for_all, look_at_source
+from stager.wire.codec import (
+    BYTES,
+    FLAG,
+    NUMBER,
+    TEXT,
+    Codec,
+    list_of,
+    optional,
+    record_of,
+    tuple_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +27,38 @@ if TYPE_CHECKING:
     from stager.rank.agree import Context
     from stager.request.items import StageItem
     from stager.source.posix import Listings
+    from stager.tree.venv import Interpreter
+
+
+def _interpreter() -> Codec[Interpreter]:
+    from stager.tree.venv import Interpreter  # rarely needed
+
+    links = list_of(BYTES)
+    as_set = Codec(
+        lambda paths: links.to_data(sorted(paths)), lambda data: frozenset(links.from_data(data))
+    )
+    return record_of(Interpreter, path=TEXT, links=as_set, is_shared=FLAG, at=TEXT)
+
+
+_FACTS = record_of(SourceFacts, size=NUMBER, mtime_ns=NUMBER, ctime_ns=NUMBER, inode=NUMBER)
+#: How what rank 0 sees travels to the other ranks.
+SOURCES = tuple_of(
+    record_of(
+        Source,
+        facts=_FACTS,
+        mode=NUMBER,
+        group=NUMBER,
+        allocated=NUMBER,
+        files=NUMBER,
+        listing=TEXT,
+        interpreter=optional(
+            Codec(
+                lambda value: _interpreter().to_data(value),
+                lambda data: _interpreter().from_data(data),
+            )
+        ),
+    )
+)
 
 
 def look_at_sources(

@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING
 
 from stager.base.options import Mode, Validate
 from stager.base.phases import Phase
-from stager.copies.survey import Survey, survey, survey_shared
+from stager.copies.survey import Reason, Survey, survey, survey_shared
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for
 from stager.rank.report import Delivered, Progress, item_report, tell
-from stager.rank.sources import look_at_sources
+from stager.rank.sources import SOURCES, look_at_sources
 from stager.rank.task import Task
 from stager.source.posix import Listings, Source
+from stager.wire.codec import (
+    FLAG,
+    NUMBER,
+    TEXT,
+    list_of,
+    member_of,
+    optional,
+    record_of,
+    tuple_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,13 +53,26 @@ _ATTEMPTS = 3
 class Look:
     """What a rank sees before anything is locked; one entry for each item.
 
-    ``caches`` are this node's, ``is_folder`` says whether its destination is a folder there. Only
-    rank 0 has ``sources``.
+    ``is_folder`` says whether its destination is a folder on this node. Only rank 0 has
+    ``sources``.
     """
 
-    caches: tuple[Cache, ...]
     is_folder: tuple[bool, ...]
     sources: tuple[Source, ...]
+
+
+_LOOK = record_of(Look, is_folder=tuple_of(FLAG), sources=SOURCES)
+_SURVEYS = list_of(
+    record_of(
+        Survey,
+        node=TEXT,
+        reason=optional(member_of(Reason)),
+        digest=TEXT,
+        files=NUMBER,
+        fresh=FLAG,
+        split=TEXT,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +109,8 @@ class StageRun:
         self._watch = watch
         self._rank = context.comm.rank
         self.evicted: list[Evicted] = []
+        #: This node's cache of each item.
+        self._caches: tuple[Cache, ...] = ()
         #: The listings of source folders; only rank 0 has them.
         self._listings = Listings()
         #: By destination, the digests of this node's trees that were walked before the survey.
@@ -132,20 +157,20 @@ class StageRun:
 
     def _look(self) -> list[Look]:
         """Look at sources, caches and destinations on all nodes. Collective."""
-        return together(self._context, self._look_here, patient=True)
+        return together(self._context, self._look_here, _LOOK, patient=True)
 
     def _look_here(self) -> Look:
         context, request, node = self._context, self._context.request, self._context.node
         items = request.items
         open_or_plan = plan_cache if request.dry_run else open_cache
         sources = look_at_sources(context, items, self._listings)
-        caches = tuple(
+        self._caches = tuple(
             open_or_plan(node.path(item.root), node.uid, shared=item.shared) for item in items
         )
         is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
         if self._rank:  # while rank 0 lists the sources, the others walk their copies
-            self._walked.update(self._walk_copies(items, caches))
-        return Look(caches, is_folder, sources)
+            self._walked.update(self._walk_copies(items, self._caches))
+        return Look(is_folder, sources)
 
     def _walk_copies(
         self, items: Sequence[StageItem], caches: Sequence[Cache]
@@ -163,16 +188,16 @@ class StageRun:
         self._forget_looks()
         wanted = [one.item for one in items]
         sources = together(
-            self._context, lambda: look_at_sources(self._context, wanted, self._listings)
+            self._context, lambda: look_at_sources(self._context, wanted, self._listings), SOURCES
         )[0]
         return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
 
     def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
-        sources, caches = looks[0].sources, looks[self._rank].caches
+        sources = looks[0].sources
         items = settle(self._context.request.items, sources, [look.is_folder for look in looks])
         return [
             SettledItem(item, source, cache)
-            for item, source, cache in zip(items, sources, caches, strict=True)
+            for item, source, cache in zip(items, sources, self._caches, strict=True)
         ]
 
     def _to_lock(self, items: Sequence[SettledItem]) -> list[tuple[Cache, str]]:
@@ -194,7 +219,9 @@ class StageRun:
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
         reads_copies = any(one.item.options.validate is Validate.CHECKSUM for one in items)
-        return together(self._context, lambda: self._survey_here(items), patient=reads_copies)
+        return together(
+            self._context, lambda: self._survey_here(items), _SURVEYS, patient=reads_copies
+        )
 
     def _survey_here(self, items: Sequence[SettledItem]) -> list[Survey]:
         request, node = self._context.request, self._context.node
@@ -267,35 +294,46 @@ class StageRun:
         from stager.rank.reuse import find_reusable  # not needed for files
         from stager.rank.tree_cargo import TreeCargo
 
-        options = task.item.options
-        listing = self._context.comm.bcast(
-            self._listings.get(task.item.source, options.include, options.exclude)
-        )
-        assert listing is not None
+        listing = self._share_listing(task.item)
         found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
         together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
         reuse = found[0]
-        if options.mode is not Mode.SHARD:
+        if task.item.options.mode is not Mode.SHARD:
             return TreeCargo(task, listing, reuse)
         from stager.rank.shard_cargo import ShardCargo
 
         return ShardCargo(task, listing, self._split(task, listing, reuse.marks()), reuse)
 
+    def _share_listing(self, item: StageItem) -> Listing:
+        """Return the listing of a folder, which rank 0 has. Collective."""
+        from stager.tree.listing import Listing  # not needed for files
+
+        channel, options = self._context.channel, item.options
+        listing = self._listings.get(item.source, options.include, options.exclude)
+        text = channel.bcast_bytes(listing.to_bytes() if listing else b"")
+        try:
+            return listing or Listing.from_bytes(text)
+        except ValueError as error:
+            raise channel.unreadable(0, error) from None
+
     def _split(self, task: Task, listing: Listing, held: bytes) -> Split:
         """Assign a folder's files to the nodes; rank 0 decides for all. Collective."""
-        from stager.rank.shard_cargo import split  # only for mode=shard
+        from stager.rank.shard_cargo import Split, split  # only for mode=shard
 
-        of_nodes = together(self._context, lambda: (held, task.node.name))
+        channel = self._context.channel
+        marks = channel.allgather_bytes(held)
+        found: list[Split] = []
 
-        def assign() -> Split | None:
-            if self._rank:
-                return None
-            marks, names = zip(*of_nodes, strict=True)
-            return split(task, listing, marks, names)
+        def assign() -> None:
+            if not self._rank:
+                found.append(split(task, listing, marks, channel.nodes))
 
-        whole = together(self._context, assign, patient=True)[0]
-        assert whole is not None
-        return whole
+        together(self._context, assign, patient=True)
+        text = channel.bcast_bytes(found[0].to_bytes() if found else b"")
+        try:
+            return Split.from_bytes(text, len(listing), len(channel.nodes))
+        except ValueError as error:
+            raise channel.unreadable(0, error) from None
 
     def _make_room(self, planned: Sequence[PlannedItem], held: Held) -> None:
         """Evict copies on nodes that have too little room for what they receive. Collective."""

@@ -14,6 +14,7 @@ from stager.disk.cache import check_inodes
 from stager.disk.files import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
+from stager.rank.reuse import Reuse, read_marks
 from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
 from stager.tree.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from stager.disk.record import Record
-    from stager.rank.reuse import Reuse
     from stager.rank.task import Task
     from stager.tree.listing import Listing
     from stager.wire.transfer import Transferred
@@ -40,10 +40,13 @@ def table_size(listing: Listing) -> int:
 
 
 def needed_by_any(answers: Collection[bytes], rows: int) -> bytes:
-    """Return a byte for each row, 1 if any of the `Opened.needs` has a 1 there. Pure."""
+    """Return a byte for each row, 1 if any of the `Opened.needs` has a 1 there. Pure.
+
+    Raise LaunchError if one of them is not of so many rows.
+    """
     needed = 0
     for answer in answers:
-        needed |= int.from_bytes(zlib.decompress(answer), "big")
+        needed |= int.from_bytes(read_marks(answer, rows), "big")
     return needed.to_bytes(rows, "big")
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from stager.base.errors import UsageError
 from stager.base.options import DEFAULT_OPTIONS, Mode, Options
 from stager.base.paths import SHARD_LIST
-from stager.wire.settings import DEFAULT_SETTINGS, Algorithm, Settings
+from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
@@ -81,6 +81,10 @@ class Space:
     unpacked_members: int = UNPACKED_MEMBERS
 
 
+def _new_key() -> str:
+    return os.urandom(KEY_SIZE).hex()
+
+
 @dataclass(frozen=True, slots=True)
 class StageRequest:
     """All that the ranks need to know; sizes in bytes, times in seconds."""
@@ -105,6 +109,9 @@ class StageRequest:
     bench: int = 0
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
+    #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
+    #: but here: the environment of a process is private to its user.
+    key: str = field(default_factory=_new_key, repr=False)
 
     def to_json(self) -> str:
         """Return one line for `from_json`: JSON, compressed if it has more than MAX_REQUEST bytes.

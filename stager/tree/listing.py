@@ -7,10 +7,12 @@ million entries take some 200 MiB.
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, chain, islice, pairwise
+from operator import lt
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import xxhash
@@ -41,6 +43,11 @@ class Kind(IntEnum):
     LINK = 2
     #: Another path of a file. The first path of a file in the listing is its FILE.
     HARD_LINK = 3
+
+
+_KINDS = bytes(Kind)
+#: What no path relative to the folder has in it, with a slash before and behind it.
+_NO_PATH = (b"//", b"/./", b"/../")
 
 
 class Row(NamedTuple):
@@ -191,26 +198,46 @@ class Listing:
         )  # fmt: skip
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Self:
+    def from_bytes(cls, text: bytes | memoryview) -> Self:
         """Return the listing that `to_bytes` serialized. Raise ValueError if ``text`` is none."""
-        if not text.startswith(_MAGIC):
+        view = memoryview(text)
+        if view[: len(_MAGIC)] != _MAGIC:
             raise ValueError("it is no listing")
-        parts = unpack(memoryview(text)[len(_MAGIC) :])
+        parts = unpack(view[len(_MAGIC) :], _PARTS)
         if len(parts) != _PARTS:
             raise ValueError("it has other columns")
         modes, sizes, mtimes, ctimes, inodes, owners, groups = (
             _column(code, part) for code, part in zip(_TYPES, parts[2:9], strict=True)
         )
-        numbers, targets, holes, counts, spans = parts[9:]
+        paths, kinds = bytes(parts[0]), bytes(parts[1])
+        if paths.count(0) + 1 != len(kinds):
+            raise ValueError("its columns differ in length")
+        linked, targets, holes, counts, spans = parts[9:]
         listing = cls(
-            bytes(parts[0]).split(b"\0"), bytes(parts[1]),
+            paths.split(b"\0"), kinds,
             modes, sizes, mtimes, ctimes, inodes, owners, groups,
-            dict(zip(_column(_UNSIGNED, numbers), bytes(targets).split(b"\0"), strict=False)),
+            _read_targets(_column(_UNSIGNED, linked), bytes(targets)),
             _read_extents(*(_column(_UNSIGNED, part) for part in (holes, counts, spans))),
         )  # fmt: skip
-        if any(len(column) != len(listing) for column in (listing.kinds, *listing._columns)):
-            raise ValueError("its columns differ in length")
+        listing._check()
         return listing
+
+    def _check(self) -> None:
+        """Raise ValueError unless this can be the listing of a folder."""
+        rows = len(self)
+        if any(len(column) != rows for column in self._columns):
+            raise ValueError("its columns differ in length")
+        if self.kinds.strip(_KINDS):
+            raise ValueError("it has an entry of an unknown kind")
+        if any(row >= rows for row in chain(self.targets, self.extents)):
+            raise ValueError("it describes a row that it does not have")
+        if not all(map(lt, self.paths, islice(self.paths, 1, None))):
+            raise ValueError("its paths are not sorted")
+        # In one text, which is much faster than path by path. The folder itself has an empty path.
+        inner = self.paths if self.paths[0] else self.paths[1:]
+        text = b"/".join([b"", *inner, b""]) if inner else b""
+        if any(part in text for part in _NO_PATH):
+            raise ValueError("a path does not lead into the folder")
 
     @property
     def _columns(self) -> tuple[array[int], ...]:
@@ -235,11 +262,14 @@ def pack(*parts: bytes) -> bytes:
     return b"".join(chain.from_iterable((len(part).to_bytes(8, "big"), part) for part in parts))
 
 
-def unpack(text: memoryview) -> list[memoryview]:
-    """Return the parts that `pack` joined. Raise ValueError if the text ends early."""
+def unpack(text: memoryview, most: int = sys.maxsize) -> list[memoryview]:
+    """Return the parts that `pack` joined, at most one more than ``most``.
+
+    Raise ValueError if the text ends early.
+    """
     parts: list[memoryview] = []
     at = 0
-    while at < len(text):
+    while at < len(text) and len(parts) <= most:
         length = int.from_bytes(text[at : at + 8], "big")
         at += 8
         if at + length > len(text):
@@ -255,9 +285,19 @@ def _column(code: str, part: memoryview) -> array[int]:
     return column
 
 
+def _read_targets(numbers: array[int], targets: bytes) -> dict[int, bytes]:
+    if not numbers and not targets:
+        return {}
+    if targets.count(0) + 1 != len(numbers):
+        raise ValueError("its columns differ in length")
+    return dict(zip(numbers, targets.split(b"\0"), strict=True))
+
+
 def _read_extents(
-    numbers: Iterable[int], counts: Iterable[int], spans: array[int]
+    numbers: array[int], counts: array[int], spans: array[int]
 ) -> dict[int, tuple[Extent, ...]]:
+    if len(numbers) != len(counts) or 2 * sum(counts) != len(spans):
+        raise ValueError("its columns differ in length")
     pairs = [Extent(spans[at], spans[at + 1]) for at in range(0, len(spans), 2)]
     bounds = pairwise(accumulate(counts, initial=0))
     return {

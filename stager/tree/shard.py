@@ -28,7 +28,7 @@ _SLACK = 0.02
 #: many files too.
 _PARTS_OF_MEAN = 100
 #: The node of a row that is no file.
-_NO_NODE = -1
+NO_NODE = -1
 
 
 def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[int]:
@@ -38,7 +38,7 @@ def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[
     does not match.
     """
     regex = numbered_regex(pattern)
-    owners = array("q", [_NO_NODE]) * len(listing)
+    owners = array("q", [NO_NODE]) * len(listing)
     for row in listing.rows(Kind.FILE):
         found = regex.match(os.fsdecode(listing.paths[row]))
         if found is None:
@@ -67,10 +67,10 @@ class _Balance:
         cost = 1 + listing.size // max(1, _PARTS_OF_MEAN * len(files))
         self._costs = {row: listing.sizes[row] + cost for row in files}
         self._loads = [0] * len(held)
-        self.owners = array("q", [_NO_NODE]) * len(listing)
+        self.owners = array("q", [NO_NODE]) * len(listing)
         largest_first = sorted(files, key=lambda row: -self._costs[row])
         self._keep_held(largest_first, held)
-        self._assign(row for row in largest_first if self.owners[row] == _NO_NODE)
+        self._assign(row for row in largest_first if self.owners[row] == NO_NODE)
         self._even_out(largest_first)
 
     def _give(self, row: int, node: int) -> None:
@@ -185,7 +185,7 @@ def list_text(listing: Listing, owners: Sequence[int], names: Sequence[str]) -> 
         b"%s\t%d\t%s\n"
         % (os.fsencode(names[owner]), listing.sizes[files.get(row, row)], _escaped(path))
         for row, (path, owner) in enumerate(zip(listing.paths, owners, strict=True))
-        if owner != _NO_NODE
+        if owner != NO_NODE
     )
     return b"".join(lines)
 

@@ -18,6 +18,7 @@ from stager.base.errors import StageError, write_traceback
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from stager.wire.keyed import KeyedDigest
     from stager.wire.layout import Layout
 
 #: Values of the status byte behind each chunk's data. By it all ranks learn at the same chunk that
@@ -164,7 +165,8 @@ class Drain:
     """Threads that hash the chunks they are given in order, and write them in any order.
 
     ``writers`` is the number of threads that write, 0 for the default. Without a ``writer`` chunks
-    are only hashed. ``digest`` replaces the `Digest` of a single file. After a failure the threads
+    are only hashed. ``digest`` replaces the `Digest` of a single file; ``keyed`` is a further one,
+    of all that travels. After a failure the threads
     go on to take chunks, without writing them, so that no other rank waits for this one.
     """
 
@@ -175,11 +177,13 @@ class Drain:
         ring: Ring,
         writers: int,
         digest: Digester | None = None,
+        keyed: KeyedDigest | None = None,
     ) -> None:
         self._writer = writer
         self._layout = layout
         self._ring = ring
         self._digest = digest or Digest()
+        self._keyed = keyed
         self._hashing: SimpleQueue[int | None] = SimpleQueue()
         self._writing: SimpleQueue[int | None] = SimpleQueue()
         self.error: StageError | None = None
@@ -208,6 +212,8 @@ class Drain:
             message = self._ring.message(index)
             for start, offset, length in self._layout.pieces(index):
                 self._digest.update(message[start : start + length], offset)
+            if self._keyed:
+                self._keyed.add(index, message)
             done(index)
 
     def _write_all(self) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+#: Bytes of the key by which the ranks of one stage know each other.
+KEY_SIZE = 32
+
 
 class Algorithm(StrEnum):
     """The way of chunks from their reader to all other ranks."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from stager.base.errors import StageError
+    from stager.wire.keyed import KeyedDigest
     from stager.wire.layout import Layout
     from stager.wire.ring import Digester, Reader, Writer
     from stager.wire.settings import Settings
@@ -43,6 +44,8 @@ class Transferred:
 
     #: xxh3-128 of the data as it passed this rank, in hexadecimal.
     digest: str
+    #: The `KeyedDigest` of all that passed, which is equal on all ranks; empty if none was wanted.
+    keyed_digest: str
     #: Why this rank's reader or writer failed, None if it did not.
     error: StageError | None
     seconds: float
@@ -62,6 +65,7 @@ def broadcast(
     writer: Writer | None,
     progress: Callable[[int], None] = lambda _: None,
     digest: Digester | None = None,
+    keyed: KeyedDigest | None = None,
 ) -> Transferred:
     """Move the file's data from the ``reader`` of the first ranks to the ``writer`` of each.
 
@@ -69,13 +73,14 @@ def broadcast(
     Each byte is read once. The first ``readers`` ranks take turns in reading; if ``settings`` leave
     their number open, rank 0 begins alone, and the others join only if it proves too slow.
     ``progress`` is called with the bytes that have passed this rank. ``digest`` replaces the digest
-    of a single file. What reader and writer raise is returned as ``error``.
+    of a single file; ``keyed`` is a further one. What reader and writer raise is returned as
+    ``error``.
     """
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
     turns = Turns(comm.rank, readers, first=0 if settings.readers else Turns.NEVER)
     ring = Ring(layout, ring_depth(settings, comm.size))
-    drain = Drain(writer, layout, ring, settings.writers, digest)
+    drain = Drain(writer, layout, ring, settings.writers, digest, keyed)
     pump = Pump(layout, ring, forward(comm, algorithm, turns, ring.depth), turns, reader, drain)
     while not pump.step():
         progress(pump.bytes_passed)
@@ -86,6 +91,7 @@ def broadcast(
     now = time.monotonic()
     return Transferred(
         digest=found,
+        keyed_digest=keyed.hexdigest() if keyed else "",
         error=reader_error or drain.error,
         seconds=now - begun,
         reading=pump.reading,

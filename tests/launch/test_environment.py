@@ -15,7 +15,7 @@ from stager.request.policy import Launch, Policy
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
 ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
-REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17)
+REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17, key="0f" * 32)
 #: REQUEST as the ranks find it.
 REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
@@ -25,7 +25,7 @@ REQUEST_JSON = (
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
     '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "dry_run": false, "bench": 0, "local_root": ""}'
+    '"directives": "", "dry_run": false, "bench": 0, "local_root": "", "key": "' + "0f" * 32 + '"}'
 )
 #: What a rank is always given.
 GIVEN = {

@@ -20,6 +20,7 @@ from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import RefusedError, together
 from stager.request.items import Space
+from stager.wire.codec import NUMBER
 from stager.wire.settings import Algorithm, Settings
 from tests.support.world import World, messages
 
@@ -284,7 +285,7 @@ def test_a_world_of_the_wrong_size_is_refused(world: FileWorld) -> None:
 
 
 def test_two_ranks_on_one_node_are_refused(world: FileWorld) -> None:
-    world.node = replace(world.node, name="same")
+    world.rename("same")
     outcome = world.run()
     assert outcome.code == (0 if world.comm.size == 1 else 8)
 
@@ -303,9 +304,9 @@ def test_an_error_on_one_rank_is_raised_on_all(world: FileWorld) -> None:
         return world.comm.rank
 
     with pytest.raises(RefusedError) as refused:
-        together(world.context, step)
+        together(world.context, step, NUMBER)
     assert [str(f.node) for f in refused.value.failures] == [world.nodes[-1]]
-    assert together(world.context, lambda: 1) == [1] * world.comm.size
+    assert together(world.context, lambda: 1, NUMBER) == [1] * world.comm.size
 
 
 def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: FileWorld) -> None:

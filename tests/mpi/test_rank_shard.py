@@ -21,6 +21,8 @@ from stager.tree.listing import Kind
 from stager.tree.stream import StreamReader
 from stager.tree.table import as_copy
 from stager.tree.walk import walk
+from stager.wire.channel import Channel
+from stager.wire.settings import KEY_SIZE
 from tests.support.tree_world import (
     ALL,
     FILES,
@@ -302,7 +304,8 @@ def stage_on_fewer(world: TreeWorld) -> ItemReport | None:
         return None
     assert isinstance(few, MPI.Intracomm)
     request = replace(world.request, items=world.items(mode=Mode.SHARD), nodes=few.size)
-    context = Context(few, world.node, request)
+    channel = Channel(few, bytes(KEY_SIZE), world.node.name)
+    context = Context(few, world.node, request, channel)
     outcome = run(context, Stopwatch(time.monotonic(), Phase.SURVEY))
     few.Free()
     assert outcome.failures == []

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -21,7 +22,7 @@ from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageReques
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
-from stager.wire.settings import Algorithm, Settings
+from stager.wire.settings import KEY_SIZE, Algorithm, Settings
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT = Validate.STAT
@@ -84,6 +85,7 @@ REQUESTS = st.builds(
     directives=TEXTS,
     dry_run=st.booleans(),
     local_root=st.just("") | PATHS,
+    key=st.binary(min_size=KEY_SIZE, max_size=KEY_SIZE).map(bytes.hex),
 )
 
 
@@ -113,7 +115,7 @@ def test_a_request_is_read_back_from_the_environment_as_it_was(request: StageReq
 
 
 def test_the_json_of_a_request() -> None:
-    request = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=7)
+    request = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=7, key="0f" * 32)
     assert request.to_json() == (
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme"'
         '}], "nodes": 4, "lock_timeout": 1800.0, '
@@ -122,8 +124,17 @@ def test_the_json_of_a_request() -> None:
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", "dry_run": false, "bench": 0, '
-        '"local_root": ""}'
+        '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
+
+
+def test_each_stage_has_a_random_key_which_its_text_for_people_lacks() -> None:
+    first, second = (StageRequest((ITEM,), nodes=4, lock_timeout=1.0) for _ in range(2))
+    assert len({bytes.fromhex(one.key) for one in (first, second)}) == 2
+    assert len(bytes.fromhex(first.key)) == KEY_SIZE
+    assert replace(first, nodes=2, job=7).key == first.key
+    assert StageRequest.from_json(first.to_json()) == first
+    assert first.key not in f"{first} {first!r}"
 
 
 def for_later_steps(value: str) -> StageRequest:

@@ -12,7 +12,8 @@ from stager.base.phases import Phase, Stopwatch
 from stager.rank.agree import Context, Node
 from stager.rank.main import run
 from stager.request.items import StageItem, StageRequest
-from stager.wire.settings import Settings
+from stager.wire.channel import Channel
+from stager.wire.settings import KEY_SIZE, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +44,17 @@ class World:
             items=(item,), nodes=comm.size, lock_timeout=0.2,
             transfer=Settings(chunk=4096, depth=2),
         )  # fmt: skip
+        self.channel = Channel(comm, bytes(KEY_SIZE), self.node.name)
 
     @property
     def context(self) -> Context:
         """The context that the collective functions take."""
-        return Context(self.comm, self.node, self.request)
+        return Context(self.comm, self.node, self.request, self.channel)
+
+    def rename(self, name: str) -> None:
+        """Let this rank's node have another name. Collective."""
+        self.node = replace(self.node, name=name)
+        self.channel = Channel(self.comm, bytes(KEY_SIZE), name)
 
     def on_first(self, act: Callable[[], object]) -> None:
         """Run ``act`` on the first rank while all others wait."""
@@ -64,7 +71,7 @@ class World:
     def run(self, **changes: object) -> Outcome:
         """Run the request with ``changes``. All ranks must return the same failures."""
         request = replace(self.request, **changes)  # type: ignore[arg-type]
-        context = Context(self.comm, self.node, request)
+        context = Context(self.comm, self.node, request, self.channel)
         outcome = run(context, Stopwatch(time.monotonic(), Phase.SURVEY))
         assert self.comm.bcast(outcome.failures) == outcome.failures
         return outcome

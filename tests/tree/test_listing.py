@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,10 @@ from hypothesis import strategies as st
 from stager.base.extents import ALIGNMENT, Extent
 from stager.tree.listing import Kind, Listing, Row, pack, text_of, unpack
 
-NAMES = st.binary(min_size=1, max_size=12).map(lambda name: name.replace(b"\0", b"?"))
+PARTS = st.binary(min_size=1, max_size=6).map(
+    lambda name: name.replace(b"\0", b"?").replace(b"/", b"!").replace(b".", b". ")
+)
+NAMES = st.lists(PARTS, min_size=1, max_size=3).map(b"/".join)
 NUMBERS = st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
 EXTENTS = st.lists(st.builds(Extent, st.integers(0, 2**40), st.integers(1, 2**40)), max_size=3)
@@ -57,6 +63,73 @@ def test_columns_of_different_length_are_refused() -> None:
     parts[4] = b""
     with pytest.raises(ValueError, match=r"^its columns differ in length$"):
         Listing.from_bytes(magic + pack(*parts))
+
+
+def with_part(listing: Listing, number: int, part: bytes) -> bytes:
+    """Return the text of a listing in which one part is another one."""
+    text = listing.to_bytes()
+    magic = text[: text.index(b"\n") + 1]
+    parts = [bytes(part) for part in unpack(memoryview(text)[len(magic) :])]
+    parts[number] = part
+    return magic + pack(*parts)
+
+
+@pytest.mark.parametrize(
+    ("number", "part", "problem"),
+    [
+        (0, b"\0../x\0a", "a path does not lead into the folder"),
+        (0, b"\0a\0b/../../x", "a path does not lead into the folder"),
+        (0, b"\0./a\0b", "a path does not lead into the folder"),
+        (0, b"\0/etc/passwd\0b", "a path does not lead into the folder"),
+        (0, b"\0a/\0b", "a path does not lead into the folder"),
+        (0, b"\0a//b\0c", "a path does not lead into the folder"),
+        (0, b"\0\0a", "its paths are not sorted"),
+        (0, b"\0b\0a", "its paths are not sorted"),
+        (0, b"\0a\0a", "its paths are not sorted"),
+        (0, b"\0a", "its columns differ in length"),
+        (1, b"\0\1\4", "it has an entry of an unknown kind"),
+        (1, b"\0\1", "its columns differ in length"),
+        (3, bytes(23), "bytes length not a multiple of item size"),
+        (9, bytes(16), "its columns differ in length"),
+        (10, b"a\0b", "its columns differ in length"),
+        (9, b"\3" + bytes(7), "it describes a row that it does not have"),
+        (11, bytes(8), "its columns differ in length"),
+        (12, bytes(8), "its columns differ in length"),
+        (13, bytes(8), "its columns differ in length"),
+        (13, bytes(16), "its columns differ in length"),
+    ],
+)
+def test_a_listing_that_no_folder_has_is_refused(number: int, part: bytes, problem: str) -> None:
+    listing = Listing.of([ROOT, a_file(b"a", 1), a_file(b"b", 2)])
+    text = with_part(listing, number, part)
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        Listing.from_bytes(text)
+
+
+@given(LISTINGS, st.data())
+def test_hostile_bytes_are_no_listing_and_take_no_memory(
+    listing: Listing, data: st.DataObject
+) -> None:
+    """Random text in place of some bytes of a listing: it is a listing still, or is refused."""
+    text = bytearray(listing.to_bytes())
+    at = data.draw(st.integers(0, len(text) - 1))
+    junk = data.draw(st.binary(min_size=1, max_size=64) | st.just(b"\xff" * 8) | st.just(bytes(8)))
+    text[at : at + len(junk)] = junk
+    tracemalloc.start()
+    with suppress(ValueError):
+        Listing.from_bytes(bytes(text))
+    assert tracemalloc.get_traced_memory()[1] < 50 * len(text) + 20_000
+    tracemalloc.stop()
+
+
+def test_many_empty_parts_are_not_taken_apart() -> None:
+    text = Listing.of([ROOT]).to_bytes()
+    hostile = text[: text.index(b"\n") + 1] + bytes(8_000_000)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"^it has other columns$"):
+        Listing.from_bytes(hostile)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
 
 
 def test_folders_come_before_their_contents_in_whatever_order_they_were_found() -> None:

@@ -1,0 +1,37 @@
+"""Compute a digest of a transfer's chunks that only the ranks of one stage can compute.
+
+Each chunk is hashed by xxh3-128 with a secret seed of its own, and these hashes by keyed BLAKE2b.
+Whoever puts other bytes into the transfer knows neither the seeds nor any hash, and has one
+attempt: a difference ends the stage before anything is published.
+
+xxh3 is not a cryptographic MAC. It has no proof that without the seed two texts with the same hash
+are hard to find, and its seed has 64 bits. A transfer passes each rank's single hasher, and on one
+core a MAC is slower than the network: BLAKE2b hashes 1.4 GB/s, GMAC 10, Poly1305 15, xxh3 87.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import xxhash
+
+#: Bytes of the seed of xxh3, and of the digest.
+_SEED_SIZE, _DIGEST_SIZE = 8, 16
+
+
+class KeyedDigest:
+    """The digest of the chunks that are added in order; ``key`` is of this transfer alone."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._chunks = blake2b(key=key, digest_size=_DIGEST_SIZE, person=b"chunks")
+
+    def add(self, index: int, message: memoryview) -> None:
+        """Add the chunk ``index`` as it travels: its bytes and its status byte."""
+        place = index.to_bytes(8, "big")
+        seed = blake2b(place, key=self._key, digest_size=_SEED_SIZE, person=b"seed").digest()
+        self._chunks.update(xxhash.xxh3_128_digest(message, int.from_bytes(seed, "big")))
+
+    def hexdigest(self) -> str:
+        """Return the digest of all chunks in hexadecimal."""
+        return self._chunks.hexdigest()
