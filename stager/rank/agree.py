@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager.base.errors import BusyError, Failure, StageError
+from stager.base.progress import Kind, count, doing
 from stager.disk.files import as_stage_error
 from stager.disk.locks import Locks
 
@@ -83,7 +84,8 @@ def together(context: Context, step: Callable[[], T], *, patient: bool = False) 
     result: T | None = None
     failure: Failure | None = None
     try:
-        result = step()
+        with doing(Kind.STEP):
+            result = step()
     except StageError as error:
         failure = Failure.of(error, context.node.name)
     except OSError as error:
@@ -91,6 +93,7 @@ def together(context: Context, step: Callable[[], T], *, patient: bool = False) 
     if patient:
         _sleep_until_all_have_finished(context.comm)
     answers: list[tuple[T, Failure | None]] = context.comm.allgather((result, failure))
+    count()
     failures = [failure for _, failure in answers if failure]
     if failures:
         raise RefusedError(failures)
