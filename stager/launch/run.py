@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
+#: The failure of ranks that started on some node at least, but did not begin.
+_NOT_CONNECTED = (
+    "MPI started, but did not connect all nodes within {:g} s: a node has failed, or a firewall or "
+    "a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
+)
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: Seconds for the launcher to end by itself when the ranks are done, and when one has crashed. The
@@ -75,6 +80,8 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     if listener.stall:
         return f"staging ended early: {listener.stall}"
+    if listener.timed_out and listener.has_pulse:
+        return _NOT_CONNECTED.format(start_timeout)
     if listener.timed_out:
         problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
     elif not listener.begun:
@@ -103,7 +110,8 @@ class _Listener:
         self._clock = RunningClock()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
-        #: Whether a rank has begun, and whether none had at the deadline.
+        #: Whether a rank lives, whether all have begun, and whether they had not at the deadline.
+        self.has_pulse = False
         self.begun = False
         self.timed_out = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
@@ -143,6 +151,7 @@ class _Listener:
             return
         now = self._clock.seconds()
         if event["event"] == "pulse":
+            self.has_pulse = True
             self._pulses.hear(event, now)
             return
         if not self.begun:

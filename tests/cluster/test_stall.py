@@ -43,7 +43,7 @@ def slow_site(installed_site: Site) -> Iterator[Site]:
     subprocess.run(["gcc", "-o", str(site.shared("slow_folder")), *flags], check=True)
     site.run(
         f"mkdir {BEHIND} {SLOW} {SLOWER}; cd {BEHIND}\n"
-        "head -c 48M /dev/urandom > large; head -c 8M large > middle; head -c 3M large > small"
+        "head -c 48M /dev/urandom > large; head -c 6M large > middle; head -c 2M large > small"
     )
     with ExitStack() as stack:
         for folder, microseconds in LATENCY.items():
@@ -51,7 +51,7 @@ def slow_site(installed_site: Site) -> Iterator[Site]:
             site.run(line, user="root", on="n1")
             stack.callback(site.run, ["umount", "--lazy", folder], user="root", on="n1")
         yield site
-    site.run(f"rm -r {BEHIND} {SLOW} {SLOWER} /shared/slow_folder")
+    site.run(f"rm -r {BEHIND} {SLOW} {SLOWER} /shared/slow_folder", user="root")
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +170,14 @@ def test_a_node_whose_staging_process_is_stopped_is_named(site: Site, process: s
     job = submit(site)
     with stopped(site, "n3", process):
         fails(site, job, f"n3: {SILENT}")
+        if process != "stager.rank":  # nobody ends the rank, which must not publish by itself
+            _await(lambda: not _has_rank(site, "n3"))
+            assert not site.copy("n3", "/nvme/data").exists()
     ends(site, job)
+
+
+def _has_rank(site: Site, node: str) -> bool:
+    return site.run(["pgrep", "-f", "stager.rank"], on=node, check=False).returncode == 0
 
 
 def test_tasks_that_wait_on_other_nodes_end_too(site: Site) -> None:
