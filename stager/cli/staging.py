@@ -63,11 +63,13 @@ class JobNodes:
             rank_environment(os.environ, self.rules, request),
             self.rules.launch.start_timeout,
             on_event,
-            Pulses(self._names, job.own_name(os.environ), request.stall_timeout),
+            Pulses(
+                names=lambda: job.unfold(self.context.nodes),
+                own=job.own_name(os.environ),
+                limit=request.stall_timeout,
+                is_suspended=lambda: job.is_suspended(self.context.job),
+            ),
         )
-
-    def _names(self) -> list[str]:
-        return job.unfold(self.context.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,13 @@ class Pulses:
 
     ``names`` returns its nodes; ``own`` is the one that this process runs on, if it is one of them.
     ``limit`` is the most seconds without a pulse of a node, or without progress on any; 0 for none.
+    ``is_suspended`` asks whether the job is: if this process is outside of it, it is not suspended.
     """
 
     names: Callable[[], list[str]]
     own: str
     limit: float
+    is_suspended: Callable[[], bool] = lambda: False
     _begun: float = 0.0
     _nodes: dict[str, _Node] = field(default_factory=dict)
 
@@ -89,11 +91,19 @@ class Pulses:
             for name in dict.fromkeys([*self.names(), *self._nodes])
             if now - self._heard_at(name) > self.limit
         ]
-        if silent:
+        if silent and all(name in silent for name in self._nodes) and self.is_suspended():
+            self._wait_on(now)
+        elif silent:
             return self._about_silent(silent)
-        if now - max(node.moved_at for node in self._nodes.values()) > self.limit:
+        elif now - max(node.moved_at for node in self._nodes.values()) > self.limit:
             return self._about_standing()
         return ""
+
+    def _wait_on(self, now: float) -> None:
+        """Begin to wait anew for the pulses of all nodes."""
+        self._begun = now
+        for node in self._nodes.values():
+            node.heard_at = node.moved_at = now
 
     def _heard_at(self, name: str) -> float:
         return self._nodes[name].heard_at if name in self._nodes else self._begun

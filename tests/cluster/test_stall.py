@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, REPOSITORY, digest
+from tests.cluster.site import POLICY, REPOSITORY, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,6 +199,17 @@ def test_a_source_that_does_not_answer_is_named_with_its_reader(site: Site) -> N
     ends(site, job)
 
 
+def test_a_disk_that_does_not_answer_is_named_with_its_node(site: Site) -> None:
+    with site.nvme("n2", "loop", "200M"):
+        job = submit(site)
+        site.run(["fsfreeze", "--freeze", "/nvme"], user="root", on="n2")
+        try:
+            fails(site, job, f"n2: no progress for {LIMIT} s while writing /nvme/data")
+        finally:
+            site.run(["fsfreeze", "--unfreeze", "/nvme"], user="root", on="n2")
+        ends(site, job)
+
+
 def test_a_rank_that_is_stopped_for_a_moment_goes_on(site: Site) -> None:
     job = submit(site, f"{SLOW}/middle")
     with stopped(site, "n3", "stager.rank"):
@@ -219,6 +230,19 @@ def test_a_job_that_is_suspended_goes_on(site: Site) -> None:
     time.sleep(2 * LIMIT)
     site.run(["scontrol", "resume", job.id], user="root")
     works(site, job, "middle")
+
+
+def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) -> None:
+    line = f"{STAGECTL} stage {SLOW}/middle:/nvme/data && touch /shared/started"
+    shell = site.popen(["salloc", "-N4", "--job-name=outside", "bash", "-c", line])
+    _await(lambda: _receives(site, "n3"))
+    job = site.run(["squeue", "-h", "--name=outside", "--format=%i"]).stdout.strip()
+    site.run(["scontrol", "suspend", job], user="root")
+    time.sleep(2 * LIMIT)
+    site.run(["scontrol", "resume", job], user="root")
+    _, complaint = shell.communicate(timeout=60)
+    assert shell.returncode == 0, complaint
+    assert site.shared("started").exists()
 
 
 def test_without_a_limit_a_stage_waits(site: Site) -> None:

@@ -137,6 +137,26 @@ def test_of_nodes_that_stand_still_the_one_that_the_others_wait_for_is_named(
     assert stage.verdict(11) == said
 
 
+def test_a_suspended_job_is_no_stall_though_this_process_runs() -> None:
+    stage = Stage(own="login")
+    stage.hear(1)
+    stage.pulses.is_suspended = lambda: True
+    assert [stage.verdict(second) for second in range(2, 100)] == [""] * 98
+    stage.pulses.is_suspended = lambda: False
+    stage.hear(105, "n1", "n3")
+    assert stage.verdict(111) == f"n2: {SILENT}"
+
+
+def test_nobody_asks_for_suspended_jobs_while_a_node_answers() -> None:
+    def is_suspended() -> bool:
+        raise AssertionError("asked")
+
+    stage = Stage()
+    stage.pulses.is_suspended = is_suspended
+    stage.hear(9, "n1", "n2")
+    assert stage.verdict(12) == f"n3: {SILENT}"
+
+
 def test_without_a_limit_nothing_is_a_stall() -> None:
     stage = Stage(limit=0)
     assert stage.verdict(1e9) == ""
