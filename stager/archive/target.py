@@ -11,6 +11,7 @@ import xxhash
 from stager.archive.links import bad_links
 from stager.base.digest import add_zeros
 from stager.base.errors import SpaceError, UsageError
+from stager.base.progress import count
 from stager.base.text import bytes_text
 from stager.disk.files import write_all
 from stager.disk.permissions import file_mode, folder_mode
@@ -119,6 +120,7 @@ class Target:
 
     def _count(self, name: bytes, size: int) -> None:
         """Count one more member with ``size`` bytes of data."""
+        count()
         limits = self._limits
         if size < 0:
             raise self.refusal(name, f"has a size of {size} bytes")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xxhash
 
+from stager.base.progress import count
+
 #: A hole is hashed as zeros, at most so many at a time.
 _ZEROS = bytes(1 << 20)
 
@@ -38,3 +40,4 @@ def add_zeros(digest: xxhash.xxh3_128, length: int) -> None:
         size = min(len(_ZEROS), length)
         digest.update(_ZEROS if size == len(_ZEROS) else _ZEROS[:size])
         length -= size
+        count()

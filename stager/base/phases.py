@@ -36,11 +36,11 @@ Seconds = dict[str, float]
 
 
 class Stopwatch:
-    """Seconds by phase. It starts at ``begun`` on the monotonic clock, in ``phase``."""
+    """Seconds by phase, and the ``phase`` now. It starts at ``begun`` on the monotonic clock."""
 
     def __init__(self, begun: float, phase: Phase) -> None:
         self._begun = self._last = begun
-        self._phase = phase
+        self.phase = phase
         self.seconds: Seconds = {}
 
     @property
@@ -59,8 +59,8 @@ class Stopwatch:
             taken = min(left, seconds)
             left -= taken
             self._add(part, taken)
-        self._add(self._phase, left)
-        self._phase = phase
+        self._add(self.phase, left)
+        self.phase = phase
 
     def _add(self, phase: Phase, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

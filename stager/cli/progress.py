@@ -19,11 +19,13 @@ _LINE_PERIOD = 5.0
 class Progress:
     """Shows events of the ranks until the block is left.
 
-    Lines are printed by ``say``; a ``bar`` is drawn instead if stdout is a terminal.
+    Lines are printed by ``say``; a ``bar`` is drawn instead if stdout is a terminal. If
+    ``verbose``, nodes that do not watch each other are named.
     """
 
-    def __init__(self, say: Callable[[str], None], *, bar: bool) -> None:
+    def __init__(self, say: Callable[[str], None], *, bar: bool, verbose: bool = False) -> None:
         self._say = say
+        self._verbose = verbose
         self._draws = bar and sys.stdout.isatty()
         self._last_line = time.monotonic()
         self._waiting = False
@@ -50,6 +52,11 @@ class Progress:
             where = f"{event['holder']} on {event['node']}"
             seconds = seconds_text(event["seconds"])
             self._say(f"{event['destination']}: waiting for {where}, {seconds} so far")
+        elif event["event"] == "unwatched" and self._verbose:
+            self._say(
+                f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "
+                "made; if that node fails, the stage ends only after stall_timeout"
+            )
 
     def _is_time(self) -> bool:
         now = time.monotonic()

@@ -18,9 +18,10 @@ from stager.cli.progress import Progress
 from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.environment import rank_environment
-from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
+from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.run import run
 from stager.launch.srun import srun_argv
+from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.resolve import resolve
@@ -62,6 +63,12 @@ class JobNodes:
             rank_environment(os.environ, self.rules, request),
             self.rules.launch.start_timeout,
             on_event,
+            Pulses(
+                names=lambda: job.unfold(self.context.nodes),
+                own=job.own_name(os.environ),
+                limit=request.stall_timeout,
+                is_suspended=lambda: job.is_suspended(self.context.job),
+            ),
         )
 
 
@@ -89,12 +96,13 @@ class SimulatedNodes:
             rank_environment(os.environ, self.rules, request, mpiexec_environment()),
             self.rules.launch.start_timeout,
             on_event,
+            Pulses(lambda: simulated_names(self.count), "", request.stall_timeout),
         )
 
     def _make_disks(self) -> None:
-        for number in range(self.count):
+        for name in simulated_names(self.count):
             for cache_root in self.rules.roots:
-                path = Path(f"{self.root}/node{number + 1}{cache_root}")
+                path = Path(f"{self.root}/{name}{cache_root}")
                 try:
                     path.mkdir(parents=True, exist_ok=True)
                 except OSError as error:
@@ -125,6 +133,7 @@ def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
     )
     return StageRequest(
         items=items, nodes=1, lock_timeout=rules.lock_timeout,
+        stall_timeout=rules.transfer.stall_timeout,
         transfer=_settings(rules.transfer), space=space,
     )  # fmt: skip
 
@@ -155,7 +164,7 @@ def stage_values(
     directives = parse_values(values)
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
-    with Progress(_ignore if as_json else say, bar=not as_json) as progress:
+    with Progress(_ignore if as_json else say, bar=not as_json, verbose=verbose) as progress:
         outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
+from stager.base.progress import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,7 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
+        count()
         view = view[written:]
         offset += written
 
@@ -90,6 +92,7 @@ def remove_tree(path: str) -> None:
     """Remove ``path`` and everything beneath it, as far as permissions allow."""
     folders = [path]
     for folder in folders:  # grows while it is read
+        count()
         with suppress(OSError):
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 os.unlink(folder)
@@ -98,6 +101,7 @@ def remove_tree(path: str) -> None:
             with os.scandir(folder) as entries:
                 inside = list(entries)
             for entry in inside:
+                count()
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                     continue
@@ -126,9 +130,10 @@ def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
         buffer = stack.enter_context(closing(mmap.mmap(-1, READ_SIZE)))
         with memoryview(buffer) as view:
             at = 0
-            while at < size and (count := os.preadv(descriptor, [buffer], at)):
-                digest.update(view[:count])
-                at += count
+            while at < size and (done := os.preadv(descriptor, [buffer], at)):
+                digest.update(view[:done])
+                at += done
+                count()
     return digest.hexdigest()
 
 
@@ -265,4 +270,5 @@ def digest_of(path: str) -> str:
     with open(path, "rb", buffering=0) as file:
         while block := file.read(READ_SIZE):
             digest.update(block)
+            count()
     return digest.hexdigest()

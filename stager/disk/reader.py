@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import TYPE_CHECKING
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
+from stager.base.progress import Kind, count, doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +18,27 @@ if TYPE_CHECKING:
 BLOCK = 512
 #: The errors of a filesystem that cannot tell holes from data.
 _NO_HOLES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
+#: Bytes of the first read of a file and of the largest, and the seconds of a quick and a slow one.
+_FIRST, _MOST, _QUICK, _SLOW = 128 << 10, 1 << 30, 0.1, 1.0
+
+
+class Pace:
+    """Reads little at a time while storage is slow, so that others see that it moves."""
+
+    def __init__(self) -> None:
+        self._size = _FIRST
+
+    def read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Read into the beginning of ``buffer``, and return the bytes read. Raise OSError."""
+        begun = time.monotonic()
+        done = os.preadv(descriptor, [buffer[: self._size]], offset)
+        seconds = time.monotonic() - begun
+        if seconds > _SLOW:
+            self._size = max(_FIRST, self._size // 2)
+        elif seconds < _QUICK and done == self._size:
+            self._size = min(2 * self._size, _MOST)
+        count()
+        return done
 
 
 class FileReader:
@@ -23,10 +46,12 @@ class FileReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._pace = Pace()
         self.bytes_read = 0
         try:
             # Opening a named pipe in its place does not block.
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with doing(Kind.READ, path):
+                self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror}") from None
 
@@ -34,7 +59,8 @@ class FileReader:
         """Yield the extents with data in the first ``size`` bytes, in order; the rest is holes."""
         try:
             if os.fstat(self.descriptor).st_blocks * BLOCK < size:
-                yield from self._seek_extents(size)
+                with doing(Kind.READ, self._path):
+                    yield from self._seek_extents(size)
             elif size:
                 yield Extent(0, size)
         except OSError as error:
@@ -52,6 +78,7 @@ class FileReader:
                 if error.errno not in _NO_HOLES:
                     raise
                 begin, hole = end, size
+            count()
             if begin < hole:
                 yield Extent(begin, hole - begin)
             end = hole
@@ -61,16 +88,17 @@ class FileReader:
 
         Raise IntegrityError if the file ends before that, SourceError if it cannot be read.
         """
-        while buffer:
-            try:
-                count = os.preadv(self.descriptor, [buffer], offset)
-            except OSError as error:
-                raise SourceError(f"{self._path}: {error.strerror}") from None
-            if not count:
-                raise IntegrityError(f"{self._path} became shorter while it was read")
-            self.bytes_read += count
-            buffer = buffer[count:]
-            offset += count
+        with doing(Kind.READ, self._path):
+            while buffer:
+                try:
+                    done = self._pace.read(self.descriptor, buffer, offset)
+                except OSError as error:
+                    raise SourceError(f"{self._path}: {error.strerror}") from None
+                if not done:
+                    raise IntegrityError(f"{self._path} became shorter while it was read")
+                self.bytes_read += done
+                buffer = buffer[done:]
+                offset += done
 
     def close(self) -> None:
         """Close the file."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Seconds in which scontrol and scancel must end.
 _ANSWER_TIMEOUT = 30
-#: Seconds in which sinfo must end; without it, the states are unknown.
+#: Seconds in which sinfo and squeue must end; without them, the states are unknown.
 _STATES_TIMEOUT = 2
 #: The states of nodes that cannot be reached (sinfo(1)).
 _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down", "powering_up"})
@@ -101,6 +101,19 @@ def is_away(state: str) -> bool:
 def is_drained(state: str) -> bool:
     """Return whether a node of this state takes no new jobs."""
     return "drain" in state.lower()
+
+
+def is_suspended(job: int) -> bool:
+    """Return whether Slurm says that the job is suspended."""
+    try:
+        answer = subprocess.run(
+            ["squeue", "--noheader", f"--jobs={job}", "--format=%T"],
+            capture_output=True, text=True, errors="replace", timeout=_STATES_TIMEOUT, check=True,
+            env={"PATH": os.defpath, **os.environ},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.stdout.strip() == "SUSPENDED"
 
 
 def own_name(environment: Mapping[str, str]) -> str:

@@ -24,6 +24,11 @@ def mpiexec_argv(count: int) -> list[str]:
     return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
 
 
+def simulated_names(count: int) -> list[str]:
+    """Return the names by which the ranks of so many simulated nodes report (`rank.main`)."""
+    return [f"node{number + 1}" for number in range(count)]
+
+
 def mpiexec_environment() -> dict[str, str]:
     """Return what mpiexec needs besides the environment of any rank."""
     # The search for networks takes a second, and ranks of one machine use shared memory.

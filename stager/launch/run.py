@@ -18,12 +18,23 @@ from stager.base.errors import MPI_REMEDY, LaunchError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase
 from stager.launch.process import Process
+from stager.launch.stall import Pulses, RunningClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
+#: The failure of ranks that started on some node at least, but did not begin.
+_NOT_CONNECTED = (
+    "MPI started, but did not connect all nodes within {:g} s: a node has failed, or a firewall or "
+    "a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
+)
+#: The longest wait for output, in seconds: then the clocks are looked at.
+_TICK = 1.0
+#: Seconds for the launcher to end by itself when the ranks are done, and when one has crashed. The
+#: ranks have 30 s for the end of MPI (`rank.main`), and srun waits 30 s for the last (`srun_argv`).
+_END_PATIENCE, _CRASH_PATIENCE = 90.0, 20.0
 
 
 def run(
@@ -31,19 +42,21 @@ def run(
     environment: Mapping[str, str],
     start_timeout: float,
     on_event: Callable[[dict[str, Any]], None],
+    pulses: Pulses | None = None,
 ) -> Outcome:
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
-    Its time is from the launch to the launcher's end.
+    Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
+    out whether they stall.
 
     Raise LaunchError if the launcher cannot be started, no rank begins within ``start_timeout``
-    seconds, or the ranks end without an Outcome.
+    seconds, the ranks stall, or they end without an Outcome.
     """
     begun = time.monotonic()
     with Process(argv, environment) as process:
-        listener = _Listener(time.monotonic() + start_timeout, on_event)
+        listener = _Listener(begun + start_timeout, on_event, pulses)
         listener.listen(process)
-        if listener.timed_out:
+        if listener.gave_up:
             process.end()
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
@@ -65,6 +78,10 @@ def _with_launch(outcome: Outcome, *, before: float, after: float) -> Outcome:
 def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: float) -> str:
     """Return the message for ranks that ended, or did not begin, without an Outcome."""
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    if listener.stall:
+        return f"staging ended early: {listener.stall}"
+    if listener.timed_out and listener.has_pulse:
+        return _NOT_CONNECTED.format(start_timeout)
     if listener.timed_out:
         problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
     elif not listener.begun:
@@ -76,30 +93,55 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
 
 
 class _Listener:
-    """Takes what the ranks and their launcher print. At ``deadline``, some rank must have begun."""
+    """Takes what the ranks and their launcher print.
 
-    def __init__(self, deadline: float, on_event: Callable[[dict[str, Any]], None]) -> None:
+    At ``deadline`` some rank must have begun, and from then on ``pulses`` must find no stall.
+    """
+
+    def __init__(
+        self,
+        deadline: float,
+        on_event: Callable[[dict[str, Any]], None],
+        pulses: Pulses | None,
+    ) -> None:
         self._deadline = deadline
         self._on_event = on_event
+        self._pulses = pulses or Pulses(list, "", limit=0)
+        self._clock = RunningClock()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
-        #: Whether a rank has begun, and whether none had at the deadline.
+        #: Whether a rank lives, whether all have begun, and whether they had not at the deadline.
+        self.has_pulse = False
         self.begun = False
         self.timed_out = False
+        #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
+        #: RunningClock.
+        self.stall = ""
+        self._over_at = 0.0
         #: The first rank that failed unexpectedly, and why.
         self.crash = ""
         #: What the ranks agreed on, and when it came, on the monotonic clock.
         self.outcome: Outcome | None = None
         self.outcome_at = 0.0
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the launcher must be ended: its ranks do not begin, do not move, or are over."""
+        return self.timed_out or bool(self.stall) or self._is_overdue()
+
     def listen(self, process: Process) -> None:
-        """Take all output, unless no rank begins in time."""
-        while process.is_open and not self.timed_out:
-            timeout = None if self.begun else self._deadline - time.monotonic()
-            lines = process.read_lines(timeout)
-            self.timed_out = not self.begun and time.monotonic() >= self._deadline
-            for line in lines:
+        """Take all output, unless the ranks do not begin in time or the launcher is given up."""
+        while process.is_open and not self.gave_up:
+            for line in process.read_lines(_TICK):
                 self._take(line)
+            self.timed_out = not self.begun and time.monotonic() >= self._deadline
+            if self.begun and not self._over_at:
+                self.stall = self._pulses.verdict(self._clock.seconds())
+
+    def _is_overdue(self) -> bool:
+        """Whether all was said, but the launcher has not ended for too long."""
+        patience = _END_PATIENCE if self.outcome else _CRASH_PATIENCE
+        return self._over_at > 0 and self._clock.seconds() - self._over_at > patience
 
     def _take(self, line: str) -> None:
         event = _as_event(line)
@@ -107,12 +149,21 @@ class _Listener:
             if line.strip():
                 self.tail.append(line.rstrip())
             return
-        self.begun = True
+        now = self._clock.seconds()
+        if event["event"] == "pulse":
+            self.has_pulse = True
+            self._pulses.hear(event, now)
+            return
+        if not self.begun:
+            self.begun = True
+            self._pulses.begin(now)
         if event["event"] == "result":
             self.outcome_at = time.monotonic()
             self.outcome = Outcome.from_json(event["outcome"])
+            self._over_at = now
         elif event["event"] == "crashed":
             self.crash = self.crash or f"{event['node']}: {event['error']}"
+            self._over_at = self._over_at or now
         else:
             self._on_event(event)
 

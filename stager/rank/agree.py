@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from stager.base.errors import BusyError, Failure, StageError
+from stager.base.progress import Kind, count, doing
 from stager.disk.files import as_stage_error
 from stager.disk.locks import Locks
 from stager.wire.codec import (
@@ -114,7 +115,8 @@ def together(
     result: Any = None
     failure: Failure | None = None
     try:
-        result = step()
+        with doing(Kind.STEP):
+            result = step()
     except StageError as error:
         failure = Failure.of(error, context.node.name)
     except OSError as error:
@@ -123,6 +125,7 @@ def together(
         _sleep_until_all_have_finished(context.comm)
     both = pair_of(optional(answer), optional(FAILURE))
     answers = context.channel.allgather((None if failure else result, failure), both)
+    count()
     failures = [failure for _, failure in answers if failure]
     if failures:
         raise RefusedError(failures)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError, SourceError
 from stager.base.extents import rounded
+from stager.base.progress import Kind, doing
 from stager.disk.files import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -98,7 +99,7 @@ class FileCargo(Cargo):
 
 def source_changed(task: Task, reader: FileReader) -> Failure | None:
     """Return a Failure if the file that was read is not, or no longer, the one surveyed."""
-    with suppress(OSError):
+    with suppress(OSError), doing(Kind.READ, task.item.source):
         named = facts_of(os.stat(task.item.source))
         if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
             return None

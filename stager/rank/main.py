@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
@@ -19,6 +20,7 @@ from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
+from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
 from stager.request.items import REQUEST_VARIABLE, StageRequest
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 _MPI_END_PATIENCE = 30
 #: Seconds in which a rank's report reaches the launcher before its neighbours report its end.
 _REPORT_LEAD = 0.5
+#: Seconds of silence after which a rank gives up a neighbour: where there is no limit for a stage
+#: that does not move, and beyond that limit.
+_SILENCE, _LATER = 90.0, 15.0
 
 
 def main() -> None:
@@ -48,6 +53,8 @@ def main() -> None:
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
     node = _node(request, comm.rank)
+    if request.stall_timeout:
+        Pulse(node, request, watch).start()
     act = _measure if request.bench else run
     try:
         channel = Channel(comm, bytes.fromhex(request.key), node.name)
@@ -125,12 +132,18 @@ def _guarded(context: Context) -> Iterator[None]:
         from stager.rank.guard import ADDRESS, Guard
         from stager.wire.codec import optional
 
+        limit = context.request.stall_timeout
         with suppress(OSError):
-            guard = Guard(context.node.name, _end_because_of)
+            # If a node is silent, the launching process says so first: it hears all nodes.
+            silence = limit + _LATER if limit else _SILENCE
+            on_unwatched = partial(_tell_unwatched, context.node)
+            guard = Guard(context.node.name, _end_because_of, on_unwatched, silence)
         ring = context.channel.allgather(guard.address if guard else None, optional(ADDRESS))
         addresses = [address for address in ring if address]
         if guard and len(addresses) == comm.size:
             guard.watch(addresses, comm.rank)
+        elif not guard:
+            _tell_unwatched(context.node, "any other node")
         comm.Barrier()
     # The launcher waits for this event for a limited time. From now on the ranks watch each other.
     if comm.rank == 0:
@@ -138,6 +151,10 @@ def _guarded(context: Context) -> Iterator[None]:
     yield
     if guard:
         guard.leave()
+
+
+def _tell_unwatched(node: Node, neighbour: str) -> None:
+    tell("unwatched", node=node.name, neighbour=neighbour)
 
 
 def _end_because_of(node: str) -> None:

@@ -1,13 +1,16 @@
 """Report to the launching process: events while the ranks work, and what became of each item.
 
-An event is one line of JSON on stdout: ``started``, ``waiting``, ``progress`` or ``rate``, at last
-``result``; or ``crashed``, for a rank that failed unexpectedly. `launch.run` reads them.
+An event is one line of JSON on stdout: ``started``, ``unwatched``, ``waiting``, ``progress``,
+``pulse`` or ``rate``, at last ``result``; or ``crashed``, for a rank that failed unexpectedly.
+`launch.run` reads them.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from _thread import allocate_lock  # threading is slow to import
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two progress events of an item.
 _PROGRESS_PERIOD = 1.0
+#: One line at a time: a long one is written in several pieces.
+_line = allocate_lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,19 @@ class Delivered:
 
 def tell(kind: str, **fields: object) -> None:
     """Print one event, in one write: the launcher merges the output of all ranks by lines."""
-    sys.stdout.write(event(kind, **fields) + "\n")
-    sys.stdout.flush()
+    with _line:
+        sys.stdout.write(event(kind, **fields) + "\n")
+        sys.stdout.flush()
+
+
+def tell_at_once(kind: str, **fields: object) -> None:
+    """Print one event from a thread that may be at work when Python ends. Raise OSError.
+
+    Python must not end while a thread holds its stdout.
+    """
+    line = event(kind, **fields) + "\n"
+    with _line:
+        os.write(1, line.encode())
 
 
 class Progress:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Mode, Relocate
+from stager.base.progress import Kind, doing
 from stager.disk.record import SourceFacts
 from stager.source.posix import Source, for_all, look_at_source
 from stager.wire.codec import (
@@ -75,20 +76,23 @@ def look_at_sources(
     copied = [(item.source, item.destination) for item in items if item.options.is_whole_copy]
     sources: list[Source] = []
     for item in items:
-        # Root may stage for all users only what they could read themselves.
-        source = look_at_source(
-            item.source,
-            item.options.include,
-            item.options.exclude,
-            listings,
-            to_be_read=item.shared,
-        )
-        check_options(item, source)
-        if item.options.relocate is Relocate.VENV:
-            source = _environment(item, source, copied)
-        for_all_users = item.shared and context.node.uid == 0
-        sources.append(for_all(item.source, source) if for_all_users else source)
+        with doing(Kind.READ, item.source):
+            sources.append(_look_at(context, item, copied, listings))
     return tuple(sources)
+
+
+def _look_at(
+    context: Context, item: StageItem, copied: Sequence[tuple[str, str]], listings: Listings
+) -> Source:
+    # Root may stage for all users only what they could read themselves.
+    source = look_at_source(
+        item.source, item.options.include, item.options.exclude, listings, to_be_read=item.shared
+    )
+    check_options(item, source)
+    if item.options.relocate is Relocate.VENV:
+        source = _environment(item, source, copied)
+    for_all_users = item.shared and context.node.uid == 0
+    return for_all(item.source, source) if for_all_users else source
 
 
 def check_options(item: StageItem, source: Source) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.options import Mode, Validate
 from stager.base.phases import Phase
+from stager.base.progress import about
 from stager.copies.survey import Reason, Survey, survey, survey_shared
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
@@ -348,6 +349,7 @@ class StageRun:
     def _deliver(self, one: PlannedItem) -> Delivered:
         """Bring one item to its receivers, and note its use where it is current. Collective."""
         task = one.task
+        about(task.item.destination)
         if self._context.request.dry_run:
             return _nothing_sent(task)
         if self._rank in task.plan.current:

@@ -92,6 +92,9 @@ class StageRequest:
     items: tuple[StageItem, ...]
     nodes: int
     lock_timeout: float
+    #: Seconds without progress on any node after which the launching process ends the stage; 0 for
+    #: no limit.
+    stall_timeout: float = 60.0
     transfer: Settings = DEFAULT_SETTINGS
     space: Space = Space()
     #: Slurm's job id, 0 outside of Slurm.

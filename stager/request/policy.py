@@ -7,6 +7,7 @@ PolicyRefusal that names the file and the key.
 from __future__ import annotations
 
 import tomllib
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -32,6 +33,8 @@ DEFAULT_PATH = Path("/etc/slurm/stage.toml")
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
 _REMEDY = "tell the administrator"
 _MIB = 1 << 20
+#: A stage counts as stalled after so many seconds at least: several signs of life are due by then.
+_SHORTEST_LIMIT = 5
 
 
 def _plain_absolute(path: str) -> str:
@@ -72,6 +75,13 @@ def _count(value: object) -> object:
         return 0
     if type(value) is not int or not 1 <= value <= 64:
         raise ValueError('must be "auto" or a number from 1 to 64')
+    return value
+
+
+def _limit(value: object) -> object:
+    is_number = type(value) in (int, float)
+    if not is_number or not (value == 0 or _SHORTEST_LIMIT <= value < inf):  # type: ignore[operator]
+        raise ValueError(f"must be 0 or a number of seconds from {_SHORTEST_LIMIT} on")
     return value
 
 
@@ -146,6 +156,9 @@ class Transfer(_Section):
     writers: Count = 0
     #: Whether copies are written past the page cache, where the filesystem supports that.
     direct: Annotated[bool, Field(strict=True)] = True
+    #: Seconds without a byte read, received or written on any node, or without a sign of life from
+    #: one, after which a stage fails; 0 for no limit.
+    stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
 
     @property
     def depth(self) -> int:

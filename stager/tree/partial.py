@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
+from stager.base.progress import count
 from stager.disk.files import (
     READ_FILE,
     make_movable,
@@ -174,6 +175,7 @@ class PartialTree:
 
     def _note(self, row: int, facts: os.stat_result) -> None:
         """Enter the stat of a finished entry in the listing of the tree."""
+        count()
         copy, kind = self.copy, self._listing.kinds[row]
         if kind != Kind.LINK:
             copy.modes[row] = stat.S_IMODE(facts.st_mode)

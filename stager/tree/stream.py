@@ -15,7 +15,10 @@ import xxhash
 
 from stager.base.digest import Digest
 from stager.base.errors import IntegrityError, SourceError
+from stager.base.progress import Kind as Doing
+from stager.base.progress import doing
 from stager.base.spans import Spans
+from stager.disk.reader import Pace
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 
@@ -107,6 +110,7 @@ class StreamReader:
         self._folder = os.fsencode(folder) + b"/"
         self._stream = stream
         self._is_source = is_source
+        self._pace = Pace()
         self._pool: ThreadPoolExecutor | None = None
         #: The row and the descriptor of a file that continues in the next buffer.
         self._large: tuple[int, int] | None = None
@@ -114,14 +118,15 @@ class StreamReader:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` with the stream from ``offset`` on."""
-        whole: list[Part] = []
-        data = self._stream.listing.data
-        for part in self._stream.parts(offset, len(buffer)):
-            if part.length < data(part.row):
-                self._read_large(buffer, part)
-            else:
-                whole.append(part)
-        self._read_whole(buffer, whole)
+        with doing(Doing.READ, os.fsdecode(self._folder)[:-1]):
+            whole: list[Part] = []
+            data = self._stream.listing.data
+            for part in self._stream.parts(offset, len(buffer)):
+                if part.length < data(part.row):
+                    self._read_large(buffer, part)
+                else:
+                    whole.append(part)
+            self._read_whole(buffer, whole)
         self.bytes_read += len(buffer)
 
     def _read_whole(self, buffer: memoryview, parts: Sequence[Part]) -> None:
@@ -181,11 +186,11 @@ class StreamReader:
         at, end, offset = part.start, part.start + part.length, part.offset
         try:
             while at < end:
-                count = os.preadv(descriptor, [buffer[at:end]], offset)
-                if not count:
+                done = self._pace.read(descriptor, buffer[at:end], offset)
+                if not done:
                     raise self._changed(part.row)
-                at += count
-                offset += count
+                at += done
+                offset += done
             facts = os.fstat(descriptor)
         except OSError as error:
             raise SourceError(f"{text_of(self._path(part.row))}: {error.strerror}") from None

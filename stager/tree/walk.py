@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
+from stager.base.progress import count
 from stager.disk.files import kind_of
 from stager.disk.reader import BLOCK, FileReader
 from stager.tree.listing import Kind, Listing, Row, text_of
@@ -131,6 +132,7 @@ class _Walker:
         try:
             with os.scandir(above) as entries:
                 for entry in entries:
+                    count()
                     if everything or not self._leaves_out(prefix, entry):
                         self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
         except OSError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mpi4py import MPI
 
+from stager.base.progress import Kind, wait_for
 from stager.wire.route import route
 from stager.wire.settings import Algorithm
 
@@ -53,6 +54,7 @@ class LibraryBroadcast:
         """Take part in the chunk's broadcast, as its root on the chunk's reader."""
         root = self._turns.reader(index)
         if self._blocking:
+            wait_for(Kind.RECEIVE)
             self._comm.Bcast([message, MPI.BYTE], root)
             return None
         return self._comm.Ibcast([message, MPI.BYTE], root)

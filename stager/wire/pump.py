@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
+from stager.base.progress import Kind, count, wait_for
 from stager.wire.ring import FAILED, OK, TAKE_TURNS, Filler
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ class Pump:
 
     def _arrive(self, index: int) -> None:
         """Send the chunk on, obey its status, and hand over all that is here in order."""
+        count()
         message = self._ring.message(index)
         sends = self._forward.send(index, message)
         self._messages += [_Message(send, index, False) for send in sends]
@@ -203,10 +205,18 @@ class Pump:
         if not self._sending[index]:
             del self._sending[index]
             self._passed += 1
+            count()
             self._ring.release(index)
+
+    @property
+    def _waits_for(self) -> Kind:
+        if self._receiving:
+            return Kind.RECEIVE
+        return Kind.SEND if self._messages else Kind.WAIT
 
     def _rest(self) -> None:
         """Sleep, so that the other threads have the cores, and note what was waited for."""
+        wait_for(self._waits_for)
         before = time.monotonic()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

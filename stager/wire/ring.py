@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stager.base.digest import Digest
 from stager.base.errors import StageError, write_traceback
+from stager.base.progress import Kind, doing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -224,8 +225,9 @@ class Drain:
         if self._writer and not self.error:
             message = self._ring.message(index)
             try:
-                for start, offset, length in self._layout.pieces(index):
-                    self._writer.write(message[start : start + length], offset)
+                with doing(Kind.WRITE):
+                    for start, offset, length in self._layout.pieces(index):
+                        self._writer.write(message[start : start + length], offset)
             except StageError as error:
                 self.error = error
         self._ring.release(index)

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.base.progress import Kind, doing
 from stager.wire.forward import forward
 from stager.wire.pump import Pump
 from stager.wire.ring import Drain, Ring
@@ -82,8 +83,9 @@ def broadcast(
     ring = Ring(layout, ring_depth(settings, comm.size))
     drain = Drain(writer, layout, ring, settings.writers, digest, keyed)
     pump = Pump(layout, ring, forward(comm, algorithm, turns, ring.depth), turns, reader, drain)
-    while not pump.step():
-        progress(pump.bytes_passed)
+    with doing(Kind.WAIT):
+        while not pump.step():
+            progress(pump.bytes_passed)
     progress(pump.bytes_passed)
     reader_error = pump.finish()
     moved = time.monotonic()

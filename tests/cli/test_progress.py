@@ -64,3 +64,17 @@ def test_other_events_are_ignored() -> None:
     with Progress(lines.append, bar=False) as progress:
         progress.show({"event": "started", "nodes": 4})
     assert lines == []
+
+
+@pytest.mark.usefixtures("clock")
+def test_nodes_that_do_not_watch_each_other_are_named_where_that_is_asked_for() -> None:
+    unwatched = {"event": "unwatched", "node": "n2", "neighbour": "n3"}
+    lines: list[str] = []
+    for verbose in (False, True):
+        with Progress(lines.append, bar=False, verbose=verbose) as progress:
+            progress.show(unwatched)
+    told = (
+        "n2 does not watch n3: no TCP connection could be made; if that node fails, the stage ends "
+        "only after stall_timeout"
+    )
+    assert lines == [told]

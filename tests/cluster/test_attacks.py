@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import USERS
-from tests.cluster.site import PLUGSTACK, PREFIX, digest
+from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,3 +280,98 @@ def test_a_list_of_directives_that_is_too_long_is_refused_at_once(site: Site) ->
         "stage: the --stage options are longer than 122880 bytes together; write #STAGE lines in "
         "the batch script instead, or stage a folder or an archive\n"
     )
+
+
+# Rows 7 and 18: strangers at the ports of a rank
+
+#: Connects to the ports from 1024 on of each node, where MPI listens, and sends one byte to each,
+#: again and again.
+KNOCK = """
+import socket, sys, threading, time
+
+def knock(node, port):
+    held = []
+    while True:
+        try:
+            held.append(socket.create_connection((node, port), 1))
+            held[-1].send(b"?")
+        except OSError:
+            time.sleep(0.02)
+        if len(held) > 20:
+            held.pop(0).close()
+
+for node in sys.argv[1:]:
+    for port in range(1024, 1028):
+        threading.Thread(target=knock, args=(node, port), daemon=True).start()
+time.sleep(120)
+"""
+
+
+def test_knocks_at_the_ports_of_mpi_hold_a_job_up_no_longer_than_its_limits(site: Site) -> None:
+    limits = "[launch]\nstart_timeout = 15\n[transfer]\nstall_timeout = 5\n"
+    knocks = site.popen([PYTHON, "-c", KNOCK, *site.nodes], user="bob")
+    try:
+        with site.policy(POLICY + limits):
+            job = site.sbatch("true", "-N4", WISH)
+            assert job.wait(60).exit_code == "8:0"
+    finally:
+        knocks.kill()
+        knocks.wait()
+    assert job.output() == (
+        "stage: MPI started, but did not connect all nodes within 15 s: a node has failed, or a "
+        "firewall or a stranger disturbs MPI's TCP connections; submit again, and tell the "
+        f"administrator\n{NOT_STARTED.format(8)}"
+    )
+    assert stage(site).startswith("stage: /nvme/data: 28.6 MiB from /shared/data to n[1-4]")
+
+
+#: The watch of one rank; addresses pass through stdin and stdout.
+WATCH = """
+import json, os, sys
+from stager.rank.guard import Address, Guard
+
+number = int(sys.argv[1])
+guard = Guard(sys.argv[1], lambda node: None, lambda node: print("unwatched", node, flush=True))
+own = guard.address
+print(json.dumps([own.node, own.host, own.port, own.token.hex(), own.proof.hex()]), flush=True)
+ring = [Address(*one[:3], *map(bytes.fromhex, one[3:])) for one in json.loads(sys.stdin.readline())]
+guard.watch(ring, number)
+print("watching", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_idle_connections_do_not_keep_the_watch_between_ranks_from_standing(site: Site) -> None:
+    ranks = [
+        site.popen([PYTHON, "-c", WATCH, str(number)], on=node)
+        for number, node in enumerate(site.nodes[:3])
+    ]
+    try:
+        addresses = [json.loads(_line_of(rank)) for rank in ranks]
+        ports = [str(port) for _, _, port, *_ in addresses]
+        knocks = site.popen([PYTHON, "-c", IDLE, *ports], user="bob")
+        assert _line_of(knocks) == "6 connections\n"
+        for rank in ranks:
+            print(json.dumps(addresses), file=rank.stdin, flush=True)
+        assert [_line_of(rank) for rank in ranks] == ["watching\n"] * 3
+    finally:
+        for command in (*ranks, knocks):
+            command.kill()
+            command.wait()
+
+
+#: Holds two connections to the port of each of the first nodes.
+IDLE = """
+import socket, sys, time
+held = [
+    socket.create_connection((f"n{1 + number // 2}", int(sys.argv[1 + number // 2])))
+    for number in range(2 * len(sys.argv[1:]))
+]
+print(len(held), "connections", flush=True)
+time.sleep(60)
+"""
+
+
+def _line_of(command: subprocess.Popen[str]) -> str:
+    assert command.stdout
+    return command.stdout.readline()

@@ -18,6 +18,7 @@ from stager.launch.job import (
     fold,
     is_away,
     is_drained,
+    is_suspended,
     look_up,
     node_states,
     own_name,
@@ -226,6 +227,25 @@ def test_another_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
 # States of nodes
 
 STATES = {"n1": "idle", "n2": "down*"}
+
+
+@pytest.mark.parametrize(
+    ("script", "suspended"),
+    [("echo SUSPENDED", True), ("echo RUNNING", False), ("exit 1", False), ("true", False)],
+)
+def test_squeue_says_whether_a_job_is_suspended(
+    programs: Path, script: str, suspended: bool
+) -> None:
+    program(programs, "squeue", script)
+    assert is_suspended(17) is suspended
+    assert asked_of(programs, "squeue") == ["--noheader --jobs=17 --format=%T"]
+
+
+def test_without_squeue_no_job_is_suspended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not is_suspended(17)
 
 
 def test_states_are_asked_for_until_somebody_knows() -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from stager.base.errors import Failure, LaunchError
 from stager.base.outcome import ItemReport, Outcome, event
+from stager.launch import run as run_module
 from stager.launch.run import run
+from stager.launch.stall import Pulses
 from tests.support.users import within
 
 if TYPE_CHECKING:
@@ -63,11 +65,13 @@ class Launcher:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.limit = 0.0
 
     def run(self, script: str, start_timeout: float = 10, **lines: str) -> Outcome:
         environment = {"PATH": os.defpath, "STARTED": json.dumps(STARTED), **lines}
         argv = ["/bin/sh", "-c", script]
-        return without_launch(run(argv, environment, start_timeout, self.events.append))
+        pulses = Pulses(lambda: ["n1", "n2"], "n1", self.limit)
+        return without_launch(run(argv, environment, start_timeout, self.events.append, pulses))
 
     def failure(self, script: str, start_timeout: float = 10, **lines: str) -> str:
         with pytest.raises(LaunchError) as caught:
@@ -299,6 +303,59 @@ def test_noise_without_a_pause_does_not_put_off_the_end() -> None:
 def test_ranks_that_began_take_the_time_they_need(launcher: Launcher) -> None:
     script = f"{say('STARTED')}; sleep 0.5; {say('RESULT')}"
     assert launcher.run(script, 0.3, RESULT=result(DONE)) == DONE
+
+
+#: The pulses of two nodes, of which the first stands still.
+PULSES = """printf '{"event": "pulse", "node": "%s", "count": 7, "activity": 0, \
+"doing": "reading /s"}\\n'"""
+
+
+def test_ranks_that_stand_still_are_ended_and_the_node_is_named(launcher: Launcher) -> None:
+    launcher.limit = 1
+    script = f"echo $$; {say('STARTED')}; while {PULSES} n1 n2; do sleep 0.1; done"
+    message = launcher.failure(script)
+    assert message == (
+        f"{CUT_OFF}: n[1-2]: no progress for 1 s while reading /s; submit again; if it fails "
+        "again, use other nodes (--exclude) and tell the administrator"
+    )
+    assert launcher.events == [STARTED]
+
+
+def test_a_rank_that_is_silent_is_named(launcher: Launcher) -> None:
+    launcher.limit = 1
+    message = launcher.failure(f"{say('STARTED')}; while {PULSES} n1; do sleep 0.1; done")
+    assert message == (
+        f"{CUT_OFF}: n2: no answer for 1 s: the node or its network has failed, or the staging "
+        "process there is stopped; submit again; if it fails again, use other nodes (--exclude) "
+        "and tell the administrator"
+    )
+
+
+def test_ranks_that_live_but_do_not_begin_are_told_from_those_that_do_not_start(
+    launcher: Launcher,
+) -> None:
+    message = launcher.failure(f"while {PULSES} n1 n2; do sleep 0.1; done", 1)
+    assert message == (
+        "MPI started, but did not connect all nodes within 1 s: a node has failed, or a firewall "
+        "or a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "name"), [("RESULT", "_END_PATIENCE"), ("CRASHED", "_CRASH_PATIENCE")]
+)
+def test_a_launcher_that_does_not_end_is_ended(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, last: str, name: str
+) -> None:
+    monkeypatch.setattr(run_module, name, 0.5)
+    launcher.limit = 60
+    script = f"{say('STARTED', last)}; exec sleep 60"
+    crashed = event("crashed", node="n2", error="it was killed")
+    if last == "RESULT":
+        assert within(5, lambda: launcher.run(script, RESULT=result(DONE))) == DONE
+    else:
+        message = within(5, lambda: launcher.failure(script, CRASHED=crashed))
+        assert message == f"{CUT_OFF}: n2: it was killed; submit again"
 
 
 @pytest.mark.parametrize("forever", [1e9, float("inf")])

@@ -80,6 +80,7 @@ REQUESTS = st.builds(
     space=SPACES,
     bench=st.integers(0, 1 << 40),
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
+    stall_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
     status_file=TEXTS,
     directives=TEXTS,
@@ -118,7 +119,7 @@ def test_the_json_of_a_request() -> None:
     request = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=7, key="0f" * 32)
     assert request.to_json() == (
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme"'
-        '}], "nodes": 4, "lock_timeout": 1800.0, '
+        '}], "nodes": 4, "lock_timeout": 1800.0, "stall_timeout": 60.0, '
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
         '"algorithm": "auto", "direct": true}, '
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '

@@ -48,6 +48,7 @@ algorithm = "tree"
 readers = 4
 writers = 2
 direct = false
+stall_timeout = 90.5
 
 [metrics]
 textfile = "/var/lib/node_exporter/stage.prom"
@@ -57,6 +58,9 @@ textfile = "/var/lib/node_exporter/stage.prom"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "stage.toml"
+
+
+LIMIT = "must be 0 or a number of seconds from 5 on"
 
 
 def refusal(path: Path) -> str:
@@ -94,9 +98,16 @@ def test_the_defaults_are_these() -> None:
             "readers": 0,
             "writers": 0,
             "direct": True,
+            "stall_timeout": 60,
         },
         "metrics": {"textfile": ""},
     }
+
+
+@pytest.mark.parametrize("limit", ["0", "5", "90.5"])
+def test_the_limit_on_stalls_can_be_changed_and_switched_off(path: Path, limit: str) -> None:
+    path.write_text(f'roots = ["/nvme"]\n[transfer]\nstall_timeout = {limit}\n')
+    assert load(path).transfer.stall_timeout == float(limit)
 
 
 def test_every_key_can_be_set(path: Path) -> None:
@@ -127,6 +138,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "readers": 4,
             "writers": 2,
             "direct": False,
+            "stall_timeout": 90.5,
         },
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }
@@ -357,6 +369,12 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("lock_timeout = -1.5", "lock_timeout: Input should be greater than 0"),
         ("lock_timeout = inf", "lock_timeout: Input should be a finite number"),
         ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
+        ("[transfer]\nstall_timeout = 4.9", f"transfer.stall_timeout: {LIMIT}"),
+        ("[transfer]\nstall_timeout = -1", f"transfer.stall_timeout: {LIMIT}"),
+        ("[transfer]\nstall_timeout = inf", f"transfer.stall_timeout: {LIMIT}"),
+        ("[transfer]\nstall_timeout = nan", f"transfer.stall_timeout: {LIMIT}"),
+        ("[transfer]\nstall_timeout = true", f"transfer.stall_timeout: {LIMIT}"),
+        ('[transfer]\nstall_timeout = "1m"', f"transfer.stall_timeout: {LIMIT}"),
         ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
         ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
         (

@@ -1,0 +1,133 @@
+"""Find out from the ranks' pulses that a stage does not move any more, and because of which node.
+
+A pulse (`rank.pulse`) is an event with the rank's node, a count that grows with all that it gets
+done, and what it is doing. There are two kinds of stall: a node sends no pulses any more, because
+it, its network, its rank or its slurmstepd has stopped; or no node's count grows any more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stager.base.progress import Kind
+from stager.launch.job import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: The most seconds that count between two looks at the clock: if they are more, this process was
+#: suspended, and so were the ranks.
+_LONGEST_TICK = 3.0
+_REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
+
+
+class RunningClock:
+    """Seconds in which this process ran: the clock stands still while it is suspended."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._last = now()
+        self._seconds = 0.0
+
+    def seconds(self) -> float:
+        """Return the seconds so far. Ask at least every second."""
+        now = self._now()
+        self._seconds += min(now - self._last, _LONGEST_TICK)
+        self._last = now
+        return self._seconds
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the pulses of one node said; times in seconds on the RunningClock."""
+
+    heard_at: float
+    moved_at: float
+    count: int = -1
+    kind: Kind = Kind.WAIT
+    doing: str = ""
+
+
+@dataclass(slots=True)
+class Pulses:
+    """The pulses of a stage so far.
+
+    ``names`` returns its nodes; ``own`` is the one that this process runs on, if it is one of them.
+    ``limit`` is the most seconds without a pulse of a node, or without progress on any; 0 for none.
+    ``is_suspended`` asks whether the job is: if this process is outside of it, it is not suspended.
+    """
+
+    names: Callable[[], list[str]]
+    own: str
+    limit: float
+    is_suspended: Callable[[], bool] = lambda: False
+    _begun: float = 0.0
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+
+    def begin(self, now: float) -> None:
+        """Note that the ranks have begun, and must send pulses from now on."""
+        self._begun = now
+
+    def hear(self, pulse: dict[str, Any], now: float) -> None:
+        """Take one pulse."""
+        node = self._nodes.setdefault(pulse["node"], _Node(now, now))
+        node.heard_at = now
+        if pulse["count"] != node.count:
+            node.moved_at = now
+        node.count = pulse["count"]
+        node.kind, node.doing = Kind(pulse["activity"]), pulse["doing"]
+
+    def verdict(self, now: float) -> str:
+        """Return why the stage has failed, or nothing while it moves."""
+        if not self.limit:
+            return ""
+        # Before the limit is over, the names are not asked for, which takes a while.
+        if now - self._begun <= self.limit:
+            return ""
+        silent = [
+            name
+            for name in dict.fromkeys([*self.names(), *self._nodes])
+            if now - self._heard_at(name) > self.limit
+        ]
+        if silent and all(name in silent for name in self._nodes) and self.is_suspended():
+            self._wait_on(now)
+        elif silent:
+            return self._about_silent(silent)
+        elif now - max(node.moved_at for node in self._nodes.values()) > self.limit:
+            return self._about_standing()
+        return ""
+
+    def _wait_on(self, now: float) -> None:
+        """Begin to wait anew for the pulses of all nodes."""
+        self._begun = now
+        for node in self._nodes.values():
+            node.heard_at = node.moved_at = now
+
+    def _heard_at(self, name: str) -> float:
+        return self._nodes[name].heard_at if name in self._nodes else self._begun
+
+    def _about_silent(self, silent: Sequence[str]) -> str:
+        heard = [name for name in self._nodes if name not in silent]
+        waited = f"for {self.limit:g} s"
+        if not heard:
+            where = f"on {self.own}" if self.own else "here"
+            return (
+                f"no node has answered {waited}: the network or srun has failed {where}; {_REMEDY}"
+            )
+        if heard == [self.own] and len(silent) > 1:
+            return (
+                f"{self.own}: no other node has answered {waited}: the network of this node has "
+                f"probably failed; {_REMEDY}"
+            )
+        return (
+            f"{fold(list(silent))}: no answer {waited}: the node or its network has failed, or the "
+            f"staging process there is stopped; {_REMEDY}"
+        )
+
+    def _about_standing(self) -> str:
+        worst = min(node.kind for node in self._nodes.values())
+        behind = {name: node for name, node in self._nodes.items() if node.kind is worst}
+        what = " or ".join(sorted({node.doing for node in behind.values()}))
+        return f"{fold(list(behind))}: no progress for {self.limit:g} s while {what}; {_REMEDY}"
