@@ -77,6 +77,7 @@ class ArchiveCargo(Cargo):
         if task.sends:
             self.reader = self._file = FileReader(task.item.source)
             self.stack.callback(self._file.close)
+            return Opened(stale=source_changed(task, self._file))
         return Opened()
 
     def _make_unpacker(self, folder: str) -> Unpacker:
