@@ -36,8 +36,8 @@ class Opened:
     """What a rank reports after `Cargo.open`; each field is empty where it does not apply.
 
     ``extents``: where the first sender's file has data. ``stale``: why a sender's copy, or the
-    source, cannot be sent. ``needs``: for each row of a tree's listing a byte, 1 if this receiver lacks the file;
-    compressed by zlib.
+    source, cannot be sent. ``needs``: for each row of a tree's listing a byte, 1 if this receiver
+    lacks the file; compressed by zlib.
     """
 
     extents: tuple[Extent, ...] = ()
@@ -93,7 +93,8 @@ class Cargo(ABC):
         """Open what this rank reads and writes, once there is room.
 
         A sender whose own copy cannot be read reports that in ``stale``, and so does one that finds
-        another file at the source; a source that cannot be read raises SourceError. A receiver makes the partial copy that `close` removes.
+        another file at the source; a source that cannot be read raises SourceError. A receiver
+        makes the partial copy that `close` removes.
         """
 
     @abstractmethod

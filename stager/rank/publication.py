@@ -67,6 +67,7 @@ def announce_tree(
         split=split,
         files_in_all=task.source.files if split else 0,
         by=task.item.options.by,
+        share=task.item.options.share,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
     task.cache.save(record)

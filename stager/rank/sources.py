@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Mode, Relocate
-from stager.source.posix import Source, for_all, look_at_source
+from stager.disk.permissions import copied_mode, shared_mode
+from stager.source.posix import Source, look_at_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +43,8 @@ def look_at_sources(
         check_options(item, source)
         if item.options.relocate is Relocate.VENV:
             source = _environment(item, source, copied)
-        for_all_users = item.shared and context.node.uid == 0
-        sources.append(for_all(item.source, source) if for_all_users else source)
+        mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
+        sources.append(replace(source, mode=mode))
     return tuple(sources)
 
 

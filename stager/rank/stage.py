@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.options import Mode, Validate
 from stager.base.phases import Phase
-from stager.copies.survey import Survey, survey, survey_shared
+from stager.copies.survey import Survey, correct_permissions, survey, survey_shared
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
@@ -201,12 +201,16 @@ class StageRun:
         if request.job and not request.dry_run:
             # Before anything is found current, so that no other job can evict it afterwards.
             note_uses(node.uid, request.job, [one.item.destination for one in items])
-        return [
-            self._survey_function(one)(
-                one.item, node.path(one.item.destination), one.source, one.cache, node.name
-            )
-            for one in items
-        ]
+        return [self._survey_item(one) for one in items]
+
+    def _survey_item(self, one: SettledItem) -> Survey:
+        item, source, node = one.item, one.source, self._context.node
+        path = node.path(item.destination)
+        found = self._survey_function(one)(item, path, source, one.cache, node.name)
+        own_file = not source.is_tree and not item.options.extract and not item.shared
+        if found.current and own_file and not self._context.request.dry_run:
+            correct_permissions(path, source, item.options.share)
+        return found
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
         if self._only_root_stages(one):
@@ -268,9 +272,7 @@ class StageRun:
         from stager.rank.tree_cargo import TreeCargo
 
         options = task.item.options
-        listing = self._context.comm.bcast(
-            self._listings.get(task.item.source, options.include, options.exclude)
-        )
+        listing = self._context.comm.bcast(self._permitted_listing(task))
         assert listing is not None
         found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
         together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
@@ -280,6 +282,21 @@ class StageRun:
         from stager.rank.shard_cargo import ShardCargo
 
         return ShardCargo(task, listing, self._split(task, listing, reuse.marks()), reuse)
+
+    def _permitted_listing(self, task: Task) -> Listing | None:
+        """Return a folder's listing, with the modes that copies may have, on rank 0. Collective."""
+        from stager.source.permitted import permitted  # not needed for files
+
+        item, source, options = task.item, task.source, task.item.options
+        found: list[Listing] = []
+
+        def look() -> None:
+            listing = self._listings.get(item.source, options.include, options.exclude)
+            if listing is not None:
+                found.append(permitted(item.source, listing, source.mode, options.share))
+
+        together(self._context, look, patient=True)
+        return found[0] if found else None
 
     def _split(self, task: Task, listing: Listing, held: bytes) -> Split:
         """Assign a folder's files to the nodes; rank 0 decides for all. Collective."""

@@ -327,8 +327,9 @@ def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:
 
 def note(interpreter: str, *, may_be_staged: bool) -> str:
     """Return the note to a user whose environment has its ``interpreter`` on shared storage."""
-    text = f"note: the environment's interpreter {printable(interpreter)} is still read from shared storage"
+    shown = printable(interpreter)  # another user may have made the link to it
+    text = f"note: the environment's interpreter {shown} is still read from shared storage"
     if not may_be_staged:
         return text
-    installation = os.path.dirname(os.path.dirname(interpreter))
-    return f"{text}; to avoid that, the same job must also stage {printable(installation)}"
+    installation = os.path.dirname(os.path.dirname(shown))
+    return f"{text}; to avoid that, the same job must also stage {installation}"

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
@@ -20,12 +20,12 @@ from stager.disk.reader import BLOCK, OPEN_FILE, FileReader
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import ThreadPoolExecutor
+    from collections.abc import Callable, Iterator, Sequence
 
     from stager.base.extents import Extent
     from stager.tree.patterns import Patterns
 
+T = TypeVar("T")
 #: Threads that read from slow storage.
 THREADS = 32
 #: Seconds for an entry from which storage counts as slow: ten times what a local disk takes.
@@ -96,6 +96,38 @@ def _rows(walker: _Walker) -> Iterator[Row]:
             yield Row(row.path, Kind.HARD_LINK, target=first.path)
 
 
+def _size(found: _Found) -> int:
+    return len(found.rows) + len(found.linked)
+
+
+class Workers:
+    """Calls a function for many folders: by one thread, or by many if the storage is slow."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._slow = False
+
+    def each(
+        self, look: Callable[[bytes], T], folders: Sequence[bytes], size: Callable[[T], int]
+    ) -> Iterator[T]:
+        """Yield what ``look`` returns for each folder. ``size`` tells how many entries that are."""
+        at = 0
+        while at < len(folders):
+            batch = folders[at:] if self._slow else folders[at : at + _TRIAL]
+            at += len(batch)
+            begun = time.monotonic()
+            answers = list((self._pool.map if self._slow else map)(look, batch))
+            entries = sum(map(size, answers))
+            self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
+            yield from answers
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
 class _Walker:
     """Lists the folder that is open as ``root``, and all folders beneath it.
 
@@ -108,32 +140,17 @@ class _Walker:
         self._root = root
         self._holes = holes
         self._patterns = patterns
-        self._slow = False
 
     def all(self) -> Iterator[_Found]:
         """Yield the contents of each folder, level by level from the top."""
-        from concurrent.futures import ThreadPoolExecutor  # slow to import
-
         level = [b""]
-        with ThreadPoolExecutor(THREADS) as pool:
+        with closing(Workers()) as workers:
             while level:
                 below: list[bytes] = []
-                for found in self._look_into(level, pool):
+                for found in workers.each(self._look, level, _size):
                     below += found.folders
                     yield found
                 level = below
-
-    def _look_into(self, level: list[bytes], pool: ThreadPoolExecutor) -> Iterator[_Found]:
-        """Yield the contents of the folders of one level, by one thread or by many."""
-        at = 0
-        while at < len(level):
-            batch = level[at:] if self._slow else level[at : at + _TRIAL]
-            at += len(batch)
-            begun = time.monotonic()
-            answers = list((pool.map if self._slow else map)(self._look, batch))
-            entries = sum(len(found.rows) + len(found.linked) for found in answers)
-            self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
-            yield from answers
 
     def _path(self, path: bytes, name: bytes = b"") -> bytes:
         """Return a path beneath the folder as messages name it."""

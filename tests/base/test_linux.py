@@ -106,7 +106,7 @@ def test_what_is_beneath_a_folder_is_opened(outer: int, open_it: Open) -> None:
 @pytest.mark.parametrize("path", [b"a/link", b"out/file", b"out", b"a/b/file/x"])
 def test_no_link_beneath_a_folder_is_followed(outer: int, open_it: Open, path: bytes) -> None:
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory") as caught:
         open_it(outer, path, os.O_RDONLY)
     assert caught.value.errno in linux.IS_LINK
     assert os.listdir("/proc/self/fd") == before
