@@ -57,3 +57,14 @@ def _plain_mask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Return a folder that everybody may enter; pytest makes it for its owner alone.
+
+    A copy of what lies in a closed folder would be closed, too.
+    """
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    return tmp_path

@@ -6,6 +6,7 @@ holds the digest of the folder's listing, by which a folder that did not change 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import lzma
 import os
@@ -21,8 +22,19 @@ import zstandard
 
 from stager.archive.decompress import decompressed
 from stager.archive.links import bad_links
-from stager.base.errors import IntegrityError, LaunchError, SourceError, UsageError
+from stager.base.errors import (
+    DestinationError,
+    IntegrityError,
+    LaunchError,
+    SourceError,
+    UsageError,
+)
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
+from stager.base.linux import IS_LINK, open_beneath
+from stager.disk.files import OPEN_FOLDER, opened, write_all
+from stager.disk.permissions import other_group_mode
+from stager.disk.reader import OPEN_FILE
+from stager.source.way import reach
 from stager.tree.listing import Kind, text_of
 from stager.tree.venv import CONDA, CONFIG
 from stager.tree.walk import walk
@@ -68,17 +80,17 @@ def pack(folder: str, archive: str) -> Packed:
 
     Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
     SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
-    LaunchError if mksquashfs fails, and OSError if the archive cannot be written.
+    LaunchError if mksquashfs fails, DestinationError if the archive was replaced by somebody else
+    while it was written, and OSError if the archive cannot be written.
     """
     _check_names(folder, archive)
     listing = _list(folder)
     mark = _MARK + listing.digest().encode()
     fresh = not _holds(archive, mark)
     if fresh:
-        if not is_image(archive):
-            _check_links(folder, listing)
-        with _replaced(archive, listing.modes[0]) as path:
-            _write(listing, folder, archive, path, mark)
+        (_check_strangers if is_image(archive) else _check_links)(folder, listing)
+        with _replaced(archive, folder) as file:
+            _write(listing, folder, archive, file, mark)
             if _list(folder).digest() != listing.digest():
                 raise IntegrityError(_changed(folder))
     size = os.stat(archive).st_size
@@ -116,6 +128,18 @@ def _check_links(folder: str, listing: Listing) -> None:
         raise UsageError(f"{where} {why}, so extract would refuse it; remove it, or pack a .sqsh")
 
 
+def _check_strangers(folder: str, listing: Listing) -> None:
+    """Raise UsageError if other users could swap what is packed by mksquashfs.
+
+    It finds files by their paths, and would follow a link in the place of a folder.
+    """
+    for row in listing.rows(Kind.FOLDER):
+        if listing.owners[row] not in (0, os.getuid()) or listing.modes[row] & stat.S_IWOTH:
+            where = text_of(os.fsencode(folder) + b"/" + listing.paths[row]).rstrip("/")
+            text = "others could change it while mksquashfs reads it; pack a .tar.zst instead"
+            raise UsageError(f"{where}: {text}")
+
+
 def _holds(archive: str, mark: bytes) -> bool:
     """Return whether the archive was packed from the folder whose listing has this ``mark``."""
     try:
@@ -136,20 +160,24 @@ def _options(listing: Listing, archive: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str, mode: int) -> Iterator[str]:
-    """Give the name of a temporary file, which is renamed to ``path`` if nothing is raised.
+def _replaced(path: str, folder: str) -> Iterator[int]:
+    """Yield the descriptor of a new file, which is renamed to ``path`` if nothing is raised.
 
-    Nobody may read it who has no right to the folder, whose permissions are ``mode``.
+    It is written by its descriptor: others may be able to put another file in the place of its
+    name. Nobody may read it who cannot reach the ``folder`` that is packed. Raise DestinationError
+    if it was replaced.
     """
     above, name = os.path.split(os.path.abspath(path))
     descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=above)
     try:
-        yield partial
+        yield descriptor
         mask = os.umask(0)
         os.umask(mask)
-        os.fchmod(descriptor, 0o666 & ~mask & (mode | 0o600))
+        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, descriptor) | 0o600))
         os.fsync(descriptor)
+        _check_place(partial, descriptor, path)
         os.rename(partial, path)
+        _check_place(path, descriptor, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(partial)
@@ -158,12 +186,32 @@ def _replaced(path: str, mode: int) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) -> None:
+def _mode_of(folder: str, archive: int) -> int:
+    """Return what those may do with the ``folder`` who get the rights on the open archive."""
+    with opened(folder, OPEN_FOLDER) as source:
+        mode = reach(source).mode
+        same = os.fstat(source).st_gid == os.fstat(archive).st_gid
+    return mode if same else other_group_mode(mode)
+
+
+def _check_place(name: str, descriptor: int, path: str) -> None:
+    """Raise DestinationError unless ``name`` is the open file."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.lstat(name), os.fstat(descriptor)):
+            return
+    raise DestinationError(
+        f"{path}: somebody else replaced it while it was written; pack into a folder where only "
+        "you may write"
+    )
+
+
+def _write(listing: Listing, folder: str, archive: str, file: int, mark: bytes) -> None:
     if is_image(archive):
-        _write_squashfs(os.path.abspath(folder), path, mark)
+        _write_squashfs(os.path.abspath(folder), file, mark)
         return
     with ExitStack() as stack:
-        plain = stack.enter_context(open(path, "wb"))
+        root = stack.enter_context(opened(folder, OPEN_FOLDER))
+        plain = stack.enter_context(open(file, "wb", closefd=False))
         stream = stack.enter_context(_compressed(plain, compression_of(archive)))
         # "|" never seeks, which a compressed stream cannot.
         tar = stack.enter_context(
@@ -171,8 +219,8 @@ def _write(listing: Listing, folder: str, archive: str, path: str, mark: bytes) 
                 fileobj=stream, mode="w|", errorlevel=2, pax_headers={"comment": mark.decode()}
             )
         )
-        for name in listing.paths:
-            _add(tar, folder, os.fsdecode(name))
+        for row in range(len(listing)):
+            _add(tar, listing, row, folder, root)
             tar.members.clear()  # type: ignore[attr-defined] # or all stay in memory
 
 
@@ -188,33 +236,61 @@ def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
     return file
 
 
-def _add(tar: tarfile.TarFile, folder: str, name: str) -> None:
-    path = f"{folder}/{name}"
+def _add(tar: tarfile.TarFile, listing: Listing, row: int, folder: str, root: int) -> None:
+    """Add an entry as it was listed; a file's data is read beneath the open folder ``root``."""
+    member = _member(listing, row)
+    if listing.kinds[row] != Kind.FILE:
+        tar.addfile(member)
+        return
     try:
-        member = tar.gettarinfo(path, name or ".")
-        member.uid = member.gid = 0  # whoever unpacks the archive owns its files
-        member.uname = member.gname = ""
-        member.mtime = int(member.mtime)
-        if not member.isreg():
-            tar.addfile(member)
-            return
-        member.mode &= ~(stat.S_ISUID | stat.S_ISGID)  # extract refuses them
-        with open(path, "rb") as file:
+        descriptor = open_beneath(root, listing.paths[row], OPEN_FILE)
+        with open(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            now = facts.st_ino, facts.st_size, facts.st_ctime_ns
+            if now != (listing.inodes[row], listing.sizes[row], listing.ctimes[row]):
+                raise IntegrityError(_changed(folder))
             tar.addfile(member, file)
-    except FileNotFoundError:
-        raise IntegrityError(_changed(folder)) from None
     except PermissionError as error:
-        raise SourceError(f"{path}: {error.strerror}") from None
+        where = text_of(os.fsencode(folder) + b"/" + listing.paths[row])
+        raise SourceError(f"{where}: {error.strerror}") from None
     except OSError as error:
-        if _SHORTER in str(error):
+        if error.errno in (errno.ENOENT, *IS_LINK) or _SHORTER in str(error):
             raise IntegrityError(_changed(folder)) from None
         raise
 
 
-def _write_squashfs(folder: str, path: str, mark: bytes) -> None:
+_TYPES = {
+    Kind.FOLDER: tarfile.DIRTYPE,
+    Kind.FILE: tarfile.REGTYPE,
+    Kind.LINK: tarfile.SYMTYPE,
+    Kind.HARD_LINK: tarfile.LNKTYPE,
+}
+
+
+def _member(listing: Listing, row: int) -> tarfile.TarInfo:
+    """Return the header of an entry. Whoever unpacks the archive owns its files: it has no uid."""
+    member = tarfile.TarInfo(os.fsdecode(listing.paths[row]) or ".")
+    kind = Kind(listing.kinds[row])
+    member.type = _TYPES[kind]
+    member.mode = listing.modes[row]
+    if kind is Kind.LINK:
+        member.mode = 0o777
+    elif kind is Kind.FILE:
+        member.mode &= ~(stat.S_ISUID | stat.S_ISGID)  # extract refuses them
+        member.size = listing.sizes[row]
+    member.mtime = listing.mtimes[row] // 1_000_000_000
+    member.linkname = os.fsdecode(listing.targets.get(row, b""))
+    return member
+
+
+def _write_squashfs(folder: str, file: int, mark: bytes) -> None:
+    # mksquashfs opens the file anew, by the link of the descriptor that it inherits.
+    path = f"/proc/self/fd/{file}"
     argv = ["mksquashfs", folder, path, "-noappend", "-no-progress", "-quiet"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", check=False, pass_fds=[file]
+        )
     except FileNotFoundError:
         raise LaunchError("mksquashfs is not installed here; pack a .tar.zst instead") from None
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
@@ -224,5 +300,4 @@ def _write_squashfs(folder: str, path: str, mark: bytes) -> None:
         raise SourceError(f"mksquashfs: {unread[0].strip()}")
     if done.returncode:
         raise LaunchError(f"mksquashfs: {(lines or ['it failed'])[-1].strip()}")
-    with open(path, "ab") as file:
-        file.write(mark)  # behind the image, whose header says where it ends
+    write_all(file, mark, os.fstat(file).st_size)  # behind the image, whose header has its end

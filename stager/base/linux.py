@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from enum import IntEnum
+from functools import cache
 
 #: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
 _CURRENT_FOLDER = -100
 #: The option of prctl(2) that decides whether other processes of the user may trace this one.
 _PR_SET_DUMPABLE = 4
+#: The number of openat2(2), which is the same on all machines, and its flags: to leave neither the
+#: folder nor follow any link.
+_OPENAT2 = 437
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
+#: What openat2 says where the kernel lacks it, or a filter of system calls forbids it.
+_NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
+#: The errors of `open_beneath` for a symbolic link in the path.
+IS_LINK = (errno.ELOOP, errno.ENOTDIR)
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = (
+    ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t,
+)  # fmt: skip
+_syscall.restype = ctypes.c_long
 
 
 class Rename(IntEnum):
@@ -30,6 +46,53 @@ def rename(old: str, new: str, flag: Rename, *, new_folder: int) -> None:
     _check(
         _libc.renameat2(_CURRENT_FOLDER, os.fsencode(old), new_folder, os.fsencode(new), flag.value)
     )
+
+
+class _How(ctypes.Structure):
+    """How openat2(2) opens: struct open_how of linux/openat2.h."""
+
+    _fields_ = (
+        ("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+@cache
+def _how(flags: int) -> tuple[_How, int]:
+    """Return the structure for ``flags``, and its address."""
+    how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+    return how, ctypes.addressof(how)
+
+
+def open_beneath(folder: int, path: bytes, flags: int) -> int:
+    """Open ``path`` beneath the descriptor ``folder``, if no part of it is a symbolic link.
+
+    The empty path is the folder itself. Raise OSError, with ELOOP or ENOTDIR for a link.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    how, address = _how(flags)
+    found: int = _syscall(_OPENAT2, folder, path or b".", address, ctypes.sizeof(how))
+    if found >= 0:
+        return found
+    number = ctypes.get_errno()
+    if number in _NO_OPENAT2:
+        return open_step_by_step(folder, path, flags)
+    raise OSError(number, os.strerror(number))
+
+
+def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
+    """Do the same as `open_beneath`, for which it stands in on old kernels."""
+    *above, name = path.split(b"/")
+    current = folder
+    try:
+        for part in above:
+            below = os.open(part, _STEP, dir_fd=current)
+            if current != folder:
+                os.close(current)
+            current = below
+        return os.open(name or b".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+    finally:
+        if current != folder:
+            os.close(current)
 
 
 def sync_filesystem(descriptor: int) -> None:

@@ -57,6 +57,17 @@ class Mode(StrEnum):
     SHARD = "shard"
 
 
+class Share(StrEnum):
+    """Who besides its owner may read a copy; see `disk.permissions`."""
+
+    #: Those who may read the source.
+    SOURCE = "source"
+    #: The source's group too.
+    GROUP = "group"
+    #: Everybody.
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of one directive. A field's name is the key that the user writes."""
@@ -75,6 +86,7 @@ class Options:
     #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
     by: str = ""
+    share: Share = Share.SOURCE
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""

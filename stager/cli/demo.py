@@ -34,6 +34,7 @@ def demo(nodes: int) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="stage-demo-") as folder:
         source = Path(folder) / "img.sqsh"
+        source.touch(mode=0o600)  # as nobody else may enter this folder
         with source.open("wb") as file:
             for _ in range(_SIZE >> 20):
                 file.write(os.urandom(1 << 20))

@@ -14,15 +14,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
-from stager.base.options import Validate
+from stager.base.options import Share, Validate
 from stager.disk.files import (
     check_read_only,
     digest_of,
     existing_folder_above,
     kind_of,
     not_a_folder,
+    opened,
     opened_beneath,
+    stage_errors,
 )
+from stager.disk.permissions import corrected_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +54,7 @@ class Reason(StrEnum):
     DAMAGED = "its bytes differ from its checksum"
     TOO_OPEN = "its permissions are wider than the source's"
     RELOCATED_DIFFERENTLY = "relocated differently"
+    SHARED_DIFFERENTLY = "shared differently"
     #: With and without mode=shard, and with another by=.
     PART_ONLY = "a part is there, the whole is wanted"
     NOT_SPLIT = "the whole is there, a part is wanted"
@@ -130,6 +134,19 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
             "destination"
         )
     return Survey(node, None, record.digest)
+
+
+def correct_permissions(path: str, source: Source, share: Share) -> None:
+    """Give a current copy of a file the permissions of its source as they are now.
+
+    A folder above the source may have been closed since. Raise DestinationError.
+    """
+    # O_PATH, as the copy may be unreadable even for its owner.
+    with stage_errors(path), opened(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) as copy:
+        there = os.fstat(copy)
+        mode = corrected_mode(there, source.mode, source.group, share)
+        if stat.S_ISREG(there.st_mode) and mode != stat.S_IMODE(there.st_mode):
+            os.chmod(f"/proc/self/fd/{copy}", mode)
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:

@@ -23,6 +23,7 @@ from stager.copies.survey import (
     own_lstat,
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
+from stager.disk.permissions import is_too_open, unpacked_mode
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table, as_copy, is_our_tree
 from stager.tree.walk import walk
@@ -102,14 +103,31 @@ def judge_tree(
     copy, tree = record.copy_facts, record.tree
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return Reason.REPLACED
+    if reason := _made_differently(item, source, tree):
+        return reason
+    if _is_too_open(item, source, there):
+        return Reason.TOO_OPEN
+    same = _is_same(item.options.validate, source, record, tree)
+    return None if same else Reason.SOURCE_CHANGED
+
+
+def _made_differently(item: StageItem, source: Source, tree: TreeFacts) -> Reason | None:
+    """Return a reason if the copy was made with other options."""
     if (tree.relocate, tree.interpreter) != (item.options.relocate, source.interpreter_at):
         return Reason.RELOCATED_DIFFERENTLY
     if bool(tree.split) != (item.options.mode is Mode.SHARD):
         return Reason.PART_ONLY if tree.split else Reason.NOT_SPLIT
     if tree.by != item.options.by:
         return Reason.SPLIT_DIFFERENTLY
-    same = _is_same(item.options.validate, source, record, tree)
-    return None if same else Reason.SOURCE_CHANGED
+    return None if tree.share == item.options.share else Reason.SHARED_DIFFERENTLY
+
+
+def _is_too_open(item: StageItem, source: Source, there: os.stat_result) -> bool:
+    """Whether more users may enter the copy than a new one."""
+    mode = source.mode
+    if item.options.extract:
+        mode = unpacked_mode(stat.S_IMODE(there.st_mode), mode)
+    return is_too_open(there, mode, source.group)
 
 
 def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts) -> bool:

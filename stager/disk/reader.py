@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Unit of a stat's st_blocks, in bytes.
 BLOCK = 512
+#: To read a file. Opening a named pipe in its place does not block.
+OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 #: The errors of a filesystem that cannot tell holes from data.
 _NO_HOLES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 #: Bytes of the first read of a file and of the largest, and the seconds of a quick and a slow one.
@@ -42,16 +44,18 @@ class Pace:
 
 
 class FileReader:
-    """An open file that counts the bytes read from it. Raise SourceError if it cannot be read."""
+    """An open file that counts the bytes read from it. Raise SourceError if it cannot be read.
 
-    def __init__(self, path: str) -> None:
+    It is opened at ``path``, or is open already as ``descriptor``, which `close` closes.
+    """
+
+    def __init__(self, path: str, descriptor: int = -1) -> None:
         self._path = path
         self._pace = Pace()
         self.bytes_read = 0
         try:
-            # Opening a named pipe in its place does not block.
             with doing(Kind.READ, path):
-                self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                self.descriptor = os.open(path, OPEN_FILE) if descriptor < 0 else descriptor
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror}") from None
 

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Self
 
-from stager.base.options import Lifetime, Relocate
+from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
-VERSION = 4
+VERSION = 5
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
+_SHARES = frozenset(share.value for share in Share)
 _RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
 
 
@@ -69,6 +70,8 @@ class TreeFacts:
     files_in_all: int = 0
     #: The pattern whose numbers chose the part of each file.
     by: str = ""
+    #: A `Share`: to whom the user opened the copy.
+    share: str = Share.SOURCE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,10 @@ def _is_relocation(text: str) -> bool:
     return text in _RELOCATIONS
 
 
+def _is_share(text: str) -> bool:
+    return text in _SHARES
+
+
 def _is_path(text: str) -> bool:
     try:
         return text.startswith("/") and b"\0" not in os.fsencode(text)
@@ -183,6 +190,7 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "table_digest": _is_digest,
     "lifetime": _is_lifetime,
     "relocate": _is_relocation,
+    "share": _is_share,
     "split": _is_split,
     "by": _is_any,
     "interpreter": _is_path_or_nothing,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from stager.archive.target import Limits
 from stager.base.formats import is_zip
-from stager.base.options import Relocate
+from stager.base.options import Relocate, Share
 from stager.base.outcome import Counts
 from stager.copies import evict
 from stager.disk.files import OPEN_FOLDER, made_parents, opened, stage_errors
 from stager.disk.partial import Partial
-from stager.disk.permissions import give_permissions, unpacked_mode
+from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import source_changed
@@ -77,6 +77,7 @@ class ArchiveCargo(Cargo):
         if task.sends:
             self.reader = self._file = FileReader(task.item.source)
             self.stack.callback(self._file.close)
+            return Opened(stale=source_changed(task, self._file))
         return Opened()
 
     def _make_unpacker(self, folder: str) -> Unpacker:
@@ -102,11 +103,13 @@ class ArchiveCargo(Cargo):
         return source_changed(self.task, self._file) if self._file else None
 
     def seal(self) -> None:
+        source, share = self.task.source, self.task.item.options.share
         if self._tree and self._unpacker:
             self._unpacker.finish()
             with stage_errors(self._tree.path):
-                narrow(self._tree.path, self.task.source.mode, self.task.source.group)
+                narrow(self._tree.path, source.mode, source.group, share)
             self._tree.adopt()
+            self._tree.share(share)
             if self.task.item.options.relocate is Relocate.VENV:
                 self._relocate(self._tree, self._unpacker.digests)
             self._tree.sync()
@@ -166,11 +169,11 @@ def room_to_unpack(task: Task) -> int:
     return min(room, space.user_limit - used)
 
 
-def narrow(folder: str, mode: int, group: int) -> None:
+def narrow(folder: str, mode: int, group: int, share: Share = Share.SOURCE) -> None:
     """Narrow the permissions of ``folder`` to users who may read the archive. Raise OSError.
 
-    ``mode`` and ``group`` are the archive's.
+    ``mode`` and ``group`` are the archive's. With ``share``, all of these may enter it.
     """
     with opened(folder, OPEN_FOLDER | os.O_NOFOLLOW) as descriptor:
-        found = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        found = shared_mode(stat.S_IMODE(os.fstat(descriptor).st_mode), share)
         give_permissions(descriptor, unpacked_mode(found, mode), group)

@@ -37,9 +37,9 @@ class CountingReader(Reader, Protocol):
 class Opened:
     """What a rank reports after `Cargo.open`; each field is empty where it does not apply.
 
-    ``extents``: where the first sender's file has data. ``stale``: why a sender's copy cannot be
-    sent. ``needs``: for each row of a tree's listing a byte, 1 if this receiver lacks the file;
-    compressed by zlib.
+    ``extents``: where the first sender's file has data. ``stale``: why a sender's copy, or the
+    source, cannot be sent. ``needs``: for each row of a tree's listing a byte, 1 if this receiver
+    lacks the file; compressed by zlib.
     """
 
     extents: tuple[Extent, ...] = ()
@@ -119,8 +119,9 @@ class Cargo(ABC):
     def open(self) -> Opened:
         """Open what this rank reads and writes, once there is room.
 
-        A sender whose own copy cannot be read reports that in ``stale``; a source that cannot be
-        read raises SourceError. A receiver makes the partial copy that `close` removes.
+        A sender whose own copy cannot be read reports that in ``stale``, and so does one that finds
+        another file at the source; a source that cannot be read raises SourceError. A receiver
+        makes the partial copy that `close` removes.
         """
 
     @abstractmethod

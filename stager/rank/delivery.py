@@ -111,7 +111,7 @@ def _open(context: Context, cargo: Cargo) -> Layout:
     opened = together(context, cargo.open, OPENED, patient=True)
     for one in opened:
         if one.stale:
-            raise StaleError(one.stale, damaged=True)
+            raise StaleError(one.stale, damaged=not cargo.task.plan.from_source)
     layout = cargo.layout(opened)
     together(context, lambda: cargo.allocate(layout), patient=True)
     return layout

@@ -52,6 +52,8 @@ class FileCargo(Cargo):
             path = task.item.source if plan.from_source else task.path
             self.reader = self._file = FileReader(path)
             self.stack.callback(self._file.close)
+            if plan.from_source and (stale := source_changed(task, self._file)):
+                return Opened(stale=stale)  # before a byte of another file is sent
             if task.rank == plan.senders[0]:
                 return Opened(rounded(self._file.extents(plan.size), plan.size))
         except SourceError:

@@ -11,6 +11,7 @@ import xxhash
 
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
+from stager.tree.listing import text_of
 from stager.tree.table import Table, as_copy
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def verify_tree(
     """
     for row, digest in expected:
         if tree.read_back(row) != digest:
-            raise task.readback_error(f"/{os.fsdecode(listing.paths[row])}")
+            raise task.readback_error(f"/{text_of(listing.paths[row])}")
 
 
 def announce_tree(
@@ -66,6 +67,7 @@ def announce_tree(
         split=split,
         files_in_all=task.source.files if split else 0,
         by=task.item.options.by,
+        share=task.item.options.share,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
     task.cache.save(record)

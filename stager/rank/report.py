@@ -8,13 +8,16 @@ An event is one line of JSON on stdout: ``started``, ``unwatched``, ``waiting``,
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from _thread import allocate_lock  # threading is slow to import
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.base.options import Share
 from stager.base.outcome import Counts, ItemReport, event
+from stager.base.text import printable
 from stager.copies.survey import Reason
 
 if TYPE_CHECKING:
@@ -101,7 +104,7 @@ def item_report(
         seconds=seconds,
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
-        note=delivered.note or _note(task.source),
+        note="; ".join(filter(None, (delivered.note or _note(task.source), _closed_note(task)))),
     )
 
 
@@ -124,3 +127,20 @@ def _note(source: Source) -> str:
     from stager.tree.venv import note  # only for Python environments
 
     return note(source.interpreter.path, may_be_staged=True)
+
+
+def _closed_note(task: Task) -> str:
+    """Return the note to a user whose new copies give others less than the source's own mode."""
+    source = task.source
+    if (
+        not (task.plan.receivers and source.closed_by)
+        or task.item.options.share is not Share.SOURCE
+    ):
+        return ""
+    who, remedy = "only you can", "share=group or share=all"
+    if source.mode & (stat.S_IRGRP | stat.S_IROTH):
+        who, remedy = "not everybody can", "share=all"
+    return (
+        f"note: {who} read the copy, because of the permissions of {printable(source.closed_by)}; "
+        f"{remedy} would change that"
+    )

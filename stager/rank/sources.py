@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Mode, Relocate
 from stager.base.progress import Kind, doing
+from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
-from stager.source.posix import Source, for_all, look_at_source
+from stager.source.posix import Source, look_at_source
 from stager.wire.codec import (
     BYTES,
     FLAG,
@@ -58,6 +59,7 @@ SOURCES = tuple_of(
                 lambda data: _interpreter().from_data(data),
             )
         ),
+        closed_by=TEXT,
     )
 )
 
@@ -77,13 +79,11 @@ def look_at_sources(
     sources: list[Source] = []
     for item in items:
         with doing(Kind.READ, item.source):
-            sources.append(_look_at(context, item, copied, listings))
+            sources.append(_look_at(item, copied, listings))
     return tuple(sources)
 
 
-def _look_at(
-    context: Context, item: StageItem, copied: Sequence[tuple[str, str]], listings: Listings
-) -> Source:
+def _look_at(item: StageItem, copied: Sequence[tuple[str, str]], listings: Listings) -> Source:
     # Root may stage for all users only what they could read themselves.
     source = look_at_source(
         item.source, item.options.include, item.options.exclude, listings, to_be_read=item.shared
@@ -91,8 +91,8 @@ def _look_at(
     check_options(item, source)
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
-    for_all_users = item.shared and context.node.uid == 0
-    return for_all(item.source, source) if for_all_users else source
+    mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
+    return replace(source, mode=mode)
 
 
 def check_options(item: StageItem, source: Source) -> None:

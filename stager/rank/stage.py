@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 from stager.base.options import Mode, Validate
 from stager.base.phases import Phase
 from stager.base.progress import about
-from stager.copies.survey import Reason, Survey, survey, survey_shared
+from stager.copies.survey import (
+    Reason,
+    Survey,
+    correct_permissions,
+    survey,
+    survey_shared,
+)
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
@@ -229,12 +235,16 @@ class StageRun:
         if request.job and not request.dry_run:
             # Before anything is found current, so that no other job can evict it afterwards.
             note_uses(node.uid, request.job, [one.item.destination for one in items])
-        return [
-            self._survey_function(one)(
-                one.item, node.path(one.item.destination), one.source, one.cache, node.name
-            )
-            for one in items
-        ]
+        return [self._survey_item(one) for one in items]
+
+    def _survey_item(self, one: SettledItem) -> Survey:
+        item, source, node = one.item, one.source, self._context.node
+        path = node.path(item.destination)
+        found = self._survey_function(one)(item, path, source, one.cache, node.name)
+        own_file = not source.is_tree and not item.options.extract and not item.shared
+        if found.current and own_file and not self._context.request.dry_run:
+            correct_permissions(path, source, item.options.share)
+        return found
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
         if self._only_root_stages(one):
@@ -295,7 +305,7 @@ class StageRun:
         from stager.rank.reuse import find_reusable  # not needed for files
         from stager.rank.tree_cargo import TreeCargo
 
-        listing = self._share_listing(task.item)
+        listing = self._share_listing(task)
         found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
         together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
         reuse = found[0]
@@ -305,15 +315,24 @@ class StageRun:
 
         return ShardCargo(task, listing, self._split(task, listing, reuse.marks()), reuse)
 
-    def _share_listing(self, item: StageItem) -> Listing:
-        """Return the listing of a folder, which rank 0 has. Collective."""
-        from stager.tree.listing import Listing  # not needed for files
+    def _share_listing(self, task: Task) -> Listing:
+        """Return a folder's listing, from rank 0, with the modes of copies. Collective."""
+        from stager.source.permitted import permitted  # not needed for files
+        from stager.tree.listing import Listing
 
-        channel, options = self._context.channel, item.options
-        listing = self._listings.get(item.source, options.include, options.exclude)
-        text = channel.bcast_bytes(listing.to_bytes() if listing else b"")
+        item, source, options = task.item, task.source, task.item.options
+        found: list[Listing] = []
+
+        def look() -> None:
+            listing = self._listings.get(item.source, options.include, options.exclude)
+            if listing is not None:
+                found.append(permitted(item.source, listing, source.mode, options.share))
+
+        together(self._context, look, patient=True)
+        channel = self._context.channel
+        text = channel.bcast_bytes(found[0].to_bytes() if found else b"")
         try:
-            return listing or Listing.from_bytes(text)
+            return found[0] if found else Listing.from_bytes(text)
         except ValueError as error:
             raise channel.unreadable(0, error) from None
 

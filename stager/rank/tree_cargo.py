@@ -156,11 +156,11 @@ class TreeCargo(Cargo):
     def _open_stream(self, stream: Stream) -> StreamReader:
         task = self.task
         if task.plan.from_source:
-            return StreamReader(task.item.source, stream, is_source=True)
+            return StreamReader(task.item.source, stream, source=task.source.facts.inode)
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}
-        return StreamReader(task.path, stream, is_source=False, originals=originals)
+        return StreamReader(task.path, stream, originals=originals)
 
     def staleness(self, result: Transferred) -> Failure | None:
         task = self.task

@@ -184,6 +184,8 @@ class Policy(_Section):
     shared_roots: tuple[Root, ...] = ()
     #: Most seconds that a job waits for another job that stages the same destination.
     lock_timeout: Seconds = 1800
+    #: The most that users may open their copies to by the option share.
+    allow_share: Literal["none", "group", "all"] = "all"
     cache: Cache = Cache()
     launch: Launch = Launch()
     transfer: Transfer = Transfer()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.formats import archive_suffix
+from stager.base.options import Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem
 
@@ -38,7 +39,16 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
             f"{destination} is not beneath a folder that this site stages to; "
             f"choose a destination beneath {' or '.join(policy.allowed)}"
         )
+    _check_share(destination, directive.options.share, policy)
     return StageItem(directive.source, destination, root, directive.options, shared)
+
+
+def _check_share(destination: str, share: Share, policy: Policy) -> None:
+    """Raise PolicyRefusal if the site does not allow that a copy is opened so far."""
+    allowed = {"none": (), "group": (Share.GROUP,), "all": (Share.GROUP, Share.ALL)}
+    if share not in (Share.SOURCE, *allowed[policy.allow_share]):
+        remedy = "use share=group or remove it" if policy.allow_share == "group" else "remove it"
+        raise PolicyRefusal(f"{destination}: this site does not allow share={share}; {remedy}")
 
 
 def _destination(directive: Directive, policy: Policy) -> str:

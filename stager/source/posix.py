@@ -5,7 +5,6 @@ Rank 0 alone looks, and sends what it found to the other ranks.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from contextlib import closing
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import SourceError, UsageError
 from stager.base.extents import rounded
-from stager.disk.files import kind_of
-from stager.disk.permissions import private_mode
+from stager.disk.files import kind_of, opened
 from stager.disk.reader import BLOCK, FileReader
 from stager.disk.record import SourceFacts
+from stager.source.way import reach
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
@@ -32,7 +31,7 @@ class Source:
     """
 
     facts: SourceFacts
-    #: The permission bits and the gid.
+    #: The permission bits that the copy may have at most, and the gid.
     mode: int
     group: int
     #: Bytes on the source's disk, without holes.
@@ -43,6 +42,9 @@ class Source:
     listing: str = ""
     #: The interpreter of a virtual environment that is to be relocated.
     interpreter: Interpreter | None = None
+    #: The path of the folder, or of the access control list, that closes the copy to some who could
+    #: read the source by its own mode; empty if there is none.
+    closed_by: str = ""
 
     @property
     def interpreter_at(self) -> str:
@@ -97,13 +99,14 @@ def look_at_source(
     *,
     to_be_read: bool = False,
 ) -> Source:
-    """Stat the source, following links; list it if it is a folder and not in ``listings`` yet.
+    """Look at the source, following links; list it if it is a folder and not in ``listings`` yet.
 
     With ``to_be_read``, check that this user may read it. Raise SourceError if the source is
     missing, unreadable, or neither a plain file nor a folder; UsageError if a file has patterns.
     """
     try:
-        facts = os.stat(path)
+        with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
+            facts, (mode, closed_by) = os.fstat(descriptor), reach(descriptor)
         if to_be_read:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -112,7 +115,12 @@ def look_at_source(
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
-        return _folder(facts, listings.list_once(path, facts, include, exclude))
+        listing = listings.list_once(path, facts, include, exclude)
+        identity = replace(facts_of(facts), size=listing.size)
+        return Source(
+            identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
+            closed_by=closed_by,
+        )  # fmt: skip
     if include or exclude:
         raise UsageError(
             f"{path} is not a folder; remove include and exclude, which are for folders"
@@ -121,7 +129,7 @@ def look_at_source(
         what = "only a plain file or a folder can be staged"
         raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
-    return Source(facts_of(facts), stat.S_IMODE(facts.st_mode), facts.st_gid, allocated)
+    return Source(facts_of(facts), mode, facts.st_gid, allocated, closed_by=closed_by)
 
 
 def _list(
@@ -134,14 +142,6 @@ def _list(
     from stager.tree.patterns import Patterns  # slow to import
 
     return walk(path, facts, Patterns(include, exclude))
-
-
-def _folder(facts: os.stat_result, listing: Listing) -> Source:
-    identity = replace(facts_of(facts), size=listing.size)
-    return Source(
-        identity, stat.S_IMODE(facts.st_mode), facts.st_gid, listing.allocated(), listing.files,
-        listing.digest(),
-    )  # fmt: skip
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
@@ -160,25 +160,3 @@ def data_size(path: str, source: Source) -> int:
         return size
     with closing(FileReader(path)) as reader:
         return sum(extent.length for extent in rounded(reader.extents(size), size))
-
-
-def for_all(path: str, source: Source) -> Source:
-    """Return the ``source`` with the mode that its copy may have where all users can reach it.
-
-    If a folder above the source is closed to others, or if the source or such a folder has an
-    access control list, the source's mode alone does not say who may read it. Then only root may
-    read the copy.
-    """
-    folder = os.path.realpath(path)
-    plain = facts_of(os.stat(folder)) == source.facts and not _has_acl(folder)
-    while plain and folder != "/":
-        folder = os.path.dirname(folder)
-        plain = bool(os.stat(folder).st_mode & stat.S_IXOTH) and not _has_acl(folder)
-    return source if plain else replace(source, mode=private_mode(source.mode))
-
-
-def _has_acl(path: str) -> bool:
-    try:
-        return any("acl" in name.lower() for name in os.listxattr(path))
-    except OSError as error:
-        return error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS)

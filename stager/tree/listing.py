@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import xxhash
 
 from stager.base.extents import ALIGNMENT, Extent
+from stager.base.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -307,5 +308,7 @@ def _read_extents(
 
 
 def text_of(path: bytes) -> str:
-    """Return a ``path`` of any bytes as messages show it."""
-    return os.fsdecode(path).encode(errors="backslashreplace").decode()
+    """Return a ``path`` of any bytes as messages show it: on one line, and without control
+    characters, since another user may have chosen the name.
+    """
+    return printable(os.fsdecode(path).encode(errors="backslashreplace").decode())

@@ -28,7 +28,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.permissions import file_mode, folder_mode, give_permissions
+from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.tree.listing import Kind, Listing
@@ -37,6 +37,7 @@ from stager.tree.walk import walk
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from stager.base.options import Share
     from stager.disk.cache import Cache
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -224,6 +225,16 @@ class PartialTree:
     def adopt(self) -> None:
         """List what is in the folder instead: others have filled it, as the unpackers do."""
         self._listing = self.copy = walk(self.path, holes=False)
+
+    def share(self, share: Share) -> None:
+        """Open the adopted files and folders to others, as far as they may enter the top folder."""
+        copy = self.copy
+        with stage_errors(self.path):
+            for row, kind in enumerate(copy.kinds):
+                mode = shared_mode(copy.modes[row], share)
+                if row and kind in (Kind.FILE, Kind.FOLDER) and mode != copy.modes[row]:
+                    os.chmod(self._base + copy.paths[row], mode)
+                    copy.modes[row] = mode
 
     def facts(self) -> CopyFacts:
         """Return what identifies the sealed tree, before and after it is published."""

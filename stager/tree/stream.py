@@ -6,6 +6,7 @@ stream is a file. Holes are not part of it.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from array import array
@@ -15,10 +16,11 @@ import xxhash
 
 from stager.base.digest import Digest
 from stager.base.errors import IntegrityError, SourceError
+from stager.base.linux import IS_LINK, open_beneath
 from stager.base.progress import Kind as Doing
 from stager.base.progress import doing
 from stager.base.spans import Spans
-from stager.disk.reader import Pace
+from stager.disk.reader import OPEN_FILE, Pace
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 DIGEST_SIZE = 16
 #: Seconds for a file from which storage counts as slow: several times what a local disk takes.
 _SLOW = 200e-6
-_READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+#: The errors for a file that was listed and is not there, or not there any more.
+_REPLACED = (errno.ENOENT, *IS_LINK)
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def place(row: int) -> slice:
@@ -93,9 +97,11 @@ class Stream:
 class StreamReader:
     """Reads a stream from the files beneath ``folder``, and counts the bytes that it read.
 
-    With ``is_source``, each file's stat is compared with its row of the listing after it was read.
-    ``originals`` has, by row, the data of files that were rewritten in a copy. The methods raise
-    SourceError if a file cannot be read, IntegrityError if it changed.
+    If ``folder`` is the source, ``source`` is the inode that it must have, and the stat of each
+    file is compared with its row of the listing before and after it is read. Nothing is read that
+    was put in the place of a file or folder, and no link is followed. ``originals`` has, by row,
+    the data of files that were rewritten in a copy. The methods raise SourceError if a file cannot
+    be read, IntegrityError if it changed.
     """
 
     def __init__(
@@ -103,13 +109,15 @@ class StreamReader:
         folder: str,
         stream: Stream,
         *,
-        is_source: bool,
+        source: int | None = None,
         originals: Mapping[int, bytes] | None = None,
     ) -> None:
         self._originals = originals or {}
-        self._folder = os.fsencode(folder) + b"/"
+        self._folder = os.fsencode(folder)
+        #: The descriptor of the folder, once it is needed.
+        self._root = -1
         self._stream = stream
-        self._is_source = is_source
+        self._source = source
         self._pace = Pace()
         self._pool: ThreadPoolExecutor | None = None
         #: The row and the descriptor of a file that continues in the next buffer.
@@ -118,7 +126,9 @@ class StreamReader:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` with the stream from ``offset`` on."""
-        with doing(Doing.READ, os.fsdecode(self._folder)[:-1]):
+        with doing(Doing.READ, os.fsdecode(self._folder)):
+            if self._root < 0:
+                self._open_root()
             whole: list[Part] = []
             data = self._stream.listing.data
             for part in self._stream.parts(offset, len(buffer)):
@@ -159,7 +169,7 @@ class StreamReader:
     def _copy(self, buffer: memoryview, part: Part) -> None:
         data = self._originals[part.row][part.offset : part.offset + part.length]
         if len(data) != part.length:
-            raise self._changed(part.row)
+            raise _changed(self._path(part.row))
         buffer[part.start : part.start + part.length] = data
 
     def _read_large(self, buffer: memoryview, part: Part) -> None:
@@ -172,15 +182,32 @@ class StreamReader:
         self._read(self._large[1], buffer, part)
 
     def _path(self, row: int) -> bytes:
-        return self._folder + self._stream.listing.paths[row]
+        return self._folder + b"/" + self._stream.listing.paths[row]
+
+    def _open_root(self) -> None:
+        try:
+            self._root = os.open(self._folder, _FOLDER)
+            if self._source not in (None, os.fstat(self._root).st_ino):
+                raise _changed(self._folder)
+        except FileNotFoundError:
+            raise _changed(self._folder) from None
+        except OSError as error:
+            raise SourceError(f"{text_of(self._folder)}: {error.strerror}") from None
 
     def _open(self, row: int) -> int:
+        """Open the row's file. Nothing is read of another one."""
         try:
-            return os.open(self._path(row), _READ_ONLY)
-        except FileNotFoundError:
-            raise self._changed(row) from None
+            descriptor = open_beneath(self._root, self._stream.listing.paths[row], OPEN_FILE)
         except OSError as error:
+            if error.errno in _REPLACED:
+                raise _changed(self._path(row)) from None
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
+        try:
+            self._check(row, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _read(self, descriptor: int, buffer: memoryview, part: Part) -> None:
         at, end, offset = part.start, part.start + part.length, part.offset
@@ -188,23 +215,21 @@ class StreamReader:
             while at < end:
                 done = self._pace.read(descriptor, buffer[at:end], offset)
                 if not done:
-                    raise self._changed(part.row)
+                    raise _changed(self._path(part.row))
                 at += done
                 offset += done
-            facts = os.fstat(descriptor)
         except OSError as error:
             raise SourceError(f"{text_of(self._path(part.row))}: {error.strerror}") from None
-        listing, row = self._stream.listing, part.row
-        was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
-        now = facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
-        if self._is_source and was != now:
-            raise self._changed(row)
+        self._check(part.row, descriptor)
 
-    def _changed(self, row: int) -> IntegrityError:
-        path = text_of(self._path(row))
-        return IntegrityError(
-            f"{path} changed while it was read; submit again when nothing writes to it"
-        )
+    def _check(self, row: int, descriptor: int) -> None:
+        """Raise IntegrityError if an open file of the source is not as it was listed."""
+        if self._source is None:
+            return
+        listing, facts = self._stream.listing, os.fstat(descriptor)
+        was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
+        if was != (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino):
+            raise _changed(self._path(row))
 
     def _close_large(self) -> None:
         if self._large:
@@ -213,9 +238,18 @@ class StreamReader:
 
     def close(self) -> None:
         """Close the files and end the threads."""
-        self._close_large()
         if self._pool:
             self._pool.shutdown()
+        self._close_large()
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+
+def _changed(path: bytes) -> IntegrityError:
+    return IntegrityError(
+        f"{text_of(path)} changed while it was read; submit again when nothing writes to it"
+    )
 
 
 class StreamDigest:

@@ -125,6 +125,7 @@ class Table:
                 at == row
                 and source.kinds[row] == self.source.kinds[before] == copy.kinds[now] == Kind.FILE
                 and _facts(source, row) == _facts(self.source, before)
+                and source.modes[row] == self.source.modes[before]
                 and self._is_copy(before, copy, now)
             ):
                 yield row, before

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.text import printable
 from stager.tree.listing import Kind
 
 if TYPE_CHECKING:
@@ -326,8 +327,9 @@ def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:
 
 def note(interpreter: str, *, may_be_staged: bool) -> str:
     """Return the note to a user whose environment has its ``interpreter`` on shared storage."""
-    text = f"note: the environment's interpreter {interpreter} is still read from shared storage"
+    shown = printable(interpreter)  # another user may have made the link to it
+    text = f"note: the environment's interpreter {shown} is still read from shared storage"
     if not may_be_staged:
         return text
-    installation = os.path.dirname(os.path.dirname(interpreter))
+    installation = os.path.dirname(os.path.dirname(shown))
     return f"{text}; to avoid that, the same job must also stage {installation}"

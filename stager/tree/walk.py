@@ -10,22 +10,23 @@ import os
 import stat
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
+from stager.base.linux import IS_LINK, open_beneath
 from stager.base.progress import count
-from stager.disk.files import kind_of
-from stager.disk.reader import BLOCK, FileReader
+from stager.disk.files import OPEN_FOLDER, kind_of, opened
+from stager.disk.reader import BLOCK, OPEN_FILE, FileReader
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import ThreadPoolExecutor
+    from collections.abc import Callable, Iterator, Sequence
 
     from stager.base.extents import Extent
     from stager.tree.patterns import Patterns
 
+T = TypeVar("T")
 #: Threads that read from slow storage.
 THREADS = 32
 #: Seconds for an entry from which storage counts as slow: ten times what a local disk takes.
@@ -38,7 +39,8 @@ _TRIAL = 16
 class _Found(NamedTuple):
     """What is in one folder: rows, the paths of its subfolders, and the files with hard links.
 
-    Of those, each has its device and inode, and is not among the ``rows``.
+    The folder itself is the first row. Of the files with hard links, each has its device and inode,
+    and is not among the ``rows``.
     """
 
     rows: list[Row]
@@ -53,23 +55,32 @@ def walk(
     *,
     holes: bool = True,
 ) -> Listing:
-    """Return the listing of ``folder``; ``facts`` is its stat, if that is known.
+    """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
-    Symbolic links in it are not followed. What the ``patterns`` leave out is not listed, and
-    folders among that are not read. With ``holes``, files with holes are opened to find these.
+    Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
+    What the ``patterns`` leave out is not listed, and folders among that are not read. With
+    ``holes``, files with holes are opened to find these.
 
     Raise SourceError if an entry cannot be read or is no file, folder or link, IntegrityError if
-    one is removed meanwhile.
+    one is removed or replaced meanwhile, and OSError if the folder itself cannot be opened.
     """
-    walker = _Walker(os.fsencode(folder), facts or os.stat(folder), holes, patterns)
-    rows = _rows(walker)
-    try:
-        return Listing.of(patterns.pruned(rows) if patterns else rows)
-    except OverflowError as error:
-        (path,) = error.args
-        where = text_of(os.fsencode(folder) + b"/" + path)
-        text = f"{where} has a time before 1678 or after 2262; correct it with touch"
-        raise SourceError(text) from None
+    with opened(folder, OPEN_FOLDER) as root:
+        if facts and not os.path.samestat(os.fstat(root), facts):
+            raise _changed(os.fsencode(folder))
+        walker = _Walker(os.fsencode(folder), root, holes, patterns)
+        rows = _rows(walker)
+        try:
+            return Listing.of(patterns.pruned(rows) if patterns else rows)
+        except OverflowError as error:
+            (path,) = error.args
+            where = text_of(os.fsencode(folder) + b"/" + path)
+            text = f"{where} has a time before 1678 or after 2262; correct it with touch"
+            raise SourceError(text) from None
+
+
+def _changed(path: bytes, what: str = "replaced") -> IntegrityError:
+    text = f"{text_of(path)} was {what} while its folder was listed"
+    return IntegrityError(f"{text}; submit again when nothing changes the folder")
 
 
 def _rows(walker: _Walker) -> Iterator[Row]:
@@ -86,79 +97,109 @@ def _rows(walker: _Walker) -> Iterator[Row]:
             yield Row(row.path, Kind.HARD_LINK, target=first.path)
 
 
-class _Walker:
-    """Lists the folder ``root`` and all folders beneath it."""
+def _size(found: _Found) -> int:
+    return len(found.rows) + len(found.linked)
 
-    def __init__(
-        self, root: bytes, facts: os.stat_result, holes: bool, patterns: Patterns | None
-    ) -> None:
+
+class Workers:
+    """Calls a function for many folders: by one thread, or by many if the storage is slow."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._slow = False
+
+    def each(
+        self, look: Callable[[bytes], T], folders: Sequence[bytes], size: Callable[[T], int]
+    ) -> Iterator[T]:
+        """Yield what ``look`` returns for each folder. ``size`` tells how many entries that are."""
+        at = 0
+        while at < len(folders):
+            batch = folders[at:] if self._slow else folders[at : at + _TRIAL]
+            at += len(batch)
+            begun = time.monotonic()
+            answers = list((self._pool.map if self._slow else map)(look, batch))
+            entries = sum(map(size, answers))
+            self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
+            yield from answers
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+class _Walker:
+    """Lists the folder that is open as ``root``, and all folders beneath it.
+
+    ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
+    it is read by its descriptor: no name is resolved twice.
+    """
+
+    def __init__(self, folder: bytes, root: int, holes: bool, patterns: Patterns | None) -> None:
+        self._folder = folder
         self._root = root
-        self._facts = facts
         self._holes = holes
         self._patterns = patterns
-        self._slow = False
 
     def all(self) -> Iterator[_Found]:
         """Yield the contents of each folder, level by level from the top."""
-        from concurrent.futures import ThreadPoolExecutor  # slow to import
-
-        yield _Found([self._row(b"", self._facts)], [], [])
         level = [b""]
-        with ThreadPoolExecutor(THREADS) as pool:
+        with closing(Workers()) as workers:
             while level:
                 below: list[bytes] = []
-                for found in self._look_into(level, pool):
+                for found in workers.each(self._look, level, _size):
                     below += found.folders
                     yield found
                 level = below
 
-    def _look_into(self, level: list[bytes], pool: ThreadPoolExecutor) -> Iterator[_Found]:
-        """Yield the contents of the folders of one level, by one thread or by many."""
-        at = 0
-        while at < len(level):
-            batch = level[at:] if self._slow else level[at : at + _TRIAL]
-            at += len(batch)
-            begun = time.monotonic()
-            answers = list((pool.map if self._slow else map)(self._look, batch))
-            entries = sum(1 + len(found.rows) + len(found.linked) for found in answers)
-            self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
-            yield from answers
+    def _path(self, path: bytes, name: bytes = b"") -> bytes:
+        """Return a path beneath the folder as messages name it."""
+        return b"/".join(part for part in (self._folder, path, name) if part)
 
     def _look(self, path: bytes) -> _Found:
-        found = _Found([], [], [])
-        above = self._root + b"/" + path if path else self._root
-        prefix = path + b"/" if path else b""
-        everything = self._patterns is None
+        """List the folder at ``path``."""
+        name = b""
         try:
-            with os.scandir(above) as entries:
-                for entry in entries:
-                    count()
-                    if everything or not self._leaves_out(prefix, entry):
-                        self._sort(prefix + entry.name, entry.stat(follow_symlinks=False), found)
+            folder = open_beneath(self._root, path, OPEN_FOLDER)
+            try:
+                found = _Found([_folder_row(path, os.fstat(folder))], [], [])
+                prefix = path + b"/" if path else b""
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        count()
+                        name = os.fsencode(entry.name)
+                        self._sort(folder, prefix, name, entry, found)
+            finally:
+                os.close(folder)
         except OSError as error:
-            where = text_of(os.fsencode(error.filename or above))
+            where = self._path(path, name)
             if isinstance(error, FileNotFoundError):
-                text = f"{where} was removed while its folder was listed"
-                remedy = "submit again when nothing changes the folder"
-                raise IntegrityError(f"{text}; {remedy}") from None
-            raise SourceError(f"{where}: {error.strerror}") from None
+                raise _changed(where, "removed") from None
+            if error.errno in IS_LINK:
+                raise _changed(where) from None
+            raise SourceError(f"{text_of(where)}: {error.strerror}") from None
         return found
 
-    def _leaves_out(self, prefix: bytes, entry: os.DirEntry[bytes]) -> bool:
-        return self._patterns is not None and self._patterns.leaves_out(
-            prefix + entry.name, is_folder=entry.is_dir(follow_symlinks=False)
-        )
-
-    def _sort(self, path: bytes, facts: os.stat_result, found: _Found) -> None:
-        row = self._row(path, facts)
+    def _sort(
+        self, folder: int, prefix: bytes, name: bytes, entry: os.DirEntry[str], found: _Found
+    ) -> None:
+        """Add an entry of the open ``folder`` to what was found there."""
+        path = prefix + name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if self._patterns and self._patterns.leaves_out(path, is_folder=is_folder):
+            return
+        if is_folder:
+            found.folders.append(path)  # and it is a row of its own when it is opened
+            return
+        facts = entry.stat(follow_symlinks=False)
+        row = self._row(folder, path, name, facts)
         if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
-            return
-        found.rows.append(row)
-        if row.kind is Kind.FOLDER:
-            found.folders.append(path)
+        else:
+            found.rows.append(row)
 
-    def _row(self, path: bytes, facts: os.stat_result) -> Row:
+    def _row(self, folder: int, path: bytes, name: bytes, facts: os.stat_result) -> Row:
         mode = facts.st_mode
         # Most entries are files without holes, and there may be a million: no keyword arguments.
         if stat.S_ISREG(mode) and facts.st_size - facts.st_blocks * BLOCK < SMALLEST_HOLE:
@@ -166,25 +207,35 @@ class _Walker:
                 (path, Kind.FILE, mode & _PERMISSIONS, facts.st_size, facts.st_mtime_ns,
                  facts.st_ctime_ns, facts.st_ino, facts.st_uid, facts.st_gid, b"", None)
             )  # fmt: skip
-        whole = self._root + b"/" + path
         who = facts.st_uid, facts.st_gid
         if stat.S_ISREG(mode):
             return Row(
                 path, Kind.FILE, mode & _PERMISSIONS, facts.st_size, facts.st_mtime_ns,
-                facts.st_ctime_ns, facts.st_ino, *who, extents=self._extents(whole, facts),
+                facts.st_ctime_ns, facts.st_ino, *who,
+                extents=self._extents(folder, path, name, facts),
             )  # fmt: skip
         if stat.S_ISDIR(mode):
-            return Row(path, Kind.FOLDER, mode & _PERMISSIONS, 0, facts.st_mtime_ns, 0, 0, *who)
+            raise _changed(self._path(path))
         if stat.S_ISLNK(mode):
-            target = os.readlink(whole)
+            target = os.readlink(name, dir_fd=folder)
             return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
         what = f"{kind_of(mode)}, which cannot be staged"
-        raise SourceError(f"{text_of(whole)} is {what}; leave it out with exclude=")
+        raise SourceError(f"{text_of(self._path(path))} is {what}; leave it out with exclude=")
 
-    def _extents(self, path: bytes, facts: os.stat_result) -> tuple[Extent, ...] | None:
+    def _extents(
+        self, folder: int, path: bytes, name: bytes, facts: os.stat_result
+    ) -> tuple[Extent, ...] | None:
         """Return where a file has data, or None if its holes are not asked for."""
         if not self._holes:
             return None
         size = facts.st_size
-        with closing(FileReader(os.fsdecode(path))) as reader:
+        whole = self._path(path)
+        with closing(FileReader(text_of(whole), open_beneath(folder, name, OPEN_FILE))) as reader:
+            if not os.path.samestat(os.fstat(reader.descriptor), facts):
+                raise _changed(whole)
             return rounded(reader.extents(size), size)
+
+
+def _folder_row(path: bytes, facts: os.stat_result) -> Row:
+    mode, who = facts.st_mode & _PERMISSIONS, (facts.st_uid, facts.st_gid)
+    return Row(path, Kind.FOLDER, mode, 0, facts.st_mtime_ns, 0, 0, *who)

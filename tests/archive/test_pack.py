@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import stager.archive.pack
+import stager.archive.pack as module
 from stager.archive.pack import pack
 from stager.archive.unpack import unpack
-from stager.base.errors import IntegrityError, LaunchError, SourceError, UsageError
+from stager.base.errors import (
+    DestinationError,
+    IntegrityError,
+    LaunchError,
+    SourceError,
+    UsageError,
+)
 from stager.tree.walk import walk
 from tests.support.archives import NO_LIMITS, seen
 from tests.support.stagectl import STAGECTL, run
@@ -104,8 +110,8 @@ def test_a_folder_that_changes_meanwhile_is_not_packed(
         write(*arguments)
         (folder / "second").touch()
 
-    write = stager.archive.pack._write
-    monkeypatch.setattr("stager.archive.pack._write", changing)
+    write = module._write
+    monkeypatch.setattr(module, "_write", changing)
     with pytest.raises(IntegrityError) as caught:
         pack(str(folder), str(tmp_path / f"a.{suffix}"))
     text = f"{folder} changed while it was packed; pack it again when nothing writes to it"
@@ -198,3 +204,72 @@ def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
     text = "stage: /nowhere/a.tar: No such file or directory\n"
     assert (ran.code, ran.err) == (6, text)
+
+
+def test_an_image_is_not_made_of_a_folder_that_others_can_change(tmp_path: Path) -> None:
+    (tmp_path / "set/open").mkdir(parents=True)
+    (tmp_path / "set/open").chmod(0o777)
+    with pytest.raises(UsageError) as caught:
+        pack(str(tmp_path / "set"), str(tmp_path / "set.sqsh"))
+    assert str(caught.value) == (
+        f"{tmp_path}/set/open: others could change it while mksquashfs reads it; pack a .tar.zst "
+        "instead"
+    )
+    pack(str(tmp_path / "set"), str(tmp_path / "set.tar.zst"))
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar"])
+def test_an_archive_is_closed_to_those_who_cannot_reach_the_folder(
+    tmp_path: Path, suffix: str
+) -> None:
+    (tmp_path / "home/set").mkdir(parents=True)
+    for above, mode in ((0o755, 0o644), (0o750, 0o640), (0o700, 0o600)):
+        (tmp_path / "home").chmod(above)
+        archive = tmp_path / f"{mode:o}.{suffix}"
+        pack(str(tmp_path / "home/set"), str(archive))
+        assert archive.stat().st_mode & 0o7777 == mode
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar"])
+def test_what_is_put_in_the_place_of_an_unfinished_archive_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/file").write_text("data")
+    (tmp_path / "precious").write_text("precious")
+    write = module._write
+
+    def swap_then_write(*arguments: Any) -> None:
+        (partial,) = tmp_path.glob(".x.*")
+        partial.unlink()
+        partial.symlink_to("precious")
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", swap_then_write)
+    with pytest.raises(DestinationError) as caught:
+        pack(str(tmp_path / "set"), str(tmp_path / f"x.{suffix}"))
+    assert str(caught.value) == (
+        f"{tmp_path}/x.{suffix}: somebody else replaced it while it was written; pack into a "
+        "folder where only you may write"
+    )
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "set"]
+
+
+def test_a_folder_swapped_for_a_link_while_it_is_packed_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for top in ("set", "private"):
+        (tmp_path / top / "sub").mkdir(parents=True)
+        (tmp_path / top / "sub/file").write_text(top[:3])
+    write = module._write
+
+    def swap_then_write(*arguments: Any) -> None:
+        (tmp_path / "set/sub").rename(tmp_path / "away")
+        (tmp_path / "set/sub").symlink_to("../private/sub")
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", swap_then_write)
+    with pytest.raises(IntegrityError, match="changed while it was packed"):
+        pack(str(tmp_path / "set"), str(tmp_path / "x.tar"))
+    assert not (tmp_path / "x.tar").exists()

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import linux
 from stager.base.linux import Rename, rename, set_dumpable, sync_filesystem
 from tests.support.users import USER, as_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    Open = Callable[[int, bytes, int], int]
 
 
 @pytest.fixture
@@ -71,3 +74,48 @@ def test_the_memory_of_a_process_that_is_not_dumpable_belongs_to_root() -> None:
         return before, owner_of_memory()
 
     assert as_user(USER, act) == (USER, 0)
+
+
+BENEATH = pytest.mark.parametrize("open_it", [linux.open_beneath, linux.open_step_by_step])
+
+
+@pytest.fixture
+def outer(tmp_path: Path) -> Iterator[int]:
+    """A folder with a file, and links that lead to it and out."""
+    (tmp_path / "in/a/b").mkdir(parents=True)
+    (tmp_path / "in/a/b/file").write_text("inside")
+    (tmp_path / "file").write_text("outside")
+    (tmp_path / "in/a/link").symlink_to("b/file")
+    (tmp_path / "in/out").symlink_to("..")
+    descriptor = os.open(tmp_path / "in", os.O_PATH)
+    yield descriptor
+    os.close(descriptor)
+
+
+@BENEATH
+def test_what_is_beneath_a_folder_is_opened(outer: int, open_it: Open) -> None:
+    with open(open_it(outer, b"a/b/file", os.O_RDONLY)) as file:
+        assert file.read() == "inside"
+        assert not os.get_inheritable(file.fileno())
+    descriptor = open_it(outer, b"", os.O_RDONLY | os.O_DIRECTORY)
+    assert os.path.samestat(os.fstat(descriptor), os.fstat(outer))
+    os.close(descriptor)
+
+
+@BENEATH
+@pytest.mark.parametrize("path", [b"a/link", b"out/file", b"out", b"a/b/file/x"])
+def test_no_link_beneath_a_folder_is_followed(outer: int, open_it: Open, path: bytes) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory") as caught:
+        open_it(outer, path, os.O_RDONLY)
+    assert caught.value.errno in linux.IS_LINK
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_kernel_without_openat2_opens_step_by_step(
+    outer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linux, "_OPENAT2", 99_999)  # no system call has this number
+    os.close(linux.open_beneath(outer, b"a/b/file", os.O_RDONLY))
+    with pytest.raises(NotADirectoryError):
+        linux.open_beneath(outer, b"out/file", os.O_RDONLY)

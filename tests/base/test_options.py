@@ -13,6 +13,7 @@ from stager.base.options import (
     Mode,
     Options,
     Relocate,
+    Share,
     Validate,
     Verify,
 )
@@ -41,6 +42,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "extract": bool,
         "mode": Mode,
         "by": str,
+        "share": Share,
     } == OPTION_TYPES
 
 

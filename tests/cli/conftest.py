@@ -23,7 +23,10 @@ def desk(tmp_path: Path) -> Desk:
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Ran]:
     """A desk with one file staged to three nodes, and what was printed as JSON."""
-    desk = Desk(tmp_path_factory.mktemp("staged"))
+    folder = tmp_path_factory.mktemp("staged")
+    for above in (folder, folder.parent, folder.parent.parent):
+        above.chmod(0o755)  # a copy of what lies in a closed folder would be closed, too
+    desk = Desk(folder)
     return desk, desk.local("stage", "--json", f"{desk.source}:/nvme/img.sqsh")
 
 

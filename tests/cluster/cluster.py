@@ -37,6 +37,8 @@ Argv = str | Sequence[str | os.PathLike[str]]
 
 LOGIN = "login"
 USERS = {"alice": 5001, "bob": 5002, "carol": 5003}
+# A further group of some of them.
+PROJECT, PROJECT_MEMBERS = 6001, ("alice", "carol")
 MAX_NODES = 32
 CPUS_PER_NODE = 16
 SLURMCTLD_PORT = 6817
@@ -293,6 +295,7 @@ class Cluster:
         etc = self.base / "etc"
         users = [f"{user}:x:{uid}:{uid}::/home/{user}:/bin/bash" for user, uid in USERS.items()]
         groups = [f"{user}:x:{uid}:" for user, uid in USERS.items()]
+        groups.append(f"project:x:{PROJECT}:{','.join(PROJECT_MEMBERS)}")
         hosts = ["127.0.0.1 localhost", f"10.0.0.254 {LOGIN}"]
         hosts += [f"10.0.0.{number} {name}" for number, name in enumerate(self.nodes, 1)]
         _write_lines(etc / "passwd", [*_lines_of("/etc/passwd"), *users])

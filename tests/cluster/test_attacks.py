@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import USERS
-from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, digest
+from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from tests.cluster.site import Site
@@ -167,6 +167,201 @@ def test_a_copy_with_a_second_hard_link_is_not_current_nor_replaced_by_others(si
         f"stage: n2: /nvme/second belongs to uid {ALICE}; choose another destination\n"
         + NOT_STARTED.format(6)
     )
+
+
+# Row 3: copies are never more open than the way to their source
+
+
+SECRET = "for alice alone"
+#: Alice's private places: what she runs to make each, and the directive's source and options. Each
+#: file itself is readable for everybody.
+PRIVATE = {
+    "a file in a closed home": (
+        "mkdir -m 700 closed; echo {secret} >closed/file",
+        "/home/alice/closed/file", "",
+    ),
+    "a folder in one that was made with umask 077": (
+        "umask 077; mkdir -p mask/set/sub; cd mask; echo {secret} >set/sub/file; chmod -R a+rX set",
+        "/home/alice/mask/set", "",
+    ),
+    "an archive in a closed home": (
+        "mkdir -m 700 tars; cd tars; mkdir set; echo {secret} >set/file; tar cf set.tar set",
+        "/home/alice/tars/set.tar", ",extract",
+    ),
+    "parts of a folder in a closed home": (
+        "mkdir -m 700 parts; mkdir parts/set; echo {secret} | tee parts/set/{1..4}",
+        "/home/alice/parts/set", ",mode=shard",
+    ),
+    "a file with an access control list": (
+        "mkdir lists; echo {secret} >lists/file; {deny} lists/file",
+        "/home/alice/lists/file", "",
+    ),
+    "a file below a folder with an access control list": (
+        "mkdir -p above/set; echo {secret} >above/set/file; {deny} above",
+        "/home/alice/above/set/file", "",
+    ),
+    "a file with an access control list in a folder": (
+        "mkdir -p within/set; echo {secret} >within/set/file; {deny} within/set/file",
+        "/home/alice/within/set", "",
+    ),
+}  # fmt: skip
+#: The command that keeps bob out of a file by an access control list (of which 4 denies him).
+DENY = (
+    'python3 -c \'import os, struct, sys; os.setxattr(sys.argv[1], "system.posix_acl_access", '
+    'struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in '
+    f"((1, 7, -1 % 2**32), (2, 0, {BOB}), (4, 5, -1 % 2**32), (16, 5, -1 % 2**32), "
+    "(32, 5, -1 % 2**32))))'"
+)
+
+
+def make_private(site: Site) -> None:
+    """Make the sources of `PRIVATE`, and let bob offer one of them as a link of his own."""
+    site.run("rm -rf /home/alice/*/")
+    site.run("rm -f /shared/offered", user="bob")
+    for make, source, _ in PRIVATE.values():
+        site.run(make.replace("{secret}", f"'{SECRET}'").replace("{deny}", DENY))
+        assert stolen(site, [source], "login") == [], "it is private at its source"
+    site.run("ln -s /home/alice/closed/file /shared/offered", user="bob")
+
+
+def private_items(more: str = "") -> dict[str, str]:
+    """Return the options to stage all private sources, by the path of each copy."""
+    offers = [*((source, given) for _, source, given in PRIVATE.values()), ("/shared/offered", "")]
+    copies = [f"/nvme/private{number}" for number in range(len(offers))]
+    return {
+        copy: f"--stage={source}:{copy}{given}{more}"
+        for copy, (source, given) in zip(copies, offers, strict=True)
+    }
+
+
+def stolen(site: Site, paths: Iterable[str], node: str, user: str = "bob") -> list[str]:
+    """Return those of the ``paths`` in or at which the user can read the secret."""
+    look = f"for path in {' '.join(paths)}; do grep -rqs '{SECRET}' $path && echo $path; done; true"
+    return site.run(look, user=user, on=node).stdout.split()
+
+
+def test_a_copy_is_closed_to_those_who_could_not_reach_its_source(site: Site) -> None:
+    make_private(site)
+    items = private_items()
+    output = stage(site, *items.values())
+    assert "stage: /nvme/private0: 16 B from /home/alice/closed/file to n[1-4]" in output
+    for node in site.nodes:
+        assert stolen(site, items, node) == []
+        assert len(stolen(site, items, node, user="alice")) == len(items)
+
+
+def test_a_users_own_word_opens_the_copy(site: Site) -> None:
+    """The control of the test above: the same sources, shared by their owner's own word."""
+    make_private(site)
+    items = private_items(",share=all")
+    stage(site, *items.values())
+    for node in site.nodes:
+        assert stolen(site, items, node) == list(items)
+
+
+def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
+    """Alice and carol are in the group; others may not enter the folder above."""
+    site.run(
+        "rm -rf /shared/project; mkdir -m 2770 /shared/project; chgrp project /shared/project; "
+        "chmod g+s /shared/project; umask 027; mkdir /shared/project/set; "
+        f"echo {SECRET} | tee /shared/project/set/file >/shared/project/file; "
+        "chmod -R o+rX /shared/project/*"
+    )  # fmt: skip
+    copies = ["/nvme/file", "/nvme/set"]
+    output = stage(site, *(f"--stage=/shared/project/{copy[6:]}:{copy}" for copy in copies))
+    for node in site.nodes:
+        assert stolen(site, copies, node, user="carol") == copies
+        assert stolen(site, copies, node) == []
+    for copy in copies:
+        assert (
+            f"stage: {copy}: note: not everybody can read the copy, because of the permissions of "
+            "/shared/project; share=all would change that\n"
+        ) in output
+
+
+# Row 4: nothing that was put in the place of a source is copied
+
+
+def test_a_subfolder_swapped_for_a_link_is_not_followed(site: Site) -> None:
+    """When alice's stage has listed the top of bob's folder, he swaps one of its subfolders."""
+    site.run(f"rm -rf closed; mkdir -m 700 closed; echo {SECRET} >closed/file")
+    swapped = 0
+    for number in range(4):
+        top = f"/shared/set{number}"
+        make = f"rm -rf {top}*; mkdir -p {top}/sub {top}/{{1..1500}}; touch {top}/sub/file"
+        site.run(make, user="bob")
+        # The same path as alice's, so that a listing of the one is one of the other.
+        line = ["python3", f"{SOURCE}/tests/cluster/swap.py", top, "sub", "/home/alice/closed"]
+        bob = site.popen(line, user="bob")
+        assert bob.stdout
+        assert bob.stdout.readline() == "ready\n"
+        copy = f"/nvme/set{number}"
+        output = stage(site, f"--stage={top}:{copy}")
+        swapped += bob.stdout.readline() == "swapped\n"
+        for node in site.nodes:
+            found = stolen(site, [copy], node) + stolen(site, [copy], node, user="alice")
+            assert found == [], output
+    assert swapped == 4
+    site.run("rm -rf /shared/set?*", user="bob")
+
+
+# Row 9: what alice packs is written to her own file, whatever bob puts in its place
+
+REPLACE = """
+while :; do for file in /shared/open/.packed.*; do
+[ -f "$file" ] && [ ! -L "$file" ] && rm -f "$file" && ln -s /home/alice/precious "$file" && echo 1
+done; done
+"""
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar.zst"])
+def test_packing_writes_into_no_file_that_another_user_names(site: Site, suffix: str) -> None:
+    site.run(
+        "echo precious >precious; rm -rf /shared/open /shared/set; mkdir -m 777 /shared/open; "
+        "mkdir /shared/set; head -c 100000000 /dev/urandom >/shared/set/data"
+    )
+    bob = site.popen(REPLACE, user="bob")
+    try:
+        for _ in range(3):
+            done = site.run(
+                [STAGECTL, "pack", "/shared/set", f"/shared/open/packed.{suffix}"], check=False
+            )
+            assert site.path("login", "/home/alice/precious").read_text() == "precious\n"
+            assert done.returncode == 6, done
+            assert done.stderr == (
+                f"stage: /shared/open/packed.{suffix}: somebody else replaced it while it was "
+                "written; pack into a folder where only you may write\n"
+            )
+    finally:
+        bob.kill()
+    assert bob.stdout
+    assert bob.stdout.read().startswith("1\n" * 3), "bob replaced the file each time"
+    site.run("rm -rf /shared/open /shared/set")
+
+
+# Row 14: what others named does not forge lines on alice's terminal
+
+FORGED = "$'x\\nstage: all files are current\\e[2J'"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            f"mkfifo {FORGED}",
+            " is a named pipe, which cannot be staged; leave it out with exclude=",
+        ),
+        (f"echo >{FORGED}; chmod 600 {FORGED}", ": Permission denied"),
+        (f"mkdir -m 700 {FORGED}", ": Permission denied"),
+    ],
+    ids=["a pipe", "a file that cannot be read", "a folder that cannot"],
+)
+def test_a_name_in_a_message_forges_no_line(site: Site, make: str, message: str) -> None:
+    site.run(f"rm -rf /shared/evil; mkdir /shared/evil; cd /shared/evil; {make}", user="bob")
+    output = stage(site, "--stage=/shared/evil:/nvme/evil")
+    site.run("rm -rf /shared/evil", user="bob")
+    shown = "/shared/evil/x?stage: all files are current?[2J"
+    assert output == f"stage: n1: {shown}{message}\n" + NOT_STARTED.format(4)
 
 
 # Root's part

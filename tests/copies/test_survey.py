@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.base.options import Options, Validate
-from stager.copies.survey import Reason, Survey, judge, survey, survey_shared
+from stager.base.options import Options, Share, Validate
+from stager.copies.survey import (
+    Reason,
+    Survey,
+    correct_permissions,
+    judge,
+    survey,
+    survey_shared,
+)
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.partial import Partial
@@ -112,6 +119,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "its bytes differ from its checksum",
         "its permissions are wider than the source's",
         "relocated differently",
+        "shared differently",
         "a part is there, the whole is wanted",
         "the whole is there, a part is wanted",
         "split differently",
@@ -478,6 +486,36 @@ def test_a_shared_copy_with_wider_permissions_than_its_source_is_not_current(nod
     node.copy.chmod(0o644)
     answer = survey(item, str(node.copy), source, node.cache, "n1")
     assert answer == needed(Reason.TOO_OPEN)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "share", "now"),
+    [
+        (0o644, 0o600, Share.SOURCE, 0o600),
+        (0o755, 0o750, Share.SOURCE, 0o750),
+        (0o600, 0o644, Share.SOURCE, 0o600),
+        (0o600, 0o644, Share.ALL, 0o644),
+        (0o644, 0o640, Share.GROUP, 0o640),
+        (0o044, 0o600, Share.SOURCE, 0o000),
+    ],
+)
+def test_a_current_copy_gets_the_permissions_that_a_new_one_would_get(
+    node: Node, there: int, wanted: int, share: Share, now: int
+) -> None:
+    """A folder above the source was closed since it was staged, or the user shares it now."""
+    node.stage()
+    node.copy.chmod(there)
+    source = replace(look_at_source(str(node.source)), mode=wanted, group=os.getgid())
+    correct_permissions(str(node.copy), source, share)
+    assert node.copy.stat().st_mode & 0o7777 == now
+
+
+def test_the_group_of_a_copy_that_is_not_the_sources_gets_what_all_users_get(node: Node) -> None:
+    node.stage()
+    node.copy.chmod(0o644)
+    source = replace(look_at_source(str(node.source)), mode=0o640, group=os.getgid() + 1)
+    correct_permissions(str(node.copy), source, Share.GROUP)
+    assert node.copy.stat().st_mode & 0o7777 == 0o600
 
 
 def test_a_damaged_copy_of_root_is_found_if_a_checksum_is_asked_for(

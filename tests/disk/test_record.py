@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
 
 RECORD = Record(
-    version=4,
+    version=5,
     source="/data/img é",
     destination="/nvme/img",
     source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40),
@@ -37,6 +37,7 @@ RECORD = Record(
         split="4:0123456789abcdef0123456789abcdef",
         files_in_all=12,
         by="part-{n}.*",
+        share="group",
     ),
 )
 
@@ -45,7 +46,7 @@ assert TREE is not None
 
 #: The file of RECORD, which later versions must still read or know for another version's.
 TEXT = """{
- "version": 4,
+ "version": 5,
  "source": "/data/img \\u00e9",
  "destination": "/nvme/img",
  "source_facts": {
@@ -77,7 +78,8 @@ TEXT = """{
   "interpreter": "/nvme/python",
   "split": "4:0123456789abcdef0123456789abcdef",
   "files_in_all": 12,
-  "by": "part-{n}.*"
+  "by": "part-{n}.*",
+  "share": "group"
  }
 }
 """
@@ -191,19 +193,19 @@ def test_a_record_is_read_back_as_it_was(record: Record) -> None:
 # damage, each kind with its message
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, -1, 10**30, None, "1", [1]])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 6, -1, 10**30, None, "1", [1]])
 def test_another_version_is_refused(version: object) -> None:
-    assert refusal(with_value(("version",), version)) == f"version {version!r}, expected 4"
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, expected 5"
 
 
-@pytest.mark.parametrize("version", [4.0])
+@pytest.mark.parametrize("version", [5.0])
 def test_a_version_that_only_equals_the_known_one_is_refused(version: object) -> None:
     assert refusal(with_value(("version",), version)) == "version is not int"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
 def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
-    assert refusal(text) == "version None, expected 4"
+    assert refusal(text) == "version None, expected 5"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +234,7 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("tree", "files"), -1, "the value of files is not possible"),
         (("tree", "split"), None, "split is not str"),
         (("tree", "by"), 1, "by is not str"),
+        (("tree", "share"), 1, "share is not str"),
         (("tree", "copy_digest"), "", "the value of copy_digest is not possible"),
     ],
 )

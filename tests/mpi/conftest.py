@@ -24,6 +24,7 @@ def comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
 def folder(comm: MPI.Intracomm) -> Iterator[Path]:
     """One scratch folder that all ranks of ``comm`` share."""
     path = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else ""))
+    path.chmod(0o755)  # a copy of what lies in a closed folder would be closed, too
     yield path
     comm.Barrier()
     if comm.rank == 0:

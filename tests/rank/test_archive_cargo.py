@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from stager.base.options import Share
 from stager.copies import evict
 from stager.rank import archive_cargo
 from stager.rank.archive_cargo import ArchiveCargo, narrow
@@ -53,6 +54,12 @@ def test_only_users_who_may_read_the_archive_may_enter_its_folder(
     folder.chmod(root)
     narrow(str(folder), archive, os.getgid())
     assert mode_of(folder) == now
+
+
+def test_the_folder_of_a_shared_archive_may_be_entered(folder: Path) -> None:
+    folder.chmod(0o700)
+    narrow(str(folder), 0o644, os.getgid(), Share.ALL)
+    assert mode_of(folder) == 0o755
 
 
 @pytest.mark.parametrize(

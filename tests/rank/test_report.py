@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stager.base.options import Options
+from stager.base.options import Options, Share
 from stager.base.outcome import Counts
 from stager.copies.survey import Reason, Survey
 from stager.disk.record import SourceFacts
@@ -92,3 +93,26 @@ def test_an_interpreter_on_shared_storage_is_noted(at: str, note: str, *, is_sha
     source = Source(FILE.facts, 0o755, 0, 9, 3, "digest", interpreter)
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
     assert item_report(task(plan, source), SURVEYS, Delivered("digest"), 1.0).note == note
+
+
+CLOSED = "because of the permissions of /home/alice?x;"
+
+
+@pytest.mark.parametrize(
+    ("mode", "share", "note"),
+    [
+        (0o600, Share.SOURCE,
+         f"note: only you can read the copy, {CLOSED} share=group or share=all would change that"),
+        (0o640, Share.SOURCE,
+         f"note: not everybody can read the copy, {CLOSED} share=all would change that"),
+        (0o644, Share.ALL, ""),
+    ],
+)  # fmt: skip
+def test_a_new_copy_that_is_closed_to_readers_of_the_source_is_noted(
+    mode: int, share: Share, note: str
+) -> None:
+    source = replace(FILE, mode=mode, closed_by="/home/alice\nx")
+    for receivers, expected in (((1, 2), note), ((), "")):
+        plan = TransferPlan(9, receivers, (0,), (0,), False, "digest")
+        one = task(plan, source, Options(share=share))
+        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == expected

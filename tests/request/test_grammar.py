@@ -32,7 +32,7 @@ BLANK_RULE = (
 NOTHING = "source and destination are missing: write SRC:DST"
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
 NO_URL = "the {} is a URL; only files and folders can be staged"
-KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract, mode, by"
+KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract, mode, by, share"
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
     "each name, as in part-{{n}}.*"

@@ -26,6 +26,7 @@ roots = ["/nvme", "/scratch/local"]
 destinations = ["/nvme/jobs"]
 shared_roots = ["/nvme/all"]
 lock_timeout = 2.5
+allow_share = "group"
 
 [cache]
 keep_free = "10GB"
@@ -82,6 +83,7 @@ def test_the_defaults_are_these() -> None:
         "destinations": (),
         "shared_roots": (),
         "lock_timeout": 1800,
+        "allow_share": "all",
         "cache": {
             "keep_free": 0,
             "keep_free_percent": 0,
@@ -117,6 +119,7 @@ def test_every_key_can_be_set(path: Path) -> None:
         "destinations": ("/nvme/jobs",),
         "shared_roots": ("/nvme/all",),
         "lock_timeout": 2.5,
+        "allow_share": "group",
         "cache": {
             "keep_free": 10_000_000_000,
             "keep_free_percent": 2.5,
@@ -327,6 +330,7 @@ def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        ("allow_share = false", "allow_share: Input should be 'none', 'group' or 'all'"),
         ('lock_timeout = "soon"', "lock_timeout: Input should be a valid number"),
         ('lock_timeout = "10"', "lock_timeout: Input should be a valid number"),
         ("lock_timeout = true", "lock_timeout: Input should be a valid number"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import Lifetime, Mode, Options, Validate, Verify
+from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy
@@ -210,6 +211,36 @@ def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: 
         f"{named} is not beneath a folder that this site stages to; "
         "choose a destination beneath /nvme or /nvme/fast or /scratch/local"
     )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "share", "remedy"),
+    [
+        ("none", Share.ALL, "remove it"),
+        ("none", Share.GROUP, "remove it"),
+        ("group", Share.ALL, "use share=group or remove it"),
+    ],
+)
+def test_a_site_may_forbid_to_share_copies(
+    allowed: Literal["none", "group"], share: Share, remedy: str
+) -> None:
+    policy = Policy(roots=("/nvme",), allow_share=allowed)
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive("/data/img", "/nvme/img", Options(share=share))], policy)
+    assert str(caught.value) == f"/nvme/img: this site does not allow share={share}; {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "share"),
+    [("none", Share.SOURCE), ("group", Share.GROUP), ("all", Share.GROUP), ("all", Share.ALL)],
+)
+def test_a_site_may_allow_to_share_copies(
+    allowed: Literal["none", "group", "all"], share: Share
+) -> None:
+    options = Options(share=share)
+    policy = Policy(roots=("/nvme",), allow_share=allowed)
+    [item] = resolve([Directive("/data/img", "/nvme/img", options)], policy)
+    assert item.options == options
 
 
 SHARING = Policy(

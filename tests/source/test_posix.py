@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import struct
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from stager.base.errors import SourceError, UsageError
 from stager.disk.record import SourceFacts
-from stager.source.posix import Listings, Source, data_size, facts_of, for_all, look_at_source
+from stager.source.posix import Listings, Source, data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home
 
@@ -187,43 +186,6 @@ def test_a_source_that_is_to_be_read_must_be_readable(home: Path) -> None:
         return str(caught.value)
 
     assert as_ordinary_user(act) == f"{home}/secret: Permission denied"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(
-    ("mode", "above", "copied"),
-    [(0o644, 0o755, 0o644), (0o640, 0o711, 0o640), (0o644, 0o750, 0o600), (0o755, 0o700, 0o700)],
-)
-def test_a_copy_for_all_is_closed_if_a_folder_above_the_source_is(
-    home: Path, mode: int, above: int, copied: int
-) -> None:
-    home.chmod(0o755)
-    folder = home / "data"
-    folder.mkdir()
-    (folder / "img").write_bytes(BYTES)
-    (folder / "img").chmod(mode)
-    (home / "link").symlink_to(folder / "img")
-    folder.chmod(above)
-    for path in (folder / "img", home / "link"):
-        assert for_all(str(path), look_at_source(str(path))).mode == copied
-
-
-@pytest.mark.root
-def test_a_copy_for_all_is_closed_if_there_is_an_access_control_list(home: Path) -> None:
-    home.chmod(0o755)
-    source = home / "img"
-    source.write_bytes(BYTES)
-    source.chmod(0o644)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
-    entries = [(1, 6, 0xFFFFFFFF), (2, 4, 4711), (4, 0, 0xFFFFFFFF), (16, 4, 0xFFFFFFFF)]
-    text = b"".join(struct.pack("<HHI", *entry) for entry in [*entries, (32, 4, 0xFFFFFFFF)])
-    os.setxattr(source, "system.posix_acl_access", struct.pack("<I", 2) + text)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
-    os.removexattr(source, "system.posix_acl_access")
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o644
-    os.setxattr(home, "system.posix_acl_access", struct.pack("<I", 2) + text)
-    home.chmod(0o755)
-    assert for_all(str(source), look_at_source(str(source))).mode == 0o600
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) + 5])

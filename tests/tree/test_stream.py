@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import IntegrityError, SourceError
+from stager.base.errors import IntegrityError
 from stager.base.extents import Extent
 from stager.tree import stream as module
 from stager.tree.listing import Kind, Listing, Row
@@ -109,7 +109,7 @@ def test_what_is_read_is_what_is_written(
             Path(folder, f"{number:03}").write_bytes(contents[number + 1])
         listing = walk(folder)
         stream = Stream(listing, everything(listing))
-        reader = StreamReader(folder, stream, is_source=True)
+        reader = StreamReader(folder, stream, source=os.stat(folder).st_ino)
         digest, memory = StreamDigest(stream), Memory(listing)
         writer = StreamWriter(memory, stream, everything(listing))
         for offset, length in cuts(stream.size, chunk):
@@ -138,7 +138,10 @@ def test_the_digest_of_a_file_with_holes_is_that_of_all_its_bytes(tmp_path: Path
     listing = walk(str(tmp_path))
     stream = Stream(listing, everything(listing))
     assert stream.size == 4096
-    reader, digest = StreamReader(str(tmp_path), stream, is_source=True), StreamDigest(stream)
+    reader, digest = (
+        StreamReader(str(tmp_path), stream, source=tmp_path.stat().st_ino),
+        StreamDigest(stream),
+    )
     buffer = memoryview(bytearray(stream.size))
     reader.read_into(buffer, 0)
     digest.update(buffer, 0)
@@ -160,7 +163,8 @@ def test_files_that_a_node_has_already_are_not_written() -> None:
 
 def read_all(folder: Path, listing: Listing, *, is_source: bool = True) -> bytes:
     stream = Stream(listing, everything(listing))
-    reader = StreamReader(str(folder), stream, is_source=is_source)
+    source = folder.stat().st_ino if is_source else None
+    reader = StreamReader(str(folder), stream, source=source)
     buffer = bytearray(stream.size)
     try:
         reader.read_into(memoryview(buffer), 0)
@@ -195,11 +199,31 @@ def test_a_copy_is_not_compared_with_the_listing_of_its_source(tmp_path: Path) -
     assert read_all(tmp_path, listing, is_source=False) == b"data"
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"data")
-    listing = walk(str(tmp_path))
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "a").symlink_to("b")
-    with pytest.raises(SourceError) as caught:
-        read_all(tmp_path, listing)
-    assert str(caught.value) == f"{tmp_path}/a: Too many levels of symbolic links"
+@pytest.mark.parametrize("swapped", ["a", "a/sub", "a/sub/file", ""])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_nothing_is_read_that_was_put_in_the_place_of_what_was_listed(
+    tmp_path: Path, swapped: str, *, is_link: bool
+) -> None:
+    """The other folder has the same names, and files of the same sizes and times."""
+    for top in ("source", "private"):
+        (tmp_path / top / "a/sub").mkdir(parents=True)
+        (tmp_path / top / "a/sub/file").write_text(top[:6])
+        os.utime(tmp_path / top / "a/sub/file", ns=(0, 0))
+    source, private = tmp_path / "source", tmp_path / "private"
+    listing = walk(str(source))
+    stream = Stream(listing, everything(listing))
+    reader = StreamReader(str(source), stream, source=source.stat().st_ino)
+    (source / swapped).rename(tmp_path / "away")
+    if is_link:
+        (source / swapped).symlink_to(private / swapped)
+    else:
+        (private / swapped).rename(source / swapped)
+    buffer = bytearray(stream.size)
+    with pytest.raises(IntegrityError) as caught:
+        reader.read_into(memoryview(buffer), 0)
+    reader.close()
+    assert bytes(buffer) == bytes(stream.size), "no byte was read"
+    named = source / "a/sub/file" if swapped else source
+    assert str(caught.value) == (
+        f"{named} changed while it was read; submit again when nothing writes to it"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 WEIRD = (b"new\nline", b"\xff\xfe", b" ", b"-rf", b"\xc3\xa9", b"*", b"a\\b")
@@ -125,13 +127,97 @@ def test_an_entry_that_cannot_be_staged_is_named(folder: Path) -> None:
     )
 
 
-def test_an_entry_that_is_removed_meanwhile_is_named(folder: Path) -> None:
-    walker = module._Walker(os.fsencode(folder), folder.stat(), holes=True, patterns=None)
+def _swap_for_a_link(path: Path) -> None:
+    path.rename(f"{path}2")
+    path.symlink_to("../private")
+
+
+def _swap_for_a_file(path: Path) -> None:
+    path.rename(f"{path}2")
+    path.touch()
+
+
+#: What happens to a subfolder when the folder above was listed, and how a message names it then.
+SWAPS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "removed": (shutil.rmtree, "removed"),
+    "a link": (_swap_for_a_link, "replaced"),
+    "a file": (_swap_for_a_file, "replaced"),
+}
+
+
+@pytest.mark.parametrize(("swap", "what"), SWAPS.values(), ids=SWAPS)
+def test_a_folder_that_is_swapped_meanwhile_is_not_entered(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    swap: Callable[[Path], object],
+    what: str,
+) -> None:
+    (tmp_path / "source/a").mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/secret").touch()
+    looked: list[bytes] = []
+    look = module._Walker._look
+
+    def look_then_swap(walker: module._Walker, path: bytes) -> module._Found:
+        found = look(walker, path)
+        if not looked:
+            swap(tmp_path / "source/a")
+        looked.append(path)
+        return found
+
+    monkeypatch.setattr(module._Walker, "_look", look_then_swap)
     with pytest.raises(IntegrityError) as caught:
-        walker._look(b"a/gone")
+        walk(f"{tmp_path}/source")
+    assert looked == [b""]
     assert str(caught.value) == (
-        f"{folder}/a/gone was removed while its folder was listed; submit again when nothing "
+        f"{tmp_path}/source/a was {what} while its folder was listed; submit again when nothing "
         "changes the folder"
+    )
+
+
+def test_a_folder_is_listed_as_the_one_that_was_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody puts another folder in its place, whose files are protected by its own mode only."""
+    (tmp_path / "a").mkdir(mode=0o755)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed/secret").touch()
+    look = module._Walker._look
+
+    def look_then_swap(walker: module._Walker, path: bytes) -> module._Found:
+        found = look(walker, path)
+        if not path:
+            (tmp_path / "a").rename(tmp_path / "b")
+            (tmp_path / "closed").rename(tmp_path / "a")
+        return found
+
+    monkeypatch.setattr(module._Walker, "_look", look_then_swap)
+    listing = walk(str(tmp_path), patterns=Patterns((), ("closed",)))
+    assert listing.paths == [b"", b"a", b"a/secret"]
+    assert listing.modes[row(listing, b"a")] == 0o700
+
+
+def test_the_folder_itself_must_be_the_one_that_was_looked_at(tmp_path: Path) -> None:
+    for name in ("source", "private"):
+        (tmp_path / name).mkdir()
+    facts = (tmp_path / "source").stat()
+    (tmp_path / "source").rmdir()
+    (tmp_path / "source").symlink_to("private")
+    with pytest.raises(IntegrityError) as caught:
+        walk(f"{tmp_path}/source", facts)
+    assert str(caught.value) == (
+        f"{tmp_path}/source was replaced while its folder was listed; submit again when nothing "
+        "changes the folder"
+    )
+
+
+def test_a_name_of_control_characters_is_printable_in_a_message(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x\nstage: all is well\x1b[2J")
+    with pytest.raises(SourceError) as caught:
+        walk(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}/x?stage: all is well?[2J is a named pipe, which cannot be staged; leave it "
+        "out with exclude="
     )
 
 
