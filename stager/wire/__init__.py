@@ -1,1 +1,1 @@
-"""How do chunks move between ranks? These modules know neither disks nor Slurm."""
+"""How do chunks and messages move between ranks? These modules know neither disks nor Slurm."""

@@ -1,12 +1,12 @@
 """Compute a digest of a transfer's chunks that only the ranks of one stage can compute.
 
-Each chunk is hashed by xxh3-128 with a secret seed of its own, and these hashes by keyed BLAKE2b.
-Whoever puts other bytes into the transfer knows neither the seeds nor any hash, and has one
+Each chunk is hashed by xxh3-128 with a secret seed of its own, and the hashes by keyed BLAKE2b. A
+process that puts other bytes into the transfer knows no seed and sees no hash, and it has one
 attempt: a difference ends the stage before anything is published.
 
-xxh3 is not a cryptographic MAC. It has no proof that without the seed two texts with the same hash
-are hard to find, and its seed has 64 bits. A transfer passes each rank's single hasher, and on one
-core a MAC is slower than the network: BLAKE2b hashes 1.4 GB/s, GMAC 10, Poly1305 15, xxh3 87.
+xxh3 is no cryptographic MAC. Nobody has shown that without the seed it is hard to find two texts
+with the same hash, and a seed has 64 bits. What is stronger is too slow for the one thread that
+hashes on each rank: on one core BLAKE2b hashes 1.4 GB/s, GMAC 10, Poly1305 15, and xxh3 87.
 """
 
 from __future__ import annotations

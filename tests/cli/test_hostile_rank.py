@@ -5,6 +5,7 @@ The ranks are real, started by mpiexec; one of them, or all, run a changed progr
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -42,14 +43,14 @@ REMEDY = (
 NOT_SIGNED = f"a message that claims to come from {{}} was not signed by this stage: {REMEDY}"
 
 
-def stage(desk: Desk, monkeypatch: pytest.MonkeyPatch, change: str) -> Ran:
+def stage(desk: Desk, monkeypatch: pytest.MonkeyPatch, change: str, *options: str) -> Ran:
     """Stage to three nodes by ranks with a ``change``; return what was printed."""
     program = RANK.format(change=change)
     monkeypatch.setattr(mpiexec, "RANK", (sys.executable, "-I", "-c", program))
     with desk.config.open("a") as config:
         config.write('[transfer]\nchunk = "128KiB"\nalgorithm = "chain"\n')
     value = f"{desk.source}:/nvme/img.sqsh"
-    return desk.stagectl("stage", "--local", "3", "--local-root", desk.nodes, value)
+    return desk.stagectl("stage", "--local", "3", "--local-root", desk.nodes, *options, value)
 
 
 def assert_nothing_is_published(desk: Desk) -> None:
@@ -147,3 +148,22 @@ def test_without_the_keyed_digest_they_would_be_published(
     assert stage(desk, monkeypatch, change).code == 0
     assert desk.copy(2).read_bytes() == desk.source.read_bytes()
     assert desk.copy(3).read_bytes() != desk.source.read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--verbose", "--json"])
+def test_the_key_is_in_nothing_that_is_printed_or_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(os, "urandom", lambda size: size * b"\x5a")
+    change = """
+import json
+key = json.loads(os.environ["STAGE_REQUEST"])["key"]
+assert key == 32 * "5a" and not any(key in word for word in sys.orig_argv), sys.orig_argv
+"""
+    ran = stage(desk, monkeypatch, f"import sys{change}", option)
+    assert ran.code == 0, ran.err
+    written = [path.read_bytes() for path in desk.nodes.rglob("*") if path.is_file()]
+    assert len(written) >= 6  # three copies and their records
+    for text in (ran.out.encode(), ran.err.encode(), *written):
+        assert 8 * b"5a" not in text
+        assert 8 * b"\x5a" not in text

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
+import struct
 import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import USERS
+from tests.cluster.cluster import FINAL_STATES, USERS
 from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
@@ -570,3 +576,98 @@ time.sleep(60)
 def _line_of(command: subprocess.Popen[str]) -> str:
     assert command.stdout
     return command.stdout.readline()
+
+
+# Row 2: Another user's process speaks as a rank to the ranks of alice's step
+
+
+class Danger:
+    """An object that, where its pickle is loaded, shows who loads it."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("cat /home/alice/secret; id -un >/nvme/taken",)
+
+
+#: The tags of Open MPI's messages for MPI_Allgather and MPI_Allgatherv.
+ALLGATHER, ALLGATHERV = -10, -11
+#: What alice's own MPI program does: it exchanges Python objects.
+BY_PICKLE = (
+    f"srun --mpi=pmix -N2 {PYTHON} -c 'import mpi4py.MPI as mpi; mpi.COMM_WORLD.allgather(7)'"
+)
+REFUSED = (
+    "stage: staging ended early: n1: a message that claims to come from rank 1 was not signed by "
+    "this stage: another process there, or the network, interfered; tell the administrator, and "
+    "use nodes that no other job shares (--exclusive); submit again"
+)
+
+
+@contextmanager
+def impostor(site: Site, messages: Sequence[tuple[int, bytes]], *submit: str) -> Iterator[Job]:
+    """Let bob, on n2, say ``messages`` to the rank on n1 as soon as alice's job has one there."""
+    job = site.sbatch(*submit, "--hold", "-N2", "-wn1,n2")
+    lines = (f"{tag} {body.hex()}\n" for tag, body in messages)
+    site.shared("messages").write_text("".join(lines))
+    shutil.copy(Path(__file__).with_name("mpi_impostor.py"), site.shared("impostor.py"))
+    line = f"python3 /shared/impostor.py n1 slurm.pmix.{job.id}.0 1 </shared/messages"
+    bob = site.popen(line, user="bob", on="n2")
+    assert bob.stdout
+    assert bob.stdout.readline() == "ready\n"
+    site.run(["scontrol", "release", job.id], user="root")
+    try:
+        yield job
+    finally:
+        bob.kill()
+        bob.wait()
+        job.cancel()
+        job.wait()
+
+
+def await_end(job: Job, seconds: float = 40) -> str:
+    """Return the job's exit code, or nothing if it has not ended by then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        state = job.info()
+        if state["JobState"] in FINAL_STATES:
+            return state["ExitCode"]
+        time.sleep(0.2)
+    return ""
+
+
+def test_no_neighbour_speaks_as_a_rank_of_a_stage(site: Site) -> None:
+    """Bob is not always the first to connect, and may only delay or end MPI's own connections.
+
+    So he tries up to ten times. Whatever becomes of a stage, no node has a wrong copy.
+    """
+    for _ in range(10):
+        with impostor(site, [(ALLGATHER, bytes(512))], "true", WISH) as job:
+            code = await_end(job)
+            output = job.output()
+        copies = [site.copy(node, "/nvme/data") for node in ("n1", "n2")]
+        assert [copy.exists() for copy in copies] == [code == "0:0"] * 2
+        assert all(digest(copy) == digest(site.shared("data")) for copy in copies if copy.exists())
+        assert "Traceback" not in output
+        if REFUSED in output:
+            break
+        site.empty_disks()
+    first, *_, last = output.splitlines()
+    assert (code, first, last) == ("8:0", REFUSED, NOT_STARTED.format(8).strip())
+    assert output.count("was not signed by this stage") == 1
+
+
+def test_a_neighbour_speaks_as_a_rank_of_a_program_that_loads_pickles(site: Site) -> None:
+    """The control: the same attack on a program that exchanges Python objects, as ranks did."""
+    site.run("echo private >secret; chmod 600 secret")
+    body = pickle.dumps(Danger())
+    messages = [(ALLGATHER, struct.pack("<q", len(body))), (ALLGATHERV, body)]
+    taken = site.copy("n1", "/nvme/taken")
+    for _ in range(10):
+        with impostor(site, messages, BY_PICKLE) as job:
+            deadline = time.monotonic() + 30
+            while not taken.exists() and time.monotonic() < deadline:
+                if job.info()["JobState"] not in ("PENDING", "RUNNING"):
+                    break
+                time.sleep(0.2)
+            if taken.exists():
+                break
+    assert taken.read_text() == "alice\n"
+    assert "private\n" in job.output()
