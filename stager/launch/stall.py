@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: The most seconds that count between two looks at the clock: if they are more, this process was
 #: suspended, and so were the ranks.
 _LONGEST_TICK = 3.0
+#: Seconds between two looks at all nodes.
+_BETWEEN = 0.5
 _REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
 
 
@@ -64,6 +66,8 @@ class Pulses:
     limit: float
     is_suspended: Callable[[], bool] = lambda: False
     _begun: float = 0.0
+    _looked_at: float = 0.0
+    _expected: list[str] | None = None
     _nodes: dict[str, _Node] = field(default_factory=dict)
 
     def begin(self, now: float) -> None:
@@ -80,15 +84,17 @@ class Pulses:
         node.kind, node.doing = Kind(pulse["activity"]), pulse["doing"]
 
     def verdict(self, now: float) -> str:
-        """Return why the stage has failed, or nothing while it moves."""
-        if not self.limit:
+        """Return why the stage has failed, or nothing while it moves.
+
+        Look at the nodes, of which there may be thousands, once in a while.
+        """
+        if not self.limit or now - max(self._begun + self.limit, self._looked_at + _BETWEEN) <= 0:
             return ""
-        # Before the limit is over, the names are not asked for, which takes a while.
-        if now - self._begun <= self.limit:
-            return ""
+        self._looked_at = now
+        self._expected = self._expected or self.names()
         silent = [
             name
-            for name in dict.fromkeys([*self.names(), *self._nodes])
+            for name in dict.fromkeys([*self._expected, *self._nodes])
             if now - self._heard_at(name) > self.limit
         ]
         if silent and all(name in silent for name in self._nodes) and self.is_suspended():

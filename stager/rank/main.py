@@ -38,6 +38,8 @@ _REPORT_LEAD = 0.5
 #: Seconds of silence after which a rank gives up a neighbour: where there is no limit for a stage
 #: that does not move, and beyond that limit.
 _SILENCE, _LATER = 90.0, 15.0
+#: Seconds in which the last event of a rank that ends must be written.
+_TELL_PATIENCE = 5.0
 
 
 def main() -> None:
@@ -53,13 +55,15 @@ def main() -> None:
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
     node = _node(request, comm.rank)
+    pulse = Pulse(node, request, watch)
     if request.stall_timeout:
-        Pulse(node, request, watch).start()
+        pulse.start()
     act = _measure if request.bench else run
     try:
         channel = Channel(comm, bytes.fromhex(request.key), node.name)
         context = Context(comm, node, request, channel)
         with _guarded(context):
+            pulse.find_disks()
             outcome = act(context, watch)
     except LaunchError as error:
         _end_all(node.name, error)
@@ -158,7 +162,10 @@ def _tell_unwatched(node: Node, neighbour: str) -> None:
 
 
 def _end_because_of(node: str) -> None:
+    from threading import Timer  # slow to import; the guard has imported it
+
     text = "the staging process there was killed, or the node failed"
+    Timer(_TELL_PATIENCE, os._exit, (1,)).start()  # if nobody reads this rank's events any more
     tell("crashed", node=node, error=text)
     os._exit(1)
 

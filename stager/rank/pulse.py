@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.phases import Phase
-from stager.base.progress import Kind, counted, current
+from stager.base.progress import Kind, counted, current, doing
 from stager.rank.report import tell_at_once
 
 if TYPE_CHECKING:
@@ -58,8 +58,11 @@ class Pulse:
     def start(self) -> None:
         """Send the first pulse after the period."""
         start_new_thread(self._beat, ())
-        # If a disk does not answer, this waits for ever, and the pulses tell.
-        self._disks = disk_files(self._node.path(root) for root in self._roots)
+
+    def find_disks(self) -> None:
+        """Find the disks whose work counts. If one does not answer, the pulses tell."""
+        with doing(Kind.STEP):
+            self._disks = disk_files(self._node.path(root) for root in self._roots)
 
     def _beat(self) -> None:
         with suppress(OSError):  # the launcher is gone

@@ -73,8 +73,8 @@ def test_nodes_that_do_not_watch_each_other_are_named_where_that_is_asked_for() 
     for verbose in (False, True):
         with Progress(lines.append, bar=False, verbose=verbose) as progress:
             progress.show(unwatched)
-    told = (
+    line = (
         "n2 does not watch n3: no TCP connection could be made; if that node fails, the stage ends "
         "only after stall_timeout"
     )
-    assert lines == [told]
+    assert lines == [line]

@@ -199,9 +199,17 @@ def test_a_source_that_does_not_answer_is_named_with_its_reader(site: Site) -> N
     ends(site, job)
 
 
+def _has_room(site: Site, node: str, size: int) -> bool:
+    """Whether the room for a file of this size is allocated there: next it is written."""
+    look = "find /proc/[0-9]*/fd -lname '/nvme/.slurm-stage/*' -exec stat -Lc %b {} + 2>/dev/null"
+    blocks = site.run(look, user="root", on=node, check=False).stdout.split()
+    return any(int(count) * 512 >= size for count in blocks)
+
+
 def test_a_disk_that_does_not_answer_is_named_with_its_node(site: Site) -> None:
     with site.nvme("n2", "loop", "200M"):
         job = submit(site)
+        _await(lambda: _has_room(site, "n2", 48 << 20))
         site.run(["fsfreeze", "--freeze", "/nvme"], user="root", on="n2")
         try:
             fails(site, job, f"n2: no progress for {LIMIT} s while writing /nvme/data")
@@ -227,7 +235,7 @@ def test_a_slow_source_that_moves_is_no_stall(site: Site) -> None:
 def test_a_job_that_is_suspended_goes_on(site: Site) -> None:
     job = submit(site, f"{SLOW}/middle")
     site.run(["scontrol", "suspend", job.id], user="root")
-    time.sleep(2 * LIMIT)
+    time.sleep(LIMIT + 3)
     site.run(["scontrol", "resume", job.id], user="root")
     works(site, job, "middle")
 
@@ -238,16 +246,8 @@ def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) 
     _await(lambda: _receives(site, "n3"))
     job = site.run(["squeue", "-h", "--name=outside", "--format=%i"]).stdout.strip()
     site.run(["scontrol", "suspend", job], user="root")
-    time.sleep(2 * LIMIT)
+    time.sleep(LIMIT + 3)
     site.run(["scontrol", "resume", job], user="root")
     _, complaint = shell.communicate(timeout=60)
     assert shell.returncode == 0, complaint
     assert site.shared("started").exists()
-
-
-def test_without_a_limit_a_stage_waits(site: Site) -> None:
-    with site.policy(f"{POLICY}[transfer]\nstall_timeout = 0\n"):
-        job = submit(site, f"{SLOW}/middle")
-    with stopped(site, "n3", "stager.rank"):
-        time.sleep(2 * LIMIT)
-    works(site, job, "middle")

@@ -64,7 +64,7 @@ def test_a_node_that_falls_silent_is_named_though_others_move() -> None:
     for second in range(2, 12):
         stage.hear(second, "n1", "n3")
         assert stage.verdict(second) == ""
-    assert stage.verdict(11.5) == f"n2: {SILENT}"
+    assert stage.verdict(11.6) == f"n2: {SILENT}"
 
 
 def test_a_node_that_was_never_heard_is_named() -> None:
