@@ -49,13 +49,15 @@ def _rows_with_acl(path: str, listing: Listing) -> Iterator[int]:
             rows.setdefault(listing.paths[row].rpartition(b"/")[0], []).append(row)
 
     def look(folder: bytes) -> list[bool]:
-        names = [listing.paths[row].rpartition(b"/")[2] for row in rows[folder]]
         try:
             descriptor = open_beneath(root, folder, OPEN_FOLDER)
         except OSError:  # it was moved; reading from it will fail
-            return [True] * len(names)
+            return [True] * len(rows[folder])
+        start = len(folder) + 1 if folder else 0
+        # There is no listxattrat(2) before Linux 6.13.
+        base = b"/proc/self/fd/%d/" % descriptor
         try:
-            return [has_acl(descriptor, name) for name in names]
+            return [has_acl(base + listing.paths[row][start:]) for row in rows[folder]]
         finally:
             os.close(descriptor)
 

@@ -50,7 +50,7 @@ def reach(descriptor: int) -> Reach:
     path = os.readlink(f"/proc/self/fd/{descriptor}")
     facts = os.fstat(descriptor)
     mode = stat.S_IMODE(facts.st_mode)
-    if has_acl(descriptor):
+    if _is_listed(descriptor):
         return _closed(mode, path)
     closed_by = ""
     try:
@@ -88,23 +88,24 @@ def _folders_above(
                 raise FileNotFoundError(errno.ENOENT, "was moved")
         here = os.fstat(current)
         while not os.path.samestat(here, facts):  # the root is its own parent
-            yield above, here, has_acl(current)
+            yield above, here, _is_listed(current)
             current = stack.enter_context(opened("..", _STEP, current))
             above, facts, here = os.path.dirname(above), here, os.fstat(current)
 
 
-def has_acl(descriptor: int, name: bytes = b"") -> bool:
-    """Return whether an access control list says who may reach an open file or folder.
-
-    With ``name``, an entry of the open folder. True also if that cannot be told.
-    """
-    # An O_PATH descriptor itself has no attributes, and there is no listxattrat(2) before 6.13.
-    path = b"/proc/self/fd/%d/%s" % (descriptor, name) if name else f"/proc/self/fd/{descriptor}"
+def has_acl(path: str | bytes, *, follow_symlinks: bool = False) -> bool:
+    """Return whether an access control list says who may reach a file, or that cannot be told."""
     try:
-        names = os.listxattr(path, follow_symlinks=not name)
-        return any(_restricts(path, one) for one in names if "acl" in one.lower())
+        names = os.listxattr(path, follow_symlinks=follow_symlinks)
+        return bool(names) and any(_restricts(path, one) for one in names if "acl" in one.lower())
     except OSError as error:
         return error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def _is_listed(descriptor: int) -> bool:
+    """Return the same for an open file or folder."""
+    # An O_PATH descriptor itself has no attributes.
+    return has_acl(f"/proc/self/fd/{descriptor}", follow_symlinks=True)
 
 
 def _restricts(path: str | bytes, name: str) -> bool:

@@ -285,6 +285,21 @@ def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
         ) in output
 
 
+def test_a_copy_is_closed_when_the_way_to_its_source_has_been_closed(site: Site) -> None:
+    site.run(f"rm -rf way; mkdir -p way/set; echo {SECRET} | tee way/file >way/set/file")
+    copies = ["/nvme/file", "/nvme/set"]
+    items = [f"--stage=/home/alice/way/{copy[6:]}:{copy}" for copy in copies]
+    stage(site, *items)
+    assert stolen(site, copies, "n2") == copies
+    site.run("chmod 700 way")
+    output = stage(site, *items)
+    for node in site.nodes:
+        assert stolen(site, copies, node) == []
+        assert stolen(site, copies, node, user="alice") == copies
+    assert "stage: /nvme/file: current on n[1-4] (4 nodes), nothing moved" in output
+    assert "stage: /nvme/set: 0 files, 0 B, 1 file kept from " in output
+
+
 # Row 4: nothing that was put in the place of a source is copied
 
 
