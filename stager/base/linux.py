@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from enum import IntEnum
 
 #: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
 _CURRENT_FOLDER = -100
 #: The option of prctl(2) that decides whether other processes of the user may trace this one.
 _PR_SET_DUMPABLE = 4
+#: openat2(2): its number on all architectures, its struct open_how (flags, mode, resolve), and the
+#: ways to resolve: in the same mount, through no link, and not above the folder.
+_OPENAT2 = 437
+_OPEN_HOW = struct.Struct("QQQ")
+_RESOLVE_HERE = 0x01 | 0x04 | 0x08
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,7 +48,18 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0))
 
 
-def _check(result: int) -> None:
+def open_here(path: str, folder: int, flags: int) -> int:
+    """Open ``path`` beneath the descriptor ``folder``, on its filesystem and through no link.
+
+    Raise OSError: with EXDEV if the path leads to another filesystem, which is not asked for
+    anything, and with ENOSYS before Linux 5.6.
+    """
+    how = _OPEN_HOW.pack(flags, 0, _RESOLVE_HERE)
+    return _check(_libc.syscall(_OPENAT2, folder, os.fsencode(path), how, _OPEN_HOW.size))
+
+
+def _check(result: int) -> int:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result

@@ -367,9 +367,13 @@ def test_running_jobs_are_found_by_what_they_use(
         (tmp_path / "jobs" / mark).touch()
     (tmp_path / "1000/17.uses").write_bytes(b"/nvme/a\0/nvme/b\0")
     (tmp_path / "1000/18.uses").write_bytes(b"/nvme/b\0")
-    (tmp_path / "1000/19.uses").write_bytes(b"/nvme/b\0")  # has ended
     (tmp_path / "1000/17.1").write_bytes(b"0\n")
     (tmp_path / "1001/20.uses").write_bytes(b"/nvme/b\0")
+    (tmp_path / "1001/19.uses").write_bytes(b"/nvme/a\0")  # a job that has no mark
+    for uid in (1000, 1001):
+        os.chown(tmp_path / str(uid), uid, uid)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
     assert jobs_using(1000) == {"/nvme/a": [17], "/nvme/b": [17, 18]}
     assert jobs_using(1001) == {"/nvme/b": [20]}
     assert jobs_using(1002) == {}
@@ -379,7 +383,7 @@ def test_running_jobs_are_found_by_what_they_use(
 
 
 def test_a_status_travels_and_has_a_json_for_programs() -> None:
-    seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")])
+    seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")], [1001])
     assert NodeStatus.from_wire(json.loads(json.dumps(seen.to_wire()))) == seen
     assert seen.to_json() == {
         "entries": [
@@ -403,6 +407,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
         "unreadable": [{"path": "/p", "why": "why"}],
+        "silent": [1001],
     }
 
 
