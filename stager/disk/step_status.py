@@ -52,7 +52,7 @@ class StepStatus:
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
-        """Lock the step's file, empty. Raise LaunchError or SpaceError if it cannot be made."""
+        """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
         self._job = job
         self._path = f"{self._folder}/{job}.{step}"
         with _launch_errors(self._path, _MADE_BY_PLUGIN):
@@ -63,6 +63,8 @@ class StepStatus:
             # No other rank of this step is on this node, so this waits for nobody.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.ftruncate(self._descriptor, 0)
+            # The code replaces this in the same block: there will be room for it.
+            write_all(self._descriptor, b"\n", 0)
 
     def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.

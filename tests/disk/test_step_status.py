@@ -46,7 +46,7 @@ def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Pat
     written = (_is_held(path), path.read_bytes())
     status.close()
     after = (_is_held(path), path.read_bytes())
-    assert before == (True, b"")
+    assert before == (True, b"\n")
     assert written == (True, b"0\n")
     assert after == (False, b"0\n")
 
@@ -105,7 +105,7 @@ def test_an_older_status_of_the_same_name_is_erased(status_folder: Path) -> None
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     status.close()
-    assert (status_folder / "17.0.4").read_bytes() == b""
+    assert (status_folder / "17.0.4").read_bytes() == b"\n"
 
 
 def test_a_path_that_is_not_utf8_is_written_byte_for_byte(status_folder: Path) -> None:
@@ -174,6 +174,8 @@ def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path
         fill_up(status_folder.parent)
         with pytest.raises(SpaceError) as caught:
             status.write(0, "/a" * 4000 + ":/b")
+        status.write(5, "")
+        assert (status_folder / "17.0.4").read_text() == "5\n"
         return str(caught.value), (status_folder / "17.0").read_text(), caught.value.code
 
     run_folder = status_folder.parent
