@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from stager.disk.record import Record, SourceFacts
 
-#: Seconds for a look at the copies of one other user, and of all: `launch.gather` waits for 4 s.
-_OWNER_LIMIT, _OWNERS_LIMIT = 1.0, 2.5
+#: Seconds for a look at the copies of one other user, and of all others together.
+_OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
 #: The group of the processes that look.
 _NOBODY = 65534
 

@@ -350,7 +350,38 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
     ]  # fmt: skip
-    assert seen.unread == []
+    assert (seen.unread, seen.silent) == ([], [])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{", b"[" * 100_000, b'{"entries": [["a"]], "rooms": [], "unread": [], "silent": []}',
+     b"\xff", TimeoutError()],
+)  # fmt: skip
+def test_users_whose_process_does_not_answer_as_it_should_are_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, answer: bytes | TimeoutError
+) -> None:
+    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+
+    def answer_as(*_: object) -> bytes:
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("stager.copies.status.answer_as", answer_as)
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
+    assert [entry.user for entry in seen.entries] == [0]
+    assert seen.silent == [USER]
+
+
+@pytest.mark.root
+def test_no_user_answers_for_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+    lie = NodeStatus([ENTRY._replace(user=1, shared=True)]).to_wire()
+    monkeypatch.setattr("stager.copies.status.answer_as", lambda *_: json.dumps(lie).encode())
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
+    assert {(entry.user, entry.shared) for entry in seen.entries} == {(0, False), (USER, False)}
 
 
 # Jobs
