@@ -186,8 +186,9 @@ def test_a_table_may_have_ten_thousand_rows() -> None:
 
 def test_users_who_did_not_answer_are_named_with_their_nodes() -> None:
     nodes = {"n1": NodeStatus(silent=[5001, 5002]), "n2": NodeStatus()}
-    assert silent_lines(nodes, lambda uid: f"u{uid}") == [
+    message = (
         "n1: the copies of u5001, u5002 are not listed: a process that looks at them as this user "
         "did not answer in time; look for a filesystem of that user that does not answer, or for a "
         "process of that user that stops it"
-    ]
+    )
+    assert silent_lines(nodes, lambda uid: f"u{uid}") == [message]
