@@ -7,6 +7,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "stage.h"
@@ -15,7 +16,13 @@
 char *const stage_clean_environment[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
 					  NULL };
 
-enum { FIRST_FREE_FD = 3, FALLBACK_FDS = 1024 };
+enum {
+	FIRST_FREE_FD = 3,
+	FALLBACK_FDS = 1024,
+	PAUSE_NS = 2 * 1000 * 1000,
+	/* Seconds for a killed program to end. One that waits for a dead disk does not. */
+	GRACE = 1,
+};
 
 static void close_descriptors(void)
 {
@@ -41,20 +48,67 @@ static void reset_signals(void)
 		(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static void child(pid_t parent, char *const argv[], char *const envp[], unsigned int limit)
+/* A program with a limit may be left behind, and must hold nothing that others wait for. */
+static bool detach(void)
+{
+	const int null = open("/dev/null", O_WRONLY);
+
+	return null >= 0 && dup2(null, STDOUT_FILENO) >= 0 && dup2(null, STDERR_FILENO) >= 0 &&
+	       setsid() >= 0;
+}
+
+static void child(pid_t parent, char *const argv[], char *const envp[], bool limited)
 {
 	const int null = open("/dev/null", O_RDONLY);
 
-	if (null < 0 || dup2(null, STDIN_FILENO) < 0)
+	if (null < 0 || dup2(null, STDIN_FILENO) < 0 || (limited && !detach()))
 		_exit(STAGE_NOT_RUN);
 	reset_signals();
 	/* If the waiting process is killed, the helper ends too. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent)
 		_exit(STAGE_NOT_RUN);
 	close_descriptors();
-	(void)alarm(limit);
 	(void)execve(argv[0], argv, envp);
 	_exit(STAGE_NOT_RUN);
+}
+
+static int exit_code(int status)
+{
+	return WIFEXITED(status) ? WEXITSTATUS(status) : STAGE_SIGNALLED + WTERMSIG(status);
+}
+
+/* Returns the exit code of the child, or STAGE_LATE if it has not ended within `limit` seconds. */
+static int code_within(pid_t pid, unsigned int limit)
+{
+	const struct timespec pause = { 0, PAUSE_NS };
+	struct timespec now = { 0 };
+	struct timespec begun = { 0 };
+	int status = 0;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &begun);
+	do {
+		const pid_t ended = waitpid(pid, &status, WNOHANG);
+
+		if (ended == pid)
+			return exit_code(status);
+		if (ended < 0 && errno != EINTR)
+			return STAGE_NOT_RUN; /* Slurm has reaped it */
+		(void)nanosleep(&pause, NULL);
+		(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec - begun.tv_sec <= (time_t)limit);
+	return STAGE_LATE;
+}
+
+int stage_child_wait(pid_t pid, unsigned int limit)
+{
+	const int code = code_within(pid, limit);
+
+	if (code == STAGE_LATE) {
+		(void)kill(-pid, SIGKILL); /* no such group if it has not become a session yet */
+		(void)kill(pid, SIGKILL);
+		(void)code_within(pid, GRACE); /* or it is left: the kernel ends it when it can */
+	}
+	return code;
 }
 
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
@@ -66,9 +120,24 @@ int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
 	if (pid < 0)
 		return STAGE_NOT_RUN;
 	if (pid == 0)
-		child(parent, argv, envp, limit);
+		child(parent, argv, envp, limit > 0);
+	if (limit > 0)
+		return stage_child_wait(pid, limit);
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
 			return STAGE_NOT_RUN;
-	return WIFEXITED(status) ? WEXITSTATUS(status) : STAGE_SIGNALLED + WTERMSIG(status);
+	return exit_code(status);
+}
+
+void stage_child_complain(const char *what, const char *id, int code, unsigned int limit,
+			  const struct stage_config *config)
+{
+	if (code == STAGE_LATE)
+		slurm_error("stage: %s %s took longer than %u s and was given up; look for a disk "
+			    "that does not answer",
+			    what, id, limit);
+	else if (code != 0)
+		slurm_error("stage: %s %s failed (exit code %d); see syslog (journalctl -t "
+			    "slurm-stage), and check that %s can be run",
+			    what, id, code, config->python);
 }

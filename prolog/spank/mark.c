@@ -13,9 +13,6 @@
 
 #include "stage.h"
 
-/* Seconds after which the clean-up is stopped: the node takes no jobs until it is over. */
-enum { CLEAN_UP_LIMIT = 60 };
-
 struct job {
 	uint32_t id;
 	uid_t uid;
@@ -31,40 +28,43 @@ static bool find_job(spank_t spank, struct job *job)
 			(unsigned int)job->uid) > 0;
 }
 
-static bool make_folder(const char *path, mode_t mode)
+/* Only root can write in the folder that holds it, so it is root's if it exists. */
+bool stage_make_folder(const char *path, mode_t mode)
 {
-	if (mkdir(path, mode) == 0)
-		return chmod(path, mode) == 0; /* mkdir obeyed the umask */
-	return errno == EEXIST;
+	if (mkdir(path, mode) != 0 && errno != EEXIST)
+		return false;
+	return chmod(path, mode) == 0; /* mkdir obeyed the umask */
 }
 
 /*
- * Only root can write in either folder. Users may look up a mark that they know, but not list all.
- * slurmd makes the folder of the marks, so that there are none before slurmd runs the plugin's
- * epilog, which removes them: without the folder no job is marked, and nothing is evicted.
+ * Users may not look for marks: they would show who runs jobs here, in spite of PrivateData. slurmd
+ * makes the folder of the marks, so that there are none before slurmd runs the plugin's epilog,
+ * which removes them: without the folder no job is marked, and nothing is evicted.
  */
 void stage_expect_marks(void)
 {
-	if (!make_folder(STAGE_RUN, 0755) || !make_folder(STAGE_RUN_JOBS, 0711))
+	if (!stage_make_folder(STAGE_RUN, 0755) || !stage_make_folder(STAGE_RUN_JOBS, 0700))
 		slurm_error("stage: %s cannot be made: %s; until it is there, no copies are "
 			    "evicted on this node",
 			    STAGE_RUN_JOBS, strerror(errno));
 }
 
-void stage_mark(spank_t spank)
+/* Returns whether the job is marked now. Without the folder, root's clean-up does not run here. */
+bool stage_mark(spank_t spank)
 {
 	struct job job = { 0 };
 	int fd = -1;
 
 	if (!find_job(spank, &job))
-		return;
-	fd = open(job.mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+		return false;
+	fd = open(job.mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd >= 0)
 		(void)close(fd); /* nothing was written */
 	else if (errno != ENOENT)
 		slurm_error("stage: the job's mark %s cannot be made: %s; its copies may be "
 			    "evicted while it runs",
 			    job.mark, strerror(errno));
+	return fd >= 0;
 }
 
 void stage_clean_up(spank_t spank, const struct stage_config *config)
@@ -81,10 +81,8 @@ void stage_clean_up(spank_t spank, const struct stage_config *config)
 	(void)snprintf(id, sizeof(id), "%u", job.id);
 	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job.uid);
 	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.epilog"), id, uid, NULL };
-	code = stage_child_run((char *const *)argv, stage_clean_environment, CLEAN_UP_LIMIT);
-	if (code != 0)
-		slurm_error("stage: cleaning up after job %s failed (exit code %d); " STAGE_SEE_LOG,
-			    id, code, config->python);
+	code = stage_child_run((char *const *)argv, stage_clean_environment, STAGE_CLEAN_UP_LIMIT);
+	stage_child_complain("cleaning up after job", id, code, STAGE_CLEAN_UP_LIMIT, config);
 	if (unlink(job.mark) != 0 && errno != ENOENT)
 		slurm_error("stage: the job's mark %s cannot be removed: %s; remove it", job.mark,
 			    strerror(errno));

@@ -6,12 +6,14 @@
  * The ranks wait for that program, and starting it takes longer than all else that the plugin does.
  * So it leaves a note of the folders that it made, and is not run again while the note is valid.
  */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "stage.h"
 
@@ -29,17 +31,22 @@ static bool is_version(const char *path, const char *version)
 	return strcmp(text, version) == 0;
 }
 
-/* Whether `parent` is root's, only root can write in it, and it has the user's own folder. */
+/*
+ * Whether `parent` is root's, only root can write in it, and it has the user's own folder. The user
+ * may have mounted a filesystem there that does not answer, so the kernel must not ask it.
+ */
 static bool holds_folder_of(const char *parent, uid_t uid)
 {
 	char path[PATH_MAX];
 	struct stat facts;
+	struct statx own;
 
 	if (lstat(parent, &facts) != 0 || facts.st_uid != 0 || facts.st_mode != (S_IFDIR | 0755))
 		return false;
 	if (snprintf(path, sizeof(path), "%s/%u", parent, (unsigned int)uid) >= (int)sizeof(path))
 		return false;
-	return lstat(path, &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == uid;
+	return statx(AT_FDCWD, path, STAGE_STATX, STATX_TYPE | STATX_UID, &own) == 0 &&
+	       S_ISDIR(own.stx_mode) && own.stx_uid == uid;
 }
 
 /* Whether an earlier run's note is valid: stage.toml is unchanged and all folders exist. */
@@ -63,7 +70,22 @@ static bool already_prepared(uid_t uid, const char *config)
 	}
 	free(line);
 	(void)fclose(note); /* nothing was written */
-	return good && lines > 1;
+	return good && lines > 0;
+}
+
+/* Marks the job and gives its user a room; the lock keeps the end of another job from removing it.
+ */
+static void begin(spank_t spank, uid_t uid)
+{
+	const int lock = stage_room_lock();
+	gid_t gid = 0;
+
+	if (spank_get_item(spank, S_JOB_GID, &gid) == ESPANK_SUCCESS)
+		stage_room_make(uid, gid, stage_mark(spank));
+	else
+		slurm_error("stage: Slurm does not give the plugin the job's group");
+	if (lock >= 0)
+		(void)close(lock);
 }
 
 void stage_prepare(spank_t spank, const struct stage_config *config)
@@ -74,18 +96,16 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 
 	if (!stage_options_helper())
 		return;
-	stage_mark(spank);
-	if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
-	    snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid) < 0) {
+	if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS) {
 		slurm_error("stage: Slurm does not give the plugin the job's user");
 		return;
 	}
+	begin(spank, uid);
 	if (already_prepared(uid, config->config))
 		return;
+	(void)snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid);
 	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), uid_text, NULL };
-	code = stage_child_run((char *const *)argv, stage_clean_environment, 0);
-	if (code != 0)
-		slurm_error(
-			"stage: making the folders of uid %s failed (exit code %d); " STAGE_SEE_LOG,
-			uid_text, code, config->python);
+	code = stage_child_run((char *const *)argv, stage_clean_environment, STAGE_PREPARE_LIMIT);
+	stage_child_complain("making the folders of uid", uid_text, code, STAGE_PREPARE_LIMIT,
+			     config);
 }

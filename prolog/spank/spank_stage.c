@@ -4,7 +4,7 @@
  *   context              init       init_post_opt   task_init_privileged   task_init
  *   srun, sbatch, salloc options    submit          -                      -
  *   slurmstepd           options    -               prepare                gate
- *   slurmd               expect_marks
+ *   slurmd               expect_marks, note_namespace
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
  * A failure in a node's init, init_post_opt, user_init, task_post_fork, job_prolog or job_epilog
@@ -47,6 +47,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		if (config.fault)
 			stage_config_complain(&config);
 		stage_expect_marks();
+		stage_room_note_namespace();
 	}
 	if (spank_context() == S_CTX_REMOTE && !repeated && stage_options_register(spank) != 0)
 		slurm_error("stage: registering the options failed");

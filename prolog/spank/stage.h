@@ -7,6 +7,7 @@
  *                            submit.c    checks them and passes the list to the job
  *   on each node, as root    prepare.c   makes the user's folders, in the helper's step only
  *                            mark.c      marks the job as one that stages here
+ *                            room.c      mounts the user's room beneath /run
  *   on each node, as user    gate.c      holds the tasks until every node has its files
  *   there, at the job's end  mark.c      cleans up after the job and removes its mark, as root
  *
@@ -21,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <slurm/spank.h>
 
@@ -51,12 +53,21 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
  * that a reboot empties it. stager has the same paths, and the layout of a user's folder.
  */
 #define STAGE_RUN "/run/slurm-stage"
-/* Root's folder of the marks of jobs: JOB.UID. */
+/* Root's folder of the marks of jobs: JOB.UID. Only root may look into it. */
 #define STAGE_RUN_JOBS STAGE_RUN "/jobs"
+/* Root's lock: who marks a job or removes a mark has it, and who mounts a room or removes it. */
+#define STAGE_RUN_LOCK STAGE_RUN "/lock"
+/* Root's note of slurmd's mount namespace: its process id and the namespace's inode. */
+#define STAGE_RUN_SLURMD STAGE_RUN "/slurmd"
 /* Root's note that a user's folders are made, by uid. */
 #define STAGE_RUN_PREPARED STAGE_RUN "/%u.prepared"
-/* A user's own folder, by uid. */
+/* A user's room, by uid. */
 #define STAGE_RUN_USER STAGE_RUN "/%u"
+/*
+ * What a user may put there, so that nobody fills /run: 4096 small files, as each takes a page of
+ * 4 KiB, or the lists of what 16 jobs use at their longest.
+ */
+#define STAGE_ROOM_SIZE "size=16m,nr_inodes=4096"
 
 /* The arguments after the plugin's path in plugstack.conf. */
 struct stage_config {
@@ -93,21 +104,37 @@ int stage_gate(spank_t spank, const struct stage_config *config);
 
 /* mark.c */
 void stage_expect_marks(void);
-void stage_mark(spank_t spank);
+bool stage_make_folder(const char *path, mode_t mode);
+bool stage_mark(spank_t spank);
 void stage_clean_up(spank_t spank, const struct stage_config *config);
+
+/* room.c */
+void stage_room_note_namespace(void);
+int stage_room_lock(void);
+void stage_room_make(uid_t uid, gid_t gid, bool bounded);
+/* How root looks at what a user may have mounted: the kernel answers with what it knows. */
+#define STAGE_STATX (AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC)
 
 /* The first arguments of every program: the Python module, its subcommand, the site's rules. */
 #define STAGE_PROGRAM(config, ...)                                                                 \
 	(config)->python, "-I", "-m", __VA_ARGS__, "--config", (config)->config
 
 /*
- * child.c: runs a program and returns its exit code, STAGE_NOT_RUN, or STAGE_SIGNALLED + N after
- * signal N. After `limit` seconds the program gets SIGALRM; 0 is no limit.
+ * child.c: runs a program and returns its exit code, STAGE_NOT_RUN, STAGE_SIGNALLED + N after
+ * signal N, or STAGE_LATE after `limit` seconds; 0 is no limit. A program that is late is killed;
+ * one that cannot be killed, since it waits for a disk, is left.
  */
-enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128 };
-/* The remedy for root's programs, which write to syslog once the %s, the Python, has started. */
-#define STAGE_SEE_LOG "see syslog (journalctl -t slurm-stage), and check that %s can be run"
+enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128, STAGE_LATE = 256 };
+/*
+ * Seconds for root's programs: a task waits for the first, and the node takes no jobs before the
+ * second has ended. The second gives up by itself before (_TIME_LIMIT in stager/root/epilog.py).
+ */
+enum { STAGE_PREPARE_LIMIT = 20, STAGE_CLEAN_UP_LIMIT = 45 };
 extern char *const stage_clean_environment[];
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
+int stage_child_wait(pid_t pid, unsigned int limit);
+/* Logs that `what` (of a job or a user, the `id`) failed with that code, unless it is 0. */
+void stage_child_complain(const char *what, const char *id, int code, unsigned int limit,
+			  const struct stage_config *config);
 
 #endif

@@ -12,10 +12,10 @@ from functools import cache
 _CURRENT_FOLDER = -100
 #: The option of prctl(2) that decides whether other processes of the user may trace this one.
 _PR_SET_DUMPABLE = 4
-#: The number of openat2(2), which is the same on all machines, and its flags: to leave neither the
-#: folder nor follow any link.
+#: The number of openat2(2), which is the same on all machines, and its flags: stay on the mount,
+#: follow no link, stay beneath the folder.
 _OPENAT2 = 437
-_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 #: What openat2 says where the kernel lacks it, or a filter of system calls forbids it.
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 #: The errors of `open_beneath` for a symbolic link in the path.
@@ -57,10 +57,15 @@ class _How(ctypes.Structure):
 
 
 @cache
-def _how(flags: int) -> tuple[_How, int]:
-    """Return the structure for ``flags``, and its address."""
-    how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+def _how(flags: int, more: int) -> tuple[_How, int]:
+    """Return the structure for ``flags``, with ``more`` ways to resolve, and its address."""
+    how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | more)
     return how, ctypes.addressof(how)
+
+
+def _openat2(folder: int, path: bytes, flags: int, more: int = 0) -> int:
+    how, address = _how(flags, more)
+    return _check(_syscall(_OPENAT2, folder, path or b".", address, ctypes.sizeof(how)))
 
 
 def open_beneath(folder: int, path: bytes, flags: int) -> int:
@@ -69,14 +74,12 @@ def open_beneath(folder: int, path: bytes, flags: int) -> int:
     The empty path is the folder itself. Raise OSError, with ELOOP or ENOTDIR for a link.
     """
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-    how, address = _how(flags)
-    found: int = _syscall(_OPENAT2, folder, path or b".", address, ctypes.sizeof(how))
-    if found >= 0:
-        return found
-    number = ctypes.get_errno()
-    if number in _NO_OPENAT2:
-        return open_step_by_step(folder, path, flags)
-    raise OSError(number, os.strerror(number))
+    try:
+        return _openat2(folder, path, flags)
+    except OSError as error:
+        if error.errno not in _NO_OPENAT2:
+            raise
+    return open_step_by_step(folder, path, flags)
 
 
 def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
@@ -105,7 +108,17 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0))
 
 
-def _check(result: int) -> None:
+def open_here(path: str, folder: int, flags: int) -> int:
+    """Open ``path`` beneath the descriptor ``folder``, on its filesystem and through no link.
+
+    Raise OSError: with EXDEV if the path leads to another filesystem, which is not asked for
+    anything, and with ENOSYS before Linux 5.6.
+    """
+    return _openat2(folder, os.fsencode(path), flags, _NO_XDEV)
+
+
+def _check(result: int) -> int:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result

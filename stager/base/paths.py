@@ -1,6 +1,6 @@
 """Name the files and folders that slurm-stage itself makes on a node, each once.
 
-Root's programs import this module besides the standard library, so it imports nothing. The plugin
+Root's programs import this module, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
 """
 
@@ -8,10 +8,11 @@ has the same folders in ``prolog/spank/stage.h``.
 RECORDS_FOLDER = ".slurm-stage"
 #: The parent and the name of `RUN_FOLDER`, for root's programs, which open it step by step.
 RUN, RUN_NAME = "/run", "slurm-stage"
-#: One folder for each user, in which the ranks leave the status of a stage for the job's other
+#: One room for each user, in which the ranks leave the status of a stage for the job's other
 #: steps, and what the job uses. A reboot empties it.
 RUN_FOLDER = f"{RUN}/{RUN_NAME}"
-#: One file ``JOB.UID``, made by root, for each job that stages on this node and has not ended here.
+#: One file ``JOB.UID`` for each job that stages on this node and has not ended here. It is root's,
+#: who alone may look into it.
 JOBS_FOLDER = f"{RUN_FOLDER}/jobs"
 #: The file in each node's part of a folder, with mode=shard, that lists which node has which file.
 SHARD_LIST = ".stage-shards.tsv"

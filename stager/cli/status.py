@@ -22,6 +22,7 @@ from stager.cli.tables import (
     missing,
     room_lines,
     rows,
+    silent_lines,
     table,
     total_line,
     unread_lines,
@@ -82,6 +83,7 @@ def _print(known: Mapping[str, NodeStatus], by: str, rules: Policy, *, whole_job
         where = " or ".join(root or "/" for root in (*rules.roots, *rules.shared_roots))
         lines = [f"stage: nothing is staged for you beneath {where} on {job.fold([*known])}"]
     lines += [*room_lines(known, job.fold), *unread_lines(known)]
+    lines += silent_lines(known, _user_name)
     # In one piece, since click flushes at each call.
     click.echo("\n".join(lines))
 

@@ -156,6 +156,19 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
     return lines
 
 
+def silent_lines(nodes: Mapping[str, NodeStatus], name: Callable[[int], str]) -> list[str]:
+    """Return the users whose copies are not known on each node, and what to do."""
+    return [
+        printable(
+            f"{node}: the copies of {', '.join(map(name, one.silent))} are not listed: a process "
+            "that looks at them as this user did not answer in time; look for a filesystem of that "
+            "user that does not answer, or for a process of that user that stops it"
+        )
+        for node, one in nodes.items()
+        if one.silent
+    ]
+
+
 def table(headers: Row, found: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of a table in plain columns."""
     # Not by rich, whose tables take seconds for thousands of rows.

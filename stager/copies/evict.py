@@ -5,6 +5,7 @@ The least recently used copies go first; those that a running job uses or a user
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import ExitStack, closing, suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import SpaceError, StageError
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
-from stager.disk.files import existing_folder_above, opened_beneath
+from stager.disk.files import existing_folder_above, facts_beneath, opened_beneath
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
 from stager.disk.reader import BLOCK
@@ -52,17 +53,20 @@ def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
         Candidate(
             cache,
             record,
-            size_on_disk(f"{disk}{record.destination}", record),
+            size_on_disk(cache.root, f"{disk}{record.destination}", record),
             jobs_known and not record.pinned and record.destination not in in_use,
         )
         for record in cache.records()
     ]
 
 
-def size_on_disk(path: str, record: Record) -> int:
-    """Return the bytes that removing the copy frees, 0 if it is missing or was changed."""
+def size_on_disk(root: str, path: str, record: Record) -> int:
+    """Return the bytes that removing the copy frees, 0 if it is missing or was changed.
+
+    It is also 0 if the record names a path outside of the cache root's filesystem.
+    """
     try:
-        there = os.lstat(path)
+        there = facts_beneath(root, path)
     except OSError:
         return 0
     if not is_ours(there, record):
@@ -307,14 +311,28 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str) -> Record | 
         if record is None or record.pinned or destination in cache.in_use():
             return None
         # The copy goes first: a copy without a record would never be found again.
-        above, name = os.path.split(f"{disk}{destination}")
-        with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
-            if is_ours(os.lstat(name, dir_fd=folder), record):
-                if not record.tree:
-                    os.unlink(name, dir_fd=folder)
-                elif _is_our_tree(cache, record, f"{above}/{name}"):
-                    cache.discard(name, folder)
+        if _is_on_disk(cache.root, f"{disk}{destination}"):
+            _remove_copy(cache, record, f"{disk}{destination}")
         cache.forget(destination)
         return record
     finally:
         locks.release(destination)
+
+
+def _is_on_disk(root: str, path: str) -> bool:
+    """Whether ``path`` leads to no other filesystem, where there can be no copy."""
+    try:
+        facts_beneath(root, path)
+    except OSError as error:
+        return error.errno != errno.EXDEV
+    return True
+
+
+def _remove_copy(cache: Cache, record: Record, path: str) -> None:
+    above, name = os.path.split(path)
+    with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
+        if is_ours(os.lstat(name, dir_fd=folder), record):
+            if not record.tree:
+                os.unlink(name, dir_fd=folder)
+            elif _is_our_tree(cache, record, path):
+                cache.discard(name, folder)

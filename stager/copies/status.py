@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stager.base.child import answer_as
 from stager.base.errors import StageError
 from stager.base.paths import RECORDS_FOLDER
 from stager.copies.evict import is_ours
 from stager.disk.cache import Cache, look_for_cache
+from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_using
 from stager.source.posix import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stager.disk.record import Record, SourceFacts
 
-#: Seconds for a look at the copies of one other user, and the group of the process that looks.
-_OWNER_LIMIT, _NOBODY = 3, 65534
+#: Seconds for a look at the copies of one other user, and of all others together.
+_OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
+#: The group of the processes that look.
+_NOBODY = 65534
 
 
 class Entry(NamedTuple):
@@ -101,10 +104,17 @@ class NodeStatus:
     entries: list[Entry] = field(default_factory=list)
     rooms: list[DiskRoom] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+    #: The uids of users whose copies are not known, as their own process did not answer.
+    silent: list[int] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
         """Return a short JSON object for `from_wire`."""
-        return {"entries": self.entries, "rooms": self.rooms, "unread": self.unread}
+        return {
+            "entries": self.entries,
+            "rooms": self.rooms,
+            "unread": self.unread,
+            "silent": self.silent,
+        }
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> NodeStatus:
@@ -113,6 +123,7 @@ class NodeStatus:
             [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
             [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
             [Unread(*_checked(one, (str, str))) for one in data["unread"]],
+            [int(uid) for uid in data["silent"]],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +132,7 @@ class NodeStatus:
             "entries": [entry._asdict() for entry in self.entries],
             "roots": [room._asdict() for room in self.rooms],
             "unreadable": [one._asdict() for one in self.unread],
+            "silent": self.silent,
         }
 
 
@@ -144,20 +156,41 @@ def node_status(
             status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
-        for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
-            found = _cache_status(cache, disk, sources)
-            status.entries.extend(found.entries)
-            status.unread.extend(found.unread)
+        with suppress(StageError):  # this user never staged anything there
+            cache = look_for_cache(f"{disk}{root}", os.getuid(), shared=shared)
+            _add(
+                status,
+                _read_cache(cache, disk, _jobs_using(None if shared else cache.uid), sources),
+            )
+    if everyone and os.getuid() == 0:
+        _add_others(status, disk, [root for root, shared in places if not shared])
     status.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return status
 
 
-def _cache_status(cache: Cache, disk: str, sources: _Sources) -> NodeStatus:
-    jobs = _jobs_using(None if cache.shared else cache.uid)
-    if cache.shared or cache.uid == os.getuid():
-        return _read_cache(cache, disk, jobs, sources)
-    # As root, follow no path that another user chose.
-    return _as_owner(cache.uid, partial(_read_cache, cache, disk, jobs, None))
+def _add(status: NodeStatus, found: NodeStatus) -> None:
+    status.entries.extend(found.entries)
+    status.unread.extend(found.unread)
+
+
+def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:
+    """Add what other users have, as far as their own processes answer in time."""
+    deadline = time.monotonic() + _OWNERS_LIMIT
+    for uid in sorted({uid for root in roots for uid in _users_of(f"{disk}{root}")}):
+        left = deadline - time.monotonic()
+        found = _as_owner(uid, disk, roots, min(left, _OWNER_LIMIT)) if left > 0 else None
+        if found is None:
+            status.silent.append(uid)
+        else:
+            _add(status, found)
+
+
+def _users_of(root: str) -> Iterator[int]:
+    """Yield the other users with a folder beneath ``root``."""
+    with suppress(OSError):
+        for name in os.listdir(f"{root}/{RECORDS_FOLDER}"):
+            if name.isdecimal() and int(name) != os.getuid():
+                yield int(name)
 
 
 def _read_cache(
@@ -165,43 +198,38 @@ def _read_cache(
 ) -> NodeStatus:
     status = NodeStatus()
     for record in _records(cache, status.unread):
-        status.entries.append(_entry(record, cache, _state(record, disk, sources), jobs))
+        status.entries.append(
+            _entry(record, cache, _state(record, cache.root, disk, sources), jobs)
+        )
     return status
 
 
-def _as_owner(uid: int, read: Callable[[], NodeStatus]) -> NodeStatus:
-    """Return what ``read`` returns in a child that runs as ``uid``, nothing if that takes long."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(_OWNER_LIMIT)
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(uid, uid, uid)
-            with os.fdopen(writing, "w", encoding="utf-8", errors="surrogateescape") as file:
-                json.dump(read().to_wire(), file)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8", errors="surrogateescape") as file:
-        text = file.read()
-    os.waitpid(child, 0)
-    return NodeStatus.from_wire(json.loads(text)) if text.endswith("}") else NodeStatus()
+def _as_owner(uid: int, disk: str, roots: Sequence[str], limit: float) -> NodeStatus | None:
+    """Return what user ``uid`` has, None if no process of that user says so in time.
 
+    Root follows no path that another user chose, and reads no file of theirs.
+    """
 
-def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[Cache]:
-    uids = [0 if shared else os.getuid()]
-    if everyone and os.getuid() == 0 and not shared:
-        with suppress(OSError):
-            uids = sorted(int(n) for n in os.listdir(f"{root}/{RECORDS_FOLDER}") if n.isdecimal())
-    for uid in uids:
-        with suppress(StageError):  # this user never staged anything there
-            yield look_for_cache(root, uid, shared=shared)
+    def tell(output: int) -> None:
+        status = NodeStatus()
+        for root in roots:
+            with suppress(StageError):
+                cache = look_for_cache(f"{disk}{root}", uid)
+                _add(status, _read_cache(cache, disk, _jobs_using(uid), None))
+        with open(output, "wb") as file:
+            file.write(json.dumps(status.to_wire()).encode())
+
+    try:
+        answer = answer_as(uid, _NOBODY, [], tell, limit)
+        status = NodeStatus.from_wire(json.loads(answer))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    status.entries[:] = [one._replace(user=uid, shared=False) for one in status.entries]
+    return status
 
 
 def _jobs_using(uid: int | None) -> dict[str, list[int]]:
-    with suppress(OSError):  # a folder that its user may not read
+    with suppress(OSError):  # only root knows the jobs of all users
         return jobs_using(uid)
     return {}
 
@@ -233,10 +261,10 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
     )  # fmt: skip
 
 
-def _state(record: Record, disk: str, sources: _Sources | None) -> str:
+def _state(record: Record, root: str, disk: str, sources: _Sources | None) -> str:
     """Return `Entry.state`. Add the source to ``sources``; None for a source of another user."""
     try:
-        there = os.lstat(disk + record.destination)
+        there = facts_beneath(root, disk + record.destination)
     except OSError:
         return "gone"
     if not is_ours(there, record) or (record.tree is None and there.st_nlink != 1):

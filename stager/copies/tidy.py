@@ -19,12 +19,12 @@ from stager.base.errors import StageError
 from stager.base.options import Lifetime
 from stager.copies import evict
 from stager.disk.cache import Cache, look_for_cache
-from stager.disk.jobs import uses_of
+from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
 from stager.root.rules import read_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from stager.disk.record import Record
     from stager.root.rules import Rules
@@ -36,9 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     linux.set_dumpable(False)
     options = _parser().parse_args(arguments)
     caches = dict(_caches(read_rules(options.config)))
+    uid = os.getuid()
+    figures, destinations = figures_of(uid, options.job), uses_of(uid, options.job)
+    remove_files(uid, options.job)  # its list, if it is there, keeps copies from being removed
     answer: dict[str, object] = {
-        "removed": sum(_clean_up(cache, options.job) for cache in caches.values())
+        "removed": sum(_clean_up(cache, destinations) for cache in caches.values())
     }
+    if options.job:
+        answer["figures"] = figures
     if options.usage:
         answer["usage"] = {root: _usage(cache) for root, cache in caches.items()}
     if options.root in caches:
@@ -74,11 +79,11 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
             yield root, look_for_cache(root, uid, shared=True)
 
 
-def _clean_up(cache: Cache, job: int) -> int:
-    """Remove partial files, and the job's copies with lifetime=job. Return the number of copies."""
+def _clean_up(cache: Cache, destinations: Collection[str]) -> int:
+    """Remove partial files, and those copies with lifetime=job. Return the number of copies."""
     with suppress(OSError):
         cache.sweep()
-    records = [cache.load(destination) for destination in uses_of(os.getuid(), job)]
+    records = [cache.load(destination) for destination in destinations]
     return _remove(cache, [one.destination for one in records if one and _is_for_job(one)])
 
 

@@ -276,7 +276,7 @@ class _Run:
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
-        size = evict.size_on_disk(path, record)
+        size = evict.size_on_disk(cache.root, path, record)
         if not self._remove(cache, destination):
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):

@@ -20,6 +20,7 @@ import os
 import stat
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 _RECORD_LIMIT = 64 * 1024
+#: Records that are looked at: they take some 100 MiB.
+_MOST_RECORDS = 100_000
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
 
@@ -101,10 +104,11 @@ class Cache:
         return record
 
     def record_paths(self) -> list[str]:
-        """Return the paths of all files that may be records. Raise OSError."""
+        """Return the paths of all files that may be records, up to a limit. Raise OSError."""
         folder = f"{self.folder}/records"
         try:
-            return [f"{folder}/{name}" for name in os.listdir(folder)]
+            with os.scandir(folder) as entries:
+                return [entry.path for entry in islice(entries, _MOST_RECORDS)]
         except FileNotFoundError:  # nothing was ever staged here
             return []
 

@@ -7,6 +7,7 @@ SpaceError or a DestinationError here.
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.progress import count
 
@@ -72,6 +74,17 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         count()
         view = view[written:]
         offset += written
+
+
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append all of ``data``, or nothing if the disk is full. Raise OSError."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed
+    size = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, data, size)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def make_movable(name: str, folder: int) -> bool:
@@ -161,6 +174,26 @@ def opened_beneath(root: str, folder: str) -> Iterator[int]:
         yield current
 
 
+def facts_beneath(root: str, path: str) -> os.stat_result:
+    """Return the facts of what is at ``path``, itself if it is a link, on the filesystem of root.
+
+    Raise OSError, with EXDEV if another filesystem is mounted on the way. Nothing is asked of that
+    one: a record may name any path, and a user may have mounted there what does not answer.
+    """
+    name = path.removeprefix(f"{root}/")
+    with opened(root or "/", _STEP & ~os.O_NOFOLLOW) as top:
+        try:
+            there = linux.open_here(name, top, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            return os.lstat(path)
+        try:
+            return os.fstat(there)
+        finally:
+            os.close(there)
+
+
 @contextmanager
 def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
     with ExitStack() as stack:
@@ -218,6 +251,17 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
             f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"
         )
     return DestinationError(f"{path}: {error.strerror or error}")
+
+
+def as_room_error(error: OSError, path: str) -> SpaceError | None:
+    """Return the error for a full room of the user's beneath /run, None for any other error."""
+    if error.errno not in _SPACE_ERRORS:
+        return None
+    folder = os.path.dirname(path)
+    return SpaceError(
+        f"{path}: your folder {folder} is full, which holds what your jobs stage; delete the files "
+        "that you put there, and submit again"
+    )
 
 
 def check_disk(folder: str) -> None:

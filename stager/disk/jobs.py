@@ -1,7 +1,8 @@
 """Note what each job of this node uses, so that it is not evicted, and what its stages did.
 
-A job's list is in its user's folder beneath /run, so that it can be written when the disk is full,
-and a reboot removes it. It counts as long as the mark of the job, which root makes, exists.
+A job's list is in its user's room beneath /run, so that it can be written when the disk is full,
+and a reboot removes it. Root's clean-up has it removed with the job's other files when the job has
+ended, and removes the room after the user's last job.
 """
 
 from __future__ import annotations
@@ -9,19 +10,30 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import UsageError
-from stager.disk.files import APPEND, READ_FILE, as_stage_error, opened, write_all
+from stager.disk.files import (
+    APPEND,
+    READ_FILE,
+    append_whole,
+    as_room_error,
+    as_stage_error,
+    opened,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
-_USES, _USES_LIMIT = ".uses", 16 << 20
-#: The suffix of the name of a job's figures, which root collects at the job's end.
-_FIGURES = ".figures"
+_USES, _USES_LIMIT = ".uses", 1 << 20
+#: The suffix of the name of a job's figures, which root collects at the job's end, and the bytes
+#: of them that are read.
+_FIGURES, _FIGURES_LIMIT = ".figures", 64 * 1024
+#: Seconds in which another user's process answers to root, and the group of that process.
+_OWNER_LIMIT, _NOBODY = 2, 65534
 
 
 def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
@@ -37,11 +49,11 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
         with opened(path, APPEND) as file:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
                 raise UsageError(f"job {job} stages too many paths; stage a folder instead")
-            write_all(file, text, 0)
+            append_whole(file, text)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise as_stage_error(error, path) from None
+        raise as_room_error(error, path) or as_stage_error(error, path) from None
 
 
 def jobs_are_known() -> bool:
@@ -55,14 +67,16 @@ def uses(uid: int | None) -> frozenset[str]:
 
 
 def jobs_using(uid: int | None) -> dict[str, list[int]]:
-    """Return the ids of the running jobs that use each destination, of one user or of all.
+    """Return the ids of the jobs that use each destination, of one user or of all.
 
-    Only root may ask for all users.
+    Only root may ask for all users, or for another one. It reads nothing of theirs itself: users
+    who do not answer in time use nothing.
     """
+    uids = sorted({owner for _, owner in _marks()}) if uid is None else [uid]
     found: dict[str, list[int]] = {}
-    for job, owner in sorted(_live_jobs() if uid is None else _live_jobs_of(uid)):
-        for destination in uses_of(owner, job):
-            found.setdefault(destination, []).append(int(job))
+    for owner in uids:
+        for destination, jobs in _jobs_of(owner).items():
+            found.setdefault(destination, []).extend(jobs)
     return found
 
 
@@ -75,20 +89,69 @@ def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
     return frozenset()
 
 
-def _live_jobs() -> Iterator[tuple[str, str]]:
-    with suppress(FileNotFoundError):
-        for mark in os.listdir(paths.JOBS_FOLDER):
-            job, _, uid = mark.partition(".")
-            yield job, uid
+def _jobs_of(uid: int) -> dict[str, list[int]]:
+    if uid == os.getuid():
+        return _own_jobs(uid)
+    from stager.base.child import answer_as  # not needed by a rank
+
+    def tell(output: int) -> None:
+        lines = (
+            b"%d %s\0" % (job, os.fsencode(destination))
+            for destination, jobs in _own_jobs(uid).items()
+            for job in jobs
+        )
+        with open(output, "wb") as file:
+            file.writelines(lines)
+
+    running = {job for job, owner in _marks() if owner == uid}
+    found: dict[str, list[int]] = {}
+    with suppress(OSError):
+        for line in answer_as(uid, _NOBODY, [], tell, _OWNER_LIMIT).split(b"\0")[:-1]:
+            job, _, destination = line.partition(b" ")
+            if job.isdigit() and int(job) in running:
+                found.setdefault(os.fsdecode(destination), []).append(int(job))
+    return found
 
 
-def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
-    # Users may not list the marks, since that would show whose jobs run here.
-    with suppress(FileNotFoundError):
-        for name in os.listdir(f"{paths.RUN_FOLDER}/{uid}"):
+def _own_jobs(uid: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    with suppress(FileNotFoundError, PermissionError):  # root has just removed the room
+        for name in sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}")):
             job = name.removesuffix(_USES)
-            if job != name and os.path.exists(f"{paths.JOBS_FOLDER}/{job}.{uid}"):
-                yield job, str(uid)
+            if job != name and job.isdecimal():
+                for destination in uses_of(uid, job):
+                    found.setdefault(destination, []).append(int(job))
+    return found
+
+
+def _marks() -> list[tuple[int, int]]:
+    """Return the jobs that root has marked, each with its user. Only root may ask."""
+    with suppress(FileNotFoundError):
+        pairs = (name.split(".") for name in os.listdir(paths.JOBS_FOLDER))
+        return [(int(job), int(uid)) for job, uid in pairs]
+    return []
+
+
+def figures_of(uid: int, job: int) -> list[float]:
+    """Return the sums of a job's figures. Ignore lines that are none."""
+    sums: list[float] = []
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_FIGURES}", READ_FILE) as file:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            for line in os.read(file, _FIGURES_LIMIT).splitlines():
+                with suppress(ValueError):
+                    figures = [float(word) for word in line.split()]
+                    sums = [sum(pair) for pair in zip_longest(sums, figures, fillvalue=0.0)]
+    return sums
+
+
+def remove_files(uid: int, job: int) -> None:
+    """Remove all files of a job that has ended from its user's room."""
+    folder = f"{paths.RUN_FOLDER}/{uid}"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.partition(".")[0] == str(job):
+                with suppress(OSError):  # a folder that the user made there may stay
+                    os.unlink(f"{folder}/{name}")
 
 
 def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:

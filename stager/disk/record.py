@@ -20,6 +20,8 @@ from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
 VERSION = 5
+#: Bytes of the longest path that the kernel takes.
+_PATH_LIMIT = 4096
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
 _SHARES = frozenset(share.value for share in Share)
 _RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
@@ -146,13 +148,18 @@ def _is_share(text: str) -> bool:
 
 def _is_path(text: str) -> bool:
     try:
-        return text.startswith("/") and b"\0" not in os.fsencode(text)
+        path = os.fsencode(text)
+        return path.startswith(b"/") and b"\0" not in path and len(path) <= _PATH_LIMIT
     except UnicodeEncodeError:
         return False
 
 
 def _is_path_or_nothing(text: str) -> bool:
     return not text or _is_path(text)
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _PATH_LIMIT
 
 
 def _is_any(_: object) -> bool:
@@ -192,7 +199,7 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "relocate": _is_relocation,
     "share": _is_share,
     "split": _is_split,
-    "by": _is_any,
+    "by": _is_short,
     "interpreter": _is_path_or_nothing,
 }
 

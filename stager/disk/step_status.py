@@ -8,7 +8,6 @@ job that succeeded: tasks of later steps that find theirs there need not wait.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import LaunchError
-from stager.disk.files import APPEND, opened, write_all
+from stager.disk.files import APPEND, append_whole, as_room_error, opened, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,10 +31,15 @@ _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEX
 
 @contextmanager
 def _launch_errors(path: str, remedy: str) -> Iterator[None]:
-    """Turn an OSError into a LaunchError that names ``path`` and the ``remedy``."""
+    """Turn an OSError into a LaunchError that names ``path`` and the ``remedy``.
+
+    Raise SpaceError instead where the user's room is full.
+    """
     try:
         yield
     except OSError as error:
+        if full := as_room_error(error, path):
+            raise full from None
         raise LaunchError(f"{path}: {error.strerror}; {remedy}") from None
 
 
@@ -48,7 +52,7 @@ class StepStatus:
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
-        """Lock the step's file, empty. Raise LaunchError if it cannot be made."""
+        """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
         self._job = job
         self._path = f"{self._folder}/{job}.{step}"
         with _launch_errors(self._path, _MADE_BY_PLUGIN):
@@ -59,11 +63,13 @@ class StepStatus:
             # No other rank of this step is on this node, so this waits for nobody.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.ftruncate(self._descriptor, 0)
+            # The code replaces this in the same block: there will be room for it.
+            write_all(self._descriptor, b"\n", 0)
 
     def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.
 
-        Raise LaunchError. A code that was written before is replaced.
+        Raise LaunchError or SpaceError. A code that was written before is replaced.
         """
         assert self._descriptor is not None
         if code == 0:
@@ -77,21 +83,16 @@ class StepStatus:
         if not lists:
             return
         path = f"{self._folder}/{self._job}.shards"
-        with (
-            _launch_errors(path, _CHECK),
-            opened(path, _APPEND_READ) as noted,
-            open(noted, "a+b", closefd=False) as file,
-        ):
-            file.seek(0)
-            known = file.read().split(b"\n")
-            file.writelines(b"%s\n" % one for one in map(os.fsencode, lists) if one not in known)
+        with _launch_errors(path, _CHECK), opened(path, _APPEND_READ) as noted:
+            with open(noted, "rb", closefd=False) as file:
+                known = file.read().split(b"\n")
+            new = [b"%s\n" % one for one in map(os.fsencode, lists) if one not in known]
+            append_whole(noted, b"".join(new))
 
     def _note_done(self, directives: str) -> None:
         path = f"{self._folder}/{self._job}"
-        line = os.fsencode(f"{directives}\n")
         with _launch_errors(path, _CHECK), opened(path, APPEND) as done:
-            if os.write(done, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_whole(done, os.fsencode(f"{directives}\n"))
 
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""

@@ -30,7 +30,7 @@ class UnnamedFile:
         self._name = ""
         try:
             self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            self._lock()
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
@@ -40,7 +40,14 @@ class UnnamedFile:
         with fresh_name(self._folder) as name:
             self.descriptor = os.open(name, CREATE, 0o600)
             self._name = name
+            self._lock()
+
+    def _lock(self) -> None:
+        try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        except OSError:
+            self.close()
+            raise
 
     def rename(self, path: str, folder: int | None = None) -> None:
         """Rename the file to ``path``, relative to ``folder``, in place of any file there."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
-from stager.base.errors import MPI_REMEDY, Failure, LaunchError
+from stager.base.errors import MPI_REMEDY, Failure, LaunchError, StageError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.disk.jobs import note_figures
@@ -225,7 +225,7 @@ def _publish_together(context: Context, publish: Callable[[int], None], code: in
     try:
         together(context, lambda: publish(code))
     except RefusedError as refused:
-        with suppress(LaunchError):
+        with suppress(StageError):
             publish(LaunchError.code)
         return refused.failures
     return []

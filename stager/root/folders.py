@@ -5,10 +5,14 @@ Users may write to some of the folders above, and could put a link in the way.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import pwd
 import stat
+import struct
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -17,7 +21,16 @@ if TYPE_CHECKING:
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDY = "remove this folder"
+#: Seconds between two attempts to get a lock.
+_PAUSE = 0.01
+#: openat2(2): its number on all architectures, its struct open_how (flags, mode, resolve), and the
+#: way to resolve a name that enters no other mount.
+_OPENAT2 = 437
+_OPEN_HOW = struct.Struct("QQQ")
+_RESOLVE_NO_XDEV = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class UnsafeError(Exception):
@@ -47,7 +60,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise UnsafeError(f"{path} can be written to by users other than root; {_REMEDY}")
         os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
-        with made(parent, str(uid), 0o700) as home:
+        with made(parent, str(uid), 0o700, enter_mounts=False) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:
                 # Still root's own and in root's folder: nobody had a chance to change it.
                 os.fchmod(home, 0o700)
@@ -72,17 +85,66 @@ def opened(
 
 
 @contextmanager
-def made(folder: int, name: str, mode: int) -> Iterator[int]:
-    """Open the folder ``name`` in the descriptor ``folder``; make it first if it is missing."""
+def made(folder: int, name: str, mode: int, *, enter_mounts: bool = True) -> Iterator[int]:
+    """Open the folder ``name`` in the descriptor ``folder``; make it first if it is missing.
+
+    Do not ``enter_mounts`` where a user may have mounted a filesystem that does not answer.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
-    with opened(name, folder) as descriptor:
+    descriptor = (
+        os.open(name, OPEN_FOLDER, dir_fd=folder) if enter_mounts else _open_here(name, folder)
+    )
+    try:
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_here(name: str, folder: int) -> int:
+    """Open a folder of the same filesystem. Raise UnsafeError if something is mounted there."""
+    how = _OPEN_HOW.pack(OPEN_FOLDER, 0, _RESOLVE_NO_XDEV)
+    descriptor = int(_libc.syscall(_OPENAT2, folder, os.fsencode(name), how, _OPEN_HOW.size))
+    if descriptor >= 0:
+        return descriptor
+    number = ctypes.get_errno()
+    path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
+    if number == errno.EXDEV:
+        raise UnsafeError(f"a filesystem is mounted at {path}; unmount it (umount -l)")
+    if number == errno.ENOSYS:  # before Linux 5.6; the plugin limits the time that this takes
+        return os.open(name, OPEN_FOLDER, dir_fd=folder)
+    raise OSError(number, os.strerror(number), name)
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold the lock of the file ``path``, which is made if it is missing. Raise OSError."""
+def locked(path: str, limit: float) -> Iterator[None]:
+    """Hold the lock of the file ``path``, which is made if it is missing.
+
+    Raise TimeoutError if another process has it for longer than ``limit`` seconds, or OSError.
+    """
+    deadline = time.monotonic() + limit
     with opened(path, flags=_LOCK_FILE) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _lock(descriptor):
+            if time.monotonic() > deadline:
+                text = f"another process has this lock for longer than {limit} s"
+                raise TimeoutError(errno.ETIMEDOUT, text, path)
+            time.sleep(_PAUSE)
         yield
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def replace_file(path: str, text: str, mode: int) -> None:
+    """Write a file of root's with this mode in one step, in place of one at ``path``."""
+    fresh = f"{path}.{os.getpid()}"  # not a name that node_exporter reads
+    with opened(fresh, flags=_REPLACE, mode=mode) as descriptor:
+        os.fchmod(descriptor, mode)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+    os.rename(fresh, path)

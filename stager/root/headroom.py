@@ -6,6 +6,7 @@ of each user to remove the oldest.
 
 from __future__ import annotations
 
+import json
 import os
 import syslog
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
-from stager.root.folders import locked
+from stager.root.folders import locked, replace_file
 from stager.root.untrusted import as_number, or_zero
 
 if TYPE_CHECKING:
@@ -21,43 +22,80 @@ if TYPE_CHECKING:
 
     from stager.root.rules import Rules
 
-    #: Runs `stager.copies.tidy` as a user, with options.
-    Ask = Callable[[int, Sequence[str], Rules], dict[str, Any]]
+    #: Time of use and bytes of each copy of a user.
+    Pairs = list[tuple[float, float]]
+    #: Runs `stager.copies.tidy` as a user, with options, for so many seconds. Returns its answer,
+    #: None if it has none.
+    Ask = Callable[[int, Sequence[str], Rules, float], dict[str, Any] | None]
 
-#: Seconds in which users are asked what may be evicted. Copies of the others stay.
-_ASK_LIMIT = 25.0
+#: Seconds for all users and roots together, and for one answer of one user. Copies of users who
+#: are not asked in time stay until the next job has ended.
+_LIMIT, _ASK_LIMIT = 25.0, 5.0
+#: The file with the users who did not answer: they are asked last the next time.
+_SILENT = "silent.json"
 
 
 def make_headroom(rules: Rules, ask: Ask) -> int:
-    """Evict copies until the site's headroom is free beneath each root. Return their number.
-
-    ``ask`` runs `stager.copies.tidy` as a user with options, and returns its answer.
-    """
+    """Evict copies until the site's headroom is free beneath each root. Return their number."""
     if not rules.headroom:
         return 0
-    gone = 0
+    run = _Run(rules, ask)
     # One at a time: two that run together would evict twice as much.
-    with locked(f"{paths.RUN_FOLDER}/headroom.lock"):
+    with locked(f"{paths.RUN_FOLDER}/headroom.lock", _LIMIT):
+        run.silent_before = _load_silent()
         for root in rules.roots:
-            gone += _make_headroom(root, rules, ask)
-    if gone:
-        syslog.syslog(syslog.LOG_INFO, f"{gone} copies evicted to make headroom")
-    return gone
+            run.make_room(root)
+        if run.silent != run.silent_before:
+            replace_file(f"{paths.RUN_FOLDER}/{_SILENT}", json.dumps(sorted(run.silent)), 0o600)
+    if run.gone:
+        syslog.syslog(syslog.LOG_INFO, f"{run.gone} copies evicted to make headroom")
+    return run.gone
 
 
-def _make_headroom(root: str, rules: Rules, ask: Ask) -> int:
-    if (goal := shortfall(root, rules)) <= 0:
-        return 0
-    deadline = time.monotonic() + _ASK_LIMIT
-    may_go: dict[int, list[tuple[float, float]]] = {}
-    for uid in users_of(root):
-        if time.monotonic() < deadline:
-            may_go[uid] = _pairs(ask(uid, ["--root", root], rules).get("may_go"))
-    gone = 0
-    for uid, count in shares(may_go, goal).items():
-        answer = ask(uid, ["--root", root, "--oldest", str(count)], rules)
-        gone += int(or_zero(answer.get("evicted")))
-    return gone
+class _Run:
+    """Evictions beneath several roots, for a limited time; a user who is silent is asked once."""
+
+    def __init__(self, rules: Rules, ask: Ask) -> None:
+        self._rules = rules
+        self._ask = ask
+        self._deadline = time.monotonic() + _LIMIT
+        self.gone = 0
+        self.silent: set[int] = set()
+        self.silent_before: set[int] = set()
+
+    def make_room(self, root: str) -> None:
+        """Evict beneath ``root`` until its disk says that there is room, whatever users said."""
+        goal = shortfall(root, self._rules)
+        if goal <= 0:
+            return
+        may_go: dict[int, Pairs] = {}
+        for uid in sorted(users_of(root), key=lambda uid: (uid in self.silent_before, uid)):
+            answer = self._answer(uid, ["--root", root])
+            may_go[uid] = _pairs(answer.get("may_go"))
+        while counts := shares(may_go, goal):
+            for uid, count in counts.items():
+                answer = self._answer(uid, ["--root", root, "--oldest", str(count)])
+                self.gone += int(min(or_zero(answer.get("evicted")), count))
+                # What is left counts for nothing: this user's figures were not enough once.
+                may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][count:]]
+                if shortfall(root, self._rules) <= 0:
+                    return
+            goal = shortfall(root, self._rules)
+
+    def _answer(self, uid: int, options: Sequence[str]) -> dict[str, Any]:
+        left = self._deadline - time.monotonic()
+        if uid in self.silent or left <= 0:
+            return {}
+        answer = self._ask(uid, options, self._rules, min(left, _ASK_LIMIT))
+        if answer is None:
+            self.silent.add(uid)
+        return answer or {}
+
+
+def _load_silent() -> set[int]:
+    with suppress(OSError, ValueError), open(f"{paths.RUN_FOLDER}/{_SILENT}", "rb") as file:
+        return set(json.load(file))
+    return set()
 
 
 def shortfall(root: str, rules: Rules) -> int:
@@ -80,7 +118,7 @@ def users_of(root: str) -> list[int]:
         return []
 
 
-def shares(may_go: dict[int, list[tuple[float, float]]], goal: float) -> dict[int, int]:
+def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:
     """Choose how many copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
 
     ``may_go`` has the time of use and the bytes of each user's copies, the oldest first.
@@ -95,8 +133,8 @@ def shares(may_go: dict[int, list[tuple[float, float]]], goal: float) -> dict[in
     return counts
 
 
-def _pairs(answer: object) -> list[tuple[float, float]]:
-    pairs: list[tuple[float, float]] = []
+def _pairs(answer: object) -> Pairs:
+    pairs: Pairs = []
     for one in answer if isinstance(answer, list) else ():
         with suppress(ValueError, TypeError):
             used_at, size = map(as_number, one)

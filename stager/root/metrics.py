@@ -1,53 +1,45 @@
 """Sum up what the stages of this node did, and write it for Prometheus.
 
 Ranks append lines of figures to a file of their job (`stager.disk.jobs.note_figures`). At the job's
-end root adds them to the node's totals, which node_exporter reads from a text file.
+end `stager.copies.tidy` reads it as the user, and root adds it to the node's totals, which
+node_exporter reads from a text file. A user may lie, so a job adds no more than is plausible, and
+users' copies take no more than the disk holds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
-from stager.root.folders import locked, opened
-from stager.root.untrusted import MOST, as_number, or_zero
+from stager.root.folders import locked, replace_file
+from stager.root.untrusted import MOST, or_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stager.root.rules import Rules
 
-#: Bytes of a job's figures that are read.
-_FIGURES_LIMIT = 64 * 1024
 #: The figures of one line, in the order of `stager.disk.jobs.note_figures`.
 FIGURES = ("hits", "misses", "evictions", "failures", "seconds")
-#: The most that one job may add to a figure.
-_MOST_OF_JOB = 1e9
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+#: The most that one job adds to each figure but the seconds: more paths than a job stages.
+_MOST_OF_JOB = 10_000.0
+#: Seconds to wait for another clean-up that writes the figures.
+_LOCK_LIMIT = 2
 
 
-def read_figures(folder: int, name: str) -> dict[str, float]:
-    """Return the sums of a job's figures, from the file ``name`` in the descriptor ``folder``.
+def read_figures(answer: object, seconds: float) -> dict[str, float]:
+    """Return a job's figures, from what its user's process answers.
 
-    Ignore lines that do not hold exactly one number for each figure.
+    The job waited no longer than the ``seconds`` since root marked it.
     """
-    sums = dict.fromkeys(FIGURES, 0.0)
-    text = b""
-    with suppress(OSError), opened(name, folder, flags=_READ) as descriptor:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            text = os.read(descriptor, _FIGURES_LIMIT)
-    for line in text.splitlines():
-        with suppress(ValueError):
-            gains = dict(zip(FIGURES, map(as_number, line.split()), strict=True))
-            sums = {
-                figure: min(sums[figure] + gain, _MOST_OF_JOB) for figure, gain in gains.items()
-            }
-    return sums
+    if not isinstance(answer, list) or len(answer) != len(FIGURES):
+        return dict.fromkeys(FIGURES, 0.0)
+    figures = dict(zip(FIGURES, map(or_zero, answer), strict=True))
+    most = dict.fromkeys(FIGURES, _MOST_OF_JOB) | {"seconds": seconds}
+    return {figure: min(number, most[figure]) for figure, number in figures.items()}
 
 
 def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[str, Any]) -> None:
@@ -56,7 +48,7 @@ def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[s
     ``answer`` may hold what the user's copies take now, by cache root. Raise OSError.
     """
     roots = [*rules.roots, *rules.shared_roots]
-    with locked(f"{paths.RUN_FOLDER}/figures.lock"):
+    with locked(f"{paths.RUN_FOLDER}/figures.lock", _LOCK_LIMIT):
         path = f"{paths.RUN_FOLDER}/figures.json"
         figures = _load(path)
         totals = {name: or_zero(figures.get("totals", {}).get(name)) for name in FIGURES}
@@ -68,17 +60,35 @@ def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[s
                 for root, pair in answer["usage"].items()
                 if root in roots and isinstance(pair, list) and len(pair) == 2
             }
-        _write(path, json.dumps({"totals": totals, "usage": usage}), 0o600)
-        _write(rules.textfile, textfile(roots, totals, usage), 0o644)
+        replace_file(path, json.dumps({"totals": totals, "usage": usage}), 0o600)
+        replace_file(rules.textfile, textfile(held_by(roots), totals, usage), 0o644)
 
 
-def textfile(roots: Sequence[str], totals: dict[str, float], usage: dict[str, Any]) -> str:
-    """Return the node's figures in the text format of Prometheus. Pure."""
+def held_by(roots: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return the bytes and the files that each root's disk holds; those of a missing one are 0."""
+    held = dict.fromkeys(roots, (0.0, 0.0))
+    for root in roots:
+        with suppress(OSError):
+            disk = os.statvfs(root)
+            size = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            # Some filesystems do not count their files.
+            held[root] = float(size), float(disk.f_files - disk.f_ffree if disk.f_files else MOST)
+    return held
+
+
+def textfile(
+    held: Mapping[str, tuple[float, float]], totals: dict[str, float], usage: dict[str, Any]
+) -> str:
+    """Return the node's figures in the text format of Prometheus. Pure.
+
+    ``held`` is what each root's disk holds: all copies beneath it are no more than that.
+    """
     lines: list[str] = []
     for number, (name, text) in enumerate(_GAUGES.items()):
         lines += [f"# HELP slurm_stage_{name} {text}", f"# TYPE slurm_stage_{name} gauge"]
-        for root in roots:
+        for root, most in held.items():
             value = sum(or_zero(of.get(root, [0, 0])[number]) for of in usage.values())
+            value = min(value, most[number])
             label = root.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
             lines.append(f'slurm_stage_{name}{{root="{label}"}} {value:.15g}')
     for name, text in _COUNTERS.items():
@@ -107,12 +117,3 @@ def _load(path: str) -> dict[str, Any]:
         if isinstance(data, dict):
             return data
     return {}
-
-
-def _write(path: str, text: str, mode: int) -> None:
-    fresh = f"{path}.{os.getpid()}"  # not a name that node_exporter reads
-    with opened(fresh, flags=_REPLACE, mode=mode) as descriptor:
-        os.fchmod(descriptor, mode)
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
-    os.rename(fresh, path)

@@ -1,9 +1,9 @@
 """Make a user's folders on the disks of this node before a job, as root.
 
 The plugin or a site's prolog runs ``python -I -m stager.root.prepare --config stage.toml UID``. A
-prolog adds ``--job JOB`` to mark the job; the plugin does that itself. Root touches only the site's
-cache roots, and no path that a user named. When everything is made, a note beside the user's folder
-beneath /run tells the plugin (prepare.c) that it need not run this again.
+prolog adds ``--job JOB`` to mark the job and to make the user's room beneath /run; the plugin does
+that itself. Root touches only the site's cache roots, and no path that a user named. When
+everything is made, a note beneath /run tells the plugin (prepare.c) not to run this again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.root.folders import UnsafeError, group_of, made, make_folder, opened
+from stager.root.room import begin_job
 from stager.root.rules import read_rules
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 #: The suffix of the note's name after the uid.
 _NOTE = ".prepared"
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_REPLACE = _CREATE | os.O_TRUNC
+_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = prepare(options.config, options.uid, complain)
     if options.job:
         try:
-            mark_job(options.job, options.uid)
-        except OSError as error:
+            begin_job(options.job, options.uid, group_of(options.uid))
+        except (OSError, ValueError) as error:
             complain(f"job {options.job} cannot be marked: {error}")
             code = 1
     return code
@@ -68,7 +68,6 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     except ValueError as error:
         complain(f"no folders were made for uid {uid}: {error}")
         return 1
-    places.append((paths.RUN, paths.RUN_NAME))
     for root, folder in places:
         try:
             make_folder(root, folder, uid, gid)
@@ -96,23 +95,11 @@ def _note(uid: int, lines: Sequence[str]) -> None:
     """Write the note for the plugin: the version of stage.toml, and the parents of all folders."""
     with (
         opened(paths.RUN) as run,
-        opened(paths.RUN_NAME, run) as parent,
+        made(run, paths.RUN_NAME, 0o755) as parent,
         opened(f"{uid}{_NOTE}", parent, flags=_REPLACE) as note,
     ):
         # One write: a reader finds all of it, or an empty file, which is no note.
         os.write(note, os.fsencode("\n".join(lines) + "\n"))
-
-
-def mark_job(job: int, uid: int) -> None:
-    """Keep what the job uses on this node until `stager.root.epilog` removes the mark."""
-    with (
-        opened(paths.RUN) as run,
-        made(run, paths.RUN_NAME, 0o755) as parent,
-        made(parent, os.path.basename(paths.JOBS_FOLDER), 0o711) as jobs,
-    ):
-        os.fchmod(jobs, 0o711)  # users may look for their own jobs, but not list those of others
-        with opened(f"{job}.{uid}", jobs, flags=_CREATE, mode=0o644):
-            pass
 
 
 if __name__ == "__main__":

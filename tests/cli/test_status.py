@@ -51,7 +51,8 @@ def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -
     assert (ran.code, ran.err) == (0, "")
     assert list(printed) == ["nodes", "missing"]
     for number, node in enumerate(printed["nodes"], 1):
-        assert list(node) == ["node", "state", "problem", "entries", "roots", "unreadable"]
+        keys = ["node", "state", "problem", "entries", "roots", "unreadable", "silent"]
+        assert list(node) == keys
         assert (node["node"], node["problem"], node["unreadable"]) == (f"node{number}", "", [])
         [entry] = node["entries"]
         assert (entry["state"], entry["size"]) == ("current", 300_000)

@@ -13,6 +13,7 @@ from stager.cli.tables import (
     missing,
     room_lines,
     rows,
+    silent_lines,
     table,
     total_line,
     unread_lines,
@@ -181,3 +182,13 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
 def test_a_table_may_have_ten_thousand_rows() -> None:
     entries = [ENTRY._replace(destination=f"/nvme/{number}") for number in range(10_000)]
     assert len(shown({"n1": holds(*entries)})) == 10_001
+
+
+def test_users_who_did_not_answer_are_named_with_their_nodes() -> None:
+    nodes = {"n1": NodeStatus(silent=[5001, 5002]), "n2": NodeStatus()}
+    message = (
+        "n1: the copies of u5001, u5002 are not listed: a process that looks at them as this user "
+        "did not answer in time; look for a filesystem of that user that does not answer, or for a "
+        "process of that user that stops it"
+    )
+    assert silent_lines(nodes, lambda uid: f"u{uid}") == [message]

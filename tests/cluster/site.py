@@ -94,7 +94,7 @@ class Site(Cluster):
                     entry.unlink()
 
     def leftovers(self) -> list[str]:
-        """Return partial files, ranks and jobs' marks that outlived their jobs, on all nodes."""
+        """Return what outlived its job on any node: partial files, ranks, marks, users' rooms."""
         found: list[str] = []
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
@@ -103,6 +103,9 @@ class Site(Cluster):
             found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
             marks = self.path(node, "/run/slurm-stage").glob("jobs/*")
             found += [f"{node}: job {mark.name}" for mark in marks]
+            mounts = self.run(["cat", "/proc/self/mountinfo"], user="root", on=node).stdout
+            places = re.findall(r" (/run/slurm-stage/\S*) ", mounts)
+            found += [f"{node}: {place} is mounted" for place in places]
         return found
 
     def records(self, node: str) -> list[Path]:

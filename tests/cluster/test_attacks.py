@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import FINAL_STATES, USERS
+from tests.cluster.hostile import dead_folder, forge_record, never_answers
 from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ def test_no_user_reads_or_forges_records_and_locks_of_another(site: Site) -> Non
         "mv /nvme/.slurm-stage /nvme/taken",
         f"touch /run/slurm-stage/jobs/17.{BOB}",
         "ls /run/slurm-stage/jobs",
-        f"ls /run/slurm-stage/{ALICE}",
     ):
         assert "denied" in attack(site, command) or "not permitted" in attack(site, command)
     assert "current on n[1-4]" in stage(site)
@@ -410,11 +410,9 @@ def test_cleaning_up_as_root_follows_no_link_and_never_blocks(site: Site) -> Non
         site.assert_healthy(30)
     after = {name: os.lstat(site.path("n2", name)) for name in ("/etc", "/etc/shadow")}
     assert before == after
-    left = os.listdir(site.path("n2", f"/run/slurm-stage/{BOB}"))
-    assert left == [f"{job.id}.1"]  # a folder, which bob himself can remove
+    assert not os.path.lexists(site.path("n2", f"/run/slurm-stage/{BOB}"))
     assert "root" not in site.path("n2", "/run/stage.prom").read_text().replace("root=", "")
     assert site.leftovers() == []
-    site.run(f"rm -r /run/slurm-stage/{BOB}/{job.id}.1", user="bob", on="n2")
 
 
 @pytest.fixture
@@ -686,3 +684,306 @@ def test_a_neighbour_speaks_as_a_rank_of_a_program_that_loads_pickles(site: Site
                 break
     assert taken.read_text() == "alice\n"
     assert "private\n" in job.output()
+
+
+# Rows 5 and 17: root's parts end, whatever a user's filesystem does
+
+
+def running(site: Site, node: str, user: str = "bob") -> Job:
+    """Return a job of the user that has staged on one node and runs on."""
+    wish = f"--stage=/shared/data:/nvme/{user}-data"
+    job = site.sbatch("echo started; sleep 600", f"-w{node}", wish, user=user)
+    job.wait_for(lambda _: "started" in job.output())
+    return job
+
+
+def end(site: Site, job: Job, limit: float = 45) -> float:
+    """Cancel the job. Return after how many seconds its node is idle: the epilog has a limit."""
+    begun = time.monotonic()
+    job.cancel()
+    job.wait()
+    site.assert_healthy(limit)
+    return time.monotonic() - begun
+
+
+ROOM = f"/run/slurm-stage/{BOB}"
+THREE_ROOTS = (
+    'roots = ["/nvme", "/nvme/one", "/nvme/two"]\n[cache]\nheadroom = "900TB"\n'
+    '[metrics]\ntextfile = "/run/stage.prom"\n'
+)
+
+
+@pytest.mark.parametrize("options", ["allow_other", "fsname=private"])
+@pytest.mark.parametrize("path", [ROOM, f"/nvme/.slurm-stage/{BOB}", f"{ROOM}/inner"])
+def test_a_filesystem_that_never_answers_does_not_hold_a_node(
+    site: Site, path: str, options: str
+) -> None:
+    """Bob mounts it over each folder of his that the clean-up enters."""
+    job = running(site, "n2")
+    if path.endswith("inner"):
+        site.run(["mkdir", path], user="bob", on="n2")
+    with dead_folder(site, path, node="n2", options=options):
+        if options == "allow_other":
+            assert never_answers(site, path, node="n2"), "the attack is real"
+        end(site, job)
+        assert site.sbatch("true", "-wn2", WISH).wait().exit_code == "0:0"
+        site.assert_healthy()
+        # The filesystem is there still, and its user's room is gone all the same.
+        left = site.run(
+            "ls /run/slurm-stage/jobs; ls -d /run/slurm-stage/5*/",
+            user="root",
+            on="n2",
+            check=False,
+        )
+        assert left.stdout == ""
+
+
+def test_forged_records_that_lead_to_it_do_not_hold_a_node(site: Site) -> None:
+    """With headroom and metrics the clean-up looks at each copy of each user, for each root."""
+    site.run("mkdir -m 1777 /nvme/one /nvme/two", user="root", on="n2")
+    with site.policy(THREE_ROOTS):
+        job = running(site, "n2")
+        site.run("mkdir /nvme/bobs", user="bob", on="n2")
+        with dead_folder(site, "/nvme/bobs", node="n2"):
+            assert never_answers(site, "/nvme/bobs", node="n2"), "the attack is real"
+            forge_record(site, "/nvme/bobs/x", "/nvme/bob-data", node="n2", lifetime="job")
+            end(site, job)
+            assert site.sbatch("true", "-wn2", WISH).wait().exit_code == "0:0"
+            site.assert_healthy(45)
+
+
+def test_a_prolog_part_that_hangs_is_given_up(site: Site) -> None:
+    """The folder of bob's records does not answer when root is to prepare the disks again."""
+    end(site, running(site, "n2"))
+    with dead_folder(site, f"/nvme/.slurm-stage/{BOB}", node="n2"), site.policy(POLICY):
+        job = site.sbatch("true", "-wn2", WISH.replace("data", "bobs"), user="bob")
+        job.wait_for(lambda record: record["JobState"] == "RUNNING")
+        # Root is through, and bob's own rank waits for his own filesystem.
+        site.sbatch("true", "-wn2", WISH).wait(40)
+        prepare = ["pgrep", "-f", "stager.root.prepare"]
+        assert not site.run(prepare, user="root", on="n2", check=False).stdout
+    job.cancel()
+    job.wait()
+    site.assert_healthy(45)
+
+
+# Row 6: a user's room in /run is bounded
+
+
+def test_a_user_who_fills_the_room_in_run_harms_nobody_else(site: Site) -> None:
+    job = running(site, "n2")
+    for fill in (
+        f"dd if=/dev/zero of={ROOM}/fill bs=1M",
+        f"rm {ROOM}/fill; cd {ROOM} && for i in $(seq 5000); do : >$i || exit; done",
+    ):
+        assert "No space left on device" in attack(site, fill)
+        site.run("echo written >/run/daemon", user="root", on="n2")
+        assert site.sbatch("true", "-wn2", WISH).wait().exit_code == "0:0"
+        mine = site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/more", user="bob")
+        assert mine.wait().exit_code == "5:0"
+        assert mine.output() == (
+            f"stage: n2: {ROOM}/{mine.id}.0.4294967291: your folder {ROOM} is full, which holds "
+            "what your jobs stage; delete the files that you put there, and submit again\n"
+            + NOT_STARTED.format(5)
+        )
+    end(site, job)
+    assert site.leftovers() == []
+
+
+def test_a_room_stays_for_the_users_other_job_and_goes_with_the_last(site: Site) -> None:
+    first, second = running(site, "n2"), running(site, "n2")
+    first.cancel()
+    first.wait()
+    site.run(["ls", f"{ROOM}/{second.id}.uses"], user="bob", on="n2")
+    assert [line for line in site.leftovers() if "mounted" in line] == [f"n2: {ROOM} is mounted"]
+    end(site, second)
+    assert site.leftovers() == []
+
+
+@pytest.fixture
+def _private_namespaces(site: Site) -> Iterator[None]:
+    """Give each job a mount namespace of its own, with a private /tmp."""
+    file = site.path("login", "/etc/slurm/job_container.conf")
+    file.write_text("AutoBasePath=true\nBasePath=/cluster/private\n")
+    site.reconfigure("JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n")
+    yield
+    site.reconfigure()
+    file.unlink()
+
+
+def launched(site: Site, script: str, *options: str) -> Job:
+    """Return a job that has started; Slurm 22.05 fails to make a namespace now and then."""
+    for _ in range(20):
+        if job := started(site.sbatch(script, "-wn2", *options)):
+            return job
+        site.assert_healthy(30)
+    raise AssertionError("Slurm started none of the jobs")
+
+
+def started(job: Job) -> Job | None:
+    """Return the job when it has started, or cancel it and return None if Slurm holds it."""
+    job.wait_for(lambda record: "started" in job.output() or "eld" in record["Reason"])
+    if "started" in job.output():
+        return job
+    job.cancel()
+    return None
+
+
+@pytest.mark.usefixtures("_private_namespaces")
+def test_jobs_with_namespaces_of_their_own_share_their_users_room(site: Site) -> None:
+    room = f"/run/slurm-stage/{ALICE}"
+    show = f"stat -c 'device %d' {room}"
+    site.run("rm -f /shared/go")
+    # This job's namespace is made before there is a room, and it stages when another has made it.
+    first = launched(
+        site,
+        f"echo started; until [ -e /shared/go ]; do sleep 0.1; done; srun --overlap {WISH} true; "
+        f"{show}; echo end; sleep 600",
+    )
+    second = launched(site, f"echo started; {show}; echo end; sleep 600", WISH)
+    second.wait_for(lambda _: "end" in second.output())
+    site.run("touch /shared/go")
+    first.wait_for(lambda _: "end" in first.output())
+    device = site.run(show, user="root", on="n2").stdout
+    assert device in first.output()
+    assert device in second.output()
+    assert device != site.run("stat -c 'device %d' /run", user="root", on="n2").stdout
+    for job in (first, second):
+        job.cancel()
+        job.wait()
+    site.assert_healthy(45)
+    assert site.leftovers() == []
+
+
+# Rows 10, 12 and 13: root's status and clean-up have limits
+
+
+def status_as_root(site: Site, node: str) -> tuple[str, float, int]:
+    """Return the output of root's status of all users, its seconds and its MiB."""
+    script = (
+        "import resource, subprocess, sys, time; begun = time.monotonic(); "
+        f"done = subprocess.run(['{STAGECTL}', 'status', '--by', 'user'], capture_output=True); "
+        "sys.stdout.buffer.write(done.stdout); print(time.monotonic() - begun, "
+        "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
+    )
+    done = site.run([PYTHON, "-c", script], user="root", on=node, timeout=120)
+    output, _, last = done.stdout.rstrip("\n").rpartition("\n")
+    seconds, size = last.split()
+    return output, float(seconds), int(size)
+
+
+SILENT = (
+    "n2: the copies of bob are not listed: a process that looks at them as this user did not "
+    "answer in time; look for a filesystem of that user that does not answer, or for a process of "
+    "that user that stops it"
+)
+
+
+def test_a_process_that_bob_stops_does_not_hold_roots_status(site: Site) -> None:
+    stage(site, "-wn2", WISH)
+    job = running(site, "n2")
+    for number in range(3000):  # so that bob has the time to find the process
+        forge_record(site, f"/nvme/{number}", "/nvme/bob-data", node="n2")
+    stop = site.popen(
+        "while :; do pkill -STOP -u bob -f 'stagectl [s]tatus'; done", user="bob", on="n2"
+    )
+    try:
+        outputs = [status_as_root(site, "n2") for _ in range(3)]
+    finally:
+        stop.kill()
+        stop.wait()
+    assert max(seconds for _, seconds, _ in outputs) < 30
+    assert SILENT in outputs[0][0] + outputs[1][0] + outputs[2][0], "bob stopped it"
+    assert all("alice" in output for output, _, _ in outputs)
+    end(site, job)
+
+
+def test_a_dead_filesystem_does_not_hold_roots_status(site: Site) -> None:
+    stage(site, "-wn2", WISH)
+    job = running(site, "n2")
+    with dead_folder(site, f"/nvme/.slurm-stage/{BOB}", node="n2"):
+        output, seconds, _ = status_as_root(site, "n2")
+        assert SILENT in output
+        assert "alice" in output
+        assert seconds < 30
+    end(site, job)
+
+
+def test_a_huge_list_of_uses_costs_root_little(site: Site) -> None:
+    job = running(site, "n2")
+    _, _, before = status_as_root(site, "n2")
+    fill = f"yes /nvme/{'x' * 20} | head -c 15000000 | tr '\\n' '\\0' >{ROOM}/{job.id}.uses"
+    site.run(fill, user="bob", on="n2")
+    output, _, size = status_as_root(site, "n2")
+    assert "bob" in output
+    assert size < before + 50
+    end(site, job)
+
+
+def test_bloated_records_take_little_memory(site: Site) -> None:
+    job = running(site, "n2")
+    for number in range(4000):
+        name = f"/nvme/{number}/{'d' * 30_000}"
+        forge_record(site, name, "/nvme/bob-data", node="n2", source=f"/{'s' * 30_000}")
+    script = (
+        "import resource, subprocess, sys; tidy = [sys.executable, '-I', '-m', "
+        "'stager.copies.tidy', '--config', '/etc/slurm/stage.toml', '--usage']; "
+        "print(subprocess.run(tidy, capture_output=True, text=True).stdout.strip(), "
+        "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
+    )
+    answer, _, size = site.run([PYTHON, "-c", script], user="bob", on="n2").stdout.rpartition(" ")
+    assert json.loads(answer)["usage"]["/nvme"][1] == 1
+    assert int(size) < 100
+    end(site, job)
+
+
+# Row 11: headroom is what the disk says
+
+
+def test_a_forged_size_does_not_keep_the_copies_of_others(site: Site) -> None:
+    site.run("mkdir -p /shared/tree; echo 1 >/shared/tree/file", user="bob")
+    stage(site, "-wn2", WISH)
+    site.sbatch("true", "-wn2", "--stage=/shared/tree:/nvme/tree", user="bob").wait()
+    site.assert_healthy()
+    # Older than alice's copy, and larger than the disk.
+    forge_record(
+        site, "/nvme/tree", "/nvme/tree", node="n2", used_at=1, tree={"allocated": 9 * 10**14}
+    )
+    disk = os.statvfs(site.path("n2", "/nvme"))
+    headroom = disk.f_bavail * disk.f_frsize + 10_000_000
+    with site.policy(f'roots = ["/nvme"]\n[cache]\nheadroom = {headroom}\n'):
+        site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/carols", user="carol").wait()
+        site.assert_healthy(45)
+    assert not site.copy("n2", "/nvme/data").exists()
+    site.run("rm -r /shared/tree", user="bob")
+
+
+# Row 15: figures
+
+
+def test_a_lie_about_figures_counts_up_to_a_jobs_most(site: Site) -> None:
+    with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
+        job = running(site, "n2")
+        lie = f"yes '1e9 1e9 1e9 1e9 1e9' | head -20 >{ROOM}/{job.id}.figures"
+        site.run(lie, user="bob", on="n2")
+        forge_record(site, "/nvme/bob-data", "/nvme/bob-data", node="n2")
+        end(site, job)
+        figures = dict(
+            line.rsplit(" ", 1)
+            for line in site.path("n2", "/run/stage.prom").read_text().splitlines()
+            if not line.startswith("#")
+        )
+    assert float(figures["slurm_stage_hits_total"]) <= 10_100
+    assert float(figures["slurm_stage_seconds_total"]) < 3600
+
+
+# Row 19: marks
+
+
+def test_nobody_sees_which_jobs_stage_on_a_node(site: Site) -> None:
+    job = running(site, "n2", "alice")
+    mark = f"/run/slurm-stage/jobs/{job.id}.{ALICE}"
+    assert site.path("n2", mark).exists()
+    for command in (f"stat {mark}", f"ls /run/slurm-stage/{ALICE}"):
+        assert "Permission denied" in attack(site, command)
+    end(site, job)

@@ -350,7 +350,38 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
     ]  # fmt: skip
-    assert seen.unread == []
+    assert (seen.unread, seen.silent) == ([], [])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{", b"[" * 100_000, b'{"entries": [["a"]], "rooms": [], "unread": [], "silent": []}',
+     b"\xff", TimeoutError()],
+)  # fmt: skip
+def test_users_whose_process_does_not_answer_as_it_should_are_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, answer: bytes | TimeoutError
+) -> None:
+    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+
+    def answer_as(*_: object) -> bytes:
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("stager.copies.status.answer_as", answer_as)
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
+    assert [entry.user for entry in seen.entries] == [0]
+    assert seen.silent == [USER]
+
+
+@pytest.mark.root
+def test_no_user_answers_for_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+    lie = NodeStatus([ENTRY._replace(user=1, shared=True)]).to_wire()
+    monkeypatch.setattr("stager.copies.status.answer_as", lambda *_: json.dumps(lie).encode())
+    seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
+    assert {(entry.user, entry.shared) for entry in seen.entries} == {(0, False), (USER, False)}
 
 
 # Jobs
@@ -367,9 +398,13 @@ def test_running_jobs_are_found_by_what_they_use(
         (tmp_path / "jobs" / mark).touch()
     (tmp_path / "1000/17.uses").write_bytes(b"/nvme/a\0/nvme/b\0")
     (tmp_path / "1000/18.uses").write_bytes(b"/nvme/b\0")
-    (tmp_path / "1000/19.uses").write_bytes(b"/nvme/b\0")  # has ended
     (tmp_path / "1000/17.1").write_bytes(b"0\n")
     (tmp_path / "1001/20.uses").write_bytes(b"/nvme/b\0")
+    (tmp_path / "1001/19.uses").write_bytes(b"/nvme/a\0")  # a job that has no mark
+    for uid in (1000, 1001):
+        os.chown(tmp_path / str(uid), uid, uid)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
     assert jobs_using(1000) == {"/nvme/a": [17], "/nvme/b": [17, 18]}
     assert jobs_using(1001) == {"/nvme/b": [20]}
     assert jobs_using(1002) == {}
@@ -379,7 +414,7 @@ def test_running_jobs_are_found_by_what_they_use(
 
 
 def test_a_status_travels_and_has_a_json_for_programs() -> None:
-    seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")])
+    seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")], [1001])
     assert NodeStatus.from_wire(json.loads(json.dumps(seen.to_wire()))) == seen
     assert seen.to_json() == {
         "entries": [
@@ -403,6 +438,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
         "unreadable": [{"path": "/p", "why": "why"}],
+        "silent": [1001],
     }
 
 

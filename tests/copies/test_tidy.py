@@ -18,7 +18,7 @@ from stager.copies import tidy
 from stager.disk.cache import open_cache
 from stager.disk.jobs import note_uses
 from stager.disk.record import CopyFacts
-from stager.root.prepare import mark_job
+from stager.root.room import begin_job
 from tests.support.records import RECORD
 from tests.support.users import on_tmpfs, remount_read_only
 
@@ -50,7 +50,7 @@ class Node:
         )
 
     def run_job(self, job: int, *names: str) -> None:
-        mark_job(job, os.getuid())
+        begin_job(job, os.getuid(), os.getgid())
         note_uses(os.getuid(), job, [str(self.disk / name) for name in names])
 
     def end_job(self, job: int) -> None:
@@ -88,7 +88,7 @@ def test_a_read_only_disk_is_reported_and_does_not_end_the_clean_up(tmp_path: Pa
     assert on_tmpfs(
         Path("/run"), "mode=755", lambda: on_tmpfs(disk, "size=1m", act)
     ) == {
-        "removed": 0, "usage": {str(disk): [8192, 1]}, "evicted": 0, "may_go": [],
+        "removed": 0, "figures": [], "usage": {str(disk): [8192, 1]}, "evicted": 0, "may_go": [],
     }  # fmt: skip
 
 
@@ -100,11 +100,11 @@ def test_a_copy_for_a_job_goes_with_the_last_job_that_uses_it(tmp_path: Path) ->
         node.run_job(17, "a", "b", "c")
         node.run_job(18, "b")
         node.end_job(17)
-        assert node.tidy("--job=17") == {"removed": 1}
+        assert node.tidy("--job=17") == {"removed": 1, "figures": []}
         seen = [node.names()]
         node.end_job(18)
-        assert node.tidy("--job=18") == {"removed": 1}
-        assert node.tidy("--job=18") == {"removed": 0}
+        assert node.tidy("--job=18") == {"removed": 1, "figures": []}
+        assert node.tidy("--job=18") == {"removed": 0, "figures": []}
         return [*seen, node.names()]
 
     assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
@@ -146,7 +146,7 @@ def test_a_user_without_copies_is_reported_in_zeros(tmp_path: Path) -> None:
 
     disk = str(tmp_path / "disk")
     assert on_node(tmp_path, act) == {
-        "removed": 0, "usage": {disk: [0, 0]}, "evicted": 0, "may_go": [],
+        "removed": 0, "figures": [], "usage": {disk: [0, 0]}, "evicted": 0, "may_go": [],
     }  # fmt: skip
 
 

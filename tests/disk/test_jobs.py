@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.disk.jobs import jobs_are_known, note_uses, uses, uses_of
+from stager.disk.jobs import (
+    figures_of,
+    jobs_are_known,
+    note_uses,
+    remove_files,
+    uses,
+    uses_of,
+)
+from tests.support.users import as_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 AWKWARD_NAMES = ["/nvme/a", "/nvme/new\nline", "/nvme/\udcff", "/nvme/é"]
 
 
+@pytest.mark.root
 def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> None:
     for name in AWKWARD_NAMES:
         note_uses(5001, 17, [name])
@@ -35,17 +44,58 @@ def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> 
     note_uses(5002, 19, ["/nvme/others"])
     for mark in ("17.5001", "19.5002"):
         (run / "jobs" / mark).touch()
+    give(run)
+    assert as_user(5001, lambda: uses(5001)) == {*AWKWARD_NAMES, "/nvme/ended"}
+    assert as_user(5002, lambda: uses(5002)) == {"/nvme/others"}
     assert uses(5001) == frozenset(AWKWARD_NAMES)
-    assert uses(5002) == {"/nvme/others"}
     assert uses(None) == {*AWKWARD_NAMES, "/nvme/others"}
     assert uses_of(5001, 18) == {"/nvme/ended"}
-    assert uses(5003) == frozenset()
+    assert as_user(5003, lambda: uses(5003)) == frozenset()
 
 
-def test_the_mark_of_another_users_job_does_not_count_for_a_user(run: Path) -> None:
-    note_uses(5001, 19, ["/nvme/a"])
-    (run / "jobs/19.5002").touch()
-    assert uses(5001) == frozenset()
+def give(run: Path) -> None:
+    """Give the users their folders, as root does."""
+    for parent in (run, *run.parents[:2]):
+        parent.chmod(0o755)
+    for uid in (5001, 5002):
+        os.chown(run / str(uid), uid, uid)
+        (run / str(uid)).chmod(0o700)
+        for path in (run / str(uid)).iterdir():
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+@pytest.mark.root
+def test_users_who_do_not_answer_use_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note_uses(5001, 17, ["/nvme/a"])
+    (run / "jobs/17.5001").touch()
+    give(run)
+    monkeypatch.setattr("stager.disk.jobs._OWNER_LIMIT", 0)
+    assert uses(None) == frozenset()
+
+
+def test_the_files_of_an_ended_job_are_removed_and_no_others(run: Path) -> None:
+    for name in ("17.0", "17.0.4", "17.uses", "17.figures", "170.uses", "18.0"):
+        (run / "5001" / name).touch()
+    (run / "5001/17.folder").mkdir()
+    remove_files(5001, 17)
+    left = sorted(path.name for path in (run / "5001").iterdir())
+    assert left == ["17.folder", "170.uses", "18.0"]
+    remove_files(5003, 17)
+
+
+@pytest.mark.parametrize(
+    ("text", "sums"),
+    [
+        (b"1 2 0 0 1.5\n0 0 3 1 0.25\n", [1, 2, 3, 1, 1.75]),
+        (b"all of them\n1 1\n", [1, 1]),
+        (b"", []),
+        (b"\xff\0\x80" * 1000, []),
+    ],
+    ids=["two stages", "a line that has no figures", "nothing", "bytes"],
+)
+def test_the_figures_of_a_job_are_summed(run: Path, text: bytes, sums: list[float]) -> None:
+    (run / "5001/17.figures").write_bytes(text)
+    assert figures_of(5001, 17) == sums
 
 
 @pytest.mark.parametrize(
@@ -61,15 +111,13 @@ def test_the_mark_of_another_users_job_does_not_count_for_a_user(run: Path) -> N
 def test_anything_but_a_list_of_destinations_names_none(
     run: Path, make: Callable[[Path], object]
 ) -> None:
-    (run / "jobs/17.5001").touch()
     make(run / "5001/17.uses")
-    assert uses(5001) == uses(None) == frozenset()
+    assert uses_of(5001, 17) == frozenset()
 
 
 def test_an_endless_list_is_read_up_to_the_limit(run: Path) -> None:
-    (run / "jobs/17.5001").touch()
-    (run / "5001/17.uses").write_bytes(b"/nvme/a\0" * 300_000)
-    assert uses(5001) == {"/nvme/a"}
+    (run / "5001/17.uses").write_bytes(b"/nvme/a\0" * 300_000 + b"/nvme/b\0")
+    assert uses_of(5001, 17) == {"/nvme/a"}
 
 
 def test_nothing_is_noted_where_root_made_no_folder(run: Path) -> None:

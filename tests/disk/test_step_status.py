@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import LaunchError
+from stager.base.errors import LaunchError, SpaceError
 from stager.disk.step_status import StepStatus
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
@@ -46,7 +46,7 @@ def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Pat
     written = (_is_held(path), path.read_bytes())
     status.close()
     after = (_is_held(path), path.read_bytes())
-    assert before == (True, b"")
+    assert before == (True, b"\n")
     assert written == (True, b"0\n")
     assert after == (False, b"0\n")
 
@@ -105,7 +105,7 @@ def test_an_older_status_of_the_same_name_is_erased(status_folder: Path) -> None
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     status.close()
-    assert (status_folder / "17.0.4").read_bytes() == b""
+    assert (status_folder / "17.0.4").read_bytes() == b"\n"
 
 
 def test_a_path_that_is_not_utf8_is_written_byte_for_byte(status_folder: Path) -> None:
@@ -165,18 +165,22 @@ def test_a_status_that_cannot_be_written_is_a_launch_error(status_folder: Path) 
 
 
 @pytest.mark.root
-def test_a_status_for_which_there_is_no_room_is_a_launch_error(status_folder: Path) -> None:
-    def act() -> str:
+def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path) -> None:
+    def act() -> tuple[str, str, int]:
         (status_folder.parent / str(os.getuid())).mkdir()
         status = StepStatus(os.getuid())
         status.hold("17.0", "4")
+        (status_folder / "17.0").write_text("/x:/y\n")
         fill_up(status_folder.parent)
-        with pytest.raises(LaunchError) as caught:
-            status.write(0, "/a:/b")
-        return str(caught.value)
+        with pytest.raises(SpaceError) as caught:
+            status.write(0, "/a" * 4000 + ":/b")
+        status.write(5, "")
+        assert (status_folder / "17.0.4").read_text() == "5\n"
+        return str(caught.value), (status_folder / "17.0").read_text(), caught.value.code
 
     run_folder = status_folder.parent
-    assert on_tmpfs(run_folder, "size=64k", act) == (
-        f"{run_folder}/{os.getuid()}/17.0: No space left on device; "
-        "tell the administrator to check this folder"
+    message = (
+        f"{run_folder}/{os.getuid()}/17.0: your folder {run_folder}/{os.getuid()} is full, which "
+        "holds what your jobs stage; delete the files that you put there, and submit again"
     )
+    assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x:/y\n", 5)

@@ -24,8 +24,6 @@ def test_a_missing_stage_toml_is_reported_to_syslog_only(
 def test_an_epilog_that_takes_too_long_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "5001").mkdir()
-    (tmp_path / "5001/17.uses").touch()
     config = tmp_path / "stage.toml"
     config.write_text('roots = ["/nowhere"]\n[cache]\nheadroom = 1\n')
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
@@ -42,3 +40,28 @@ def test_an_epilog_that_takes_too_long_ends_at_once(
         "that does not answer"
     )
     assert ended == (1, [], [message])
+
+
+def test_a_time_limit_that_python_swallows_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        def __del__(self) -> None:
+            time.sleep(2)  # what is raised here is ignored
+
+    def slow(*_: object) -> bytes:
+        late = Late()
+        del late
+        time.sleep(20)
+        return b"{}"
+
+    config = tmp_path / "stage.toml"
+    config.write_text("roots = []\n")
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", f"{tmp_path}/jobs")
+    monkeypatch.setattr("stager.root.epilog._TIME_LIMIT", 1)
+    monkeypatch.setattr("stager.root.epilog.run_as", slow)
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    begun = time.monotonic()
+    assert forked(lambda: main(["--config", str(config), "17", "5001"])) == 1
+    assert time.monotonic() - begun < 15

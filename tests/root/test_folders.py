@@ -172,7 +172,7 @@ def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
                 return False
         return True
 
-    with locked(path):
+    with locked(path, 1):
         assert not forked(is_free)
     assert forked(is_free)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -182,7 +182,7 @@ def test_a_lock_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to("elsewhere")
     with (
         pytest.raises(OSError, match="Too many levels of symbolic links"),
-        locked(f"{tmp_path}/lock"),
+        locked(f"{tmp_path}/lock", 1),
     ):
         pass
     assert not (tmp_path / "elsewhere").exists()

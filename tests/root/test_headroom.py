@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.root.headroom import make_headroom, shares
+from stager.root.headroom import make_headroom, shares, shortfall
 from stager.root.rules import Rules
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+    from collections.abc import Sequence
 
 ENTRIES = st.lists(
     st.tuples(st.integers(0, 9).map(float), st.integers(1, 50).map(float)), max_size=6
@@ -35,20 +36,99 @@ def test_the_oldest_copies_are_chosen_and_no_more_than_necessary(
     assert not gone or freed - max(size for at, size in gone if at == last) < goal
 
 
-def test_users_are_asked_only_where_headroom_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Users:
+    """Users with copies on a disk, as `stager.copies.tidy` would answer for them."""
+
+    def __init__(self, root: Path, free: float) -> None:
+        self.root = str(root)
+        self.free = free
+        #: Time of use, bytes that the user claims, bytes that are freed.
+        self.copies: dict[int, list[tuple[float, float, float]]] = {}
+        self.silent: set[int] = set()
+        self.asked: list[tuple[int, int]] = []
+
+    def add(self, uid: int, *copies: tuple[float, float, float]) -> None:
+        self.copies[uid] = sorted(copies)
+        Path(self.root, f".slurm-stage/{uid}").mkdir(parents=True)
+
+    def ask(
+        self, uid: int, options: Sequence[str], rules: Rules, limit: float
+    ) -> dict[str, Any] | None:
+        count = int(options[3]) if "--oldest" in options else 0
+        self.asked.append((uid, count))
+        if uid in self.silent:
+            return None
+        gone, self.copies[uid] = self.copies[uid][:count], self.copies[uid][count:]
+        self.free += sum(freed for _, _, freed in gone)
+        return {"evicted": len(gone), "may_go": [[at, size] for at, size, _ in self.copies[uid]]}
+
+    def shortfall(self, root: str, rules: Rules) -> float:
+        return rules.headroom - self.free
+
+    def make_headroom(self, headroom: int, roots: int = 1) -> int:
+        self.asked.clear()
+        return make_headroom(Rules([self.root] * roots, [], 0, 0, headroom, ""), self.ask)
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
+    """A disk of which 100 bytes are free."""
+    users = Users(tmp_path, 100)
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
-    asked: list[tuple[int, list[str]]] = []
-    (tmp_path / ".slurm-stage/5001").mkdir(parents=True)
-    (tmp_path / ".slurm-stage/notes").mkdir()
+    monkeypatch.setattr("stager.root.headroom.shortfall", users.shortfall)
+    return users
 
-    def ask(uid: int, options: Any, rules: Rules) -> dict[str, Any]:
-        asked.append((uid, list(options)))
-        return {"may_go": [[1, 1 << 40], ["x"], [2, -1], [1, 10**400]], "evicted": 1}
 
-    root = str(tmp_path)
-    assert make_headroom(Rules([root], [], 0, 0, 1, ""), ask) == 0
-    assert asked == []
-    assert make_headroom(Rules([root, "/nowhere"], [], 0, 0, 1 << 59, ""), ask) == 1
-    assert asked == [(5001, ["--root", root]), (5001, ["--root", root, "--oldest", "1"])]
+def test_users_are_asked_only_where_headroom_is_missing(users: Users) -> None:
+    users.add(5001, (1, 50, 50), (2, 50, 50))
+    assert (users.make_headroom(100), users.asked) == (0, [])
+    assert (users.make_headroom(140), users.asked) == (1, [(5001, 0), (5001, 1)])
+
+
+def test_a_forged_size_keeps_no_copy_of_others(users: Users) -> None:
+    users.add(5001, (5, 50, 50), (6, 50, 50))
+    users.add(5002, (1, 9e14, 1), (2, 9e14, 1))
+    assert users.make_headroom(140) == 3
+    # The second time user 5002's sizes count for nothing.
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 1), (5001, 1)]
+    assert [at for at, _, _ in users.copies[5001]] == [6]
+
+
+def test_an_answer_that_is_no_list_of_numbers_evicts_nothing(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users.add(5001)
+    bad = {"may_go": [["x"], [2, -1], [1, 10**400], 7, None], "evicted": 10**6}
+    monkeypatch.setattr(users, "ask", lambda *_: bad)
+    assert users.make_headroom(200) == 0
+
+
+def test_a_silent_user_is_asked_once_and_last_the_next_time(users: Users) -> None:
+    users.add(5001, (1, 50, 50))
+    users.add(5002, (2, 50, 50))
+    users.silent.add(5001)
+    assert users.make_headroom(1000, roots=2) == 1
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 0)]
+    users.make_headroom(1000)
+    assert users.asked == [(5002, 0), (5001, 0)]
+    users.silent.clear()
+    users.make_headroom(1000)
+    users.make_headroom(1000)
+    assert users.asked[0] == (5001, 0)
+
+
+def test_no_user_is_asked_after_the_time_is_up(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users.add(5001, (1, 50, 50))
+    monkeypatch.setattr("stager.root.headroom._LIMIT", 0)
+    assert (users.make_headroom(1000), users.asked) == (0, [])
+
+
+def test_the_shortfall_of_a_disk_is_that_of_the_system(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    rules = Rules([], [], 0, 0, 1 << 60, "")
+    assert (
+        abs(shortfall(str(tmp_path), rules) - (1 << 60) + disk.f_bavail * disk.f_frsize) < 1 << 33
+    )
+    assert shortfall(f"{tmp_path}/none", rules) == 0

@@ -81,13 +81,12 @@ def prepared(root: Path, roots: list[str]) -> tuple[int, list[str], list[str]]:
     return on_tmpfs(Path("/run"), "mode=755", act)
 
 
-#: What each run makes for the tasks that wait, and that which made all for the plugin.
-RUN = ["slurm-stage", f"slurm-stage/{KNOWN}"]
-NOTED = [*RUN, f"slurm-stage/{KNOWN}.prepared"]
+#: What a run that made all leaves for the plugin.
+NOTED = ["slurm-stage", f"slurm-stage/{KNOWN}.prepared"]
 
 
 @pytest.mark.root
-def test_a_user_gets_a_folder_on_every_disk_and_one_beneath_run(root: Path) -> None:
+def test_a_user_gets_a_folder_on_every_disk(root: Path) -> None:
     for name in ("one", "two"):
         (root / name).mkdir()
     assert prepared(root, [f"{root}/one", f"{root}/two"]) == (0, [], NOTED)
@@ -114,16 +113,13 @@ def test_the_note_has_the_version_of_stage_toml_and_the_parents_of_all_folders(
         return found
 
     facts = config.stat()
-    text = (
-        f"{facts.st_dev} {facts.st_ino} {facts.st_ctime_ns}\n"
-        f"{root}/.slurm-stage\n/run/slurm-stage\n"
-    )
+    text = f"{facts.st_dev} {facts.st_ino} {facts.st_ctime_ns}\n{root}/.slurm-stage\n"
     assert on_tmpfs(Path("/run"), "mode=755", act) == [(0, text)] * 2
 
 
 @pytest.mark.root
 def test_a_missing_disk_is_no_error(root: Path) -> None:
-    assert prepared(root, [f"{root}/nowhere"]) == (0, [], RUN)
+    assert prepared(root, [f"{root}/nowhere"]) == (0, [], [])
 
 
 @pytest.mark.root
@@ -135,7 +131,7 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
     complaint = f"{root}/bad/.slurm-stage belongs to uid {USER}, not to root; remove this folder"
-    assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], RUN)
+    assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], [])
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
 
 
@@ -193,29 +189,3 @@ def test_root_imports_only_the_standard_library_and_this_project(tmp_path: Path)
         env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert json.loads(done.stdout) == [1, ["stager"]]
-
-
-@pytest.mark.root
-def test_users_can_look_for_the_mark_of_a_job_but_not_list_all(root: Path) -> None:
-    config = root / "stage.toml"
-    config.write_text(f'roots = ["{root}"]')
-
-    def act() -> tuple[list[int], dict[str, tuple[int, int, str]], list[bool]]:
-        codes = [
-            main(["--config", str(config), f"--job={job}", str(KNOWN)]) for job in (17, 17, 18)
-        ]
-        made = owners(Path("/run/slurm-stage/jobs").parent)
-        os.setresuid(KNOWN, KNOWN, KNOWN)
-        seen = [os.path.exists(f"/run/slurm-stage/jobs/{job}.{KNOWN}") for job in (17, 19)]
-        with pytest.raises(PermissionError):
-            os.listdir("/run/slurm-stage/jobs")
-        return codes, made, seen
-
-    codes, made, seen = on_tmpfs(Path("/run"), "mode=755", act)
-    assert codes == [0, 0, 0]
-    assert {name: facts for name, facts in made.items() if name.startswith("jobs")} == {
-        "jobs": (0, 0, "drwx--x--x"),
-        f"jobs/17.{KNOWN}": (0, 0, "-rw-r--r--"),
-        f"jobs/18.{KNOWN}": (0, 0, "-rw-r--r--"),
-    }
-    assert seen == [True, False]

@@ -1,0 +1,104 @@
+"""Run something as another user, in a child process with limits on its time, memory and answer.
+
+The user may stop the process, trace it, or make it wait for a filesystem that does not answer. So
+its answer may be anything, and the caller does not wait for its end: what cannot be killed is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Bytes of an answer after which the process is ended.
+_ANSWER_LIMIT = 1 << 20
+#: Bytes read at a time.
+_BLOCK = 1 << 16
+#: Seconds for a killed process to end, and between two looks whether it has.
+_GRACE, _PAUSE = 1.0, 0.005
+#: The table of a million files takes some 200 MiB, and as much again while it is read.
+_MEMORY_LIMIT = 1 << 30
+#: The option of prctl(2) that sends a signal to this process when its parent ends.
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def answer_as(
+    uid: int, gid: int, groups: Sequence[int], act: Callable[[int], object], limit: float
+) -> bytes:
+    """Return what ``act`` writes to the descriptor that it gets, in a child that runs as the user.
+
+    Raise TimeoutError if it does not end within ``limit`` seconds, OSError if it cannot be started.
+    """
+    deadline = time.monotonic() + limit
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            _become(uid, gid, groups, max(1, round(limit)))
+            act(writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        return _read_all(reading, deadline)
+    finally:
+        os.close(reading)
+        _end(child)
+
+
+def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:
+    os.setsid()
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    # A change of the user clears this.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _limit(resource.RLIMIT_AS, _MEMORY_LIMIT)
+    _limit(resource.RLIMIT_CPU, seconds)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    # It is the only process: no child of it outlives it, out of reach of Slurm's limits.
+    _limit(resource.RLIMIT_NPROC, 1)
+
+
+def _limit(which: int, most: int) -> None:
+    _, hard = resource.getrlimit(which)
+    lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (lowest, lowest))
+
+
+def _read_all(descriptor: int, deadline: float) -> bytes:
+    answer = b""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while len(answer) < _ANSWER_LIMIT:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        block = os.read(descriptor, _BLOCK)
+        if not block:
+            break
+        answer += block
+    return answer
+
+
+def _end(child: int) -> None:
+    """Kill the child and its session. Leave it if it waits for a disk: it ends when it can."""
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it may have no session yet
+        os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + _GRACE
+    with suppress(ChildProcessError):
+        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)

@@ -1,0 +1,134 @@
+"""Mark a job and give its user a room beneath /run; take both away at the end, as root.
+
+A room is a small filesystem of the user's own, so that nobody can fill /run. With the plugin,
+prolog/spank/room.c mounts it, here only a site's prolog does. It goes with its user's last mark.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import syslog
+import time
+from contextlib import suppress
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+from stager.base import paths
+from stager.root.folders import locked, made, opened
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+#: The limits of a room; stage.h has the same, with their reason.
+_SIZE = "size=16m,nr_inodes=4096"
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Seconds to wait for the lock, which others hold for a moment only.
+_LOCK_LIMIT = 5
+#: Rounds in which mounts are removed that a user makes meanwhile.
+_ROUNDS = 10
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Mount(IntFlag):
+    """Flags of mount(2)."""
+
+    NOSUID = 2
+    NODEV = 4
+    NOEXEC = 8
+
+
+class _Unmount(IntFlag):
+    """Flags of umount2(2)."""
+
+    DETACH = 2
+    NOFOLLOW = 8
+
+
+def begin_job(job: int, uid: int, gid: int) -> None:
+    """Mark the job and make its user's room. Raise OSError."""
+    with opened(paths.RUN) as run, made(run, paths.RUN_NAME, 0o755) as parent, _locked():
+        with made(parent, os.path.basename(paths.JOBS_FOLDER), 0o700) as jobs:
+            os.fchmod(jobs, 0o700)  # marks would show who runs jobs here
+            with opened(f"{job}.{uid}", jobs, flags=_CREATE):
+                pass
+        if uid not in _rooms():
+            _make_room(uid, gid)
+
+
+def end_job(job: int, uid: int) -> float:
+    """Remove the job's mark. Return the seconds since it was made, 0 if there was none."""
+    path = f"{paths.JOBS_FOLDER}/{job}.{uid}"
+    with _locked(), suppress(FileNotFoundError):
+        begun = os.lstat(path).st_mtime
+        os.unlink(path)
+        return max(0.0, time.time() - begun)
+    return 0.0
+
+
+def remove_rooms() -> None:
+    """Unmount the rooms of all users without a mark. Raise OSError."""
+    with _locked():
+        marked = {uid for _, uid in marks()}
+        for _ in range(_ROUNDS):
+            left = [uid for uid in _rooms() if uid not in marked]
+            for uid in left:  # once for each mount: the user may have mounted over it
+                _unmount(f"{paths.RUN_FOLDER}/{uid}")
+            if not left:
+                break
+            for uid in left:
+                with suppress(OSError):
+                    os.rmdir(f"{paths.RUN_FOLDER}/{uid}")
+
+
+def marks() -> list[tuple[int, int]]:
+    """Return the ids of the marked jobs, each with its user."""
+    with suppress(FileNotFoundError):
+        pairs = (name.partition(".") for name in os.listdir(paths.JOBS_FOLDER))
+        return [
+            (int(job), int(uid)) for job, _, uid in pairs if job.isdecimal() and uid.isdecimal()
+        ]
+    return []
+
+
+def _locked() -> AbstractContextManager[None]:
+    return locked(f"{paths.RUN_FOLDER}/lock", _LOCK_LIMIT)
+
+
+def _rooms() -> list[int]:
+    """Return the users that have a room, as often as something is mounted there."""
+    prefix = os.fsencode(f"{paths.RUN_FOLDER}/")
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [line.split()[4] for line in file]
+    names = [point.removeprefix(prefix) for point in points if point.startswith(prefix)]
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _make_room(uid: int, gid: int) -> None:
+    """Mount the room, or make a plain folder where that fails. Raise OSError."""
+    path = f"{paths.RUN_FOLDER}/{uid}"
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    # What is below is root's, so that nobody gets hold of it before the mount or after it.
+    os.chown(path, 0, 0, follow_symlinks=False)
+    flags = _Mount.NOSUID | _Mount.NODEV | _Mount.NOEXEC
+    options = f"{_SIZE},mode=0700,uid={uid},gid={gid}"
+    try:
+        _check(_libc.mount(b"slurm-stage", os.fsencode(path), b"tmpfs", flags, options.encode()))
+    except OSError as error:
+        os.chown(path, uid, gid, follow_symlinks=False)
+        syslog.syslog(
+            syslog.LOG_WARNING,
+            f"no filesystem can be mounted at {path}: {error.strerror}; the user can fill /run",
+        )
+
+
+def _unmount(path: str) -> None:
+    with suppress(OSError):  # unmounted meanwhile
+        _check(_libc.umount2(os.fsencode(path), _Unmount.DETACH | _Unmount.NOFOLLOW))
+
+
+def _check(result: int) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

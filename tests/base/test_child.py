@@ -1,0 +1,97 @@
+"""What runs as another user has limits, and whoever waits for it does not wait for long."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.child import answer_as
+from tests.support.users import USER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.root
+
+
+def ask(act: Callable[[int], object], limit: float = 20) -> bytes:
+    return answer_as(USER, USER, [], act, limit)
+
+
+def test_it_runs_as_the_user_alone() -> None:
+    def act(output: int) -> None:
+        os.write(output, repr((os.getresuid(), os.getresgid(), os.getgroups())).encode())
+
+    ids = (USER, USER, USER)
+    assert ask(act) == repr((ids, ids, [])).encode()
+
+
+def test_it_starts_no_other_process() -> None:
+    def act(output: int) -> None:
+        try:
+            os.fork()
+        except BlockingIOError:
+            os.write(output, b"refused")
+
+    assert ask(act) == b"refused"
+
+
+def test_its_memory_processor_and_files_are_limited() -> None:
+    def act(output: int) -> None:
+        try:
+            bytearray(2 << 30)
+        except MemoryError:
+            os.write(output, b"no memory ")
+        limits = [resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE]
+        os.write(output, repr([resource.getrlimit(one) for one in limits]).encode())
+
+    assert ask(act) == b"no memory [(20, 20), (0, 0), (0, 0)]"
+
+
+def answer_in_part(output: int) -> None:
+    os.write(output, b"a part")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda _: time.sleep(60), lambda _: os.kill(os.getpid(), signal.SIGSTOP), answer_in_part],
+    ids=["hangs", "is stopped", "answers in part"],
+)
+def test_one_that_does_not_end_is_killed(act: Callable[[int], object]) -> None:
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        ask(act, 0.5)
+    assert time.monotonic() - begun < 15
+
+
+def test_one_that_fails_answers_nothing() -> None:
+    assert ask(lambda _: 1 // 0) == b""
+
+
+def test_one_that_never_stops_writing_is_cut_off() -> None:
+    def act(output: int) -> None:
+        while True:
+            os.write(output, bytes(65536))
+
+    assert len(ask(act)) < (2 << 20)
+
+
+def test_it_ends_with_its_parent() -> None:
+    """The clean-up itself may be killed by Slurm."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if not parent:
+        ask(lambda _: answer_in_part(writing), 60)
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 20) == b"a part"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(reading, 1) == b"", "no process has the pipe any more"
+    os.close(reading)

@@ -1,0 +1,83 @@
+"""What a hostile user has on a node: filesystems that never answer, and forged records."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stager.disk.cache import Cache
+from tests.cluster.cluster import USERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+_PROGRAM = "dead_folder"
+#: Gives a node what sites have that allow FUSE: a device for all, and a file that permits
+#: allow_other.
+_ALLOW = """
+[ -e /run/fuse ] && exit
+mknod -m 666 /run/fuse c 10 229 && mount --bind /run/fuse /dev/fuse
+echo user_allow_other >/run/fuse.conf && mount --bind /run/fuse.conf /etc/fuse.conf
+"""
+
+
+@contextmanager
+def dead_folder(
+    site: Site, path: str, *, node: str, user: str = "bob", options: str = "allow_other"
+) -> Iterator[None]:
+    """Mount a filesystem at ``path``, as that user, that never answers any request."""
+    program = site.shared(_PROGRAM)
+    if not program.exists():
+        source = Path(__file__).with_name(f"{_PROGRAM}.c")
+        flags = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", "fuse3"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        line = ["gcc", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(source), *flags]
+        subprocess.run(line, check=True)
+    site.run(_ALLOW, user="root", on=node)
+    line = [f"/shared/{_PROGRAM}", path, options]
+    daemon = site.popen(line, user=user, on=node)
+    try:
+        assert daemon.stdout
+        assert daemon.stdout.readline() == "mounted\n"
+        yield
+    finally:
+        daemon.kill()
+        daemon.wait()
+        site.run(f"umount --lazy {path}; true", user="root", on=node)
+
+
+def never_answers(site: Site, path: str, *, node: str) -> bool:
+    """Whether a process of root's that looks at ``path`` waits, and cannot be killed."""
+    look = site.popen(["stat", path], user="root", on=node)
+    try:
+        look.wait(2)
+    except subprocess.TimeoutExpired:
+        look.kill()
+        return site.run(["pgrep", "-x", "stat"], user="root", on=node, check=False).stdout != ""
+    return False
+
+
+def forge_record(
+    site: Site, destination: str, like: str, *, node: str, user: str = "bob", **changes: Any
+) -> None:
+    """Write a record for ``destination``, as the user could, like the one of another copy.
+
+    Of a nested object in ``changes`` only the fields that are given change.
+    """
+    cache = Cache(str(site.path(node, f"/nvme/.slurm-stage/{USERS[user]}")))
+    data = json.loads(Path(cache.record_path(like)).read_text()) | {"destination": destination}
+    for key, value in changes.items():
+        data[key] = data[key] | value if isinstance(value, dict) else value
+    path = cache.record_path(destination)
+    Path(path).write_text(json.dumps(data))
+    os.chown(path, USERS[user], USERS[user])
