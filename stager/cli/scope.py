@@ -95,7 +95,10 @@ class Scope:
 def answer(command: Command, disk: str) -> dict[str, Any]:
     """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer."""
     if command.action is Action.STATUS:
-        status = node_status(disk, command.roots, command.shared_roots, everyone=command.everyone)
+        status = node_status(
+            disk, command.roots, command.shared_roots, command.shared_owner,
+            everyone=command.everyone,
+        )  # fmt: skip
         return status.to_wire()
     return upkeep.carry_out(command, disk).to_wire()
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.errors import UsageError
+from stager.base import linux
+from stager.base.errors import PolicyRefusal, UsageError
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import load_policy
@@ -55,7 +56,12 @@ class JobNodes:
         return cls(load_policy(config, simulated=False), context)
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
-        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
+        """Run ``request`` on these nodes.
+
+        Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
+        """
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
         return run(
             srun_argv(self.context, self.rules),
@@ -102,6 +108,16 @@ class SimulatedNodes:
                     raise UsageError(text) from None
 
 
+def _instead(rules: Policy) -> str:
+    """Return what root may do instead of staging."""
+    if not rules.shared_roots:
+        return "submit as an ordinary user"
+    return (
+        f"submit as an ordinary user, or to stage for all users as {rules.shared.owner}, the owner "
+        "in [shared] of stage.toml"
+    )
+
+
 def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes:
     """Return the nodes that ``options`` mean. Raise UsageError, PolicyRefusal, LaunchError."""
     return SimulatedNodes.find(options) if options.local else JobNodes.find(options.config)
@@ -125,7 +141,7 @@ def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
     )
     return StageRequest(
         items=items, nodes=1, lock_timeout=rules.lock_timeout,
-        transfer=_settings(rules.transfer), space=space,
+        transfer=_settings(rules.transfer), space=space, shared_owner=rules.shared_owner,
     )  # fmt: skip
 
 

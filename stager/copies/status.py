@@ -129,22 +129,28 @@ _Sources = dict[str, "SourceFacts | None"]
 
 
 def node_status(
-    disk: str, roots: Iterable[str], shared_roots: Iterable[str], *, everyone: bool = False
+    disk: str,
+    roots: Iterable[str],
+    shared_roots: Iterable[str],
+    shared_owner: int = 0,
+    *,
+    everyone: bool = False,
 ) -> NodeStatus:
     """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
 
-    For root, ``everyone`` adds what it holds for each other user.
+    What is for all users was staged by the ``shared_owner``. For root, ``everyone`` adds what it
+    holds for each other user.
     """
     status = NodeStatus()
-    places = [(root, False) for root in roots] + [(root, True) for root in shared_roots]
+    places = [(root, 0) for root in roots] + [(root, shared_owner) for root in shared_roots]
     sources: _Sources = {}
-    for root, shared in places:
+    for root, owner in places:
         with suppress(OSError):
             room = os.statvfs(f"{disk}{root}" or "/")
             status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
-        for cache in _caches(f"{disk}{root}", shared=shared, everyone=everyone):
+        for cache in _caches(f"{disk}{root}", owner, everyone=everyone):
             found = _cache_status(cache, disk, sources)
             status.entries.extend(found.entries)
             status.unread.extend(found.unread)
@@ -154,7 +160,7 @@ def node_status(
 
 def _cache_status(cache: Cache, disk: str, sources: _Sources) -> NodeStatus:
     jobs = _jobs_using(None if cache.shared else cache.uid)
-    if cache.shared or cache.uid == os.getuid():
+    if os.getuid() or cache.uid == 0:
         return _read_cache(cache, disk, jobs, sources)
     # As root, follow no path that another user chose.
     return _as_owner(cache.uid, partial(_read_cache, cache, disk, jobs, None))
@@ -190,14 +196,14 @@ def _as_owner(uid: int, read: Callable[[], NodeStatus]) -> NodeStatus:
     return NodeStatus.from_wire(json.loads(text)) if text.endswith("}") else NodeStatus()
 
 
-def _caches(root: str, *, shared: bool, everyone: bool) -> Iterator[Cache]:
-    uids = [0 if shared else os.getuid()]
-    if everyone and os.getuid() == 0 and not shared:
+def _caches(root: str, shared_owner: int, *, everyone: bool) -> Iterator[Cache]:
+    uids = [shared_owner or os.getuid()]
+    if everyone and os.getuid() == 0 and not shared_owner:
         with suppress(OSError):
             uids = sorted(int(n) for n in os.listdir(f"{root}/{RECORDS_FOLDER}") if n.isdecimal())
     for uid in uids:
         with suppress(StageError):  # this user never staged anything there
-            yield look_for_cache(root, uid, shared=shared)
+            yield look_for_cache(root, uid, shared=bool(shared_owner))
 
 
 def _jobs_using(uid: int | None) -> dict[str, list[int]]:

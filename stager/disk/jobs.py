@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 16 << 20
+#: Lets those read the list to whom an access control list of the folder, which root made, opens it.
+_USES_MODE = 0o640
 #: The suffix of the name of a job's figures, which root collects at the job's end.
 _FIGURES = ".figures"
 
@@ -35,6 +37,7 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
     text = b"".join(os.fsencode(one) + b"\0" for one in destinations if one not in known)
     try:
         with opened(path, APPEND) as file:
+            os.fchmod(file, _USES_MODE)
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
                 raise UsageError(f"job {job} stages too many paths; stage a folder instead")
             write_all(file, text, 0)
@@ -50,14 +53,14 @@ def jobs_are_known() -> bool:
 
 
 def uses(uid: int | None) -> frozenset[str]:
-    """Return what the running jobs of a user use; of all users if None, for root only."""
+    """Return what the running jobs of a user use; of all users if None."""
     return frozenset(jobs_using(uid))
 
 
 def jobs_using(uid: int | None) -> dict[str, list[int]]:
     """Return the ids of the running jobs that use each destination, of one user or of all.
 
-    Only root may ask for all users.
+    Only root, and the account that stages for all users, can read the lists of other users.
     """
     found: dict[str, list[int]] = {}
     for job, owner in sorted(_live_jobs() if uid is None else _live_jobs_of(uid)):
@@ -77,9 +80,10 @@ def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
 
 def _live_jobs() -> Iterator[tuple[str, str]]:
     with suppress(FileNotFoundError):
-        for mark in os.listdir(paths.JOBS_FOLDER):
-            job, _, uid = mark.partition(".")
-            yield job, uid
+        for name in os.listdir(paths.RUN_FOLDER):
+            if name.isdecimal():
+                with suppress(OSError):  # whoever hides the list does without its protection
+                    yield from _live_jobs_of(int(name))
 
 
 def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
@@ -87,8 +91,19 @@ def _live_jobs_of(uid: int) -> Iterator[tuple[str, str]]:
     with suppress(FileNotFoundError):
         for name in os.listdir(f"{paths.RUN_FOLDER}/{uid}"):
             job = name.removesuffix(_USES)
-            if job != name and os.path.exists(f"{paths.JOBS_FOLDER}/{job}.{uid}"):
+            if job != name and _may_run(job, uid):
                 yield job, str(uid)
+
+
+def _may_run(job: str, uid: int) -> bool:
+    """Return whether root's mark says that the job runs, or only root can see the mark."""
+    try:
+        os.stat(f"{paths.JOBS_FOLDER}/{job}.{uid}")
+    except PermissionError:
+        return True  # at the job's end, root removes its list too
+    except OSError:
+        return False
+    return True
 
 
 def note_figures(uid: int, job: int, figures: Sequence[float]) -> None:

@@ -31,7 +31,7 @@ def look_at_sources(
     copied = [(item.source, item.destination) for item in items if item.options.is_whole_copy]
     sources: list[Source] = []
     for item in items:
-        # Root may stage for all users only what they could read themselves.
+        # What was staged for all users is used only by those who could read the source.
         source = look_at_source(
             item.source,
             item.options.include,
@@ -42,7 +42,7 @@ def look_at_sources(
         check_options(item, source)
         if item.options.relocate is Relocate.VENV:
             source = _environment(item, source, copied)
-        for_all_users = item.shared and context.node.uid == 0
+        for_all_users = item.shared and context.node.uid == context.request.shared_owner
         sources.append(for_all(item.source, source) if for_all_users else source)
     return tuple(sources)
 
@@ -59,8 +59,8 @@ def check_options(item: StageItem, source: Source) -> None:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
     if becomes_tree and item.shared:
         raise PolicyRefusal(
-            f"{item.destination} would be a folder, but beneath {item.root} the administrator "
-            "stages only single files, for all users; choose a destination elsewhere"
+            f"{item.destination} would be a folder, but beneath {item.root} only single files are "
+            "staged, for all users; choose a destination elsewhere"
         )
 
 

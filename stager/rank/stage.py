@@ -140,7 +140,12 @@ class StageRun:
         open_or_plan = plan_cache if request.dry_run else open_cache
         sources = look_at_sources(context, items, self._listings)
         caches = tuple(
-            open_or_plan(node.path(item.root), node.uid, shared=item.shared) for item in items
+            open_or_plan(
+                node.path(item.root),
+                request.shared_owner if item.shared else node.uid,
+                shared=item.shared,
+            )
+            for item in items
         )
         is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
         if self._rank:  # while rank 0 lists the sources, the others walk their copies
@@ -179,17 +184,15 @@ class StageRun:
         """Return the destinations to lock: none in a dry run, which waits for no other job."""
         if self._context.request.dry_run:
             return []
-        return [
-            (one.cache, one.item.destination) for one in items if not self._only_root_stages(one)
-        ]
+        return [(one.cache, one.item.destination) for one in items if not self._is_of_site(one)]
 
     def _report_wait(self, busy: Busy, seconds: float) -> None:
         if self._rank == 0:
             tell("waiting", **busy._asdict(), seconds=seconds)
 
-    def _only_root_stages(self, one: SettledItem) -> bool:
-        """Whether only root can stage the item: other users use a current copy or fail."""
-        return one.item.shared and self._context.node.uid != 0
+    def _is_of_site(self, one: SettledItem) -> bool:
+        """Whether only another account stages the item: this user uses a current copy or fails."""
+        return one.cache.uid != self._context.node.uid
 
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
@@ -209,7 +212,7 @@ class StageRun:
         ]
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
-        if self._only_root_stages(one):
+        if self._is_of_site(one):
             return survey_shared
         if not one.source.is_tree and not one.item.options.extract:
             return survey

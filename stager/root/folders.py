@@ -5,10 +5,12 @@ Users may write to some of the folders above, and could put a link in the way.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pwd
 import stat
+import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDY = "remove this folder"
+#: Where an entry of an access control list names no user: its owner, its group, the mask, others.
+_NO_ID = 0xFFFFFFFF
 
 
 class UnsafeError(Exception):
@@ -34,10 +38,11 @@ def group_of(uid: int) -> int:
         ) from None
 
 
-def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
+def make_folder(root: str, folder: str, uid: int, gid: int, reader: int = 0) -> None:
     """Make ``root/folder`` for root, and in it the private folder ``uid`` of that user.
 
-    Raise OSError, or UnsafeError if a folder belongs to somebody else.
+    The user ``reader``, if any, may read what is in it too. Raise OSError, or UnsafeError if a
+    folder belongs to somebody else.
     """
     path = f"{root}/{folder}"
     with opened(root) as base, made(base, folder, 0o755) as parent:
@@ -54,6 +59,23 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
                 os.fchown(home, uid, gid)
             if os.fstat(home).st_uid != uid:
                 raise UnsafeError(f"{path}/{uid} does not belong to uid {uid}; {_REMEDY}")
+            if reader not in (0, uid):
+                _let_read(home, reader)
+
+
+def _let_read(folder: int, uid: int) -> None:
+    """Let this user, besides the owner, read the folder and files that are made in it.
+
+    Without access control lists on its filesystem, nothing changes. Raise OSError.
+    """
+    for name, owner, reader in (("access", 7, 5), ("default", 6, 4)):
+        entries = ((1, owner, _NO_ID), (2, reader, uid), (4, 0, _NO_ID), (0x10, reader, _NO_ID))
+        packed = b"".join(struct.pack("<HHI", *entry) for entry in (*entries, (0x20, 0, _NO_ID)))
+        try:
+            os.setxattr(folder, f"system.posix_acl_{name}", struct.pack("<I", 2) + packed)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
 
 
 @contextmanager

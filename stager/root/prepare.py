@@ -56,7 +56,7 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     whole = True
     try:
         version = _version_of(config)  # before it is read, so that a later change differs
-        places = [(root, paths.RECORDS_FOLDER) for root in read_rules(config).roots]
+        rules = read_rules(config)
     except OSError as error:
         complain(f"no folders were made for uid {uid}: {config}: {error.strerror}")
         return 1
@@ -68,10 +68,13 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     except ValueError as error:
         complain(f"no folders were made for uid {uid}: {error}")
         return 1
-    places.append((paths.RUN, paths.RUN_NAME))
+    roots = [*rules.roots, *(rules.shared_roots if uid == rules.shared_owner else ())]
+    places = [*((root, paths.RECORDS_FOLDER) for root in roots), (paths.RUN, paths.RUN_NAME)]
     for root, folder in places:
+        # Who stages for all users must know which copies the jobs of others use.
+        reader = rules.shared_owner if root == paths.RUN else 0
         try:
-            make_folder(root, folder, uid, gid)
+            make_folder(root, folder, uid, gid, reader)
         except FileNotFoundError:
             whole = False  # this node does not have the disk; its rank tells a job that needs it
         except OSError as error:

@@ -37,8 +37,9 @@ ALONE = '[launch.environment]\nOMPI_MCA_btl = "self"\n'
 
 
 @pytest.fixture
-def job(desk: Desk) -> Desk:
+def job(tmp_path: Path) -> Desk:
     """A desk in a job of one node, whose disk is a folder."""
+    desk = Desk(tmp_path, alone=True)
     (desk.folder / "srun").write_text(SRUN)
     (desk.folder / "srun").chmod(0o755)
     (desk.folder / "nvme").mkdir()

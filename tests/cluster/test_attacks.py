@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import USERS
-from tests.cluster.site import PLUGSTACK, PREFIX, digest
+from stager.request.items import StageRequest
+from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
+from tests.cluster.site import PLUGSTACK, PREFIX, PYTHON, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,3 +281,120 @@ def test_a_list_of_directives_that_is_too_long_is_refused_at_once(site: Site) ->
         "stage: the --stage options are longer than 122880 bytes together; write #STAGE lines in "
         "the batch script instead, or stage a folder or an archive\n"
     )
+
+
+# Row 1: nothing of root's listens to others, so root starts no rank. Files for all users are staged
+# by an account of the site's own.
+
+NOT_AS_ROOT = (
+    "root stages nothing: submit as an ordinary user, or to stage for all users as the account "
+    "that stage.toml names as owner in [shared]"
+)
+ROOT_INSTEAD = (
+    "root stages nothing: submit as an ordinary user, or to stage for all users as stage, the "
+    "owner in [shared] of stage.toml"
+)
+FOR_ALL = "--stage=/shared/data:/nvme/shared/data"
+
+
+@pytest.fixture
+def ranks(site: Site) -> Iterator[Path]:
+    """A file with a line for each rank that starts on any node: the uid of its user."""
+    log = site.shared("ranks")
+    log.touch()
+    log.chmod(0o666)
+    python = site.path("login", f"{PREFIX}/bin/python3")
+    real = os.readlink(python)
+    python.unlink()
+    python.write_text(
+        '#!/bin/sh\n[ "$3" = stager.rank ] && id -u >>/shared/ranks\n'
+        f'exec -a "$0" {real} "$@"\n'.replace("/bin/sh", "/bin/bash")
+    )
+    python.chmod(0o755)
+    yield log
+    python.unlink()
+    python.symlink_to(real)
+    log.unlink()
+
+
+def test_root_is_refused_wherever_it_asks_for_a_stage(site: Site, ranks: Path) -> None:
+    """Attack: ranks listen on ports that users reach; root's ranks would obey them as root."""
+    refused = (3, f"stage: {NOT_AS_ROOT}\n")
+    with site.sharing():
+        for command in (
+            ["sbatch", "-N4", FOR_ALL, "--wrap=true"],
+            ["srun", "-N4", FOR_ALL, "true"],
+            ["salloc", "-N4", FOR_ALL, "true"],
+        ):
+            done = site.run(command, user="root", check=False)
+            assert (done.returncode, done.stderr) == refused
+        in_gate = f"stage: n1: {NOT_AS_ROOT}\n"
+        # The variable by which the plugin passes the list, and the lines of a script.
+        value = FOR_ALL.removeprefix("--stage=")
+        job = site.sbatch("echo ran", "-N4", user="root", env={"SLURM_SPANK_STAGE": value})
+        line = site.sbatch(
+            f"#!/bin/sh\n#STAGE {value.replace(':', ' ')}\necho ran", "-N4", user="root"
+        )
+        step = site.sbatch(
+            f"SLURM_SPANK_STAGE={value} srun -N4 echo ran; exit $?", "-N4", user="root"
+        )
+        assert [one.wait().exit_code for one in (line, step)] == ["3:0", "3:0"]
+        assert line.output() == in_gate
+        assert in_gate in step.output()
+        assert "ran" not in step.output().splitlines()
+        # sbatch itself forgets the list of an outer job.
+        assert (job.wait().exit_code, job.output()) == ("0:0", "ran\n")
+        for arguments in (f"stage {value}", f"plan {value}", "bench --size 1"):
+            job = site.sbatch(f"{STAGECTL} {arguments}", "-N4", user="root")
+            assert (job.wait().exit_code, job.output()) == ("3:0", f"stage: {ROOT_INSTEAD}\n")
+        assert ranks.read_text() == ""
+        # Without any of the checks before: the rank itself refuses, and opens no port.
+        request = StageRequest((), 2, 60).to_json()
+        rank = f"STAGE_REQUEST='{request}' srun -N2 -n2 --mpi=pmix {PYTHON} -I -m stager.rank"
+        job = site.sbatch(rank, "-N2", user="root")
+        job.wait()
+        assert job.output().count("ranks do not run as root: submit as an ordinary user, ") == 2
+        assert ranks.read_text() == "0\n0\n"
+        ranks.write_text("")
+        # The control: the site's account stages there, and its ranks are no root's.
+        staged = site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT)
+        assert staged.wait().exit_code == "0:0", staged.output()
+        assert ranks.read_text() == f"{ACCOUNTS[SITE_ACCOUNT]}\n" * 4
+
+
+def test_the_copies_of_the_sites_account_are_for_all_users_and_only_it_writes_there(
+    site: Site,
+) -> None:
+    with site.sharing() as folder:
+        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        assert stage(site, FOR_ALL).startswith(
+            "stage: /nvme/shared/data: current on n[1-4] (4 nodes), nothing moved"
+        )
+        cache = f"{folder}/.slurm-stage/{ACCOUNTS[SITE_ACCOUNT]}"
+        for command in (
+            f"touch {folder}/forged",
+            f"mv {folder}/data {folder}/taken",
+            f"echo poison >{folder}/data",
+            f"touch {cache}/records/forged.json",
+            f"ls {cache}/partial",
+            f"mkdir {folder}/.slurm-stage/{BOB}",
+        ):
+            assert "denied" in attack(site, command)
+        job = site.sbatch("true", "-N4", FOR_ALL + "2", user="bob")
+        assert job.wait().exit_code == "6:0"
+        assert "only the site's account (uid 5010) stages files there" in job.output()
+        check_shared = {site.copy(node, f"{folder}/data").stat().st_uid for node in site.nodes}
+        assert check_shared == {ACCOUNTS[SITE_ACCOUNT]}
+
+
+def test_a_copy_that_root_staged_with_an_older_version_is_not_used(site: Site) -> None:
+    with site.sharing() as folder:
+        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        for node in site.nodes:
+            os.chown(site.copy(node, f"{folder}/data"), 0, 0)
+        assert stage(site, FOR_ALL) == (
+            f"stage: n[1-4]: {folder}/data cannot be used: only the site's account (uid 5010) "
+            "stages files there, for all users, and the copy is missing or not up to date "
+            "(replaced); ask the administrator, or choose another destination\n"
+            + NOT_STARTED.format(6)
+        )

@@ -14,7 +14,7 @@ from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.options import Lifetime, Mode, Options, Validate, Verify
 from stager.request.directive import Directive
 from stager.request.items import StageItem
-from stager.request.policy import LOCAL, Policy
+from stager.request.policy import LOCAL, Policy, Shared
 from stager.request.resolve import resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
@@ -213,7 +213,9 @@ def test_a_destination_outside_of_the_roots_is_refused(destination: str, named: 
 
 
 SHARING = Policy(
-    roots=("/nvme",), destinations=("/nvme/jobs",), shared_roots=("/nvme/all", "/ssd/all")
+    roots=("/nvme",),
+    destinations=("/nvme/jobs",),
+    shared=Shared(owner="nobody", roots=("/nvme/all", "/ssd/all")),
 )
 
 
