@@ -47,6 +47,8 @@ class Action(StrEnum):
     EVICT = "evict"
     PIN = "pin"
     UNPIN = "unpin"
+    #: For `stagectl doctor`.
+    FACTS = "facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Command:
     everyone: bool = False
     #: The uid of the account that stages beneath ``shared_roots``.
     shared_owner: int = 0
+    #: For `Action.FACTS`: stage.toml, what Slurm's configuration names, and whether jobs run there.
+    config: str = ""
+    plugstack: str = ""
+    tmpfs: str = ""
+    computes: bool = True
 
     def to_text(self) -> str:
         """Return the command as one argument that every shell passes on unchanged."""
