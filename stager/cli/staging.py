@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base import linux
-from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import load_policy
@@ -20,7 +20,7 @@ from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.environment import rank_environment
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
-from stager.launch.run import run
+from stager.launch.run import NotStartedError, run
 from stager.launch.srun import srun_argv
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
@@ -63,12 +63,18 @@ class JobNodes:
         if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
-        return run(
-            srun_argv(self.context, self.rules),
-            rank_environment(os.environ, self.rules, request),
-            self.rules.launch.start_timeout,
-            on_event,
-        )
+        try:
+            return run(
+                srun_argv(self.context, self.rules),
+                rank_environment(os.environ, self.rules, request),
+                self.rules.launch.start_timeout,
+                on_event,
+            )
+        except NotStartedError as error:
+            from stager.cli.in_the_way import who_is_in_the_way  # only for this failure
+
+            reason = who_is_in_the_way(self.context, self.rules)
+            raise LaunchError(reason or error.message) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class NodeFacts:
     jobs: Place
     plugins: list[PluginLine]
     #: The setuid programs by which users mount filesystems, and whether others may see those.
+    #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
+    taken: list[Place] = field(default_factory=list)
     fuse: list[str] = field(default_factory=list)
     fuse_for_others: bool = False
 
@@ -139,6 +141,7 @@ def node_facts(
         shared_roots=[place(root) for root in shared_roots],
         tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins)],
+        taken=list(_taken(folders)),
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
@@ -156,6 +159,15 @@ def place(path: str) -> Place:
     except OSError:
         return Place(path, UNSEEN, 0)
     return Place(path, facts.st_uid, facts.st_mode)
+
+
+def _taken(folders: Iterable[str]) -> Iterator[Place]:
+    for folder in folders:
+        for path in glob.iglob(f"{glob.escape(folder)}/spmix_appdir_{os.getuid()}_*"):
+            there = place(path)
+            if there.owner not in (ABSENT, os.getuid(), 0):
+                yield there
+                return  # one is enough to tell
 
 
 def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list[str]:

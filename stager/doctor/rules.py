@@ -101,6 +101,16 @@ def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield _ok("TmpFS", f"{name}: only root can write there")
 
 
+def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Nobody has taken the names of the folders that PMIx makes for this user's jobs."""
+    for folder in node.taken:
+        yield _problem(
+            "TmpFS",
+            f"{folder.path} belongs to uid {folder.owner}, who keeps your jobs from starting "
+            "there: remove it, and set TmpFS in slurm.conf to a folder of root's with mode 0755",
+        )
+
+
 def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Staging roots exist, and are sticky where several users write."""
     if not node.computes:
@@ -342,7 +352,7 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, roots, records, shared_roots, trusted, run_folder, plugins, fuse,
+    sysctls, tmpfs, taken, roots, records, shared_roots, trusted, run_folder, plugins, fuse,
 )  # fmt: skip
 SITE_RULES = (same_config, account, exclusive, ports, mpi, job_container)
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _TAIL = 12
 
 
+class NotStartedError(LaunchError):
+    """No rank has begun."""
+
+
 def run(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -36,8 +40,8 @@ def run(
 
     Its time is from the launch to the launcher's end.
 
-    Raise LaunchError if the launcher cannot be started, no rank begins within ``start_timeout``
-    seconds, or the ranks end without an Outcome.
+    Raise LaunchError if the launcher cannot be started or the ranks end without an Outcome,
+    NotStartedError if no rank begins within ``start_timeout`` seconds or at all.
     """
     begun = time.monotonic()
     with Process(argv, environment) as process:
@@ -47,7 +51,8 @@ def run(
             process.end()
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
-        raise LaunchError(_no_outcome(launcher, process.code, listener, start_timeout))
+        kind = LaunchError if listener.begun else NotStartedError
+        raise kind(_no_outcome(launcher, process.code, listener, start_timeout))
     return _with_launch(
         listener.outcome,
         before=listener.outcome_at - begun,

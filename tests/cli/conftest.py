@@ -53,7 +53,10 @@ def job(tmp_path: Path) -> Desk:
 NODES_SRUN = """\
 #!/bin/bash
 while [ "${1#-}" != "$1" ] || [ "${1%python*}" = "$1" ]; do shift; done
-for node in n1 n2; do SLURMD_NODENAME=$node "$@"; done
+for number in 1 2; do
+	echo "srun: launching StepId=17.0 on host n$number, 1 tasks: $number" >&2
+	SLURMD_NODENAME=n$number "$@" 2>&1 | sed "s/^/$number: /"
+done
 """
 
 

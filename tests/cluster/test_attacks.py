@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -398,3 +399,93 @@ def test_a_copy_that_root_staged_with_an_older_version_is_not_used(site: Site) -
             "(replaced); ask the administrator, or choose another destination\n"
             + NOT_STARTED.format(6)
         )
+
+
+# Row 8: PMIx makes a folder for each step in TmpFS, by default /tmp, where any user can take the
+# name.
+
+
+def take_names(site: Site, folder: str = "/tmp") -> str:
+    """As bob, make the folders of alice's next jobs on n2. Return what mkdir complains of."""
+    last = site.sbatch("true", "-N1")
+    last.wait()
+    names = f"{folder}/spmix_appdir_{ALICE}_{{{int(last.id) + 1}..{int(last.id) + 4}}}.{{0..3}}"
+    return site.run(f"mkdir -m 700 {names}", user="bob", on="n2", check=False).stderr
+
+
+@pytest.fixture
+def _free_names(site: Site) -> Iterator[None]:
+    yield
+    site.run("rm -rf /tmp/spmix_appdir_*", user="root", on="n2")
+
+
+@pytest.mark.usefixtures("_free_names")
+def test_who_takes_the_names_of_pmix_is_told(site: Site) -> None:
+    assert take_names(site) == ""
+    job = site.sbatch("true", "-N4", WISH)
+    assert job.wait(120).exit_code == "8:0"
+    assert re.sub(r"_\d+\.\d ", "_JOB.STEP ", job.output()) == (
+        f"stage: MPI did not start: n2: /tmp/spmix_appdir_{ALICE}_JOB.STEP belongs to uid {BOB}, "
+        "who keeps your jobs from starting there; tell the administrator, who can remove it and "
+        "set TmpFS in slurm.conf to a folder in which only root can write\n" + NOT_STARTED.format(8)
+    )
+
+
+@pytest.mark.usefixtures("_free_names")
+def test_nobody_takes_the_names_of_pmix_where_tmpfs_is_roots(site: Site) -> None:
+    for node in site.nodes:
+        site.run("mkdir -p -m 755 /run/slurm-tmp", user="root", on=node)
+    site.reconfigure("TmpFS=/run/slurm-tmp\n")
+    try:
+        assert take_names(site) == ""  # where they were the way to keep alice's jobs from starting
+        assert "Permission denied" in take_names(site, "/run/slurm-tmp")
+        assert "/nvme/data: 28.6 MiB from /shared/data to n[1-4]" in stage(site)
+    finally:
+        site.reconfigure()
+
+
+# Row 16: a node that answers for others is not believed.
+
+#: In the place of n3's Python: it answers for all nodes, that they hold nothing.
+LIAR = """\
+#!/bin/bash
+[ "$4" = node ] || exec -a "$0" /usr/bin/python3 "$@"
+exec -a "$0" /usr/bin/python3 -I -c '
+from stager.launch.answers import frames, hello
+for node in ("n1", "n2", "n4", "n3"):
+    print(hello(node))
+    print(*frames(node, {"entries": [], "rooms": [["/nvme", 1, 2]], "unread": []}), sep="\\n")
+print("srun: launching StepId=1.0 on host n1, 1 tasks: 2", flush=True)
+'
+"""
+
+
+@pytest.fixture
+def _liar(site: Site) -> Iterator[None]:
+    fake = site.shared("liar")
+    fake.write_text(LIAR)
+    fake.chmod(0o755)
+    folder = f"{PREFIX}/bin"
+    site.run(
+        f"cp -a {folder} /run/bin; rm /run/bin/python3; cp /shared/liar /run/bin/python3; "
+        f"mount --bind /run/bin {folder}",
+        user="root", on="n3",
+    )  # fmt: skip
+    yield
+    site.run(f"umount -l {folder}; rm -r /run/bin", user="root", on="n3")
+    fake.unlink()
+
+
+@pytest.mark.usefixtures("_liar")
+def test_a_node_that_answers_for_others_is_named_and_they_speak_for_themselves(site: Site) -> None:
+    stage(site, "-wn1,n2,n4", "-N3", WISH)
+    script = f"sleep 1; {STAGECTL} status --json"
+    job = site.sbatch(script, "-N4")
+    job.wait()
+    nodes = {one["node"]: one for one in json.loads(job.output())["nodes"]}
+    assert {name: (len(one["entries"]), one["problem"]) for name, one in nodes.items()} == {
+        "n1": (1, ""),
+        "n2": (1, ""),
+        "n3": (0, "it answered in the name of n1; check this node"),
+        "n4": (1, ""),
+    }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.doctor.facts import ABSENT, UNSEEN, NodeFacts, Place, PluginLine, node_facts, place
-from tests.support.users import as_ordinary_user, ordinary_home
+from tests.support.users import USER, as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,18 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     assert set(facts(tmp_path, str(plugstack)).plugins) == {line}
     (tmp_path / "spank_stage.so").unlink()
     assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
+
+
+@pytest.mark.root
+def test_a_folder_of_pmix_that_belongs_to_another_user_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / f"{os.uname().nodename}.n1"
+    folder.mkdir()
+    for name in ("spmix_appdir_0_17.0", "spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
+        (folder / name).mkdir()
+    for name in ("spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
+        os.chown(folder / name, USER, USER)
+    (taken,) = facts(tmp_path).taken
+    assert (taken.path, taken.owner) == (f"{folder}/spmix_appdir_0_18.0", USER)
 
 
 def test_what_this_user_cannot_see_is_told_apart_from_what_is_absent() -> None:

@@ -126,6 +126,14 @@ def test_without_slurm_its_settings_are_unknown() -> None:
     assert [(one.verdict, one.text) for one in other if one.verdict is not OK] == texts
 
 
+def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
+    text = (
+        "/tmp/spmix_appdir_1_7.0 belongs to uid 5002, who keeps your jobs from starting there: "
+        "remove it, and set TmpFS in slurm.conf to a folder of root's with mode 0755"
+    )
+    assert news(taken=[Place("/tmp/spmix_appdir_1_7.0", 5002, FOLDER)]) == [(PROBLEM, text)]
+
+
 BY_OTHERS = "/nvme/.slurm-stage is not a folder of root's with mode 0755: remove it, and have it "
 MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
 
