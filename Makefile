@@ -10,6 +10,7 @@
 #   make hooks     have git run the quick part of lint before each commit
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
+#   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -31,7 +32,7 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
 	tests/cluster/namespaces.sh
 
-.PHONY: demo test check lint hooks bench compare soak cluster install packages clean
+.PHONY: demo test check lint hooks bench compare soak cluster install lock packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -75,6 +76,15 @@ cluster: .venv/.done packages
 
 install:
 	packaging/install $(PREFIX)
+
+# For every Python that is supported: the hashes are those of all files of a version.
+LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+	--no-header --no-emit-index-url --no-emit-find-links --annotation-style line
+lock:
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/pip install --quiet --disable-pip-version-check pip-tools
+	$(LOCK) --output-file packaging/requirements.lock pyproject.toml
+	$(LOCK) --output-file packaging/build.lock --only-build-deps --build-deps-for wheel pyproject.toml
 
 # Only root can install packages; whoever is not root finds out by what is missing.
 packages:

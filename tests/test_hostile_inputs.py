@@ -147,7 +147,7 @@ def test_lines_of_answers() -> None:
     def parse(text: bytes) -> None:
         mailbox = Mailbox(["n1", "n2"])
         for line in text.decode(errors="replace").split("\n"):
-            mailbox.take(line)
+            mailbox.take(line, "n1")
         assert mailbox.answers.keys() <= {"n1", "n2"}
 
     assert read_all(parse, variants(lines, 3 * COUNT)) == 0

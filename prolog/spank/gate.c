@@ -388,6 +388,10 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 			 gate.node, config->fault);
 		_exit(STAGE_POLICY);
 	}
+	if (gate.uid == 0 || geteuid() == 0 || getuid() == 0) {
+		complain("stage: %s: %s\n", gate.node, STAGE_NOT_ROOT);
+		_exit(STAGE_POLICY);
+	}
 	if (geteuid() != gate.uid || getuid() != gate.uid) {
 		complain("stage: %s: this task does not run as the job's user; tell the "
 			 "administrator\n",

@@ -17,6 +17,9 @@
 
 SPANK_PLUGIN(slurm_stage, 1)
 
+/* Read from the file by `stagectl doctor`, which compares it with the Python package's. */
+__attribute__((used)) static const char version[] = "slurm-stage " STAGE_VERSION;
+
 static bool submitting(void)
 {
 	const spank_context_t context = spank_context();

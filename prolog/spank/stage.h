@@ -86,6 +86,11 @@ bool stage_config_is_repeated(void);
 	"spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; "     \
 	"tell the administrator to keep one line"
 
+/* Ranks listen on ports, which nothing that runs as root does. */
+#define STAGE_NOT_ROOT                                                                             \
+	"root stages nothing: submit as an ordinary user, or to stage for all users as the "       \
+	"account that stage.toml names as owner in [shared]"
+
 /* options.c */
 int stage_options_register(spank_t spank);
 size_t stage_options_count(void);

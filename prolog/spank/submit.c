@@ -114,6 +114,14 @@ static void refuse_repeated_plugin(void)
 	exit(STAGE_POLICY);
 }
 
+static void refuse_root(void)
+{
+	if (stage_options_count() == 0 || (getuid() != 0 && geteuid() != 0))
+		return;
+	(void)fprintf(stderr, "stage: %s\n", STAGE_NOT_ROOT);
+	exit(STAGE_POLICY);
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -125,6 +133,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	if (stage_options_helper())
 		return 0;
 	refuse_repeated_plugin();
+	refuse_root();
 	refuse_het_job();
 	if (all_inherited(inherited))
 		return 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from enum import IntEnum
 from functools import cache
 
@@ -21,6 +22,11 @@ _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 #: The errors of `open_beneath` for a symbolic link in the path.
 IS_LINK = (errno.ELOOP, errno.ENOTDIR)
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: The flag of unshare(2) for a network of its own, and what brings its loopback interface up: the
+#: requests of ioctl(2) to read and to set an interface's flags, with a struct ifreq (netdevice(7)).
+_NEW_NETWORK = 0x40000000
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
+_INTERFACE = struct.Struct("16sH14x")
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.argtypes = (
@@ -115,6 +121,27 @@ def open_here(path: str, folder: int, flags: int) -> int:
     anything, and with ENOSYS before Linux 5.6.
     """
     return _openat2(folder, os.fsencode(path), flags, _NO_XDEV)
+
+
+def leave_network() -> None:
+    """Give this process a network of its own, with nothing but a loopback interface. Needs root."""
+    _check(_libc.unshare(_NEW_NETWORK))
+    import fcntl  # only here
+    import socket
+
+    with socket.socket() as any_socket:
+        request = _INTERFACE.pack(b"lo", 0)
+        name, flags = _INTERFACE.unpack(fcntl.ioctl(any_socket, _GET_FLAGS, request))
+        fcntl.ioctl(any_socket, _SET_FLAGS, _INTERFACE.pack(name, flags | _UP))
+
+
+def is_alone() -> bool:
+    """Return whether the network of this process has no interface but the loopback."""
+    try:
+        with open("/proc/self/net/dev", encoding="ascii") as table:
+            return [line.partition(":")[0].strip() for line in table if ":" in line] == ["lo"]
+    except OSError:
+        return False
 
 
 def _check(result: int) -> int:

@@ -64,6 +64,7 @@ def run_action(
         older=older,
         to_free=to_free,
         dry_run=dry_run,
+        shared_owner=rules.shared_owner,
     )
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult.from_wire)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,9 +96,24 @@ class Scope:
 def answer(command: Command, disk: str) -> dict[str, Any]:
     """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer."""
     if command.action is Action.STATUS:
-        status = node_status(disk, command.roots, command.shared_roots, everyone=command.everyone)
+        status = node_status(
+            disk, command.roots, command.shared_roots, command.shared_owner,
+            everyone=command.everyone,
+        )  # fmt: skip
         return status.to_wire()
+    if command.action is Action.FACTS:
+        return _facts(command)
     return upkeep.carry_out(command, disk).to_wire()
+
+
+def _facts(command: Command) -> dict[str, Any]:
+    from stager.doctor.facts import node_facts  # only for stagectl doctor
+
+    name = job.own_name(os.environ)
+    return node_facts(
+        command.config, command.plugstack, command.tmpfs, command.roots, command.shared_roots,
+        computes=command.computes, name=name,
+    ).to_wire()  # fmt: skip
 
 
 def read_answers(

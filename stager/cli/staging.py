@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.errors import UsageError
+from stager.base import linux
+from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import load_policy
@@ -19,7 +20,7 @@ from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.environment import rank_environment
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
-from stager.launch.run import run
+from stager.launch.run import NotStartedError, run
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
@@ -56,20 +57,31 @@ class JobNodes:
         return cls(load_policy(config, simulated=False), context)
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
-        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
+        """Run ``request`` on these nodes.
+
+        Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
+        """
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
-        return run(
-            srun_argv(self.context, self.rules),
-            rank_environment(os.environ, self.rules, request),
-            self.rules.launch.start_timeout,
-            on_event,
-            Pulses(
-                names=lambda: job.unfold(self.context.nodes),
-                own=job.own_name(os.environ),
-                limit=request.stall_timeout,
-                is_suspended=lambda: job.is_suspended(self.context.job),
-            ),
-        )
+        try:
+            return run(
+                srun_argv(self.context, self.rules),
+                rank_environment(os.environ, self.rules, request),
+                self.rules.launch.start_timeout,
+                on_event,
+                Pulses(
+                    names=lambda: job.unfold(self.context.nodes),
+                    own=job.own_name(os.environ),
+                    limit=request.stall_timeout,
+                    is_suspended=lambda: job.is_suspended(self.context.job),
+                ),
+            )
+        except NotStartedError as error:
+            from stager.cli.in_the_way import who_is_in_the_way  # only for this failure
+
+            reason = who_is_in_the_way(self.context, self.rules)
+            raise LaunchError(reason or error.message) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,16 @@ class SimulatedNodes:
                     raise UsageError(text) from None
 
 
+def _instead(rules: Policy) -> str:
+    """Return what root may do instead of staging."""
+    if not rules.shared_roots:
+        return "submit as an ordinary user"
+    return (
+        f"submit as an ordinary user, or to stage for all users as {rules.shared.owner}, the owner "
+        "in [shared] of stage.toml"
+    )
+
+
 def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes:
     """Return the nodes that ``options`` mean. Raise UsageError, PolicyRefusal, LaunchError."""
     return SimulatedNodes.find(options) if options.local else JobNodes.find(options.config)
@@ -133,7 +155,7 @@ def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
     )
     return StageRequest(
         items=items, nodes=1, lock_timeout=rules.lock_timeout,
-        stall_timeout=rules.transfer.stall_timeout,
+        stall_timeout=rules.transfer.stall_timeout, shared_owner=rules.shared_owner,
         transfer=_settings(rules.transfer), space=space,
     )  # fmt: skip
 

@@ -61,7 +61,10 @@ def status(by: str, where: NodeOptions, as_json: bool) -> int:
 
 def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool = False) -> int:
     """Print what the nodes hold. Return 8 if none of them answered, else 0."""
-    command = Command(Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user")
+    command = Command(
+        Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user",
+        shared_owner=rules.shared_owner,
+    )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus.from_wire)
     if as_json:

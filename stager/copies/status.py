@@ -141,29 +141,36 @@ _Sources = dict[str, "SourceFacts | None"]
 
 
 def node_status(
-    disk: str, roots: Iterable[str], shared_roots: Iterable[str], *, everyone: bool = False
+    disk: str,
+    roots: Iterable[str],
+    shared_roots: Iterable[str],
+    shared_owner: int = 0,
+    *,
+    everyone: bool = False,
 ) -> NodeStatus:
     """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
 
-    For root, ``everyone`` adds what it holds for each other user.
+    What is for all users was staged by the ``shared_owner``. For root, ``everyone`` adds what it
+    holds for each other user.
     """
     status = NodeStatus()
-    places = [(root, False) for root in roots] + [(root, True) for root in shared_roots]
+    places = [(root, 0) for root in roots] + [(root, shared_owner) for root in shared_roots]
     sources: _Sources = {}
-    for root, shared in places:
+    for root, owner in places:
         with suppress(OSError):
             room = os.statvfs(f"{disk}{root}" or "/")
             status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
+        if owner and os.getuid() == 0:
+            _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
+            continue
         with suppress(StageError):  # this user never staged anything there
-            cache = look_for_cache(f"{disk}{root}", os.getuid(), shared=shared)
-            _add(
-                status,
-                _read_cache(cache, disk, _jobs_using(None if shared else cache.uid), sources),
-            )
+            cache = look_for_cache(f"{disk}{root}", owner or os.getuid(), shared=bool(owner))
+            jobs = _jobs_using(None if owner else cache.uid)
+            _add(status, _read_cache(cache, disk, jobs, sources))
     if everyone and os.getuid() == 0:
-        _add_others(status, disk, [root for root, shared in places if not shared])
+        _add_others(status, disk, [root for root, owner in places if not owner])
     status.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return status
 
@@ -178,11 +185,7 @@ def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:
     deadline = time.monotonic() + _OWNERS_LIMIT
     for uid in sorted({uid for root in roots for uid in _users_of(f"{disk}{root}")}):
         left = deadline - time.monotonic()
-        found = _as_owner(uid, disk, roots, min(left, _OWNER_LIMIT)) if left > 0 else None
-        if found is None:
-            status.silent.append(uid)
-        else:
-            _add(status, found)
+        _add_from(status, uid, disk, roots, min(left, _OWNER_LIMIT))
 
 
 def _users_of(root: str) -> Iterator[int]:
@@ -191,6 +194,23 @@ def _users_of(root: str) -> Iterator[int]:
         for name in os.listdir(f"{root}/{RECORDS_FOLDER}"):
             if name.isdecimal() and int(name) != os.getuid():
                 yield int(name)
+
+
+def _add_from(
+    status: NodeStatus,
+    uid: int,
+    disk: str,
+    roots: Sequence[str],
+    limit: float,
+    *,
+    shared: bool = False,
+) -> None:
+    """Add what another user has, or that no process of that user answers within ``limit``."""
+    found = _as_owner(uid, disk, roots, limit, shared=shared) if limit > 0 else None
+    if found is None:
+        status.silent.append(uid)
+    else:
+        _add(status, found)
 
 
 def _read_cache(
@@ -204,7 +224,9 @@ def _read_cache(
     return status
 
 
-def _as_owner(uid: int, disk: str, roots: Sequence[str], limit: float) -> NodeStatus | None:
+def _as_owner(
+    uid: int, disk: str, roots: Sequence[str], limit: float, *, shared: bool
+) -> NodeStatus | None:
     """Return what user ``uid`` has, None if no process of that user says so in time.
 
     Root follows no path that another user chose, and reads no file of theirs.
@@ -214,8 +236,9 @@ def _as_owner(uid: int, disk: str, roots: Sequence[str], limit: float) -> NodeSt
         status = NodeStatus()
         for root in roots:
             with suppress(StageError):
-                cache = look_for_cache(f"{disk}{root}", uid)
-                _add(status, _read_cache(cache, disk, _jobs_using(uid), None))
+                cache = look_for_cache(f"{disk}{root}", uid, shared=shared)
+                jobs = _jobs_using(None if shared else uid)
+                _add(status, _read_cache(cache, disk, jobs, None))
         with open(output, "wb") as file:
             file.write(json.dumps(status.to_wire()).encode())
 
@@ -224,7 +247,7 @@ def _as_owner(uid: int, disk: str, roots: Sequence[str], limit: float) -> NodeSt
         status = NodeStatus.from_wire(json.loads(answer))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    status.entries[:] = [one._replace(user=uid, shared=False) for one in status.entries]
+    status.entries[:] = [one._replace(user=uid, shared=shared) for one in status.entries]
     return status
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from stager.request.items import StageItem
     from stager.source.posix import Source
 
-#: Seconds to wait, in turn, for the record of a copy that root may just have replaced.
+#: Seconds to wait, in turn, for the record of a copy that may just have been replaced.
 _PUBLICATION = (0.1, 0.5, 1.0)
 
 
@@ -108,10 +109,13 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
 
 
 def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
-    """Return root's copy at ``path``, which is for all users.
+    """Return the copy at ``path`` that the site's account staged for all users.
 
-    Raise DestinationError if it is not current or may not be read: only root can mend that.
+    Raise DestinationError if it is not current or may not be read, or if somebody else could
+    replace it: only that account can mend that.
     """
+    with suppress(FileNotFoundError), opened_beneath(cache.root, os.path.dirname(path), cache.uid):
+        pass
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
         reason = (
@@ -121,17 +125,17 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
         )
         if reason in (None, Reason.ABSENT, Reason.ALWAYS):
             break
-        time.sleep(pause)  # root replaces first the copy, then its record
+        time.sleep(pause)  # the copy is replaced first, then its record
     if reason or record is None:
         raise DestinationError(
-            f"{path} cannot be used: only the administrator stages files there, for all users, and "
-            f"the copy is missing or not up to date ({reason}); ask the administrator, or choose "
-            "another destination"
+            f"{path} cannot be used: only the site's account (uid {cache.uid}) stages files there, "
+            f"for all users, and the copy is missing or not up to date ({reason}); ask the "
+            "administrator, or choose another destination"
         )
     if not os.access(path, os.R_OK):
         raise DestinationError(
-            f"{path} was staged by the administrator, and you may not read it; choose another "
-            "destination"
+            f"{path} was staged by the site's account (uid {cache.uid}), and you may not read it; "
+            "choose another destination"
         )
     return Survey(node, None, record.digest)
 

@@ -74,7 +74,7 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
     for root in rules.roots:
         with suppress(StageError):  # this user has staged nothing there
             yield root, look_for_cache(root, uid)
-    for root in rules.shared_roots if uid == 0 else ():
+    for root in rules.shared_roots if uid == rules.shared_owner else ():
         with suppress(StageError):
             yield root, look_for_cache(root, uid, shared=True)
 

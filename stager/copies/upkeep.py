@@ -47,6 +47,8 @@ class Action(StrEnum):
     EVICT = "evict"
     PIN = "pin"
     UNPIN = "unpin"
+    #: For `stagectl doctor`.
+    FACTS = "facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,13 @@ class Command:
     dry_run: bool = False
     #: Show the status of all users' copies.
     everyone: bool = False
+    #: The uid of the account that stages beneath ``shared_roots``.
+    shared_owner: int = 0
+    #: For `Action.FACTS`: stage.toml, what Slurm's configuration names, and whether jobs run there.
+    config: str = ""
+    plugstack: str = ""
+    tmpfs: str = ""
+    computes: bool = True
 
     def to_text(self) -> str:
         """Return the command as one argument that every shell passes on unchanged."""
@@ -166,7 +175,7 @@ class _Run:
         self._disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
-        self._own, self._of_root = _caches(command, disk)
+        self._own, self._of_site = _caches(command, disk)
         self.result = NodeResult()
 
     @contextmanager
@@ -220,14 +229,14 @@ class _Run:
                 self._free_disk(caches)
 
     def _find(self, destination: str) -> tuple[Cache, Record]:
-        for cache in (*self._own, *self._of_root):
+        for cache in (*self._own, *self._of_site):
             record = cache.load(destination)
             if record:
                 action = self._command.action
-                if cache in self._of_root and action is not Action.VERIFY:
+                if cache in self._of_site and action is not Action.VERIFY:
                     raise PolicyRefusal(
-                        f"{destination} was staged by the administrator for all users: "
-                        f"only root may {action} it"
+                        f"{destination} was staged for all users: only the account that staged it "
+                        f"(uid {cache.uid}) may {action} it"
                     )
                 return cache, record
         raise _AbsentError(destination)
@@ -342,15 +351,15 @@ def _held_text(held: int) -> str:
 
 
 def _caches(command: Command, disk: str) -> tuple[list[Cache], list[Cache]]:
-    """Return the caches of this user, and those of root that this user may only read."""
-    uid = os.getuid()
+    """Return the caches of this user, and the shared ones that this user may only read."""
+    uid, owner = os.getuid(), command.shared_owner
     own: list[Cache] = []
-    of_root: list[Cache] = []
+    of_site: list[Cache] = []
     for root in command.roots:
         with suppress(StageError):  # this user never staged anything there
             own.append(look_for_cache(f"{disk}{root}", uid))
     for root in command.shared_roots:
         with suppress(StageError):
-            shared = look_for_cache(f"{disk}{root}", uid, shared=True)
-            (of_root if uid else own).append(shared)
-    return own, of_root
+            shared = look_for_cache(f"{disk}{root}", owner, shared=True)
+            (own if uid == owner else of_site).append(shared)
+    return own, of_site

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stager.disk.record import Record
 
 #: What to do about a copy that is not what was staged: one that `stagectl evict` deletes, one that
-#: it keeps because the user changed it, and one of root's.
+#: it keeps because the user changed it, and one that another account staged for all users.
 _EVICT = "evict it and stage it again"
 _DELETE = "delete it on that node (rm -r) and stage it again"
 _TELL = "tell the administrator"
@@ -30,18 +30,18 @@ _MOST_NAMED = 5
 def fault_of(cache: Cache, record: Record, disk: str) -> str:
     """Return what is wrong with the copy and what to do, or nothing. All of the copy is read."""
     path = f"{disk}{record.destination}"
-    is_of_root = cache.shared and os.getuid() != 0
-    remedy = _TELL if is_of_root else _DELETE
+    is_of_site = cache.uid != os.getuid()
+    remedy = _TELL if is_of_site else _DELETE
     try:
         there = os.lstat(path)
-        if not is_of_root and _can_be_evicted(path, there, cache, record):
+        if not is_of_site and _can_be_evicted(path, there, cache, record):
             remedy = _EVICT
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
         else:
             fault = _fault_of_file(path, there, record)
     except FileNotFoundError:
-        return f"the copy is gone; {_TELL if is_of_root else 'stage it again'}"
+        return f"the copy is gone; {_TELL if is_of_site else 'stage it again'}"
     except OSError as error:
         return f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
     return f"{fault}; {remedy}" if fault else ""

@@ -58,7 +58,8 @@ _TABLE_LIMIT = 1 << 32
 class Cache:
     """One user's folder beneath one cache root of this node.
 
-    A ``shared`` cache belongs to root, and all users may read its records.
+    A ``shared`` cache belongs to the site's account for shared files, and all users may read its
+    records.
     """
 
     folder: str
@@ -98,10 +99,16 @@ class Cache:
 
         Raise OSError if the file cannot be read, ValueError if it cannot be trusted.
         """
-        record = Record.from_json(_read_trusted(path))
+        record = Record.from_json(_read_trusted(path, self._writers()))
         if self.record_path(record.destination) != path:
             raise ValueError(f"it is the record of {record.destination} under another name")
+        if self.shared and record.copy_facts.owner != self.uid:
+            raise ValueError(f"its copy does not belong to uid {self.uid}")
         return record
+
+    def _writers(self) -> tuple[int, ...]:
+        """The owners of files here that can be trusted."""
+        return (self.uid,) if self.shared else (0, os.getuid())
 
     def record_paths(self) -> list[str]:
         """Return the paths of all files that may be records, up to a limit. Raise OSError."""
@@ -142,7 +149,8 @@ class Cache:
     def load_table(self, record: Record) -> bytes | None:
         """Return the table that belongs to the record of a folder, or None if it is gone."""
         with suppress(OSError, ValueError):
-            text = _read_trusted(self.table_path(record.destination), limit=_TABLE_LIMIT)
+            path = self.table_path(record.destination)
+            text = _read_trusted(path, self._writers(), limit=_TABLE_LIMIT)
             if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
                 return text
         return None
@@ -190,14 +198,14 @@ def _abandoned(path: str, parent: int) -> Iterator[None]:
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
-    """Return the cache of user ``uid`` beneath ``root``, or root's if ``shared``.
+    """Return the cache of user ``uid`` beneath ``root``.
 
     Raise DestinationError if it is missing, if its disk is read-only, or if somebody else can write
-    to it. Raise SpaceError if it is missing because the disk is full.
+    to it; for a ``shared`` cache, also if somebody else can write to the root. Raise SpaceError if
+    it is missing because the disk is full.
     """
     if shared:
-        uid = 0
-        _check_folder(root or "/", (0,), root)
+        _check_folder(root or "/", (0, uid), root)
     _check_folder(_parent(root), (0, uid), root)
     _check_folder(_folder(root, uid), (uid,), root)
     return Cache(_folder(root, uid), shared)
@@ -208,11 +216,12 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
 
     Make it first if the user owns ``root``; elsewhere root has made it. Then make the folders in
     it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
-    root alone; all others get it as it is, empty if root has staged nothing.
+    ``uid`` alone; all others get it as it is, empty if nothing was ever staged there.
     """
-    if shared and uid != 0:
-        is_empty = not os.path.lexists(_parent(root))
-        return Cache(_folder(root, 0), True) if is_empty else look_for_cache(root, 0, shared=True)
+    if shared and uid != os.getuid():
+        if not os.path.lexists(_folder(root, uid)):
+            return Cache(_folder(root, uid), True)
+        return look_for_cache(root, uid, shared=True)
     mode = 0o755 if shared else 0o700
     try:
         owner = os.stat(root or "/").st_uid
@@ -235,6 +244,8 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
 
 def plan_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     """Return the cache that `open_cache` would return, and make nothing. Raise as it does."""
+    if shared and uid != os.getuid():
+        return open_cache(root, uid, shared=True)
     try:
         return look_for_cache(root, uid, shared=shared)
     except DestinationError:
@@ -257,7 +268,7 @@ def _make_inner_folders(cache: Cache, mode: int) -> None:
     inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
     for folder in inner:
         _make_folder(folder, mode)
-    if cache.shared:  # root's private cache may become the shared one
+    if cache.shared:  # root made its folder for the account alone, as it does for users
         for folder in (cache.folder, *inner):
             if stat.S_IMODE(os.stat(folder).st_mode) != mode:
                 with stage_errors(folder):
@@ -310,11 +321,11 @@ def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
-def _read_trusted(path: str, limit: int = _RECORD_LIMIT) -> bytes:
+def _read_trusted(path: str, writers: tuple[int, ...], limit: int = _RECORD_LIMIT) -> bytes:
     with opened(path, READ_FILE) as descriptor:
         facts = os.fstat(descriptor)
-        ours = facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
-        if not (stat.S_ISREG(facts.st_mode) and ours and facts.st_nlink == 1):
+        trusted = facts.st_uid in writers and not facts.st_mode & 0o022
+        if not (stat.S_ISREG(facts.st_mode) and trusted and facts.st_nlink == 1):
             raise ValueError("it is not a plain file that this user alone can write")
         if facts.st_size > limit:
             raise ValueError("it is longer than a record can be")

@@ -158,19 +158,20 @@ def sync_folder(folder: int) -> None:
 
 
 @contextmanager
-def opened_beneath(root: str, folder: str) -> Iterator[int]:
+def opened_beneath(root: str, folder: str, owner: int | None = None) -> Iterator[int]:
     """Open ``folder`` beneath ``root`` step by step, so that no link can lead it elsewhere.
 
-    Every folder on the way belongs to this user or to root. Raise DestinationError otherwise,
-    FileNotFoundError if one is missing.
+    Every folder on the way belongs to root or to the ``owner``, by default this user. Raise
+    DestinationError otherwise, FileNotFoundError if one is missing.
     """
+    owners = 0, os.getuid() if owner is None else owner
     with ExitStack() as stack:
         path = root
         current = stack.enter_context(opened(root or "/", _STEP & ~os.O_NOFOLLOW))
         for name in folder[len(root) :].split("/"):
             if name:
                 path = f"{path}/{name}"
-                current = stack.enter_context(_opened_step(path, name, current))
+                current = stack.enter_context(_opened_step(path, name, current, owners))
         yield current
 
 
@@ -195,7 +196,7 @@ def facts_beneath(root: str, path: str) -> os.stat_result:
 
 
 @contextmanager
-def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
+def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> Iterator[int]:
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(opened(name, _STEP, parent))
@@ -206,7 +207,7 @@ def _opened_step(path: str, name: str, parent: int) -> Iterator[int]:
         except OSError as error:
             raise as_stage_error(error, path) from None
         owner = os.fstat(descriptor).st_uid
-        if owner not in (0, os.getuid()):
+        if owner not in owners:
             raise DestinationError(
                 f"{path} belongs to uid {owner}, who could replace what is staged there; "
                 "choose another destination"

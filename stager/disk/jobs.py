@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from contextlib import suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -34,12 +35,17 @@ _USES, _USES_LIMIT = ".uses", 1 << 20
 _FIGURES, _FIGURES_LIMIT = ".figures", 64 * 1024
 #: Seconds in which another user's process answers to root, and the group of that process.
 _OWNER_LIMIT, _NOBODY = 2, 65534
+#: The entries of an access control list (acl(5)), and where one names no user: the owner, the
+#: group, the mask, others.
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+_NO_ID = 0xFFFFFFFF
 
 
-def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
+def note_uses(uid: int, job: int, destinations: Sequence[str], reader: int = 0) -> None:
     """Keep the ``destinations`` on this node as long as the user's job runs.
 
-    Do nothing if neither the plugin nor a prolog has made the user's folder. Raise UsageError if
+    The account ``reader`` may read the list, if that is not 0: the one that stages for all users
+    must know which of its copies are in use. Do nothing if neither the plugin nor a prolog has made the user's folder. Raise UsageError if
     the list becomes too long, SpaceError or DestinationError if it cannot be written.
     """
     path = f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}"
@@ -50,10 +56,24 @@ def note_uses(uid: int, job: int, destinations: Sequence[str]) -> None:
             if os.fstat(file).st_size + len(text) > _USES_LIMIT:
                 raise UsageError(f"job {job} stages too many paths; stage a folder instead")
             append_whole(file, text)
+            if reader:
+                _open_to(reader, os.path.dirname(path), 7, 5)
+                _open_to(reader, file, 6, 4)
     except FileNotFoundError:
         return
     except OSError as error:
         raise as_room_error(error, path) or as_stage_error(error, path) from None
+
+
+def _open_to(reader: int, file: str | int, owner_bits: int, bits: int) -> None:
+    """Let one more user have the ``bits`` of a file's permissions, and its group none."""
+    entries = (
+        (_OWNER, owner_bits, _NO_ID), (_USER, bits, reader), (_GROUP, 0, _NO_ID),
+        (_MASK, bits, _NO_ID), (_OTHERS, 0, _NO_ID),
+    )  # fmt: skip
+    packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    with suppress(OSError):  # the filesystem has no such lists: then its copies may be evicted
+        os.setxattr(file, "system.posix_acl_access", struct.pack("<I", 2) + packed)
 
 
 def jobs_are_known() -> bool:
@@ -62,7 +82,7 @@ def jobs_are_known() -> bool:
 
 
 def uses(uid: int | None) -> frozenset[str]:
-    """Return what the running jobs of a user use; of all users if None, for root only."""
+    """Return what the running jobs of a user use; of all users if None."""
     return frozenset(jobs_using(uid))
 
 
@@ -70,8 +90,11 @@ def jobs_using(uid: int | None) -> dict[str, list[int]]:
     """Return the ids of the jobs that use each destination, of one user or of all.
 
     Only root may ask for all users, or for another one. It reads nothing of theirs itself: users
-    who do not answer in time use nothing.
+    who do not answer in time use nothing. Another account that asks for all users learns from the
+    lists that it may read; see `note_uses`.
     """
+    if uid is None and os.getuid():
+        return _readable_jobs()
     uids = sorted({owner for _, owner in _marks()}) if uid is None else [uid]
     found: dict[str, list[int]] = {}
     for owner in uids:
@@ -110,6 +133,30 @@ def _jobs_of(uid: int) -> dict[str, list[int]]:
             job, _, destination = line.partition(b" ")
             if job.isdigit() and int(job) in running:
                 found.setdefault(os.fsdecode(destination), []).append(int(job))
+    return found
+
+
+def _readable_jobs() -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    foreign = _foreign_mounts()
+    with suppress(FileNotFoundError):
+        for name in sorted(os.listdir(paths.RUN_FOLDER)):
+            room = f"{paths.RUN_FOLDER}/{name}"
+            # A user's filesystem may never answer. Whoever mounts one there is not protected.
+            if name.isdecimal() and not any(f"{one}/".startswith(f"{room}/") for one in foreign):
+                for destination, jobs in _own_jobs(int(name)).items():
+                    found.setdefault(destination, []).extend(jobs)
+    return found
+
+
+def _foreign_mounts() -> list[str]:
+    """Return where filesystems are mounted that are no tmpfs."""
+    found: list[str] = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            mount, _, filesystem = line.partition(" - ")
+            if not filesystem.startswith("tmpfs "):
+                found.append(mount.split()[4])
     return found
 
 

@@ -72,12 +72,18 @@ class Mailbox:
         self.answers: dict[str, Answer] = {}
         self._pieces: dict[str, dict[int, str]] = {}
 
-    def take(self, line: str) -> bool:
-        """Take one line. Return False if it is not part of the protocol."""
+    def take(self, line: str, source: str) -> bool:
+        """Take one line from the node ``source``. Return False if it is not part of the protocol.
+
+        A node that answers for another one is not believed.
+        """
         fields = line.split(" ")
-        if fields[0] != _MARK or len(fields) < 3 or fields[1] not in self.waiting:
+        if fields[0] != _MARK or len(fields) < 3 or source not in self.waiting:
             return False
         node = fields[1]
+        if node != source:
+            self.give_up(source, f"it answered in the name of {node}; check this node")
+            return True
         self.begun.add(node)
         if len(fields) == 5 and all(_PIECE_NUMBER.fullmatch(field) for field in fields[2:4]):
             pieces = self._pieces.setdefault(node, {})

@@ -90,7 +90,7 @@ def _make_handler(mailbox: Mailbox, command: Command) -> Any:
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
             line = msg.decode(errors="replace")
-            if not mailbox.take(line) and line.strip():
+            if not mailbox.take(line, node) and line.strip():
                 self._last_lines[node] = line.strip()
 
         def ev_hup(self, worker: Any, node: str, rc: int) -> None:

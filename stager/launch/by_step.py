@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _LEAVE = 0.25
 #: What srun prints for a node on which it could not start a task.
 _NOT_STARTED = re.compile(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)")
+#: What it says of the task on a node, and how it labels the lines of a task.
+_LAUNCHED = re.compile(r"srun: launching \S+ on host (\S+), 1 tasks: \[?([0-9]+)\]?")
+_FAILURE = re.compile(r"srun: (error|fatal): ")
+_LABELLED = re.compile(r" *([0-9]+): (.*)")
 
 
 def ask_by_step(
@@ -63,10 +67,14 @@ def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
     """Return when every node has answered or was given up."""
     deadline = time.monotonic() + answers.PATIENCE
     last_line = ""
+    #: The node of each task, by the task's number.
+    tasks: dict[str, str] = {}
     while process.is_open and mailbox.waiting:
         left = deadline - time.monotonic()
-        for line in process.read_lines(left if left > 0 else _LEAVE):
-            last_line = _take(line, mailbox) or last_line
+        lines = process.read_lines(left if left > 0 else _LEAVE)
+        # srun says where a task is before the task says anything.
+        for line in sorted(lines, key=lambda line: not _LAUNCHED.match(line)):
+            last_line = _take(line, mailbox, tasks) or last_line
         if time.monotonic() >= deadline:
             for node in mailbox.overdue(command):
                 mailbox.give_up(node, no_answer())
@@ -76,10 +84,15 @@ def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
         mailbox.give_up(node, last_line or f"{ended}; {remedy}")
 
 
-def _take(line: str, mailbox: Mailbox) -> str:
+def _take(line: str, mailbox: Mailbox, tasks: dict[str, str]) -> str:
     """Take a line of a task or of srun. Return it if it may be the reason of a failure."""
-    failed = _NOT_STARTED.fullmatch(line)
-    if failed:
+    if launched := _LAUNCHED.fullmatch(line):
+        tasks[launched[2]] = launched[1]
+    elif failed := _NOT_STARTED.fullmatch(line):
         mailbox.give_up(failed[1], f"Slurm could not start a task: {failed[2]}")
-        return ""
-    return "" if mailbox.take(line) else line.strip()
+    elif labelled := _LABELLED.fullmatch(line):
+        taken = mailbox.take(labelled[2], tasks.get(labelled[1], ""))
+        return "" if taken else labelled[2].strip()
+    elif not line.startswith("srun: ") or _FAILURE.match(line):
+        return line.strip()
+    return ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from stager.launch.environment import RANK
 
+_ALONE = (sys.executable, "-I", "-m", "stager.launch.alone")
 #: Simulated nodes share one machine's cores, and a demonstration may run as root.
 LOCAL_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -19,9 +21,13 @@ LOCAL_ENVIRONMENT = {
 
 
 def mpiexec_argv(count: int) -> list[str]:
-    """Return the mpiexec for ``count`` ranks: the one beside this Python, if there is one."""
+    """Return the mpiexec for ``count`` ranks: the one beside this Python, if there is one.
+
+    For root it is started in a network of its own.
+    """
     embedded = _embedded()
-    return [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
+    mpiexec = [str(embedded) if embedded.exists() else "mpiexec", "-n", str(count), *RANK]
+    return [*_ALONE, *mpiexec] if os.getuid() == 0 else mpiexec
 
 
 def simulated_names(count: int) -> list[str]:

@@ -37,6 +37,10 @@ _TICK = 1.0
 _END_PATIENCE, _CRASH_PATIENCE = 90.0, 20.0
 
 
+class NotStartedError(LaunchError):
+    """No rank has begun."""
+
+
 def run(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -49,8 +53,8 @@ def run(
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
     out whether they stall.
 
-    Raise LaunchError if the launcher cannot be started, no rank begins within ``start_timeout``
-    seconds, the ranks stall, or they end without an Outcome.
+    Raise LaunchError if the launcher cannot be started, the ranks stall, or they end without an
+    Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all.
     """
     begun = time.monotonic()
     with Process(argv, environment) as process:
@@ -60,7 +64,8 @@ def run(
             process.end()
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
-        raise LaunchError(_no_outcome(launcher, process.code, listener, start_timeout))
+        kind = LaunchError if listener.begun else NotStartedError
+        raise kind(_no_outcome(launcher, process.code, listener, start_timeout))
     return _with_launch(
         listener.outcome,
         before=listener.outcome_at - begun,

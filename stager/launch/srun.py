@@ -20,7 +20,7 @@ def srun_argv(job: JobContext, policy: Policy) -> list[str]:
     One rank's failure ends all, and the last has 30 s to end after the first.
     """
     return [
-        *_one_task_a_node(job, policy, job.node_count), "--job-name=stage",
+        *_one_task_a_node(job, policy, job.node_count), "--quiet", "--job-name=stage",
         f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *RANK,
     ]  # fmt: skip
 
@@ -30,10 +30,12 @@ def step_argv(
 ) -> list[str]:
     """Return the srun that runs ``command``, which needs no MPI, on each of the job's ``nodes``.
 
-    No node's failure ends the others, however much later they end.
+    No node's failure ends the others, however much later they end. srun says on which node it
+    starts which task, and labels each line of a task with the task's number.
     """
     return [
-        *_one_task_a_node(job, policy, len(nodes)), "--job-name=stagectl", "--mpi=none",
+        *_one_task_a_node(job, policy, len(nodes)), "--verbose", "--label",
+        "--job-name=stagectl", "--mpi=none",
         f"--nodelist={fold(list(nodes))}", "--kill-on-bad-exit=0", "--wait=0", *command,
     ]  # fmt: skip
 
@@ -46,7 +48,7 @@ def _one_task_a_node(job: JobContext, policy: Policy, nodes: int) -> list[str]:
     """
     count = str(nodes)
     return [
-        policy.launch.srun, "--jobid", str(job.job), "--quiet", "--overlap", "--export=ALL",
+        policy.launch.srun, "--jobid", str(job.job), "--overlap", "--export=ALL",
         "-N", count, "-n", count, "--ntasks-per-node=1", "--mem=0", "--gres=none",
         "--cpu-bind=none", "--chdir=/", "--input=none",
     ]  # fmt: skip

@@ -17,6 +17,10 @@ _DEBIAN = "package: Debian OpenMPI"
 
 def main() -> None:
     """Initialise MPI and run the rank. End the ranks of all nodes if it raises."""
+    if os.getuid() == 0 or os.geteuid() == 0:
+        from stager.rank.root import refuse_root  # which users do without
+
+        refuse_root()
     # A single thread calls MPI, so the library needs no locks.
     mpi4py.rc(initialize=False, finalize=True, thread_level="funneled")
     from mpi4py import MPI

@@ -84,7 +84,7 @@ def look_at_sources(
 
 
 def _look_at(item: StageItem, copied: Sequence[tuple[str, str]], listings: Listings) -> Source:
-    # Root may stage for all users only what they could read themselves.
+    # What was staged for all users is used only by those who could read the source.
     source = look_at_source(
         item.source, item.options.include, item.options.exclude, listings, to_be_read=item.shared
     )
@@ -107,8 +107,8 @@ def check_options(item: StageItem, source: Source) -> None:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
     if becomes_tree and item.shared:
         raise PolicyRefusal(
-            f"{item.destination} would be a folder, but beneath {item.root} the administrator "
-            "stages only single files, for all users; choose a destination elsewhere"
+            f"{item.destination} would be a folder, but beneath {item.root} only single files are "
+            "staged, for all users; choose a destination elsewhere"
         )
 
 

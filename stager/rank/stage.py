@@ -172,7 +172,12 @@ class StageRun:
         open_or_plan = plan_cache if request.dry_run else open_cache
         sources = look_at_sources(context, items, self._listings)
         self._caches = tuple(
-            open_or_plan(node.path(item.root), node.uid, shared=item.shared) for item in items
+            open_or_plan(
+                node.path(item.root),
+                request.shared_owner if item.shared else node.uid,
+                shared=item.shared,
+            )
+            for item in items
         )
         is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
         if self._rank:  # while rank 0 lists the sources, the others walk their copies
@@ -211,17 +216,15 @@ class StageRun:
         """Return the destinations to lock: none in a dry run, which waits for no other job."""
         if self._context.request.dry_run:
             return []
-        return [
-            (one.cache, one.item.destination) for one in items if not self._only_root_stages(one)
-        ]
+        return [(one.cache, one.item.destination) for one in items if not self._is_of_site(one)]
 
     def _report_wait(self, busy: Busy, seconds: float) -> None:
         if self._rank == 0:
             tell("waiting", **busy._asdict(), seconds=seconds)
 
-    def _only_root_stages(self, one: SettledItem) -> bool:
-        """Whether only root can stage the item: other users use a current copy or fail."""
-        return one.item.shared and self._context.node.uid != 0
+    def _is_of_site(self, one: SettledItem) -> bool:
+        """Whether only another account stages the item: this user uses a current copy or fails."""
+        return one.cache.uid != self._context.node.uid
 
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
@@ -234,7 +237,9 @@ class StageRun:
         request, node = self._context.request, self._context.node
         if request.job and not request.dry_run:
             # Before anything is found current, so that no other job can evict it afterwards.
-            note_uses(node.uid, request.job, [one.item.destination for one in items])
+            of_site = any(self._is_of_site(one) for one in items)
+            reader = request.shared_owner if of_site else 0
+            note_uses(node.uid, request.job, [one.item.destination for one in items], reader)
         return [self._survey_item(one) for one in items]
 
     def _survey_item(self, one: SettledItem) -> Survey:
@@ -247,7 +252,7 @@ class StageRun:
         return found
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
-        if self._only_root_stages(one):
+        if self._is_of_site(one):
             return survey_shared
         if not one.source.is_tree and not one.item.options.extract:
             return survey

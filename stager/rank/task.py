@@ -83,10 +83,10 @@ class Task:
     def note_use(self) -> None:
         """Write into this node's record that this job uses the copy now.
 
-        A user cannot write the records of what root staged for all.
+        A user cannot write the records of what another account staged for all.
         """
         record = self.cache.load(self.item.destination)
-        if record is None or (self.cache.shared and self.node.uid):
+        if record is None or self.cache.uid != self.node.uid:
             return
         lifetime, now = self._lifetime(record), int(time.time())
         used = replace(record, used_at=now, used_by_job=self.job, lifetime=lifetime)

@@ -35,7 +35,8 @@ class StageItem:
     destination: str
     root: str
     options: Options = DEFAULT_OPTIONS
-    #: Whether ``root`` is one of the site's shared_roots: root stages there, and all may use it.
+    #: Whether ``root`` is one of the site's shared roots: `StageRequest.shared_owner` stages there,
+    #: and all may use it.
     shared: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -105,6 +106,8 @@ class StageRequest:
     status_file: str = ""
     step: str = ""
     directives: str = ""
+    #: The uid of the account that stages for all users; 0 for none.
+    shared_owner: int = 0
     #: Survey and plan only; nothing is written.
     dry_run: bool = False
     #: Bytes with which to measure the network and the disks instead of staging; see

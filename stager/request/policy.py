@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,7 @@ from pydantic import (
 from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
-from stager.root.rules import byte_size, percentage
+from stager.root.rules import byte_size, percentage, shared_owner
 from stager.wire.settings import Algorithm
 
 #: Where the plugin and stagectl look for it by default.
@@ -64,6 +64,11 @@ def _not_empty(roots: tuple[str, ...]) -> tuple[str, ...]:
     if not roots:
         raise ValueError("must name at least one folder")
     return roots
+
+
+def _known_account(name: str) -> str:
+    shared_owner(name)
+    return name
 
 
 Root = Annotated[str, AfterValidator(_plain_absolute)]
@@ -166,6 +171,21 @@ class Transfer(_Section):
         return 0 if self.memory is None else max(2, self.memory // self.chunk)
 
 
+class Shared(_Section):
+    """``[shared]``: files that one account of the site stages for all users."""
+
+    #: The account whose jobs stage beneath ``roots``. Root stages nothing.
+    owner: Annotated[str, AfterValidator(_known_account)] = ""
+    #: Folders on each node that belong to root or to this account.
+    roots: tuple[Root, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_owner(self) -> Self:
+        if self.roots and not self.owner:
+            raise ValueError("roots needs an owner: the account whose jobs stage there")
+        return self
+
+
 class Metrics(_Section):
     """``[metrics]``: figures of each node for Prometheus."""
 
@@ -180,8 +200,6 @@ class Policy(_Section):
     roots: Annotated[tuple[Root, ...], AfterValidator(_not_empty)]
     #: Folders beneath ``roots`` to which alone users may stage; empty for all of ``roots``.
     destinations: tuple[Root, ...] = ()
-    #: Folders on each node that belong to root: all users may use what root stages there.
-    shared_roots: tuple[Root, ...] = ()
     #: Most seconds that a job waits for another job that stages the same destination.
     lock_timeout: Seconds = 1800
     #: The most that users may open their copies to by the option share.
@@ -189,12 +207,32 @@ class Policy(_Section):
     cache: Cache = Cache()
     launch: Launch = Launch()
     transfer: Transfer = Transfer()
+    shared: Shared = Shared()
     metrics: Metrics = Metrics()
+
+    @property
+    def shared_roots(self) -> tuple[str, ...]:
+        """The folders for files that all users may use."""
+        return self.shared.roots
+
+    @property
+    def shared_owner(self) -> int:
+        """The uid of the account that stages there, 0 if there is none."""
+        return shared_owner(self.shared.owner)
 
     @property
     def allowed(self) -> tuple[str, ...]:
         """The folders beneath which users may stage."""
         return self.destinations or self.roots
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_old_key(cls, document: Any) -> Any:
+        if isinstance(document, dict) and "shared_roots" in document:
+            raise ValueError(
+                "shared_roots is now roots in [shared], beside owner, whose jobs stage there"
+            )
+        return document
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
@@ -203,7 +241,7 @@ class Policy(_Section):
                 raise ValueError(f"destinations: {folder} is not beneath one of roots")
         for folder in self.shared_roots:
             if folder in self.roots:
-                raise ValueError(f"shared_roots: {folder} is in roots too; choose another folder")
+                raise ValueError(f"shared.roots: {folder} is in roots too; choose another folder")
         return self
 
 

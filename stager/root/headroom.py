@@ -112,7 +112,9 @@ def users_of(root: str) -> list[int]:
     """Return the users that have a folder beneath ``root``."""
     try:
         return sorted(
-            int(name) for name in os.listdir(f"{root}/{paths.RECORDS_FOLDER}") if name.isdecimal()
+            int(name)
+            for name in os.listdir(f"{root}/{paths.RECORDS_FOLDER}")
+            if name.isdecimal() and int(name)  # root stages nothing
         )
     except OSError:
         return []

@@ -56,7 +56,7 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     whole = True
     try:
         version = _version_of(config)  # before it is read, so that a later change differs
-        places = [(root, paths.RECORDS_FOLDER) for root in read_rules(config).roots]
+        rules = read_rules(config)
     except OSError as error:
         complain(f"no folders were made for uid {uid}: {config}: {error.strerror}")
         return 1
@@ -68,6 +68,8 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     except ValueError as error:
         complain(f"no folders were made for uid {uid}: {error}")
         return 1
+    roots = [*rules.roots, *(rules.shared_roots if uid == rules.shared_owner else ())]
+    places = [(root, paths.RECORDS_FOLDER) for root in roots]
     for root, folder in places:
         try:
             make_folder(root, folder, uid, gid)

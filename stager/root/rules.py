@@ -1,10 +1,11 @@
 """Read what root needs of stage.toml, with the standard library alone.
 
-`stager.request.policy` reads the whole of it for users, by the same `byte_size` and `percentage`.
+`stager.request.policy` reads the whole of it for users, by the same functions for single values.
 """
 
 from __future__ import annotations
 
+import pwd
 import re
 import tomllib
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Rules:
     headroom: int
     #: The file for Prometheus; empty for none.
     textfile: str
+    #: The uid of the account that stages beneath ``shared_roots``; 0 for none, as root does not.
+    shared_owner: int = 0
 
 
 def read_rules(config: str) -> Rules:
@@ -35,22 +38,44 @@ def read_rules(config: str) -> Rules:
         document = tomllib.load(file)
     if "roots" not in document:
         raise ValueError("roots is missing")
-    roots, shared = (_folders(document, key) for key in ("roots", "shared_roots"))
-    cache, metrics = (_section(document, name) for name in ("cache", "metrics"))
+    cache, metrics, shared = (_section(document, name) for name in ("cache", "metrics", "shared"))
+    roots = _folders(document, "roots", "roots")
+    shared_roots = _folders(shared, "roots", "shared.roots")
+    owner = shared_owner(shared.get("owner", ""))
+    if shared_roots and not owner:
+        raise ValueError("shared.roots has no shared.owner")
     textfile = metrics.get("textfile", "")
     if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
         raise ValueError("metrics.textfile is not an absolute path")
     keep_free, headroom = (_read(cache, key, byte_size) for key in ("keep_free", "headroom"))
     percent = _read(cache, "keep_free_percent", percentage)
-    return Rules(roots, shared, keep_free, percent, headroom, textfile)
+    return Rules(roots, shared_roots, keep_free, percent, headroom, textfile, owner)
 
 
-def _folders(document: dict[str, Any], key: str) -> list[str]:
-    folders: Any = document.get(key, [])
+def shared_owner(name: object) -> int:
+    """Return the uid of the account that stages for all users, 0 for an empty name.
+
+    Raise ValueError if this node does not know it, or if it is root.
+    """
+    if name == "":
+        return 0
+    try:
+        uid = pwd.getpwnam(str(name)).pw_uid
+    except KeyError:
+        raise ValueError(
+            f"this node knows no user {name!r}; create the account, or correct the name"
+        ) from None
+    if uid == 0:
+        raise ValueError("must not be root, which stages nothing; name an unprivileged account")
+    return uid
+
+
+def _folders(section: dict[str, Any], key: str, name: str) -> list[str]:
+    folders: Any = section.get(key, [])
     if not isinstance(folders, list) or not all(
         isinstance(folder, str) and folder.startswith("/") for folder in folders
     ):
-        raise ValueError(f"{key} is not a list of absolute paths")
+        raise ValueError(f"{name} is not a list of absolute paths")
     return folders
 
 

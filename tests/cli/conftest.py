@@ -40,8 +40,9 @@ ALONE = '[launch.environment]\nOMPI_MCA_btl = "self"\n'
 
 
 @pytest.fixture
-def job(desk: Desk) -> Desk:
+def job(tmp_path: Path) -> Desk:
     """A desk in a job of one node, whose disk is a folder."""
+    desk = Desk(tmp_path, alone=True)
     (desk.folder / "srun").write_text(SRUN)
     (desk.folder / "srun").chmod(0o755)
     (desk.folder / "nvme").mkdir()
@@ -55,7 +56,10 @@ def job(desk: Desk) -> Desk:
 NODES_SRUN = """\
 #!/bin/bash
 while [ "${1#-}" != "$1" ] || [ "${1%python*}" = "$1" ]; do shift; done
-for node in n1 n2; do SLURMD_NODENAME=$node "$@"; done
+for number in 1 2; do
+	echo "srun: launching StepId=17.0 on host n$number, 1 tasks: $number" >&2
+	SLURMD_NODENAME=n$number "$@" 2>&1 | sed "s/^/$number: /"
+done
 """
 
 

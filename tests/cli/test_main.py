@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import linux
 from tests.support.desk import JOB, Desk, call
 from tests.support.stagectl import STAGECTL, Ran, environment, run
 
@@ -136,6 +137,7 @@ def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
         [*STAGECTL, "stage", "--config", job.config, f"{job.source}:{job.folder}/nvme/img"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=job.folder, env=environment(**JOB),
+        preexec_fn=linux.leave_network if os.getuid() == 0 else None,  # noqa: PLW1509 - no threads
     ) as process:  # fmt: skip
         try:
             started = job.folder / "started"

@@ -22,8 +22,10 @@ def test_status_in_a_job_asks_its_nodes_and_says_which_do_not_answer(
 
 
 def test_a_node_with_another_version_is_reported(cluster: Desk) -> None:
-    lines = "".join(f"echo '{line}'\n" for line in frames("n1", {"shape": "other"}))
-    (cluster.folder / "srun").write_text(f"#!/bin/sh\n{lines}")
+    task = "srun: launching StepId=17.0 on host n1, 1 tasks: 0"
+    lines = [task, *(f"0: {line}" for line in frames("n1", {"shape": "other"}))]
+    echo = "".join(f"echo '{line}'\n" for line in lines)
+    (cluster.folder / "srun").write_text(f"#!/bin/sh\n{echo}")
     ran = cluster.in_job("status", "-w", "n[1,3]")
     why = (
         "its slurm-stage has another version than this one; "

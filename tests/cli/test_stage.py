@@ -122,9 +122,42 @@ def test_stage_in_a_job_needs_the_sites_stage_toml(desk: Desk) -> None:
     assert ran == Ran(3, "", f"stage: {desk.config} {NO_CONFIG}\n")
 
 
-def test_an_srun_that_is_not_there_ends_with_8(desk: Desk) -> None:
-    desk.config.write_text('roots = ["/nvme"]\n[launch]\nsrun = "/nowhere/srun"')
-    ran = desk.stagectl("stage", "/a:/nvme/b", **JOB)
+FOR_ALL = (
+    "submit as an ordinary user, or to stage for all users as nobody, the owner in [shared] of "
+    "stage.toml"
+)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("command", ["stage", "plan", "gate", "bench"])
+@pytest.mark.parametrize(
+    ("shared", "remedy"),
+    [
+        ("", "submit as an ordinary user"),
+        (
+            '[shared]\nowner = "nobody"\nroots = ["/site"]\n',
+            FOR_ALL,
+        ),
+    ],
+    ids=["alone", "shared"],
+)
+def test_root_starts_no_ranks_on_real_nodes(
+    desk: Desk, command: str, shared: str, remedy: str
+) -> None:
+    (desk.folder / "srun").write_text("#!/bin/sh\ntouch started\n")
+    (desk.folder / "srun").chmod(0o755)
+    desk.config.write_text(f'roots = ["/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n{shared}')
+    values = ["/a:/nvme/b"] if command in ("stage", "plan") else []
+    ran = desk.stagectl(command, *values, **JOB, STAGE_DIRECTIVES="/a:/nvme/b")
+    ended = "stage: the job's own program was not started (exit code 3)\n"
+    message = f"stage: root stages nothing: {remedy}\n"
+    assert ran == Ran(3, "", message + ended * (command == "gate"))
+    assert not (desk.folder / "started").exists()
+
+
+def test_an_srun_that_is_not_there_ends_with_8(job: Desk) -> None:
+    job.config.write_text('roots = ["/nvme"]\n[launch]\nsrun = "/nowhere/srun"')
+    ran = job.stagectl("stage", "/a:/nvme/b", **JOB)
     message = "/nowhere/srun cannot be started: No such file or directory"
     assert ran == Ran(8, "", f"stage: {message}\n")
 
@@ -164,7 +197,7 @@ def test_a_job_without_a_home_stages_too(job: Desk) -> None:
     variables = environment(**JOB)
     del variables["HOME"]
     line = ["stage", "--config", str(job.config), f"{job.source}:{copy}"]
-    ran = call(line, job.folder, variables)
+    ran = call(line, job.folder, variables, alone=True)
     assert (ran.code, ran.err) == (0, "")
     assert copy.read_bytes() == job.source.read_bytes()
 

@@ -106,8 +106,8 @@ def test_status_of_this_node_by_its_name_asks_no_other_node(desk: Desk) -> None:
 
 
 def test_a_status_that_nobody_answers_ends_with_8(cluster: Desk) -> None:
-    (cluster.folder / "srun").write_text("#!/bin/sh\necho 'srun: no' >&2\nexit 1\n")
-    assert cluster.in_job("status") == Ran(8, "n[1-2]: srun: no\nn3: down\n", "")
+    (cluster.folder / "srun").write_text("#!/bin/sh\necho 'srun: error: no' >&2\nexit 1\n")
+    assert cluster.in_job("status") == Ran(8, "n[1-2]: srun: error: no\nn3: down\n", "")
 
 
 def test_status_needs_the_sites_stage_toml(desk: Desk) -> None:

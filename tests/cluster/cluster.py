@@ -39,6 +39,9 @@ LOGIN = "login"
 USERS = {"alice": 5001, "bob": 5002, "carol": 5003}
 # A further group of some of them.
 PROJECT, PROJECT_MEMBERS = 6001, ("alice", "carol")
+#: The site's account that stages for all users.
+SITE_ACCOUNT = "stage"
+ACCOUNTS = {**USERS, SITE_ACCOUNT: 5010}
 MAX_NODES = 32
 CPUS_PER_NODE = 16
 SLURMCTLD_PORT = 6817
@@ -286,15 +289,15 @@ class Cluster:
         self._fill_munge()
 
     def _fill_home(self) -> None:
-        for user, uid in {"root": 0, **USERS}.items():
+        for user, uid in {"root": 0, **ACCOUNTS}.items():
             home = self.base / "home" / user
             home.mkdir(mode=0o755)
             os.chown(home, uid, uid)
 
     def _fill_etc(self) -> None:
         etc = self.base / "etc"
-        users = [f"{user}:x:{uid}:{uid}::/home/{user}:/bin/bash" for user, uid in USERS.items()]
-        groups = [f"{user}:x:{uid}:" for user, uid in USERS.items()]
+        users = [f"{user}:x:{uid}:{uid}::/home/{user}:/bin/bash" for user, uid in ACCOUNTS.items()]
+        groups = [f"{user}:x:{uid}:" for user, uid in ACCOUNTS.items()]
         groups.append(f"project:x:{PROJECT}:{','.join(PROJECT_MEMBERS)}")
         hosts = ["127.0.0.1 localhost", f"10.0.0.254 {LOGIN}"]
         hosts += [f"10.0.0.{number} {name}" for number, name in enumerate(self.nodes, 1)]
@@ -481,7 +484,7 @@ class Cluster:
 
         CommandFailed, with sbatch's own message, if it is refused.
         """
-        uid = USERS.get(user, 0)
+        uid = ACCOUNTS.get(user, 0)
         text = script if script.startswith("#!") else f"#!/bin/bash\n{script}\n"
         path = f"{home_of(user)}/job-{next(self._serial)}.sh"
         outside = self.base / path.lstrip("/")
@@ -618,7 +621,7 @@ def login_environment(
 
 def home_of(user: str) -> str:
     """Return a user's home: /home/root for root, / for the users of daemons."""
-    return f"/home/{user}" if user in USERS or user == "root" else "/"
+    return f"/home/{user}" if user in ACCOUNTS or user == "root" else "/"
 
 
 def parse_record(line: str) -> dict[str, str]:
@@ -763,7 +766,7 @@ def main(kind: type[Cluster]) -> int:
     parser.add_argument("--nvme", choices=get_args(NvmeKind), default="folder")
     parser.add_argument("--nvme-size", metavar="SIZE", help="such as 200M")
     parser.add_argument("--extra-conf", default="", metavar="TEXT", help="more lines of slurm.conf")
-    parser.add_argument("--as", dest="user", choices=["root", *USERS], default="alice")
+    parser.add_argument("--as", dest="user", choices=["root", *ACCOUNTS], default="alice")
     parser.add_argument("command", nargs="*", help="instead of a shell")
     args = parser.parse_args()
     with kind(args.nodes, args.nvme, args.nvme_size, args.extra_conf) as cluster:

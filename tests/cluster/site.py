@@ -6,6 +6,7 @@ By hand: ``python -m tests.cluster.site`` opens a shell there.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import Cluster, main
+from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, Cluster, main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,7 @@ PYTHON = f"{PREFIX}/bin/python3"
 STAGECTL = f"{PREFIX}/bin/stagectl"
 IMAGE = "/shared/img.sqsh"
 COPY = "/nvme/img.sqsh"
+SHARED_ROOT = "/nvme/shared"
 POLICY = 'roots = ["/nvme"]\n'
 PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/slurm/stage.toml\n"
 
@@ -75,6 +77,17 @@ class Site(Cluster):
             yield
         finally:
             self.write_policy(POLICY)
+
+    @contextmanager
+    def sharing(self) -> Iterator[str]:
+        """Let the site's account stage for all users beneath a folder of its own."""
+        for node in self.nodes:
+            folder = self.path(node, SHARED_ROOT)
+            folder.mkdir(mode=0o755)
+            os.chown(folder, ACCOUNTS[SITE_ACCOUNT], ACCOUNTS[SITE_ACCOUNT])
+        shared = f'[shared]\nowner = "{SITE_ACCOUNT}"\nroots = ["{SHARED_ROOT}"]\n'
+        with self.policy(POLICY + shared):
+            yield SHARED_ROOT
 
     def shared(self, name: str) -> Path:
         """Return the host's path of a file in /shared."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import FINAL_STATES, USERS
+from stager.request.items import StageRequest
+from tests.cluster.cluster import ACCOUNTS, FINAL_STATES, SITE_ACCOUNT, USERS
 from tests.cluster.hostile import dead_folder, forge_record, never_answers
 from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
 
@@ -987,3 +989,210 @@ def test_nobody_sees_which_jobs_stage_on_a_node(site: Site) -> None:
     for command in (f"stat {mark}", f"ls /run/slurm-stage/{ALICE}"):
         assert "Permission denied" in attack(site, command)
     end(site, job)
+
+
+# Row 1: nothing of root's listens to others, so root starts no rank. Files for all users are staged
+# by an account of the site's own.
+
+NOT_AS_ROOT = (
+    "root stages nothing: submit as an ordinary user, or to stage for all users as the account "
+    "that stage.toml names as owner in [shared]"
+)
+ROOT_INSTEAD = (
+    "root stages nothing: submit as an ordinary user, or to stage for all users as stage, the "
+    "owner in [shared] of stage.toml"
+)
+FOR_ALL = "--stage=/shared/data:/nvme/shared/data"
+
+
+@pytest.fixture
+def ranks(site: Site) -> Iterator[Path]:
+    """A file with a line for each rank that starts on any node: the uid of its user."""
+    log = site.shared("ranks")
+    log.touch()
+    log.chmod(0o666)
+    python = site.path("login", f"{PREFIX}/bin/python3")
+    real = os.readlink(python)
+    python.unlink()
+    python.write_text(
+        '#!/bin/sh\n[ "$3" = stager.rank ] && id -u >>/shared/ranks\n'
+        f'exec -a "$0" {real} "$@"\n'.replace("/bin/sh", "/bin/bash")
+    )
+    python.chmod(0o755)
+    yield log
+    python.unlink()
+    python.symlink_to(real)
+    log.unlink()
+
+
+def test_root_is_refused_wherever_it_asks_for_a_stage(site: Site, ranks: Path) -> None:
+    """Attack: ranks listen on ports that users reach; root's ranks would obey them as root."""
+    refused = (3, f"stage: {NOT_AS_ROOT}\n")
+    with site.sharing():
+        for command in (
+            ["sbatch", "-N4", FOR_ALL, "--wrap=true"],
+            ["srun", "-N4", FOR_ALL, "true"],
+            ["salloc", "-N4", FOR_ALL, "true"],
+        ):
+            done = site.run(command, user="root", check=False)
+            assert (done.returncode, done.stderr) == refused
+        in_gate = f"stage: n1: {NOT_AS_ROOT}\n"
+        # The variable by which the plugin passes the list, and the lines of a script.
+        value = FOR_ALL.removeprefix("--stage=")
+        job = site.sbatch("echo ran", "-N4", user="root", env={"SLURM_SPANK_STAGE": value})
+        line = site.sbatch(
+            f"#!/bin/sh\n#STAGE {value.replace(':', ' ')}\necho ran", "-N4", user="root"
+        )
+        step = site.sbatch(
+            f"SLURM_SPANK_STAGE={value} srun -N4 echo ran; exit $?", "-N4", user="root"
+        )
+        assert [one.wait().exit_code for one in (line, step)] == ["3:0", "3:0"]
+        assert line.output() == in_gate
+        assert in_gate in step.output()
+        assert "ran" not in step.output().splitlines()
+        # sbatch itself forgets the list of an outer job.
+        assert (job.wait().exit_code, job.output()) == ("0:0", "ran\n")
+        for arguments in (f"stage {value}", f"plan {value}", "bench --size 1"):
+            job = site.sbatch(f"{STAGECTL} {arguments}", "-N4", user="root")
+            assert (job.wait().exit_code, job.output()) == ("3:0", f"stage: {ROOT_INSTEAD}\n")
+        assert ranks.read_text() == ""
+        # Without any of the checks before: the rank itself refuses, and opens no port.
+        request = StageRequest((), 2, 60).to_json()
+        rank = f"STAGE_REQUEST='{request}' srun -N2 -n2 --mpi=pmix {PYTHON} -I -m stager.rank"
+        job = site.sbatch(rank, "-N2", user="root")
+        job.wait()
+        assert job.output().count("ranks do not run as root: submit as an ordinary user, ") == 2
+        assert ranks.read_text() == "0\n0\n"
+        ranks.write_text("")
+        # The control: the site's account stages there, and its ranks are no root's.
+        staged = site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT)
+        assert staged.wait().exit_code == "0:0", staged.output()
+        assert ranks.read_text() == f"{ACCOUNTS[SITE_ACCOUNT]}\n" * 4
+
+
+def test_the_copies_of_the_sites_account_are_for_all_users_and_only_it_writes_there(
+    site: Site,
+) -> None:
+    with site.sharing() as folder:
+        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        assert stage(site, FOR_ALL).startswith(
+            "stage: /nvme/shared/data: current on n[1-4] (4 nodes), nothing moved"
+        )
+        cache = f"{folder}/.slurm-stage/{ACCOUNTS[SITE_ACCOUNT]}"
+        for command in (
+            f"touch {folder}/forged",
+            f"mv {folder}/data {folder}/taken",
+            f"echo poison >{folder}/data",
+            f"touch {cache}/records/forged.json",
+            f"ls {cache}/partial",
+            f"mkdir {folder}/.slurm-stage/{BOB}",
+        ):
+            assert "denied" in attack(site, command)
+        job = site.sbatch("true", "-N4", FOR_ALL + "2", user="bob")
+        assert job.wait().exit_code == "6:0"
+        assert "only the site's account (uid 5010) stages files there" in job.output()
+        check_shared = {site.copy(node, f"{folder}/data").stat().st_uid for node in site.nodes}
+        assert check_shared == {ACCOUNTS[SITE_ACCOUNT]}
+
+
+def test_a_copy_that_root_staged_with_an_older_version_is_not_used(site: Site) -> None:
+    with site.sharing() as folder:
+        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        for node in site.nodes:
+            os.chown(site.copy(node, f"{folder}/data"), 0, 0)
+        assert stage(site, FOR_ALL) == (
+            f"stage: n[1-4]: {folder}/data cannot be used: only the site's account (uid 5010) "
+            "stages files there, for all users, and the copy is missing or not up to date "
+            "(replaced); ask the administrator, or choose another destination\n"
+            + NOT_STARTED.format(6)
+        )
+
+
+# Row 8: PMIx makes a folder for each step in TmpFS, by default /tmp, where any user can take the
+# name.
+
+
+def take_names(site: Site, folder: str = "/tmp") -> str:
+    """As bob, make the folders of alice's next jobs on n2. Return what mkdir complains of."""
+    last = site.sbatch("true", "-N1")
+    last.wait()
+    names = f"{folder}/spmix_appdir_{ALICE}_{{{int(last.id) + 1}..{int(last.id) + 4}}}.{{0..3}}"
+    return site.run(f"mkdir -m 700 {names}", user="bob", on="n2", check=False).stderr
+
+
+@pytest.fixture
+def _free_names(site: Site) -> Iterator[None]:
+    yield
+    site.run("rm -rf /tmp/spmix_appdir_*", user="root", on="n2")
+
+
+@pytest.mark.usefixtures("_free_names")
+def test_who_takes_the_names_of_pmix_is_told(site: Site) -> None:
+    assert take_names(site) == ""
+    job = site.sbatch("true", "-N4", WISH)
+    assert job.wait(120).exit_code == "8:0"
+    assert re.sub(r"_\d+\.\d ", "_JOB.STEP ", job.output()) == (
+        f"stage: MPI did not start: n2: /tmp/spmix_appdir_{ALICE}_JOB.STEP belongs to uid {BOB}, "
+        "who keeps your jobs from starting there; tell the administrator, who can remove it and "
+        "set TmpFS in slurm.conf to a folder in which only root can write\n" + NOT_STARTED.format(8)
+    )
+
+
+@pytest.mark.usefixtures("_free_names")
+def test_nobody_takes_the_names_of_pmix_where_tmpfs_is_roots(site: Site) -> None:
+    for node in site.nodes:
+        site.run("mkdir -p -m 755 /run/slurm-tmp", user="root", on=node)
+    site.reconfigure("TmpFS=/run/slurm-tmp\n")
+    try:
+        assert take_names(site) == ""  # where they were the way to keep alice's jobs from starting
+        assert "Permission denied" in take_names(site, "/run/slurm-tmp")
+        assert "/nvme/data: 28.6 MiB from /shared/data to n[1-4]" in stage(site)
+    finally:
+        site.reconfigure()
+
+
+# Row 16: a node that answers for others is not believed.
+
+#: In the place of n3's Python: it answers for all nodes, that they hold nothing.
+LIAR = """\
+#!/bin/bash
+[ "$4" = node ] || exec -a "$0" /usr/bin/python3 "$@"
+exec -a "$0" /usr/bin/python3 -I -c '
+from stager.launch.answers import frames, hello
+for node in ("n1", "n2", "n4", "n3"):
+    print(hello(node))
+    print(*frames(node, {"entries": [], "rooms": [["/nvme", 1, 2]], "unread": []}), sep="\\n")
+print("srun: launching StepId=1.0 on host n1, 1 tasks: 2", flush=True)
+'
+"""
+
+
+@pytest.fixture
+def _liar(site: Site) -> Iterator[None]:
+    fake = site.shared("liar")
+    fake.write_text(LIAR)
+    fake.chmod(0o755)
+    folder = f"{PREFIX}/bin"
+    site.run(
+        f"cp -a {folder} /run/bin; rm /run/bin/python3; cp /shared/liar /run/bin/python3; "
+        f"mount --bind /run/bin {folder}",
+        user="root", on="n3",
+    )  # fmt: skip
+    yield
+    site.run(f"umount -l {folder}; rm -r /run/bin", user="root", on="n3")
+    fake.unlink()
+
+
+@pytest.mark.usefixtures("_liar")
+def test_a_node_that_answers_for_others_is_named_and_they_speak_for_themselves(site: Site) -> None:
+    stage(site, "-wn1,n2,n4", "-N3", WISH)
+    script = f"sleep 1; {STAGECTL} status --json"
+    job = site.sbatch(script, "-N4")
+    job.wait()
+    nodes = {one["node"]: one for one in json.loads(job.output())["nodes"]}
+    assert {name: (len(one["entries"]), one["problem"]) for name, one in nodes.items()} == {
+        "n1": (1, ""),
+        "n2": (1, ""),
+        "n3": (0, "it answered in the name of n1; check this node"),
+        "n4": (1, ""),
+    }

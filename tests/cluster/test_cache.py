@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import USERS
-from tests.cluster.site import PREFIX, digest
+from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
+from tests.cluster.site import PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 MIB = 1 << 20
+OWNER = ACCOUNTS[SITE_ACCOUNT]
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 
 
@@ -189,11 +190,9 @@ def test_headroom_evicts_copies_of_any_user(site: Site) -> None:
 
 @pytest.fixture
 def shared_root(site: Site) -> Iterator[str]:
-    """Make a folder of root's on the nodes and allow it as a shared root."""
-    for node in site.nodes:
-        site.path(node, "/nvme/shared").mkdir(mode=0o755)
-    with site.policy('roots = ["/nvme"]\nshared_roots = ["/nvme/shared"]\n'):
-        yield "/nvme/shared"
+    """Make a folder of the site's account on the nodes and allow it as a shared root."""
+    with site.sharing() as folder:
+        yield folder
 
 
 def share(site: Site, source: str, user: str) -> Job:
@@ -205,7 +204,7 @@ def share(site: Site, source: str, user: str) -> Job:
 
 
 def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_root: str) -> None:
-    assert share(site, "/shared/f1", "root").wait().exit_code == "0:0"
+    assert share(site, "/shared/f1", SITE_ACCOUNT).wait().exit_code == "0:0"
     inode = site.copy("n1", f"{shared_root}/f1").stat().st_ino
     job = share(site, "/shared/f1", "bob")
     summary, *digests = job.output().splitlines()
@@ -217,32 +216,64 @@ def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_r
 
 
 def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_root: str) -> None:
-    site.run("chmod 640 /shared/f1; mkdir -p -m 700 /shared/private; cp /shared/f2 /shared/private")
+    site.run("rm -rf /shared/private; mkdir -m 700 /shared/private; cp /shared/f2 /shared/private")
+    site.run("chmod 640 /shared/f1; chown -R stage: /shared/f1 /shared/private", user="root")
     for source in ("/shared/f1", "/shared/private/f2"):
-        assert share(site, source, "root").wait().exit_code == "0:0"
+        assert share(site, source, SITE_ACCOUNT).wait().exit_code == "0:0"
         job = share(site, source, "bob")
         assert job.output() == f"stage: n1: {source}: Permission denied\n{NOT_STARTED.format(4)}"
     for name, mode in (("f1", 0o100640), ("f2", 0o100600)):
         copy = site.copy("n1", f"{shared_root}/{name}")
-        assert (copy.stat().st_mode, copy.stat().st_uid) == (mode, 0)
+        assert (copy.stat().st_mode, copy.stat().st_uid) == (mode, OWNER)
         read = site.run(["cat", f"{shared_root}/{name}"], user="bob", on="n1", check=False)
         assert read.stderr == f"cat: {shared_root}/{name}: Permission denied\n"
-    # Alice may read the source as its owner, but the copy belongs to root and keeps the mode.
+    # Alice may read the source as its owner, but the copy keeps its account and the mode.
+    site.run("chown -R alice: /shared/private", user="root")
+    assert share(site, "/shared/private/f2", SITE_ACCOUNT).wait().exit_code == "4:0"
     job = share(site, "/shared/private/f2", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f2 was staged by the administrator, and you may not read "
-        "it; choose another destination\n" + NOT_STARTED.format(6)
+        f"stage: n[1-4]: {shared_root}/f2 cannot be used: only the site's account (uid {OWNER}) "
+        "stages files there, for all users, and the copy is missing or not up to date (the source "
+        "changed); ask the administrator, or choose another destination\n" + NOT_STARTED.format(6)
     )
-    site.run("rm -r /shared/private")
+    site.run("rm -r /shared/private /shared/f1", user="root")
 
 
-def test_only_root_stages_to_a_shared_root(site: Site, shared_root: str) -> None:
+def test_only_the_sites_account_stages_to_a_shared_root(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f1 cannot be used: only the administrator stages files "
-        "there, for all users, and the copy is missing or not up to date (absent); ask the "
-        f"administrator, or choose another destination\n{NOT_STARTED.format(6)}"
+        f"stage: n[1-4]: {shared_root}/f1 cannot be used: only the site's account (uid {OWNER}) "
+        "stages files there, for all users, and the copy is missing or not up to date (absent); "
+        f"ask the administrator, or choose another destination\n{NOT_STARTED.format(6)}"
     )
+
+
+def test_a_shared_copy_is_evicted_by_its_account_but_not_while_a_job_uses_it(
+    site: Site, shared_root: str
+) -> None:
+    copy = f"{shared_root}/f1"
+    assert share(site, "/shared/f1", SITE_ACCOUNT).wait().exit_code == "0:0"
+    user = site.sbatch("echo started; sleep 60", "-wn1", f"--stage=/shared/f1:{shared_root}/")
+    user.wait_for(lambda _: "started" in user.output())
+    refused = site.run(
+        [STAGECTL, "evict", copy], user=SITE_ACCOUNT, on="n1", check=False
+    )  # fmt: skip
+    assert (refused.returncode, refused.stderr) == (
+        9,
+        f"stage: n1: {copy} is used by job {user.id}; evict it when it has ended\n",
+    )
+    for someone in ("alice", "root"):
+        refused = site.run([STAGECTL, "evict", copy], user=someone, on="n1", check=False)
+        assert refused.returncode == 3
+        assert refused.stderr == (
+            f"stage: n1: {copy} was staged for all users: only the account that staged it (uid "
+            f"{OWNER}) may evict it\n"
+        )
+    user.cancel()
+    user.wait()
+    site.assert_healthy()
+    gone = site.run([STAGECTL, "evict", copy], user=SITE_ACCOUNT, on="n1")
+    assert gone.stdout == f"stage: {copy}: evicted on n1\n"
 
 
 # Root's part, by the plugin or by the site's own scripts

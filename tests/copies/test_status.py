@@ -16,7 +16,7 @@ from stager.disk.record import CopyFacts, SourceFacts
 from stager.source.posix import facts_of
 from tests.support import records
 from tests.support.entries import ENTRY
-from tests.support.users import USER, as_ordinary_user, as_user, ordinary_home
+from tests.support.users import OWNER, USER, as_ordinary_user, as_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,7 +301,8 @@ def test_a_record_that_cannot_be_trusted_is_reported_and_no_entry(
 
 
 @pytest.mark.root
-def test_all_users_see_what_root_staged_into_a_shared_root(open_node: Node) -> None:
+@pytest.mark.parametrize("reader", [0, USER], ids=["root", "a user"])
+def test_all_users_see_what_the_sites_account_staged(open_node: Node, reader: int) -> None:
     site = open_node.disk / "site"
     site.mkdir()
     (site / "a").write_bytes(b"image")
@@ -309,15 +310,21 @@ def test_all_users_see_what_root_staged_into_a_shared_root(open_node: Node) -> N
     record = replace(
         RECORD, source=str(open_node.source), destination="/site/a",
         source_facts=facts_of(open_node.source.stat()),
-        copy_facts=CopyFacts(5, facts.st_mtime_ns, facts.st_ino, 0),
+        copy_facts=CopyFacts(5, facts.st_mtime_ns, facts.st_ino, OWNER),
     )  # fmt: skip
-    open_cache(str(site), 0, shared=True).save(record)
-    seen = as_user(USER, lambda: node_status(str(open_node.disk), ("/nvme",), ("/site",)))
-    assert seen.entries == [
+    for path in (site, site / "a"):
+        os.chown(path, OWNER, OWNER)
+    open_node.disk.parent.chmod(0o755)
+    as_user(OWNER, lambda: open_cache(str(site), OWNER, shared=True).save(record))
+    seen = as_user(reader, lambda: node_status(str(open_node.disk), ("/nvme",), ("/site",), OWNER))
+    # Root follows no path that another account named.
+    state = "current" if reader else "whole"
+    assert [entry for entry in seen.entries if entry.shared] == [
         ENTRY._replace(
-            destination="/site/a", source=str(open_node.source), size=5, user=0, shared=True
+            destination="/site/a", source=str(open_node.source), size=5, user=OWNER, shared=True,
+            state=state,
         )
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.root

@@ -21,14 +21,23 @@ from stager.copies.survey import (
     survey,
     survey_shared,
 )
-from stager.disk.cache import Cache, open_cache
+from stager.disk.cache import Cache, look_for_cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.partial import Partial
 from stager.disk.record import Record, SourceFacts
 from stager.request.items import StageItem
+from stager.root.folders import make_folder
 from stager.source.posix import look_at_source
 from tests.support import records
-from tests.support.users import USER, as_ordinary_user, on_tmpfs, ordinary_home, remount_read_only
+from tests.support.users import (
+    OWNER,
+    USER,
+    as_ordinary_user,
+    as_user,
+    on_tmpfs,
+    ordinary_home,
+    remount_read_only,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -395,11 +404,11 @@ def test_a_folder_without_permission_is_refused(home: Path, mode: int, message: 
     assert as_ordinary_user(act) == message.format(disk=home / "disk")
 
 
-# What root staged for all
+# What the site's account staged for all
 
 
 def share(node: Node, named: str = "") -> Survey | str:
-    """The survey of a user who wants root's copy, or its message; of another ``named`` source."""
+    """A user's survey of the account's copy, or its message; of another ``named`` source."""
     item = StageItem(named or str(node.source), str(node.copy), str(node.disk), shared=True)
     source = look_at_source(str(node.source))
     try:
@@ -410,13 +419,13 @@ def share(node: Node, named: str = "") -> Survey | str:
 
 def not_current(node: Node, why: str) -> str:
     return (
-        f"{node.copy} cannot be used: only the administrator stages files there, for all users, "
-        f"and the copy is missing or not up to date ({why}); ask the administrator, or choose "
-        "another destination"
+        f"{node.copy} cannot be used: only the site's account (uid {node.cache.uid}) stages files "
+        f"there, for all users, and the copy is missing or not up to date ({why}); ask the "
+        "administrator, or choose another destination"
     )
 
 
-def test_the_copy_of_root_is_used_as_long_as_it_is_current(
+def test_the_copy_for_all_is_used_as_long_as_it_is_current(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
@@ -437,24 +446,31 @@ def test_an_absent_copy_is_not_waited_for(node: Node, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.root
-def test_a_copy_of_root_that_the_user_may_not_read_is_refused(
+def test_a_copy_for_all_that_the_user_may_not_read_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())
     home.chmod(0o755)
     node = Node(home)
     node.source.chmod(0o600)
-    os.chown(node.disk, 0, 0)
-    node.cache = open_cache(str(node.disk), 0, shared=True)
-    node.stage()
-    node.source.chmod(0o644)  # the copy is as closed as its source was, whatever that is now
-    record = node.cache.load(str(node.copy))
-    assert record
-    facts = look_at_source(str(node.source)).facts
-    node.cache.save(replace(record, source_facts=facts))
+    for path in (node.disk, node.source):
+        os.chown(path, OWNER, OWNER)
+    make_folder(str(node.disk), ".slurm-stage", OWNER, OWNER)
+
+    def stage() -> None:
+        node.cache = open_cache(str(node.disk), OWNER, shared=True)
+        node.stage()
+        node.source.chmod(0o644)  # the copy is as closed as its source was, whatever that is now
+        record = node.cache.load(str(node.copy))
+        assert record
+        facts = look_at_source(str(node.source)).facts
+        node.cache.save(replace(record, source_facts=facts))
+
+    as_user(OWNER, stage)
+    node.cache = look_for_cache(str(node.disk), OWNER, shared=True)
     message = (
-        f"{node.copy} was staged by the administrator, and you may not read it; choose another "
-        "destination"
+        f"{node.copy} was staged by the site's account (uid {OWNER}), and you may not read it; "
+        "choose another destination"
     )
     assert as_ordinary_user(lambda: share(node)) == message
     node.copy.chmod(0o644)
@@ -467,7 +483,7 @@ def test_a_record_that_cannot_be_read_is_a_reason(node: Node) -> None:
     assert node.survey() == needed(Reason.UNREADABLE_RECORD)
 
 
-def test_a_copy_that_root_is_replacing_is_waited_for(node: Node) -> None:
+def test_a_copy_that_is_being_replaced_is_waited_for(node: Node) -> None:
     node.stage()
     whole = node.cache.load(str(node.copy))
     assert whole
@@ -518,7 +534,7 @@ def test_the_group_of_a_copy_that_is_not_the_sources_gets_what_all_users_get(nod
     assert node.copy.stat().st_mode & 0o7777 == 0o600
 
 
-def test_a_damaged_copy_of_root_is_found_if_a_checksum_is_asked_for(
+def test_a_damaged_copy_for_all_is_found_if_a_checksum_is_asked_for(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.copies.survey._PUBLICATION", ())

@@ -22,7 +22,7 @@ from stager.disk.jobs import note_uses
 from stager.disk.locks import Locks
 from stager.disk.record import VERSION, CopyFacts, Record
 from stager.source.posix import facts_of
-from tests.support.users import as_ordinary_user, forked, ordinary_home
+from tests.support.users import OWNER, USER, as_ordinary_user, as_user, forked, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -393,11 +393,11 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
     assert node.do(Action.VERIFY) == NodeResult([Done("/nvme/a", 5)])
 
 
-# What is root's
+# What is for all users
 
 
 @pytest.mark.root
-def test_only_root_may_change_shared_copies_and_all_may_verify_them() -> None:
+def test_only_its_account_may_change_shared_copies_and_all_may_verify_them() -> None:
     with ordinary_home() as home:
         (home / "site").mkdir()
         os.chown(home, 0, 0)
@@ -409,17 +409,25 @@ def test_only_root_may_change_shared_copies_and_all_may_verify_them() -> None:
         record = staged.load("/nvme/x")
         assert record
         facts = (home / "site/a").stat()
-        copy = CopyFacts(4, facts.st_mtime_ns, facts.st_ino, 0)
+        copy = CopyFacts(4, facts.st_mtime_ns, facts.st_ino, OWNER)
         shared = replace(record, destination="/site/a", copy_facts=copy)
-        open_cache(f"{home}/site", 0, shared=True).save(shared)
+        for path in (home / "site", home / "site/a"):
+            os.chown(path, OWNER, OWNER)
+        as_user(OWNER, lambda: open_cache(f"{home}/site", OWNER, shared=True).save(shared))
+
+        def command(action: Action) -> Command:
+            return Command(action, (), ("/site",), ("/site/a",), shared_owner=OWNER)
 
         def do(action: Action) -> NodeResult:
-            return carry_out(Command(action, (), ("/site",), ("/site/a",)), str(home))
+            return carry_out(command(action), str(home))
 
         for action in (Action.EVICT, Action.PIN, Action.UNPIN):
             message = (
-                f"/site/a was staged by the administrator for all users: only root may {action} it"
+                "/site/a was staged for all users: only the account that staged it "
+                f"(uid {OWNER}) may {action} it"
             )
-            assert refused(as_ordinary_user(partial(do, action))) == [(3, message)]
-        assert as_ordinary_user(lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
-        assert do(Action.PIN) == NodeResult([Done("/site/a", 4)])
+            for uid in (0, USER):
+                assert refused(as_user(uid, partial(do, action))) == [(3, message)]
+        for uid in (0, USER, OWNER):
+            assert as_user(uid, lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
+        assert as_user(OWNER, lambda: do(Action.PIN)) == NodeResult([Done("/site/a", 4)])

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,11 @@ from stager.disk.locks import Locks
 from stager.disk.partial import Partial
 from stager.disk.record import VERSION, Record
 from stager.disk.unnamed import make_partial_folder
+from stager.root.folders import make_folder
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
 from tests.support.records import RECORD
 from tests.support.users import (
+    OWNER,
     USER,
     as_ordinary_user,
     as_user,
@@ -35,6 +38,8 @@ from tests.support.users import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER))
 
 
 @pytest.mark.root
@@ -422,9 +427,11 @@ def test_a_read_only_disk_on_which_the_users_folder_is_missing_is_named(disk: Pa
 def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
     disk: Path, *, shared: bool
 ) -> None:
+    roots = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=0))
+
     def act() -> tuple[Record | None, list[str]]:
         cache = open_cache(str(disk), 0, shared=shared)
-        cache.save(RECORD)
+        cache.save(roots)
         remount_read_only(disk)
         cache = open_cache(str(disk), 0, shared=shared)
         writers: list[Callable[[], object]] = [
@@ -442,7 +449,7 @@ def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
         for name in ("partial", "lock", f"records/{Path(_record_path(disk)).name}")
     )
     paths = [partial, partial, record, partial, lock]
-    assert on_tmpfs(disk, "mode=755", act) == (RECORD, [f"{path}: {READ_ONLY}" for path in paths])
+    assert on_tmpfs(disk, "mode=755", act) == (roots, [f"{path}: {READ_ONLY}" for path in paths])
 
 
 def _record_path(disk: Path) -> str:
@@ -528,71 +535,102 @@ def test_a_folder_of_another_user_is_refused(home: Path, *, inner: bool) -> None
     )
 
 
+@pytest.fixture
+def site_disk(home: Path) -> Path:
+    """A disk that belongs to the account that stages for all users."""
+    os.chown(home, OWNER, OWNER)
+    home.chmod(0o755)
+    return home
+
+
 @pytest.mark.root
-def test_all_users_can_read_a_shared_cache(disk: Path) -> None:
-    cache = open_cache(str(disk), 0, shared=True)
-    cache.save(RECORD)
-    assert cache.root == str(disk)
+def test_all_users_can_read_a_shared_cache(site_disk: Path) -> None:
+    def stage() -> Cache:
+        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache.save(COPY_FOR_ALL)
+        return cache
+
+    cache = as_user(OWNER, stage)
+    assert cache.root == str(site_disk)
     assert stat.filemode(os.stat(cache.folder).st_mode) == "drwxr-xr-x"
-    assert stat.filemode(os.stat(cache.record_path(RECORD.destination)).st_mode) == "-rw-r--r--"
-    disk.chmod(0o777)
+    path = cache.record_path(COPY_FOR_ALL.destination)
+    assert stat.filemode(os.stat(path).st_mode) == "-rw-r--r--"
+    for open_or_plan in (open_cache, plan_cache):
+        seen = as_user(USER, partial(open_or_plan, str(site_disk), OWNER, shared=True))
+        assert seen == cache
+        assert as_user(USER, partial(seen.load, COPY_FOR_ALL.destination)) == COPY_FOR_ALL
+    site_disk.chmod(0o777)
     with pytest.raises(DestinationError) as caught:
-        open_cache(str(disk), USER, shared=True)
-    message = f"{disk} can be written to by users other than uid 0; tell the administrator"
-    assert str(caught.value) == message
+        as_user(USER, lambda: open_cache(str(site_disk), OWNER, shared=True))
+    message = f"{site_disk} can be written to by users other than uid 0 or uid {OWNER}"
+    assert str(caught.value) == f"{message}; tell the administrator"
 
 
 @pytest.mark.root
-def test_a_shared_cache_is_empty_where_root_has_staged_nothing(disk: Path) -> None:
-    cache = open_cache(str(disk), USER, shared=True)
-    assert cache.load("/nvme/img") is None
-    assert list(disk.iterdir()) == []
+@pytest.mark.parametrize("made", [False, True], ids=["no folder", "a folder of root's"])
+def test_a_shared_cache_is_empty_where_its_account_has_staged_nothing(
+    site_disk: Path, *, made: bool
+) -> None:
+    if made:
+        (site_disk / ".slurm-stage").mkdir(mode=0o755)
+    before = sorted(site_disk.rglob("*"))
+    for open_or_plan in (open_cache, plan_cache):
+        cache = as_user(USER, partial(open_or_plan, str(site_disk), OWNER, shared=True))
+        assert cache.load("/nvme/img") is None
+    assert sorted(site_disk.rglob("*")) == before
 
 
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("owner", "mode", "problem"),
     [
-        (USER, 0o755, f"belongs to uid {USER}, not to uid 0"),
-        (0, 0o775, "can be written to by users other than uid 0"),
-        (0, 0o757, "can be written to by users other than uid 0"),
+        (USER, 0o755, f"belongs to uid {USER}, not to uid 0 or uid {OWNER}"),
+        (OWNER, 0o775, f"can be written to by users other than uid 0 or uid {OWNER}"),
+        (OWNER, 0o757, f"can be written to by users other than uid 0 or uid {OWNER}"),
+        (0, 0o757, f"can be written to by users other than uid 0 or uid {OWNER}"),
     ],
 )
 def test_a_shared_root_that_others_could_write_to_is_refused(
-    disk: Path, owner: int, mode: int, problem: str
+    site_disk: Path, owner: int, mode: int, problem: str
 ) -> None:
-    open_cache(str(disk), 0, shared=True)
-    os.chown(disk, owner, owner)
-    disk.chmod(mode)
-    for uid in (0, USER):
+    as_user(OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True))
+    os.chown(site_disk, owner, owner)
+    site_disk.chmod(mode)
+    for uid in (OWNER, USER):
         with pytest.raises(DestinationError) as caught:
-            look_for_cache(str(disk), uid, shared=True)
-        assert str(caught.value) == f"{disk} {problem}; tell the administrator"
+            as_user(uid, lambda: look_for_cache(str(site_disk), OWNER, shared=True))
+        assert str(caught.value) == f"{site_disk} {problem}; tell the administrator"
 
 
 @pytest.mark.root
-def test_roots_private_cache_can_become_the_shared_one(disk: Path) -> None:
-    private = open_cache(str(disk), 0)
-    assert stat.S_IMODE(os.stat(private.folder).st_mode) == 0o700
-    private.save(RECORD)
-    other = replace(RECORD, destination="/nvme/for all")
-    open_cache(str(disk), 0, shared=True).save(other)
-    shared = look_for_cache(str(disk), USER, shared=True)
+@pytest.mark.parametrize("thief", [0, USER], ids=["root", "a user"])
+def test_only_records_of_its_account_are_trusted_in_a_shared_cache(
+    site_disk: Path, thief: int
+) -> None:
+    """A copy that root staged with an older version is none of the account's either."""
+
+    def stage(record: Record) -> Cache:
+        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache.save(record)
+        return cache
+
+    of_other = replace(COPY_FOR_ALL, copy_facts=replace(COPY_FOR_ALL.copy_facts, owner=thief))
+    cache = as_user(OWNER, lambda: stage(of_other))
+    assert as_user(USER, lambda: cache.load(COPY_FOR_ALL.destination)) is None
+    as_user(OWNER, lambda: stage(COPY_FOR_ALL))
+    assert as_user(USER, lambda: cache.load(COPY_FOR_ALL.destination)) == COPY_FOR_ALL
+    os.chown(cache.record_path(COPY_FOR_ALL.destination), thief, thief)
+    assert as_user(USER, lambda: cache.load(COPY_FOR_ALL.destination)) is None
+
+
+@pytest.mark.root
+def test_the_folder_that_root_made_for_the_account_is_opened_to_all(site_disk: Path) -> None:
+    os.chown(site_disk, 0, 0)
+    make_folder(str(site_disk), ".slurm-stage", OWNER, OWNER)
+    cache = as_user(OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True))
     folders = ("", "/records", "/partial")
-    modes = [stat.S_IMODE(os.stat(f"{shared.folder}{folder}").st_mode) for folder in folders]
+    modes = [stat.S_IMODE(os.stat(f"{cache.folder}{folder}").st_mode) for folder in folders]
     assert modes == [0o755, 0o755, 0o700]
-    # What was not meant for all stays root's.
-    assert stat.S_IMODE(os.stat(shared.record_path(RECORD.destination)).st_mode) == 0o600
-
-
-@pytest.mark.root
-def test_a_user_finds_what_root_staged_for_all(home: Path) -> None:
-    os.chown(home, 0, 0)
-    home.chmod(0o755)
-    open_cache(str(home), 0, shared=True).save(RECORD)
-    assert as_user(
-        USER, lambda: open_cache(str(home), USER, shared=True).load("/nvme/img.sqsh")
-    ) == (RECORD)
 
 
 # Inodes

@@ -29,6 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def shell(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A site whose clush.conf names its own ssh, which prints the file of the node's answer."""
     monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(site.folder))
+    site.labels = False
     (site.folder / "clush.conf").write_text(
         f"[Main]\nfanout: 2\nssh_path: {site.folder}/our-ssh\nssh_options: -oPort=2222\n"
     )

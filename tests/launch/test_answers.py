@@ -21,9 +21,10 @@ def test_an_answer_is_cut_into_lines_that_slurm_keeps_whole() -> None:
 
 def test_answers_whose_lines_come_mixed_are_put_together() -> None:
     mailbox = Mailbox(["n1", "n2", "n3"])
-    lines = [*frames("n1", LARGE), *frames("n2", {"a": 1}), "a banner", "", hello("n3")]
+    lines = [(line, "n1") for line in (*frames("n1", LARGE), "a banner", "")]
+    lines += [*((line, "n2") for line in frames("n2", {"a": 1})), (hello("n3"), "n3")]
     random.Random(2).shuffle(lines)
-    assert sum(not mailbox.take(line) for line in lines) == 2
+    assert sum(not mailbox.take(*line) for line in lines) == 2
     assert mailbox.answers == {"n1": Answer("n1", LARGE), "n2": Answer("n2", {"a": 1})}
     assert list(mailbox.waiting) == ["n3"]
     assert mailbox.begun == {"n1", "n2", "n3"}
@@ -32,20 +33,35 @@ def test_answers_whose_lines_come_mixed_are_put_together() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "", " ", "@stage1", "@stage1 n1", "@stage0 n1 hello", "@stage1 n9 hello",
-        "x@stage1 n1 hello",
+        "", " ", "@stage1", "@stage1 n1", "@stage0 n1 hello", "x@stage1 n1 hello",
     ],
 )  # fmt: skip
 def test_other_lines_are_not_part_of_an_answer(line: str) -> None:
     mailbox = Mailbox(["n1"])
-    assert not mailbox.take(line)
+    assert not mailbox.take(line, "n1")
     assert list(mailbox.waiting) == ["n1"]
+
+
+def test_a_node_that_answers_for_another_is_not_believed() -> None:
+    mailbox = Mailbox(["n1", "n2", "n3"])
+    for line in (hello("n1"), *frames("n1", {"forged": 1})):
+        mailbox.take(line, "n3")
+    for line in (hello("n1"), *frames("n1", {"a": 1})):
+        assert mailbox.take(line, "n1")
+    # Also when it is one that nobody asked, and from a node that nobody asked.
+    assert mailbox.take(hello("n9"), "n2")
+    assert not mailbox.take(hello("n9"), "n9")
+    assert mailbox.answers == {
+        "n1": Answer("n1", {"a": 1}),
+        "n2": Answer("n2", None, "it answered in the name of n9; check this node"),
+        "n3": Answer("n3", None, "it answered in the name of n1; check this node"),
+    }
 
 
 @pytest.mark.parametrize("data", ["", "x", "AAAA", "eJwDAAAAAAE="])
 def test_an_answer_that_cannot_be_read_is_a_problem(data: str) -> None:
     mailbox = Mailbox(["n1"])
-    assert mailbox.take(f"@stage1 n1 0 1 {data}")
+    assert mailbox.take(f"@stage1 n1 0 1 {data}", "n1")
     assert mailbox.answers == {"n1": Answer("n1", None, "its answer cannot be read")}
 
 
@@ -54,5 +70,5 @@ def test_a_node_that_was_given_up_stays_so() -> None:
     mailbox.give_up("n1", "\x1b no")
     mailbox.give_up("n1", "again")
     mailbox.give_up("n2", "unknown")
-    assert not mailbox.take(hello("n1"))
+    assert not mailbox.take(hello("n1"), "n1")
     assert mailbox.answers == {"n1": Answer("n1", None, "? no")}

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stager.copies.upkeep import Action, Command
-from stager.launch.answers import NODE_ARGV, Answer
+from stager.launch.answers import NODE_ARGV, Answer, frames, hello
 from stager.launch.job import JobContext
 from stager.launch.srun import step_argv
 
@@ -90,3 +90,14 @@ def test_the_step_runs_the_command_on_the_nodes_that_are_asked(site: Site) -> No
     argv = (site.folder / "argv").read_text().splitlines()
     assert argv == step_argv(JOB, site.policy, ["n1", "n3"], [*NODE_ARGV, STATUS.to_text()])[1:]
     assert (sys.executable, "-I", "-m", "stager", "node") == NODE_ARGV
+
+
+def test_a_node_of_the_step_that_answers_for_another_is_not_believed(site: Site) -> None:
+    forged = [f"2: {line}" for line in (hello("n1"), *frames("n1", {"forged": 1}))]
+    # A task's lines have its label, whatever they look like.
+    claim = "2: srun: launching StepId=17.0 on host n1, 1 tasks: 2"
+    (site.folder / "lies").write_text("\n".join([claim, *forged, ""]))
+    files = f"{site.folder}/lies {site.answer('n3', {})} {site.answer('n1', {'a': 1})}"
+    site.program("srun", f"cat {files}")
+    lie = "it answered in the name of n1; check this node"
+    assert site.ask("n1 n3") == [Answer("n1", {"a": 1}), Answer("n3", None, lie)]

@@ -26,7 +26,8 @@ REQUEST_JSON = (
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
     '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "dry_run": false, "bench": 0, "local_root": "", "key": "' + "0f" * 32 + '"}'
+    '"directives": "", "shared_owner": 0, "dry_run": false, "bench": 0, "local_root": "", '
+    '"key": "' + "0f" * 32 + '"}'
 )
 #: What a rank is always given.
 GIVEN = {

@@ -26,7 +26,7 @@ def test_no_step_is_started_where_all_nodes_are_down(site: Site) -> None:
 
 
 def test_nodes_inside_and_outside_of_the_job_are_asked_at_once(shell: Site) -> None:
-    shell.program("srun", f"cat {shell.answer('n1', {'by': 'srun'})}")
+    shell.program("srun", f"sed 's/^/0: /' {shell.answer('n1', {'by': 'srun'})}")
     shell.answer("x1", {"by": "ssh"})
     answers = shell.ask("x1 n1")
     assert answers == [Answer("x1", {"by": "ssh"}), Answer("n1", {"by": "srun"})]

@@ -16,28 +16,28 @@ RANK = [sys.executable, "-I", "-m", "stager.rank"]
 
 def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
     assert srun_argv(JOB, POLICY) == [
-        "srun", "--jobid", "17", "--quiet", "--overlap", "--export=ALL", "-N", "4", "-n", "4",
+        "srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "4", "-n", "4",
         "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
-        "--input=none", "--job-name=stage", "--mpi=pmix", "--kill-on-bad-exit=1", "--wait=30",
-        *RANK,
+        "--input=none", "--quiet", "--job-name=stage", "--mpi=pmix", "--kill-on-bad-exit=1",
+        "--wait=30", *RANK,
     ]  # fmt: skip
 
 
 def test_the_site_chooses_its_srun_and_its_mpi() -> None:
     policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
     assert srun_argv(JobContext(4711, "login", 1), policy) == [
-        "/opt/slurm/bin/srun", "--jobid", "4711", "--quiet", "--overlap", "--export=ALL",
+        "/opt/slurm/bin/srun", "--jobid", "4711", "--overlap", "--export=ALL",
         "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none",
-        "--chdir=/", "--input=none", "--job-name=stage", "--mpi=pmi2", "--kill-on-bad-exit=1",
-        "--wait=30", *RANK,
+        "--chdir=/", "--input=none", "--quiet", "--job-name=stage", "--mpi=pmi2",
+        "--kill-on-bad-exit=1", "--wait=30", *RANK,
     ]  # fmt: skip
 
 
 def test_a_step_runs_a_command_once_on_each_node_without_mpi() -> None:
     policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/bin/srun", mpi="pmix_v4"))
     assert step_argv(JOB, policy, ["n1", "n2", "n4"], ["/bin/echo", "a b"]) == [
-        "/opt/bin/srun", "--jobid", "17", "--quiet", "--overlap", "--export=ALL", "-N", "3",
+        "/opt/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "3",
         "-n", "3", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
-        "--input=none", "--job-name=stagectl", "--mpi=none", "--nodelist=n[1-2,4]",
-        "--kill-on-bad-exit=0", "--wait=0", "/bin/echo", "a b",
+        "--input=none", "--verbose", "--label", "--job-name=stagectl", "--mpi=none",
+        "--nodelist=n[1-2,4]", "--kill-on-bad-exit=0", "--wait=0", "/bin/echo", "a b",
     ]  # fmt: skip

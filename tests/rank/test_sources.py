@@ -31,8 +31,8 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
     "a folder for all users": (
         Options(), True, FOLDER,
         PolicyRefusal(
-            "/nvme/x would be a folder, but beneath /nvme the administrator stages only single "
-            "files, for all users; choose a destination elsewhere"
+            "/nvme/x would be a folder, but beneath /nvme only single files are staged, for all "
+            "users; choose a destination elsewhere"
         ),
     ),
 }  # fmt: skip

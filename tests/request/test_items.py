@@ -84,6 +84,7 @@ REQUESTS = st.builds(
     job=st.integers(0, 2**32 - 1),
     status_file=TEXTS,
     directives=TEXTS,
+    shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
     local_root=st.just("") | PATHS,
     key=st.binary(min_size=KEY_SIZE, max_size=KEY_SIZE).map(bytes.hex),
@@ -124,7 +125,8 @@ def test_the_json_of_a_request() -> None:
         '"algorithm": "auto", "direct": true}, '
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
-        '"job": 7, "status_file": "", "step": "", "directives": "", "dry_run": false, "bench": 0, '
+        '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
+        '"dry_run": false, "bench": 0, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
 FULL = """
 roots = ["/nvme", "/scratch/local"]
 destinations = ["/nvme/jobs"]
-shared_roots = ["/nvme/all"]
 lock_timeout = 2.5
 allow_share = "group"
 
@@ -50,6 +50,10 @@ readers = 4
 writers = 2
 direct = false
 stall_timeout = 90.5
+
+[shared]
+owner = "nobody"
+roots = ["/nvme/all"]
 
 [metrics]
 textfile = "/var/lib/node_exporter/stage.prom"
@@ -81,7 +85,6 @@ def test_the_defaults_are_these() -> None:
     assert Policy(roots=("/nvme",)).model_dump() == {
         "roots": ("/nvme",),
         "destinations": (),
-        "shared_roots": (),
         "lock_timeout": 1800,
         "allow_share": "all",
         "cache": {
@@ -102,6 +105,7 @@ def test_the_defaults_are_these() -> None:
             "direct": True,
             "stall_timeout": 60,
         },
+        "shared": {"owner": "", "roots": ()},
         "metrics": {"textfile": ""},
     }
 
@@ -117,7 +121,6 @@ def test_every_key_can_be_set(path: Path) -> None:
     assert load(path).model_dump() == {
         "roots": ("/nvme", "/scratch/local"),
         "destinations": ("/nvme/jobs",),
-        "shared_roots": ("/nvme/all",),
         "lock_timeout": 2.5,
         "allow_share": "group",
         "cache": {
@@ -143,6 +146,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "direct": False,
             "stall_timeout": 90.5,
         },
+        "shared": {"owner": "nobody", "roots": ("/nvme/all",)},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }
 
@@ -426,14 +430,51 @@ def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> N
         ('destinations = ["/home"]', "destinations: /home is not beneath one of roots"),
         ('destinations = ["/nvme2"]', "destinations: /nvme2 is not beneath one of roots"),
         (
-            'shared_roots = ["/nvme"]',
-            "shared_roots: /nvme is in roots too; choose another folder",
+            '[shared]\nowner = "nobody"\nroots = ["/nvme"]',
+            "shared.roots: /nvme is in roots too; choose another folder",
         ),
     ],
 )
 def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, fault: str) -> None:
     path.write_text(f"{ROOTS}{text}\n")
     assert refusal(path) == f"{path}: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            '[shared]\nroots = ["/nvme/all"]',
+            "shared: roots needs an owner: the account whose jobs stage there",
+        ),
+        (
+            '[shared]\nowner = "root"',
+            "shared.owner: must not be root, which stages nothing; name an unprivileged account",
+        ),
+        (
+            '[shared]\nowner = "x"',
+            "shared.owner: this node knows no user 'x'; create the account, or correct the name",
+        ),
+        (
+            'shared_roots = ["/nvme/all"]',
+            "shared_roots is now roots in [shared], beside owner, whose jobs stage there",
+        ),
+    ],
+    ids=["none", "root", "unknown", "as before"],
+)
+def test_files_for_all_users_belong_to_an_account_that_is_not_root(
+    path: Path, text: str, fault: str
+) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {fault}"
+
+
+def test_the_owner_of_shared_files_is_found_by_name(path: Path) -> None:
+    path.write_text(FULL)
+    policy = load(path)
+    owner = pwd.getpwnam("nobody").pw_uid
+    assert (policy.shared_roots, policy.shared_owner) == (("/nvme/all",), owner)
+    assert LOCAL.shared_owner == 0
 
 
 @pytest.mark.parametrize(

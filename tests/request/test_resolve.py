@@ -15,7 +15,7 @@ from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive
 from stager.request.items import StageItem
-from stager.request.policy import LOCAL, Policy
+from stager.request.policy import LOCAL, Policy, Shared
 from stager.request.resolve import resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
@@ -244,7 +244,9 @@ def test_a_site_may_allow_to_share_copies(
 
 
 SHARING = Policy(
-    roots=("/nvme",), destinations=("/nvme/jobs",), shared_roots=("/nvme/all", "/ssd/all")
+    roots=("/nvme",),
+    destinations=("/nvme/jobs",),
+    shared=Shared(owner="nobody", roots=("/nvme/all", "/ssd/all")),
 )
 
 

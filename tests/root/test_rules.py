@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
     path = tmp_path / "stage.toml"
     path.write_text(
-        f'roots = ["/nvme"]\nshared_roots = ["/nvme/all"]\n[cache]\nkeep_free = {size}\n'
-        f'headroom = {size}\nkeep_free_percent = 2.5\n[metrics]\ntextfile = "/run/x.prom"\n'
+        f'roots = ["/nvme"]\n[cache]\nkeep_free = {size}\nheadroom = {size}\n'
+        'keep_free_percent = 2.5\n[metrics]\ntextfile = "/run/x.prom"\n'
+        '[shared]\nowner = "nobody"\nroots = ["/nvme/all"]\n'
     )
     policy, rules = load(path), read_rules(str(path))
     assert rules == Rules(
         list(policy.roots), list(policy.shared_roots), policy.cache.keep_free,
         policy.cache.keep_free_percent, policy.cache.headroom, policy.metrics.textfile,
+        policy.shared_owner,
     )  # fmt: skip
 
 
@@ -56,7 +58,10 @@ def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: st
             "cache.keep_free_percent must be a number from 0 to less than 100",
         ),
         ('[metrics]\ntextfile = "here"', "metrics.textfile is not an absolute path"),
-        ("shared_roots = 1", "shared_roots is not a list of absolute paths"),
+        ("[shared]\nroots = 1", "shared.roots is not a list of absolute paths"),
+        ('[shared]\nroots = ["/nvme/all"]', "shared.roots has no shared.owner"),
+        ('[shared]\nowner = "root"', "must not be root, which stages nothing"),
+        ("[shared]\nowner = 5", "this node knows no user 5; create the account"),
     ],
 )
 def test_a_wrong_rule_is_named_to_root(tmp_path: Path, text: str, fault: str) -> None:

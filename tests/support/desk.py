@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stager.base import linux
 from stager.cli import main
 from tests.support.stagectl import STAGECTL, Ran, environment, run
 from tests.support.users import forked
@@ -44,9 +45,17 @@ NOT_BENEATH = (
 
 
 def call(
-    arguments: list[str], folder: Path, variables: dict[str, str] | None = None, stdin: bytes = b""
+    arguments: list[str],
+    folder: Path,
+    variables: dict[str, str] | None = None,
+    stdin: bytes = b"",
+    *,
+    alone: bool = False,
 ) -> Ran:
-    """Run stagectl in a fork of this process, which saves the start of an interpreter."""
+    """Run stagectl in a fork of this process, which saves the start of an interpreter.
+
+    If it is to be ``alone``, root's has a network of its own: elsewhere root starts no ranks.
+    """
     inherited = variables or environment()
     with ExitStack() as stack:
         typed, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
@@ -54,6 +63,8 @@ def call(
         typed.seek(0)
 
         def act() -> int:
+            if alone and os.getuid() == 0:
+                linux.leave_network()
             for number, file in enumerate((typed, out, err)):
                 os.dup2(file.fileno(), number)
             # As Python opens them under LC_ALL=C.UTF-8; they are flushed when the program ends.
@@ -78,10 +89,11 @@ def call(
 
 
 class Desk:
-    """A user's folder with a site's stage.toml, from which stagectl is run."""
+    """A user's folder with a site's stage.toml, from which stagectl is run; see `call`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, alone: bool = False) -> None:
         self.folder = folder
+        self.alone = alone
         self.config = folder / "stage.toml"
         self.config.write_text(f'roots = ["/nvme"]\n{SITE}')
         self.source = folder / "img.sqsh"
@@ -93,7 +105,7 @@ class Desk:
     ) -> Ran:
         """Run ``stagectl COMMAND --config stage.toml …`` in the user's folder."""
         line = [command, "--config", str(self.config), *map(str, arguments)]
-        return call(line, self.folder, environment(**variables), stdin.encode())
+        return call(line, self.folder, environment(**variables), stdin.encode(), alone=self.alone)
 
     def local(self, command: str, *values: str) -> Ran:
         """Run a command on three simulated nodes by ``python -m stager``; see `untimed`."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: An ordinary user that needs no entry in the system's list of users.
 USER = 47110
+#: Another one: the account that stages for all users.
+OWNER = 47111
 
 
 def forked(act: Callable[[], T]) -> T:

@@ -1,0 +1,89 @@
+"""``stagectl doctor``: check what the safety of staging rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.text import printable
+from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.scope import Scope, read_answers
+from stager.copies.upkeep import Action, Command
+from stager.doctor.facts import NodeFacts, site_facts
+from stager.doctor.rules import Examined, Finding, Verdict, examine
+from stager.launch import job
+from stager.request.policy import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stager.cli.options import NodeOptions
+
+#: The order in which findings are printed, and how each kind is counted.
+_COUNTED = {
+    Verdict.PROBLEM: ("problem", "problems"),
+    Verdict.UNKNOWN: ("could not be checked", "could not be checked"),
+    Verdict.NOTE: ("note", "notes"),
+    Verdict.OK: ("ok", "ok"),
+}
+
+
+@click.command(epilog=WHICH_NODES)
+@node_options
+@json_option
+def doctor(where: NodeOptions, as_json: bool) -> int:
+    """Check what the safety of staging rests on.
+
+    Says of each setting of the site and its nodes whether it is ok, a problem, or worth a note,
+    and what to do. What your permissions hide is told; root sees everything. Ends with code 1 if
+    there is a problem.
+    """
+    if where.local_root:
+        raise UsageError("simulated nodes have nothing to check; leave out --local-root")
+    found: dict[Finding, list[str]] = {}
+    try:
+        rules = where.rules()
+    except PolicyRefusal as error:
+        rules = LOCAL.model_copy(update={"roots": ()})
+        found[Finding("config", Verdict.PROBLEM, str(error))] = []
+    site = site_facts()
+    here = job.own_name(os.environ)
+    local = Command(
+        Action.FACTS, rules.roots, rules.shared_roots, config=str(where.config),
+        plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
+        computes=bool(job.node_states(here)),
+    )  # fmt: skip
+    scope = Scope.find(where, os.environ)
+    # This machine too: its stage.toml must be that of the others.
+    answers = [] if here in scope.nodes else Scope(disks={here: ""}).ask(local, rules, os.environ)
+    if scope.nodes:
+        answers += scope.ask(replace(local, computes=True), rules, os.environ)
+    nodes, problems = read_answers(answers, NodeFacts.from_wire)
+    found |= examine(Examined(site, rules, nodes))
+    for name, problem in problems.items():
+        found.setdefault(Finding("node", Verdict.UNKNOWN, problem), []).append(name)
+    _print(found, as_json=as_json)
+    return int(any(finding.verdict is Verdict.PROBLEM for finding in found))
+
+
+def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:
+    order = list(_COUNTED)
+    findings = sorted(found, key=lambda finding: order.index(finding.verdict))
+    if as_json:
+        entries = [
+            {"subject": one.subject, "verdict": one.verdict, "nodes": found[one], "text": one.text}
+            for one in findings
+        ]
+        click.echo(json.dumps({"findings": entries}, indent=1))
+        return
+    for one in findings:
+        where = f"{job.fold(found[one])}: " if found[one] else ""
+        click.echo(printable(f"{one.verdict:<8} {where}{one.text}"))
+    counts = [(sum(one.verdict is kind for one in findings), *_COUNTED[kind]) for kind in order]
+    total = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+    click.echo(f"stage: {total}")

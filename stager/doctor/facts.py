@@ -1,0 +1,243 @@
+"""Gather what `doctor.rules` judges: the facts of this node, and those of the whole site.
+
+Nothing is changed, and a fact that cannot be seen is told as such. A `NodeFacts` travels to the
+user's node as JSON.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from stat import S_ISUID
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from stager.base import paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: The sysctls that protect files in folders where several users may write.
+SYSCTLS = ("fs.protected_symlinks", "fs.protected_hardlinks", "fs.protected_regular")
+#: The programs by which users mount filesystems of their own, if they are setuid.
+_MOUNTERS = ("fusermount", "fusermount3")
+#: The owner of what is not there, and of what this user cannot see.
+ABSENT, UNSEEN = -1, -2
+#: How the plugin names its version (spank_stage.c).
+_PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
+#: Bytes of a file that are read, and depth to which plugstack.conf is followed.
+_MOST_BYTES, _MOST_DEEP = 1 << 20, 4
+#: Seconds in which Slurm's commands must end.
+_PATIENCE = 10
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder: the uid of its owner, `ABSENT` or `UNSEEN`, and its mode."""
+
+    path: str
+    owner: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class PluginLine:
+    """A line of plugstack.conf for this plugin; an argument that it lacks is empty."""
+
+    plugin: str
+    python: str
+    config: str
+    #: Of the file ``plugin``; empty if it names none.
+    version: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one machine is like."""
+
+    #: Whether Slurm runs jobs here.
+    computes: bool
+    #: The version of this package, and the prefix that it is installed in.
+    package: str
+    prefix: str
+    #: The SHA-256 of stage.toml; empty if it cannot be read.
+    digest: str
+    #: By name; -1 for one that cannot be read.
+    sysctls: dict[str, int]
+    #: The staging roots, and what is at the place of their records.
+    roots: list[Place]
+    records: list[Place]
+    shared_roots: list[Place]
+    #: Slurm's TmpFS; none if Slurm did not say.
+    tmpfs: list[Place]
+    #: What only root may write: stage.toml, plugstack.conf, the prefix and the plugin.
+    trusted: list[Place]
+    #: `paths.RUN_FOLDER` and `paths.JOBS_FOLDER`.
+    run: Place
+    jobs: Place
+    plugins: list[PluginLine]
+    #: The setuid programs by which users mount filesystems, and whether others may see those.
+    #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
+    taken: list[Place] = field(default_factory=list)
+    fuse: list[str] = field(default_factory=list)
+    fuse_for_others: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return a JSON object for `from_wire`."""
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> NodeFacts:
+        """Return the facts that `to_wire` wrote. Raise ValueError."""
+        return TypeAdapter(cls).validate_python(data, strict=False)
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What is the same for all nodes: Slurm's configuration. Empty without Slurm."""
+
+    #: The keys of `scontrol show config`, and of each partition by its name.
+    slurm: dict[str, str] = field(default_factory=dict)
+    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: What `srun --mpi=list` names.
+    mpi: frozenset[str] = frozenset()
+
+
+def node_facts(
+    config: str,
+    plugstack: str,
+    tmpfs: str,
+    roots: Iterable[str],
+    shared_roots: Iterable[str],
+    *,
+    computes: bool,
+    name: str,
+) -> NodeFacts:
+    """Return the facts of this machine, whose name in Slurm is ``name``.
+
+    ``plugstack`` and ``tmpfs`` are from Slurm's configuration, empty if they are not known.
+    """
+    roots = list(roots)
+    plugins = list(_plugin_lines(plugstack))
+    folders = [tmpfs.replace("%h", os.uname().nodename).replace("%n", name)] if tmpfs else []
+    return NodeFacts(
+        computes=computes,
+        package=metadata.version("slurm-stage"),
+        prefix=sys.prefix,
+        digest=_digest(config),
+        sysctls={name: _sysctl(name) for name in SYSCTLS},
+        roots=[place(root or "/") for root in roots],
+        records=[place(f"{root}/{paths.RECORDS_FOLDER}") for root in roots],
+        shared_roots=[place(root) for root in shared_roots],
+        tmpfs=[place(folder) for folder in folders],
+        trusted=[place(path) for path in _trusted(config, plugstack, plugins)],
+        taken=list(_taken(folders)),
+        run=place(paths.RUN_FOLDER),
+        jobs=place(paths.JOBS_FOLDER),
+        plugins=plugins,
+        fuse=[path for path in map(shutil.which, _MOUNTERS) if path and place(path).mode & S_ISUID],
+        fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
+    )
+
+
+def place(path: str) -> Place:
+    """Return what is at ``path``, following links."""
+    try:
+        facts = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Place(path, ABSENT, 0)
+    except OSError:
+        return Place(path, UNSEEN, 0)
+    return Place(path, facts.st_uid, facts.st_mode)
+
+
+def _taken(folders: Iterable[str]) -> Iterator[Place]:
+    for folder in folders:
+        for path in glob.iglob(f"{glob.escape(folder)}/spmix_appdir_{os.getuid()}_*"):
+            there = place(path)
+            if there.owner not in (ABSENT, os.getuid(), 0):
+                yield there
+                return  # one is enough to tell
+
+
+def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list[str]:
+    """Return the paths that only root may write, and the folders above them, each once."""
+    package = str(Path(__file__).parents[1])
+    files = [config, plugstack, sys.prefix, sys.executable, os.path.realpath(sys.executable)]
+    files += [package, f"{package}/__main__.py", *(line.plugin for line in plugins)]
+    found: dict[str, None] = {}
+    for path in filter(None, files):
+        found |= dict.fromkeys([path, *map(str, Path(path).parents)])
+    return list(found)
+
+
+def _plugin_lines(path: str, depth: int = 0) -> Iterator[PluginLine]:
+    """Yield the lines for this plugin in plugstack.conf and in the files that it includes."""
+    if not path or depth > _MOST_DEEP:
+        return
+    for line in _read(path).decode(errors="replace").splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] == ["include"]:
+            for pattern in words[1:]:
+                for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
+                    yield from _plugin_lines(name, depth + 1)
+        elif len(words) > 1 and os.path.basename(words[1]) == "spank_stage.so":
+            given = dict(word.split("=", 1) for word in words[2:] if "=" in word)
+            version = _PLUGIN_VERSION.search(_read(words[1]))
+            yield PluginLine(
+                words[1], given.get("python", ""), given.get("config", ""),
+                version[1].decode(errors="replace") if version else "",
+            )  # fmt: skip
+
+
+def _sysctl(name: str) -> int:
+    with suppress(ValueError):
+        return int(_read(f"/proc/sys/{name.replace('.', '/')}"))
+    return -1
+
+
+def _digest(path: str) -> str:
+    text = _read(path)
+    return hashlib.sha256(text).hexdigest() if text else ""
+
+
+def _read(path: str) -> bytes:
+    """Return the beginning of a file, nothing if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(_MOST_BYTES)
+    return b""
+
+
+def site_facts() -> SiteFacts:
+    """Return what Slurm's commands say of the whole site."""
+    config = (line.partition("=") for line in _slurm("scontrol", "show", "config").splitlines())
+    partitions = {}
+    for line in _slurm("scontrol", "--oneliner", "show", "partition").splitlines():
+        keys = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        partitions[keys.get("PartitionName", "")] = keys
+    return SiteFacts(
+        {key.strip(): value.strip() for key, sign, value in config if sign},
+        partitions,
+        frozenset(re.findall(r"[\w./-]+", _slurm("srun", "--mpi=list"))),
+    )
+
+
+def _slurm(*command: str) -> str:
+    """Return what a command of Slurm prints, on both streams; nothing if it fails."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
+            check=True, env={"PATH": os.defpath, **os.environ},
+        )  # fmt: skip
+        return done.stdout + done.stderr
+    return ""

@@ -1,0 +1,171 @@
+"""``stagectl doctor`` says what holds on the cluster, and finds each fault that is put there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cluster.site import PREFIX, STAGECTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+PLUGIN = f"{PREFIX}/lib/spank_stage.so has version 0.1.0, as this package"
+TMPFS = (
+    "TmpFS=/tmp: users can keep jobs from starting there: set TmpFS in slurm.conf to a folder of "
+    "root's with mode 0755"
+)
+NOT_MADE = (
+    "/nvme/.slurm-stage is not there, and any user could take the name: have it made at boot (a "
+    "line in /etc/tmpfiles.d)"
+)
+FILES = "only root can write stage.toml, plugstack.conf, the prefix, the plugin"
+FUSE = (
+    "users can mount filesystems by /usr/bin/fusermount and /usr/bin/fusermount3: unless they need "
+    "it, chmod u-s"
+)
+NO_NODE = (
+    "this is no compute node, so its disks were not checked; use -w NODE, or run this in a job or "
+    "on a compute node"
+)
+SITE = [
+    (
+        "note     partition main: users share nodes, and reach each other's ports: see "
+        "SECURITY.md, or set ExclusiveUser=YES or OverSubscribe=EXCLUSIVE"
+    ),
+    (
+        "note     ranks listen on all interfaces, on ports from 1024 on: choose an interface that "
+        "only the nodes reach (OMPI_MCA_btl_tcp_if_include in [launch] environment), or close the "
+        "nodes' ports to other machines"
+    ),
+    "note     srun listens on any port: set SrunPortRange, so that a firewall can tell its ports",
+]
+
+
+def sysctls(where: str) -> list[str]:
+    """The lines about the kernel, which is this machine's."""
+    lines = []
+    for name in ("symlinks", "hardlinks", "regular"):
+        value = int(Path(f"/proc/sys/fs/protected_{name}").read_text())
+        remedy = "" if value else ": set it to 1 (in a file of /etc/sysctl.d)"
+        verdict = "ok" if value else "problem"
+        lines.append(f"{verdict:<8} {where}: fs.protected_{name} is {value}{remedy}")
+    return lines
+
+
+def doctor(site: Site, user: str, on: str) -> list[str]:
+    """The lines of the doctor, less the last, which counts them."""
+    done = site.run([STAGECTL, "doctor"], user=user, on=on, check=False)
+    *lines, counts = done.stdout.splitlines()
+    problems = sum(line.startswith("problem ") for line in lines)
+    assert (done.returncode, done.stderr) == (int(problems > 0), "")
+    assert counts.startswith(f"stage: {problems} problem")
+    return lines
+
+
+def in_job(site: Site, user: str = "alice") -> list[str]:
+    job = site.sbatch(f"{STAGECTL} doctor", "-N4", user=user)
+    job.wait()
+    return job.output().splitlines()[:-1]
+
+
+def test_a_login_node_is_told_what_holds_for_the_site(site: Site) -> None:
+    for user in ("alice", "root"):
+        assert sorted(doctor(site, user, "login")) == sorted(
+            [
+                *sysctls("login"),
+                f"unknown  login: {NO_NODE}",
+                f"note     login: {FUSE}",
+                *SITE,
+                f"ok       login: {FILES}",
+                f"ok       login: {PLUGIN}",
+                "ok       srun has the MPI plugin pmix",
+            ]
+        )
+
+
+def test_a_node_is_told_what_holds_there(site: Site) -> None:
+    for user in ("alice", "root"):
+        assert sorted(doctor(site, user, "n1")) == sorted(
+            [
+                *sysctls("n1"),
+                f"problem  n1: {TMPFS}",
+                f"problem  n1: {NOT_MADE}",
+                f"note     n1: {FUSE}",
+                *SITE,
+                "ok       n1: /nvme: users cannot move each other's files",
+                f"ok       n1: {FILES}",
+                "ok       n1: /run/slurm-stage belongs to root, and jobs are marked there",
+                f"ok       n1: {PLUGIN}",
+                "ok       srun has the MPI plugin pmix",
+            ]
+        )
+
+
+def test_a_job_is_told_what_holds_on_all_its_nodes(site: Site) -> None:
+    with site.sharing():
+        assert sorted(in_job(site)) == sorted(
+            [
+                *sysctls("n[1-4]"),
+                f"problem  n[1-4]: {TMPFS}",
+                f"note     n[1-4]: {FUSE}",
+                *SITE,
+                "ok       n[1-4]: /nvme: users cannot move each other's files",
+                "ok       n[1-4]: /nvme/.slurm-stage belongs to root",
+                "ok       n[1-4]: /nvme/shared: only root and stage can write there",
+                f"ok       n[1-4]: {FILES}",
+                "ok       n[1-4]: /run/slurm-stage belongs to root, and jobs are marked there",
+                f"ok       n[1-4]: {PLUGIN}",
+                "ok       n[1-4]: stage.toml is the same everywhere",
+                "ok       n[1-4]: slurm-stage is the same everywhere",
+                "ok       stage (uid 5010) stages for all users",
+                "ok       srun has the MPI plugin pmix",
+            ]
+        )
+
+
+@contextmanager
+def faults(site: Site) -> Iterator[None]:
+    """Put one fault on each of three nodes: another stage.toml, an open root, a taken name."""
+    other = "/shared/other.toml"
+    site.run(f"cp /etc/slurm/stage.toml {other}; echo '# more' >>{other}", user="root")
+    site.run(f"chmod 666 {other}; mount --bind {other} /etc/slurm/stage.toml", user="root", on="n3")
+    site.path("n2", "/nvme").chmod(0o777)
+    site.run("mkdir /nvme/.slurm-stage", user="bob", on="n4")
+    try:
+        yield
+    finally:
+        site.run("umount /etc/slurm/stage.toml", user="root", on="n3")
+        site.run(f"rm {other}", user="root")
+        site.path("n2", "/nvme").chmod(0o1777)
+        site.run("rmdir /nvme/.slurm-stage", user="root", on="n4")
+
+
+def test_each_fault_is_told_with_its_node_and_the_remedy(site: Site) -> None:
+    site.run("mkdir -m 755 /run/tmpfs", user="root", on="n1")
+    for node in site.nodes[1:]:
+        site.run("mkdir -m 755 -p /run/tmpfs", user="root", on=node)
+    site.reconfigure("TmpFS=/run/tmpfs\nSrunPortRange=60001-63000\n")
+    try:
+        with faults(site):
+            told = in_job(site)
+    finally:
+        site.reconfigure()
+    expected = [line for line in sysctls("n[1-4]") if line.startswith("problem")] + [
+        "problem  n2: /nvme: users can move each other's files: chmod +t /nvme",
+        (
+            "problem  n4: /nvme/.slurm-stage is not a folder of root's with mode 0755: remove it, "
+            "and have it made at boot (a line in /etc/tmpfiles.d)"
+        ),
+        (
+            "problem  n3: /etc/slurm/stage.toml: others than root can write it: chown root, "
+            "chmod go-w"
+        ),
+        ("problem  n3: stage.toml is not as on the other machines: install the same everywhere"),
+    ]
+    assert sorted(line for line in told if line.startswith("problem")) == sorted(expected)
+    assert "ok       n[1-4]: TmpFS=/run/tmpfs: only root can write there" in told
+    assert "ok       srun listens on the ports 60001-63000" in told

@@ -1,0 +1,98 @@
+"""The facts are those of this machine, and another node's are only taken if they are facts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.doctor.facts import ABSENT, UNSEEN, NodeFacts, Place, PluginLine, node_facts, place
+from tests.support.users import USER, as_ordinary_user, ordinary_home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def plugstack(tmp_path: Path) -> Path:
+    """A plugstack.conf whose folder of further files names the plugin."""
+    (tmp_path / "plugstack.conf.d").mkdir()
+    (tmp_path / "plugstack.conf.d/stage.conf").write_text(
+        f"# required /old/spank_stage.so\nrequired {tmp_path}/spank_stage.so "
+        "python=/opt/bin/python3 config=/etc/stage.toml # ours\noptional /usr/lib/other.so\n"
+    )
+    (tmp_path / "spank_stage.so").write_bytes(b"\x7fELF\0slurm-stage 1.2.3\0more")
+    path = tmp_path / "plugstack.conf"
+    path.write_text("include plugstack.conf.d/*.conf\ninclude plugstack.conf\n")
+    return path
+
+
+def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
+    return node_facts(
+        f"{tmp_path}/stage.toml", plugstack, f"{tmp_path}/%h.%n", [str(tmp_path)],
+        [f"{tmp_path}/all"], computes=True, name="n1",
+    )  # fmt: skip
+
+
+def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "stage.toml").write_bytes(b"roots = []")
+    seen = facts(tmp_path)
+    assert seen.digest == hashlib.sha256(b"roots = []").hexdigest()
+    assert seen.prefix == sys.prefix
+    assert seen.roots == [Place(str(tmp_path), os.getuid(), tmp_path.stat().st_mode)]
+    assert seen.records == [Place(f"{tmp_path}/.slurm-stage", ABSENT, 0)]
+    assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
+    assert seen.tmpfs == [Place(f"{tmp_path}/{os.uname().nodename}.n1", ABSENT, 0)]
+    assert {f"{tmp_path}/stage.toml", str(tmp_path), "/", sys.prefix} <= {
+        one.path for one in seen.trusted
+    }
+    with open("/proc/sys/fs/protected_symlinks") as file:
+        assert seen.sysctls["fs.protected_symlinks"] == int(file.read())
+
+
+def test_the_plugin_is_found_in_included_files_with_its_version(
+    tmp_path: Path, plugstack: Path
+) -> None:
+    line = PluginLine(f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3")
+    # The file includes itself as well: that ends.
+    assert set(facts(tmp_path, str(plugstack)).plugins) == {line}
+    (tmp_path / "spank_stage.so").unlink()
+    assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
+
+
+@pytest.mark.root
+def test_a_folder_of_pmix_that_belongs_to_another_user_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / f"{os.uname().nodename}.n1"
+    folder.mkdir()
+    for name in ("spmix_appdir_0_17.0", "spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
+        (folder / name).mkdir()
+    for name in ("spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
+        os.chown(folder / name, USER, USER)
+    (taken,) = facts(tmp_path).taken
+    assert (taken.path, taken.owner) == (f"{folder}/spmix_appdir_0_18.0", USER)
+
+
+def test_what_this_user_cannot_see_is_told_apart_from_what_is_absent() -> None:
+    with ordinary_home() as home:
+        (home / "closed").mkdir(mode=0o700)
+        (home / "closed/file").touch()
+        (home / "closed").chmod(0o000)
+        seen = as_ordinary_user(lambda: [place(f"{home}/{name}") for name in ("closed/file", "no")])
+        (home / "closed").chmod(0o700)
+    assert [one.owner for one in seen] == [UNSEEN, ABSENT]
+
+
+def test_the_facts_of_another_node_arrive_as_they_were(tmp_path: Path, plugstack: Path) -> None:
+    seen = facts(tmp_path, str(plugstack))
+    assert NodeFacts.from_wire(seen.to_wire()) == seen
+
+
+@pytest.mark.parametrize(
+    "change", [{"sysctls": []}, {"roots": [{"path": 5}]}, {"package": None}, {"jobs": "x"}]
+)
+def test_what_is_not_facts_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        NodeFacts.from_wire({**facts(tmp_path).to_wire(), **change})

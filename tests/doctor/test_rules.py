@@ -1,0 +1,313 @@
+"""What the facts of a site mean, and what to do: each rule, for each fault that it knows."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+
+import pytest
+
+from stager.doctor.facts import ABSENT, SYSCTLS, UNSEEN, NodeFacts, Place, PluginLine, SiteFacts
+from stager.doctor.rules import Examined, Finding, Verdict, examine
+from stager.request.policy import Launch, Policy, Shared
+
+FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777
+OK, PROBLEM, NOTE, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.NOTE, Verdict.UNKNOWN
+LINE = PluginLine("/opt/x/lib/spank_stage.so", "/opt/x/bin/python3", "/etc/stage.toml", "1.2.3")
+NODE = NodeFacts(
+    computes=True,
+    package="1.2.3",
+    prefix="/opt/x",
+    digest="d1",
+    sysctls=dict.fromkeys(SYSCTLS, 1),
+    roots=[Place("/nvme", 0, STICKY)],
+    records=[Place("/nvme/.slurm-stage", 0, FOLDER)],
+    shared_roots=[Place("/nvme/all", 65534, FOLDER)],
+    tmpfs=[Place("/var/tmp/slurm", 0, FOLDER)],
+    trusted=[Place("/etc/stage.toml", 0, stat.S_IFREG | 0o644), Place("/opt", 0, STICKY)],
+    run=Place("/run/slurm-stage", 0, FOLDER),
+    jobs=Place("/run/slurm-stage/jobs", 0, stat.S_IFDIR | 0o711),
+    plugins=[LINE],
+)
+SITE = SiteFacts(
+    slurm={
+        "PlugStackConfig": "/etc/plugstack.conf", "SlurmUser": "slurm(64)",
+        "SrunPortRange": "60001-60100", "JobContainerType": "job_container/none",
+    },
+    partitions={"main": {"OverSubscribe": "EXCLUSIVE", "ExclusiveUser": "NO"}},
+    mpi=frozenset({"pmix", "none"}),
+)  # fmt: skip
+POLICY = Policy(
+    roots=("/nvme",),
+    launch=Launch(environment={"OMPI_MCA_btl_tcp_if_include": "ib0"}),
+    shared=Shared(owner="nobody", roots=("/nvme/all",)),
+)
+
+
+def found(
+    node: NodeFacts = NODE, site: SiteFacts = SITE, policy: Policy = POLICY
+) -> dict[Finding, list[str]]:
+    return examine(Examined(site, policy, {"n1": node}))
+
+
+def news(**changes: object) -> list[tuple[Verdict, str]]:
+    """What is found on a node with these other facts, and not on one where all is well."""
+    usual = found()
+    other = found(replace(NODE, **changes))  # type: ignore[arg-type]
+    return [(one.verdict, one.text) for one in other if one not in usual]
+
+
+def site_news(site: SiteFacts = SITE, **changes: object) -> list[tuple[Verdict, str]]:
+    usual = found()
+    other = found(NODE, site, POLICY.model_copy(update=changes))
+    return [(one.verdict, one.text) for one in other if one not in usual]
+
+
+def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
+    assert [(one.subject, one.verdict, one.text, names) for one, names in found().items()] == [
+        *(("sysctl", OK, f"{name} is 1", ["n1"]) for name in SYSCTLS),
+        ("TmpFS", OK, "TmpFS=/var/tmp/slurm: only root can write there", ["n1"]),
+        ("roots", OK, "/nvme: users cannot move each other's files", ["n1"]),
+        ("records", OK, "/nvme/.slurm-stage belongs to root", ["n1"]),
+        ("shared", OK, "/nvme/all: only root and nobody can write there", ["n1"]),
+        (
+            "files", OK,
+            "only root can write stage.toml, plugstack.conf, the prefix, the plugin", ["n1"],
+        ),
+        ("run", OK, "/run/slurm-stage belongs to root, and jobs are marked there", ["n1"]),
+        ("plugin", OK, f"{LINE.plugin} has version 1.2.3, as this package", ["n1"]),
+        ("fuse", OK, "users cannot mount filesystems (fusermount is not setuid)", ["n1"]),
+        ("shared", OK, "nobody (uid 65534) stages for all users", []),
+        ("sharing", OK, "partition main: a node has jobs of one user at a time", []),
+        ("ports", OK, "the ranks' ports are chosen (OMPI_MCA_btl_tcp_if_include)", []),
+        ("ports", OK, "srun listens on the ports 60001-60100", []),
+        ("mpi", OK, "srun has the MPI plugin pmix", []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYSCTLS)
+def test_a_sysctl_that_is_off_is_a_problem(name: str) -> None:
+    assert news(sysctls={**NODE.sysctls, name: 0}) == [
+        (PROBLEM, f"{name} is 0: set it to 1 (in a file of /etc/sysctl.d)")
+    ]
+    assert news(sysctls={**NODE.sysctls, name: 2}) == [(OK, f"{name} is 2")]
+    assert news(sysctls={**NODE.sysctls, name: -1}) == [(UNKNOWN, f"{name} cannot be read")]
+
+
+TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
+TAKEN = "TmpFS=/tmp: users can keep jobs from starting there: " + TMPFS
+
+
+@pytest.mark.parametrize(
+    ("there", "verdict", "text"),
+    [
+        (Place("/tmp", 0, STICKY), PROBLEM, TAKEN),
+        (Place("/tmp", 5001, FOLDER), PROBLEM, TAKEN),
+        (Place("/tmp", 0, stat.S_IFDIR | 0o775), PROBLEM, TAKEN),
+        (Place("/tmp", ABSENT, 0), PROBLEM, "TmpFS=/tmp is not there: " + TMPFS),
+        (Place("/tmp", UNSEEN, 0), UNKNOWN, "/tmp cannot be seen by this user"),
+    ],
+    ids=["sticky", "a user's", "a group's", "absent", "unseen"],
+)
+def test_users_must_not_write_where_pmix_makes_its_folders(
+    there: Place, verdict: Verdict, text: str
+) -> None:
+    assert news(tmpfs=[there]) == [(verdict, text)]
+
+
+def test_without_slurm_its_settings_are_unknown() -> None:
+    texts = [
+        (UNKNOWN, "Slurm does not say where PMIx makes its folders (TmpFS)"),
+        (UNKNOWN, "Slurm does not say where plugstack.conf is"),
+        (UNKNOWN, "Slurm's partitions cannot be read"),
+        (UNKNOWN, "srun --mpi=list cannot be run"),
+    ]
+    other = found(replace(NODE, tmpfs=[], plugins=[]), SiteFacts())
+    assert [(one.verdict, one.text) for one in other if one.verdict is not OK] == texts
+
+
+def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
+    text = (
+        "/tmp/spmix_appdir_1_7.0 belongs to uid 5002, who keeps your jobs from starting there: "
+        "remove it, and set TmpFS in slurm.conf to a folder of root's with mode 0755"
+    )
+    assert news(taken=[Place("/tmp/spmix_appdir_1_7.0", 5002, FOLDER)]) == [(PROBLEM, text)]
+
+
+BY_OTHERS = "/nvme/.slurm-stage is not a folder of root's with mode 0755: remove it, and have it "
+MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
+
+
+@pytest.mark.parametrize(
+    ("root", "records", "expected"),
+    [
+        (
+            Place("/nvme", 0, OPEN), NODE.records[0],
+            [(PROBLEM, "/nvme: users can move each other's files: chmod +t /nvme")],
+        ),
+        (
+            Place("/nvme", ABSENT, 0), Place("/nvme/.slurm-stage", ABSENT, 0),
+            [(PROBLEM, "/nvme is not there: mount the disk, or correct roots in stage.toml")],
+        ),
+        (
+            NODE.roots[0], Place("/nvme/.slurm-stage", ABSENT, 0),
+            [(
+                PROBLEM,
+                "/nvme/.slurm-stage is not there, and any user could take the name: have it "
+                + MADE_AT_BOOT,
+            )],
+        ),
+        (
+            Place("/nvme", 0, FOLDER), Place("/nvme/.slurm-stage", ABSENT, 0),
+            [(OK, "/nvme/.slurm-stage is not there yet, and only root can make it")],
+        ),
+        (
+            NODE.roots[0], Place("/nvme/.slurm-stage", 5002, FOLDER),
+            [(PROBLEM, BY_OTHERS + MADE_AT_BOOT)],
+        ),
+        (
+            NODE.roots[0], Place("/nvme/.slurm-stage", 0, OPEN),
+            [(PROBLEM, BY_OTHERS + MADE_AT_BOOT)],
+        ),
+    ],
+    ids=["not sticky", "no disk", "a name to take", "not yet", "taken", "open"],
+)  # fmt: skip
+def test_staging_roots_and_the_records_in_them(
+    root: Place, records: Place, expected: list[tuple[Verdict, str]]
+) -> None:
+    assert news(roots=[root], records=[records]) == expected
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(5002, FOLDER), (65534, OPEN), (0, STICKY)])
+def test_others_must_not_write_where_files_for_all_are(owner: int, mode: int) -> None:
+    text = (
+        "/nvme/all: others than root and nobody can write there: chown nobody /nvme/all; chmod 755 "
+        "/nvme/all"
+    )
+    assert news(shared_roots=[Place("/nvme/all", owner, mode)]) == [(PROBLEM, text)]
+
+
+def test_others_must_not_write_what_root_reads_or_runs() -> None:
+    paths = [
+        Place("/etc/stage.toml", 0, stat.S_IFREG | 0o666), Place("/opt/x", 5001, FOLDER),
+        Place("/opt", 0, OPEN), Place("/etc/slurm", 64, FOLDER), Place("/hidden", UNSEEN, 0),
+    ]  # fmt: skip
+    remedy = "others than root can write it: chown root, chmod go-w"
+    assert news(trusted=paths) == [
+        (PROBLEM, f"/etc/stage.toml: {remedy}"),
+        (PROBLEM, f"/opt/x: {remedy}"),
+        (PROBLEM, f"/opt: {remedy}"),
+        (UNKNOWN, "/hidden cannot be seen by this user"),
+    ]
+
+
+def test_the_folders_in_run_are_roots_and_made_by_slurmd() -> None:
+    assert news(run=Place("/run/slurm-stage", 5001, FOLDER)) == [
+        (PROBLEM, "/run/slurm-stage: others than root can write there: remove it")
+    ]
+    text = (
+        "/run/slurm-stage/jobs is not there, so nothing is evicted and jobs are not cleaned up "
+        "after: restart slurmd (without the plugin: set Prolog and Epilog)"
+    )
+    assert news(jobs=Place("/run/slurm-stage/jobs", ABSENT, 0)) == [(PROBLEM, text)]
+
+
+ONCE = "name it once (without it, TaskProlog must stage)"
+TOGETHER = "install plugin and package together (packaging/install)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "texts"),
+    [
+        ([], [f"spank_stage.so is not named in /etc/plugstack.conf: {ONCE}"]),
+        ([LINE, LINE], [f"spank_stage.so is named 2 times in /etc/plugstack.conf: {ONCE}"]),
+        (
+            [replace(LINE, version="1.2.2")],
+            [f"{LINE.plugin} has version 1.2.2, this package 1.2.3: {TOGETHER}"],
+        ),
+        (
+            [replace(LINE, version="")],
+            [f"{LINE.plugin} has version unknown, this package 1.2.3: {TOGETHER}"],
+        ),
+        (
+            [replace(LINE, python="/opt/xy/bin/python3")],
+            [f"python=/opt/xy/bin/python3 in plugstack.conf is not of /opt/x: {TOGETHER}"],
+        ),
+    ],
+    ids=["none", "twice", "another version", "no version", "another Python"],
+)
+def test_the_plugin_is_named_once_and_is_of_this_version(
+    lines: list[PluginLine], texts: list[str]
+) -> None:
+    assert news(plugins=lines) == [(PROBLEM, text) for text in texts]
+
+
+def test_filesystems_of_users_are_a_note() -> None:
+    text = "users can mount filesystems by /bin/fusermount3{}: unless they need it, chmod u-s"
+    assert news(fuse=["/bin/fusermount3"]) == [(NOTE, text.format(""))]
+    others = ", which other users may enter (user_allow_other)"
+    assert news(fuse=["/bin/fusermount3"], fuse_for_others=True) == [(NOTE, text.format(others))]
+
+
+def test_a_machine_that_runs_no_jobs_has_no_disks_to_check() -> None:
+    text = (
+        "this is no compute node, so its disks were not checked; use -w NODE, or run this in a job "
+        "or on a compute node"
+    )
+    absent = Place("/nvme", ABSENT, 0)
+    assert news(computes=False, roots=[absent], tmpfs=[Place("/tmp", 0, STICKY)]) == [
+        (UNKNOWN, text)
+    ]
+
+
+def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
+    nodes = {"n1": NODE, "n2": NODE, "n3": replace(NODE, digest="d2"), "n4": NODE}
+    findings = examine(Examined(SITE, POLICY, nodes))
+    other = "is not as on the other machines: install the same everywhere"
+    assert findings[Finding("config", PROBLEM, f"stage.toml {other}")] == ["n3"]
+    assert findings[Finding("version", OK, "slurm-stage is the same everywhere")] == list(nodes)
+    nodes["n2"] = replace(NODE, package="1.2.2")
+    findings = examine(Examined(SITE, POLICY, nodes))
+    assert findings[Finding("version", PROBLEM, f"slurm-stage {other}")] == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_alone"),
+    [
+        ({"OverSubscribe": "NO", "ExclusiveUser": "NO"}, False),
+        ({"OverSubscribe": "YES:4", "ExclusiveUser": "NO"}, False),
+        ({"OverSubscribe": "NO", "ExclusiveUser": "YES"}, True),
+        ({}, False),
+    ],
+)
+def test_partitions_whose_nodes_are_shared_are_a_note(
+    keys: dict[str, str], *, is_alone: bool
+) -> None:
+    text = (
+        "partition main: users share nodes, and reach each other's ports: see SECURITY.md, or set "
+        "ExclusiveUser=YES or OverSubscribe=EXCLUSIVE"
+    )
+    expected = [] if is_alone else [(NOTE, text)]
+    assert site_news(replace(SITE, partitions={"main": keys})) == expected
+
+
+def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
+    (ranks,) = site_news(launch=Launch())
+    assert ranks[0] is NOTE
+    assert ranks[1].startswith("ranks listen on all interfaces, on ports from 1024 on: choose")
+    text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
+    site = replace(SITE, slurm={**SITE.slurm, "SrunPortRange": "0-0"})
+    assert site_news(site) == [(NOTE, text)]
+
+
+def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
+    text = "srun has no MPI plugin pmi3: correct mpi in [launch] (srun --mpi=list)"
+    launch = POLICY.launch.model_copy(update={"mpi": "pmi3"})
+    assert site_news(launch=launch) == [(PROBLEM, text)]
+
+
+def test_a_root_in_a_folder_that_goes_with_each_job_is_a_note() -> None:
+    site = replace(SITE, slurm={**SITE.slurm, "JobContainerType": "job_container/tmpfs"})
+    text = "/tmp/stage: job_container/tmpfs may remove it with each job: choose other roots"
+    assert site_news(site, roots=("/nvme", "/tmp/stage")) == [(NOTE, text)]
+    assert site_news(site) == []

@@ -1,0 +1,51 @@
+"""What an administrator installs as root is locked: each package by its version and its hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).parents[2]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+NEEDED = {
+    "requirements.lock": PROJECT["project"]["dependencies"],
+    "build.lock": PROJECT["build-system"]["requires"],
+}
+
+
+def locked(name: str) -> dict[str, tuple[str, list[str]]]:
+    """The version and the hashes of each package in a lock, by its name."""
+    text = (REPOSITORY / "packaging" / name).read_text().replace("\\\n", " ")
+    found: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            requirement, *words = line.partition("#")[0].split()
+            package, version = requirement.split("==")
+            assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", word) for word in words), line
+            found[canonicalize_name(package)] = version, words
+    return found
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_lock_has_each_dependency_in_a_version_that_fits_and_with_hashes(name: str) -> None:
+    lock = locked(name)
+    for needed in map(Requirement, NEEDED[name]):
+        version, _ = lock[canonicalize_name(needed.name)]
+        assert needed.specifier.contains(version), f"make lock: {needed}, but {version} is locked"
+    assert [package for package, (_, hashes) in lock.items() if not hashes] == []
+
+
+def test_a_lock_is_complete_and_so_needs_no_dependencies_resolved() -> None:
+    """The packages are installed without their dependencies, so the lock must have those too."""
+    lock = locked("requirements.lock")
+    for package in lock:
+        for needed in map(Requirement, metadata.requires(package) or []):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                version, _ = lock[canonicalize_name(needed.name)]
+                assert needed.specifier.contains(version), f"{package} needs {needed}"
