@@ -11,14 +11,16 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+import xxhash
 
 from tests.cluster.cluster import USERS
-from tests.cluster.site import PLUGSTACK, PREFIX, digest
+from tests.cluster.site import PLUGSTACK, PREFIX, SOURCE, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
@@ -280,3 +282,88 @@ def test_a_list_of_directives_that_is_too_long_is_refused_at_once(site: Site) ->
         "stage: the --stage options are longer than 122880 bytes together; write #STAGE lines in "
         "the batch script instead, or stage a folder or an archive\n"
     )
+
+
+# Rows 1 and 2: a stranger who speaks as a rank
+
+INJECT = f"{SOURCE}/tests/cluster/inject.py"
+#: Attempts to be faster than the true rank, which connects some 30 ms after the other listens.
+RACES = 5
+
+
+def speak_as_ranks(
+    site: Site, acts: Mapping[int, Sequence[str]], done: str
+) -> tuple[Job, Sequence[str]]:
+    """Stage on n1 and n2 while bob acts as the ranks there. Return the job and what he printed.
+
+    Try again until each of his processes has printed ``done``: otherwise nothing was tried.
+    """
+    said: list[str] = []
+    for _ in range(RACES):
+        site.empty_disks()
+        job = site.sbatch("true", "-wn1,n2", "--hold", WISH)
+        speakers = [
+            site.popen(
+                ["python3", INJECT, f"10.0.0.{2 - rank}", job.id, str(rank), *act],
+                user="bob", on=f"n{rank + 1}",
+            )
+            for rank, act in acts.items()
+        ]  # fmt: skip
+        try:
+            for speaker in speakers:
+                assert speaker.stdout
+                assert speaker.stdout.readline() == "ready\n"
+            site.run(["scontrol", "release", job.id], user="root")
+            job.wait(150)
+        finally:
+            site.run(["scancel", job.id], user="root", check=False)
+            for speaker in speakers:
+                speaker.kill()
+            said = [speaker.communicate()[0] for speaker in speakers]
+        if all(done in text for text in said):
+            return job, said
+    pytest.fail(f"bob was never taken for a rank: {said}")
+
+
+def check_right_or_refused(site: Site, job: Job) -> None:
+    """Check that each copy has the right bytes, and that a failure is told in one message."""
+    for copy in (site.copy(node, "/nvme/data") for node in ("n1", "n2")):
+        assert not copy.exists() or digest(copy) == digest(site.shared("data"))
+    state, output = job.wait(), job.output()
+    if state.exit_code == "0:0":
+        return
+    assert state.exit_code in ("7:0", "8:0"), output
+    reason = (
+        "was not signed by this stage"
+        if state.exit_code == "8:0"
+        else "/nvme/data: the bytes received differ from those sent"
+    )
+    assert reason in output
+    assert "Traceback" not in output
+    assert output.endswith(NOT_STARTED.format(state.exit_code.removesuffix(":0")))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stranger_who_speaks_as_a_rank_runs_no_command(site: Site, rank: int) -> None:
+    """Bob's message is a pickle that runs a command, in place of the rank's first message."""
+    command = "{ hostname; id; } >>/shared/mark"
+    try:
+        job, _ = speak_as_ranks(site, {rank: ["run", command]}, "answered message 1 with ")
+        mark = site.shared("mark")
+        assert not mark.exists(), mark.read_text()
+    finally:
+        site.run("rm -f /shared/mark")
+    check_right_or_refused(site, job)
+
+
+def test_bytes_that_a_stranger_changed_between_ranks_are_not_published(site: Site) -> None:
+    """Bob relays all that two ranks send to each other. He knows the file, and its digests."""
+    words = (b"the words of alice", b"the words of bob!!")
+    head, tail = os.urandom(15 << 20), os.urandom(15 << 20)
+    site.shared("data").write_bytes(head + words[0] + tail)
+    right, wrong = (xxhash.xxh3_128_hexdigest(head + word + tail) for word in words)
+    to_n2 = [f"{words[0].decode()}={words[1].decode()}", f"{right}={wrong}"]
+    acts = {0: ["relay", f"{wrong}={right}"], 1: ["relay", *to_n2]}
+    job, said = speak_as_ranks(site, acts, "accepted as rank ")
+    assert f"replaced {words[0].decode()}\n" in said[1]
+    check_right_or_refused(site, job)
