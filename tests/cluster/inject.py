@@ -24,8 +24,9 @@ import sys
 import threading
 import time
 
-#: Where ranks listen, unless many other programs on the node have taken these ports.
-PORTS = range(1024, 1032)
+#: Where ranks listen. They pass over ports that other programs use, or that the kernel keeps for a
+#: minute after a rank ended.
+PORTS = range(1024, 1088)
 #: Seconds until the target must listen, and seconds of silence after which the stage is over.
 START_PATIENCE, SILENCE = 60, 10
 #: Where the relay of rank 0 waits for the other.
@@ -139,8 +140,8 @@ def main() -> None:
     target, job, rank, act, *words = sys.argv[1:]
     peer = meet(target, int(rank)) if act == "relay" else None
     say("ready")
-    connection = enter(target, int(job), int(rank))
     try:
+        connection = enter(target, int(job), int(rank))
         if peer:
             relay(connection, peer, [word.encode().split(b"=") for word in words])
         else:
