@@ -19,6 +19,7 @@ from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.environment import rank_environment
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment
+from stager.launch.peers import library_for, peer_key
 from stager.launch.run import run
 from stager.launch.srun import srun_argv
 from stager.request.grammar import parse_value
@@ -57,9 +58,10 @@ class JobNodes:
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
+        library = library_for(self.context, self.rules)
         return run(
-            srun_argv(self.context, self.rules),
-            rank_environment(os.environ, self.rules, request),
+            srun_argv(self.context, self.rules, library),
+            rank_environment(os.environ, self.rules, request, peer_key() if library else None),
             self.rules.launch.start_timeout,
             on_event,
         )
