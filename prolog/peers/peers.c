@@ -150,8 +150,9 @@ static bool is_loopback(const struct end *end)
 }
 
 /*
- * Whether a rank may listen there. A service that listens on a privileged port, such as LDAP or
- * DNS, must not be sent a tag, and the ranks, which are no processes of root, listen on others.
+ * Whether a rank may listen there. Other services must not be sent a tag: PMIx's server, which is
+ * on loopback, nor what a name service asks, such as LDAP or DNS, on a privileged port. Ranks,
+ * which are no processes of root, listen on other ports.
  */
 static bool may_be_rank(const struct sockaddr *address, socklen_t length)
 {
@@ -165,10 +166,7 @@ static bool may_be_rank(const struct sockaddr *address, socklen_t length)
 	       (end.port[0] << 8 | end.port[1]) >= IPPORT_RESERVED;
 }
 
-/*
- * Computes the tag of a connection, false if there is none: both ends are on this node, where no
- * other rank is, or the connection has already ended.
- */
+/* Computes the tag of a connection. Returns false if the connection has already ended. */
 static bool make_tag(int fd, bool accepted, uint8_t tag[STAGE_TAG_SIZE])
 {
 	union any_address own = { 0 };
@@ -179,8 +177,7 @@ static bool make_tag(int fd, bool accepted, uint8_t tag[STAGE_TAG_SIZE])
 
 	if (getsockname(fd, &own.any, &own_length) != 0 ||
 	    getpeername(fd, &other.any, &other_length) != 0 || !read_end(&own, &ends[accepted]) ||
-	    !read_end(&other, &ends[!accepted]) || is_loopback(&ends[!accepted]) ||
-	    memcmp(ends[0].address, ends[1].address, sizeof(ends[0].address)) == 0)
+	    !read_end(&other, &ends[!accepted]))
 		return false;
 	stage_siphash(key.bytes, (const uint8_t *)ends, sizeof(ends), tag);
 	return true;
@@ -212,7 +209,7 @@ static int send_tag(int fd)
 	uint8_t tag[STAGE_TAG_SIZE];
 
 	if (!make_tag(fd, false, tag))
-		return 0;
+		return 0; /* The caller learns of the end when it uses the connection. */
 	/* Nothing was sent before, so there is room for all of it. */
 	const ssize_t sent = send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 

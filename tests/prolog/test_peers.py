@@ -203,6 +203,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         (A, B, B, "timeout"),
         (A, B, B, "polled"),
         (A, B, B6, "dual"),
+        (B, B, B, "timeout"),
         (A6, B6, B6, "timeout"),
         (A6, B6, B6, "polled"),
         (A6, B6, B6, "dual"),
@@ -275,8 +276,6 @@ def test_a_relayed_connection_is_refused(network: Network) -> None:
         ("127.0.0.1", "127.0.0.1", 0),
         ("::1", "::1", 0),
         (A, "127.0.0.1", 0),
-        (A, A, 0),
-        (A6, A6, 0),
         (A, B, 389),
         (A6, B6, 53),
     ],
@@ -331,11 +330,12 @@ def test_the_caller_sees_the_address_of_the_rank_and_the_errors_of_the_kernel(
     code = f"""
 import ctypes, errno, socket
 libc = ctypes.CDLL(None, use_errno=True)
-listener = socket.create_server(("{B}", 0))
-strangers = [socket.create_connection(listener.getsockname(), 60, ("{B}", 0)) for _ in range(3)]
+listener = socket.create_server(("", 0))
+port = listener.getsockname()[1]
+strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
 for stranger in strangers:
     stranger.send(b"x" * 16)
-rank = socket.create_connection(listener.getsockname(), 60, ("{A}", 0))
+rank = socket.create_connection(("{B}", port), 60, ("{A}", 0))
 address, length = ctypes.create_string_buffer(b"." * 16, 16), ctypes.c_uint32(8)
 accepted = libc.accept(listener.fileno(), address, ctypes.byref(length))
 print(accepted > 0, length.value, address.raw[4:8] == socket.inet_aton("{A}"), address.raw[8:])
