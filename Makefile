@@ -54,6 +54,7 @@ lint: .venv/.done packages
 	.venv/bin/codespell $$(git ls-files)
 	shellcheck $(SCRIPTS)
 	$(MAKE) --silent -C prolog/spank lint
+	$(MAKE) --silent -C prolog/peers lint
 
 hooks: .venv/.done packages
 	.venv/bin/pre-commit install

@@ -20,6 +20,7 @@ from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.environment import rank_environment
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
+from stager.launch.peers import library_for, peer_key
 from stager.launch.run import NotStartedError, run
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
@@ -64,10 +65,11 @@ class JobNodes:
         if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
+        library = library_for(self.context, self.rules)
         try:
             return run(
-                srun_argv(self.context, self.rules),
-                rank_environment(os.environ, self.rules, request),
+                srun_argv(self.context, self.rules, library),
+                rank_environment(os.environ, self.rules, request, peer_key() if library else None),
                 self.rules.launch.start_timeout,
                 on_event,
                 Pulses(

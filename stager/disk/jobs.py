@@ -45,8 +45,9 @@ def note_uses(uid: int, job: int, destinations: Sequence[str], reader: int = 0) 
     """Keep the ``destinations`` on this node as long as the user's job runs.
 
     The account ``reader`` may read the list, if that is not 0: the one that stages for all users
-    must know which of its copies are in use. Do nothing if neither the plugin nor a prolog has made the user's folder. Raise UsageError if
-    the list becomes too long, SpaceError or DestinationError if it cannot be written.
+    must know which of its copies are in use. Do nothing if neither the plugin nor a prolog has made
+    the user's folder. Raise UsageError if the list becomes too long, SpaceError or DestinationError
+    if it cannot be written.
     """
     path = f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}"
     known = uses_of(uid, job)

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from stager.request.policy import Policy
 
 
-def srun_argv(job: JobContext, policy: Policy) -> list[str]:
-    """Return the srun that starts one rank on each node of the job.
+def srun_argv(job: JobContext, policy: Policy, library: str | None = None) -> list[str]:
+    """Return the srun that starts one rank on each node of the job, with ``library`` preloaded.
 
     One rank's failure ends all, and the last has 30 s to end after the first.
     """
+    # Not by the environment of srun, which would load the library too.
+    preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     return [
         *_one_task_a_node(job, policy, job.node_count), "--quiet", "--job-name=stage",
-        f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *RANK,
+        f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *preloading, *RANK,
     ]  # fmt: skip
 
 

@@ -137,6 +137,9 @@ class Launch(_Section):
     #: Most seconds from the launch until every rank has started, Python's start included. Less
     #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
+    #: Whether ranks authenticate the TCP connections between them (`launch.peers`). Both must see
+    #: the same addresses: this fails where addresses are translated between nodes.
+    authenticate: Annotated[bool, Field(strict=True)] = True
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
 

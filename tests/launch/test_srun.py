@@ -23,6 +23,14 @@ def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
     ]  # fmt: skip
 
 
+def test_ranks_preload_the_library_and_srun_does_not() -> None:
+    plain = srun_argv(JOB, POLICY)
+    assert srun_argv(JOB, POLICY, "/opt/slurm-stage/lib/stage_peers.so") == [
+        *plain[: -len(RANK)],
+        "/usr/bin/env", "LD_PRELOAD=/opt/slurm-stage/lib/stage_peers.so", *RANK,
+    ]  # fmt: skip
+
+
 def test_the_site_chooses_its_srun_and_its_mpi() -> None:
     policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
     assert srun_argv(JobContext(4711, "login", 1), policy) == [

@@ -40,6 +40,7 @@ unpacked_members = 6
 srun = "/opt/slurm/bin/srun"
 mpi = "pmi2"
 start_timeout = 30
+authenticate = false
 environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
@@ -95,7 +96,13 @@ def test_the_defaults_are_these() -> None:
             "unpacked_size": 1 << 40,
             "unpacked_members": 10_000_000,
         },
-        "launch": {"srun": "srun", "mpi": "pmix", "start_timeout": 120, "environment": {}},
+        "launch": {
+            "srun": "srun",
+            "mpi": "pmix",
+            "start_timeout": 120,
+            "authenticate": True,
+            "environment": {},
+        },
         "transfer": {
             "chunk": 2_097_152,
             "memory": None,
@@ -135,6 +142,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "srun": "/opt/slurm/bin/srun",
             "mpi": "pmi2",
             "start_timeout": 30,
+            "authenticate": False,
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {

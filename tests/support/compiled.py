@@ -1,4 +1,4 @@
-"""Compile parts of the plugin's C code with sanitizers, and query them over a pipe."""
+"""Compile parts of the C code with sanitizers, and query them over a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PLUGIN = Path(__file__).parents[2] / "prolog/spank"
+PROLOG = Path(__file__).parents[2] / "prolog"
 SERVERS = Path(__file__).parents[1] / "prolog"
 FLAGS = (
     "-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 "
@@ -19,14 +19,15 @@ FLAGS = (
 
 
 @contextmanager
-def compiled(part: str, folder: Path) -> Iterator[Callable[..., bool]]:
-    """Compile ``part`` of the plugin into ``folder``, with ``tests/prolog/<part>_server.c``.
+def compiled(part: str, folder: Path, library: str = "spank") -> Iterator[Callable[..., bool]]:
+    """Compile ``part`` of a library into ``folder``, with ``tests/prolog/<part>_server.c``.
 
     Yield a function that sends a few texts to the program and returns its answer, yes or no.
     """
     program = folder / f"{part}_server"
-    sources = [f"{SERVERS}/{part}_server.c", f"{PLUGIN}/{part}.c"]
-    subprocess.run(["gcc", *FLAGS.split(), f"-I{PLUGIN}", "-o", str(program), *sources], check=True)
+    sources = [f"{SERVERS}/{part}_server.c", f"{PROLOG}/{library}/{part}.c"]
+    include = f"-I{PROLOG}/{library}"
+    subprocess.run(["gcc", *FLAGS.split(), include, "-o", str(program), *sources], check=True)
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin
         assert server.stdout
