@@ -128,7 +128,7 @@ def test_a_node_is_prepared_again_only_when_it_must_be(site: Site) -> None:
         return note.stat().st_mtime_ns, note.read_text().splitlines()[1:]
 
     first = staged_then_noted()
-    assert first[1] == ["/nvme/.slurm-stage", "/run/slurm-stage"]
+    assert first[1] == ["/nvme/.slurm-stage"]
     assert staged_then_noted() == first
     site.empty_disks()
     second = staged_then_noted()
@@ -136,5 +136,5 @@ def test_a_node_is_prepared_again_only_when_it_must_be(site: Site) -> None:
     for node in site.nodes:
         site.path(node, "/nvme/more").mkdir()
     with site.policy('roots = ["/nvme", "/nvme/more"]\n'):
-        folders = ["/nvme/.slurm-stage", "/nvme/more/.slurm-stage", "/run/slurm-stage"]
+        folders = ["/nvme/.slurm-stage", "/nvme/more/.slurm-stage"]
         assert staged_then_noted()[1] == folders
