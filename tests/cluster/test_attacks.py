@@ -489,3 +489,24 @@ def test_a_node_that_answers_for_others_is_named_and_they_speak_for_themselves(s
         "n3": (0, "it answered in the name of n1; check this node"),
         "n4": (1, ""),
     }
+
+
+# Row 14: names that others chose are printed as text.
+
+
+def test_a_name_forges_no_line_on_the_terminal_of_another_user(site: Site) -> None:
+    """Bob's file, in a folder that alice stages, is named like a message and a terminal's title."""
+    forged = "x\nstage: all copies verified\x1b]0;taken\x07"
+    site.run(["mkdir", "/shared/set"], user="bob")
+    site.run(["touch", f"/shared/set/{forged}"], user="bob")
+    try:
+        stage(site, "--stage=/shared/set:/nvme/set")
+        site.run('for file in /nvme/set/*; do echo more >>"$file"; done', on="n1")
+        done = site.run([STAGECTL, "verify", "/nvme/set"], on="n1", check=False)
+    finally:
+        site.run("rm -r /shared/set", user="bob")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == (
+        "stage: n1: /nvme/set: 1 file differs from what was staged: x?stage: all copies verified"
+        "?]0;taken?; delete it on that node (rm -r) and stage it again\n"
+    )
