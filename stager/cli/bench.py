@@ -11,6 +11,7 @@ import click
 from stager.base.errors import PolicyRefusal
 from stager.base.options import Options
 from stager.base.outcome import Rate
+from stager.base.text import printable
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.options import json_option, run_options
@@ -70,7 +71,7 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
         print_outcome(outcome, say, complain)
     else:
         for line in rate_lines(rates):
-            click.echo(line)
+            click.echo(printable(line))
     return outcome.code
 
 

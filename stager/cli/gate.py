@@ -67,8 +67,10 @@ class _Gate:
         else:
             print_outcome(outcome, self.say, self.complain)
             code = outcome.code
-            if self.task_prolog and outcome.shard_lists:
-                click.echo(f"export {_SHARDS}={':'.join(outcome.shard_lists)}")
+            # The end of a line would begin another order to Slurm.
+            lists = [path for path in outcome.shard_lists if "\n" not in path]
+            if self.task_prolog and lists:
+                click.echo(f"export {_SHARDS}={':'.join(lists)}")
         if code:
             self.complain(f"the job's own program was not started (exit code {code})")
         if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from stager.base.text import seconds_text
+from stager.base.text import printable, seconds_text
 from stager.cli.render import progress_line
 
 if TYPE_CHECKING:
@@ -70,10 +70,12 @@ class Progress:
 
         if self._bar is None:
             self._bar = bars.Progress(
-                bars.TextColumn("{task.description}"), bars.BarColumn(), bars.DownloadColumn(),
-                bars.TransferSpeedColumn(), bars.TimeRemainingColumn(), transient=True,
+                bars.TextColumn("{task.description}", markup=False), bars.BarColumn(),
+                bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
+                transient=True,
             )  # fmt: skip
             self._bar.start()
-        if self._task is None or self._bar.tasks[self._task].description != event["destination"]:
-            self._task = self._bar.add_task(event["destination"], total=event["size"])
+        name = printable(event["destination"])
+        if self._task is None or self._bar.tasks[self._task].description != name:
+            self._task = self._bar.add_task(name, total=event["size"])
         self._bar.update(self._task, completed=event["sent"])

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base import linux
-from stager.base.linux import Rename, rename, set_dumpable, sync_filesystem
-from tests.support.users import USER, as_user
+from stager.base.linux import (
+    Rename,
+    is_alone,
+    leave_network,
+    rename,
+    set_dumpable,
+    sync_filesystem,
+)
+from tests.support.users import USER, as_user, forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,3 +127,28 @@ def test_a_kernel_without_openat2_opens_step_by_step(
     os.close(linux.open_beneath(outer, b"a/b/file", os.O_RDONLY))
     with pytest.raises(NotADirectoryError):
         linux.open_beneath(outer, b"out/file", os.O_RDONLY)
+
+
+@pytest.mark.root
+def test_a_process_that_leaves_the_network_has_its_own_loopback_and_nothing_else() -> None:
+    def act() -> tuple[bool, bool, bytes]:
+        outer = socket.create_server(("127.0.0.1", 0))
+        port = outer.getsockname()[1]
+        leave_network()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 1)
+        with socket.create_server(("127.0.0.1", 0)) as inner:
+            with socket.create_connection(inner.getsockname(), 1) as one:
+                one.sendall(b"x")
+            return is_alone(), os.path.exists("/proc/self/net/dev"), inner.accept()[0].recv(1)
+
+    assert forked(act) == (True, True, b"x")
+
+
+def test_only_root_can_leave_the_network() -> None:
+    if os.getuid() == 0:
+        with pytest.raises(PermissionError):
+            as_user(USER, leave_network)
+    else:
+        with pytest.raises(PermissionError):
+            leave_network()

@@ -1265,3 +1265,24 @@ def test_bytes_that_a_stranger_changed_between_ranks_are_not_published(site: Sit
     job, said = speak_as_ranks(site, acts, "accepted as rank ")
     assert f"replaced {words[0].decode()}\n" in said[1]
     check_right_or_refused(site, job)
+
+
+# Row 14: names that others chose are printed as text.
+
+
+def test_a_name_forges_no_line_on_the_terminal_of_another_user(site: Site) -> None:
+    """Bob's file, in a folder that alice stages, is named like a message and a terminal's title."""
+    forged = "x\nstage: all copies verified\x1b]0;taken\x07"
+    site.run(["mkdir", "/shared/set"], user="bob")
+    site.run(["touch", f"/shared/set/{forged}"], user="bob")
+    try:
+        stage(site, "--stage=/shared/set:/nvme/set")
+        site.run('for file in /nvme/set/*; do echo more >>"$file"; done', on="n1")
+        done = site.run([STAGECTL, "verify", "/nvme/set"], on="n1", check=False)
+    finally:
+        site.run("rm -r /shared/set", user="bob")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == (
+        "stage: n1: /nvme/set: 1 file differs from what was staged: x?stage: all copies verified"
+        "?]0;taken?; delete it on that node (rm -r) and stage it again\n"
+    )
