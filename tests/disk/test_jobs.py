@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,13 @@ from stager.base.errors import DestinationError
 from stager.disk.jobs import (
     figures_of,
     jobs_are_known,
+    jobs_using,
     note_uses,
     remove_files,
     uses,
     uses_of,
 )
-from tests.support.users import as_user
+from tests.support.users import OWNER, USER, as_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,28 @@ def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> 
     assert uses(None) == {*AWKWARD_NAMES, "/nvme/others"}
     assert uses_of(5001, 18) == {"/nvme/ended"}
     assert as_user(5003, lambda: uses(5003)) == frozenset()
+
+
+@pytest.mark.root
+def test_the_account_that_stages_for_all_reads_what_is_opened_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ordinary_home("/dev/shm") as run:  # which has access control lists
+        monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(run))
+        run.chmod(0o755)
+        for uid in (USER, USER + 2, USER + 3):
+            (run / str(uid)).mkdir(mode=0o700)
+            os.chown(run / str(uid), uid, uid)
+        as_user(USER, lambda: note_uses(USER, 17, ["/nvme/shared/a"], OWNER))
+        as_user(USER, lambda: note_uses(USER, 18, ["/nvme/shared/a", "/nvme/b"], OWNER))
+        as_user(USER + 2, lambda: note_uses(USER + 2, 19, ["/nvme/c"]))
+        shared = {"/nvme/shared/a": [17, 18], "/nvme/b": [18]}
+        assert as_user(OWNER, lambda: jobs_using(None)) == shared
+        assert as_user(USER, lambda: jobs_using(USER)) == shared
+        assert as_user(USER + 3, lambda: jobs_using(None)) == {}
+        for path in (run / f"{USER}/17.uses", run / f"{USER}/new"):
+            with pytest.raises(PermissionError):
+                as_user(OWNER, partial(path.write_bytes, b"forged"))
 
 
 def give(run: Path) -> None:

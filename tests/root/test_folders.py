@@ -12,7 +12,7 @@ import pytest
 from stager.disk.cache import open_cache
 from stager.root.folders import UnsafeError, locked, make_folder
 from tests.support.disks import owners
-from tests.support.users import OWNER, USER, as_user, forked, ordinary_home
+from tests.support.users import USER, as_user, forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,29 +186,3 @@ def test_a_lock_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.root
-def test_one_more_user_can_read_a_users_folder_and_the_lists_in_it() -> None:
-    with ordinary_home("/dev/shm") as home:
-        os.chown(home, 0, 0)
-        home.chmod(0o755)
-        for _ in range(2):  # the second time it is there already
-            make_folder(str(home), "run", USER, USER, OWNER)
-        folder = home / f"run/{USER}"
-        (folder / "secret").touch()
-
-        def note() -> None:
-            (folder / "17.0").touch(mode=0o600)
-            descriptor = os.open(folder / "17.uses", os.O_CREAT | os.O_WRONLY, 0o600)
-            os.fchmod(descriptor, 0o640)
-            os.write(descriptor, b"/nvme/a")
-            os.close(descriptor)
-
-        as_user(USER, note)
-        assert as_user(OWNER, (folder / "17.uses").read_bytes) == b"/nvme/a"
-        for act in ((folder / "17.0").read_bytes, (folder / "new").touch):
-            with pytest.raises(PermissionError):
-                as_user(OWNER, act)
-        with pytest.raises(PermissionError):
-            as_user(OWNER + 1, (folder / "17.uses").read_bytes)
