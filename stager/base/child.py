@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+#: The descriptor to which an answer is written: standard output.
+_OUTPUT = 1
 #: Bytes of an answer after which the process is ended.
 _ANSWER_LIMIT = 1 << 20
 #: Bytes read at a time.
@@ -37,6 +39,8 @@ def answer_as(
 ) -> bytes:
     """Return what ``act`` writes to the descriptor that it gets, in a child that runs as the user.
 
+    The child has no other descriptors, but those that are /dev/null.
+
     Raise TimeoutError if it does not end within ``limit`` seconds, OSError if it cannot be started.
     """
     deadline = time.monotonic() + limit
@@ -44,8 +48,9 @@ def answer_as(
     child = os.fork()
     if not child:
         try:
+            _let_go(writing)
             _become(uid, gid, groups, max(1, round(limit)))
-            act(writing)
+            act(_OUTPUT)
         finally:
             os._exit(0)
     os.close(writing)
@@ -54,6 +59,14 @@ def answer_as(
     finally:
         os.close(reading)
         _end(child)
+
+
+def _let_go(output: int) -> None:
+    """Keep ``output`` alone, as `_OUTPUT`: a process that is left must hold nothing of root's."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, number in ((null, 0), (output, _OUTPUT), (null, 2)):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 #: The group of a user whom the node no longer knows: nogroup.
 _NOGROUP = 65534
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-_STDIN, _STDOUT, _STDERR = range(3)
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:
@@ -35,12 +34,7 @@ def run_as(
     ``limit`` seconds, OSError if it cannot be started.
     """
 
-    def run(output: int) -> None:
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor, number in ((null, _STDIN), (output, _STDOUT), (null, _STDERR)):
-            os.dup2(descriptor, number)
-        # Some are slurmd's, if it runs a site's Epilog.
-        os.closerange(_STDERR + 1, os.sysconf("SC_OPEN_MAX"))
+    def run(_: int) -> None:
         os.chdir("/")
         os.umask(0o077)
         os.execve(command[0], [*command], _ENVIRONMENT)  # noqa: S606 - no shell is wanted

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,16 +84,41 @@ def test_one_that_never_stops_writing_is_cut_off() -> None:
     assert len(ask(act)) < (2 << 20)
 
 
+def test_it_holds_nothing_open_that_root_had() -> None:
+    """Who reads root's output does not wait for a process that is left."""
+
+    def act(output: int) -> None:
+        names = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+        os.write(output, f"{len(os.listdir('/proc/self/fd'))} {names[0]} {names[2]}".encode())
+
+    with open("/etc/passwd") as file:
+        os.set_inheritable(file.fileno(), True)
+        # The fourth is that of the listing.
+        assert ask(act) == b"4 /dev/null /dev/null"
+
+
 def test_it_ends_with_its_parent() -> None:
     """The clean-up itself may be killed by Slurm."""
-    reading, writing = os.pipe()
     parent = os.fork()
     if not parent:
-        ask(lambda _: answer_in_part(writing), 60)
+        ask(lambda _: time.sleep(60), 60)
         os._exit(0)
-    os.close(writing)
-    assert os.read(reading, 20) == b"a part"
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    wait_for(lambda: children.read_text() != "")
+    child = int(children.read_text())
+    limits = Path(f"/proc/{child}/limits")  # the last of its preparations
+    wait_for(lambda: re.search(r"Max processes +1 ", limits.read_text()) is not None)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert os.read(reading, 1) == b"", "no process has the pipe any more"
-    os.close(reading)
+    wait_for(lambda: not Path(f"/proc/{child}").exists() or "zombie" in status_of(child))
+
+
+def status_of(process: int) -> str:
+    return Path(f"/proc/{process}/status").read_text()
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
