@@ -15,8 +15,8 @@ pytestmark = pytest.mark.root
 
 def run_rank(*, alone: bool, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        RANK, env={"STAGE_REQUEST": "{}", **environment, "HOME": "/"}, capture_output=True, text=True, check=False,
-        timeout=60, preexec_fn=linux.leave_network if alone else None,
+        RANK, env={"STAGE_REQUEST": "{}", **environment, "HOME": "/"}, capture_output=True,
+        text=True, check=False, timeout=60, preexec_fn=linux.leave_network if alone else None,
     )  # fmt: skip
 
 
