@@ -98,7 +98,7 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
         "n2: 1 copy of yours is not listed, because its record cannot be read; stage it again (if "
-        f"it is a folder, first delete that folder). The record: {path}: version 5, expected 4"
+        f"it is a folder, first delete that folder). The record: {path}: version 6, expected 5"
     )
 
 
