@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import cache
 
 #: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
@@ -102,6 +102,31 @@ def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
     finally:
         if current != folder:
             os.close(current)
+
+
+class Mount(IntFlag):
+    """Flags of mount(2)."""
+
+    NOSUID = 2
+    NODEV = 4
+    NOEXEC = 8
+
+
+class Unmount(IntFlag):
+    """Flags of umount2(2)."""
+
+    DETACH = 2
+    NOFOLLOW = 8
+
+
+def mount_tmpfs(path: str, flags: Mount, options: str) -> None:
+    """Mount an empty filesystem in memory at ``path``. Needs root."""
+    _check(_libc.mount(b"slurm-stage", os.fsencode(path), b"tmpfs", flags, options.encode()))
+
+
+def unmount(path: str, flags: Unmount) -> None:
+    """Unmount what was mounted last at ``path``. Needs root."""
+    _check(_libc.umount2(os.fsencode(path), flags))
 
 
 def sync_filesystem(descriptor: int) -> None:

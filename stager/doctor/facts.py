@@ -86,9 +86,11 @@ class NodeFacts:
     run: Place
     jobs: Place
     plugins: list[PluginLine]
-    #: The setuid programs by which users mount filesystems, and whether others may see those.
+    #: The library that ranks preload.
+    peers: Place
     #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
     taken: list[Place] = field(default_factory=list)
+    #: The setuid programs by which users mount filesystems, and whether others may see those.
     fuse: list[str] = field(default_factory=list)
     fuse_for_others: bool = False
 
@@ -145,6 +147,7 @@ def node_facts(
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
+        peers=place(f"{sys.prefix}/{paths.PEERS_LIBRARY}"),
         fuse=[path for path in map(shutil.which, _MOUNTERS) if path and place(path).mode & S_ISUID],
         fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
     )

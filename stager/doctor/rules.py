@@ -234,6 +234,21 @@ def _plugin(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
         yield _ok("plugin", f"{line.plugin} has version {version}, as this package")
 
 
+def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Ranks accept connections from each other alone."""
+    if not examined.policy.launch.authenticate:
+        text = "ranks accept connections from anyone: set authenticate = true in [launch]"
+        yield _problem("connections", text)
+    elif node.peers.owner == ABSENT:
+        text = (
+            f"{node.peers.path} is not there, so ranks accept connections from anyone: install by "
+            "packaging/install"
+        )
+        yield _problem("connections", text)
+    else:
+        yield _ok("connections", "ranks accept connections from ranks of their stage alone")
+
+
 def fuse(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Users' own filesystems can stop answering."""
     if not node.fuse:
@@ -352,7 +367,8 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, records, shared_roots, trusted, run_folder, plugins, fuse,
+    sysctls, tmpfs, taken, roots, records, shared_roots, trusted, run_folder, plugins, connections,
+    fuse,
 )  # fmt: skip
 SITE_RULES = (same_config, account, exclusive, ports, mpi, job_container)
 

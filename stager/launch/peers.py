@@ -6,12 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from stager.base import paths
+
 if TYPE_CHECKING:
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
-#: Where ``packaging/install`` puts it, beneath its prefix.
-_LIBRARY = "lib/stage_peers.so"
 #: The variable in which the library finds its key.
 _KEY_VARIABLE = "STAGE_PEER_KEY"
 _KEY_BYTES = 16
@@ -19,7 +19,7 @@ _KEY_BYTES = 16
 
 def peers_library() -> str | None:
     """Return the path of the library, None if it was not installed beside this Python."""
-    path = os.path.join(sys.prefix, _LIBRARY)
+    path = os.path.join(sys.prefix, paths.PEERS_LIBRARY)
     return path if os.path.exists(path) else None
 
 

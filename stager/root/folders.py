@@ -5,16 +5,16 @@ Users may write to some of the folders above, and could put a link in the way.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import pwd
 import stat
-import struct
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from stager.base import linux
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +25,6 @@ _REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDY = "remove this folder"
 #: Seconds between two attempts to get a lock.
 _PAUSE = 0.01
-#: openat2(2): its number on all architectures, its struct open_how (flags, mode, resolve), and the
-#: way to resolve a name that enters no other mount.
-_OPENAT2 = 437
-_OPEN_HOW = struct.Struct("QQQ")
-_RESOLVE_NO_XDEV = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class UnsafeError(Exception):
@@ -103,17 +97,18 @@ def made(folder: int, name: str, mode: int, *, enter_mounts: bool = True) -> Ite
 
 def _open_here(name: str, folder: int) -> int:
     """Open a folder of the same filesystem. Raise UnsafeError if something is mounted there."""
-    how = _OPEN_HOW.pack(OPEN_FOLDER, 0, _RESOLVE_NO_XDEV)
-    descriptor = int(_libc.syscall(_OPENAT2, folder, os.fsencode(name), how, _OPEN_HOW.size))
-    if descriptor >= 0:
-        return descriptor
-    number = ctypes.get_errno()
-    path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
-    if number == errno.EXDEV:
-        raise UnsafeError(f"a filesystem is mounted at {path}; unmount it (umount -l)")
-    if number == errno.ENOSYS:  # before Linux 5.6; the plugin limits the time that this takes
-        return os.open(name, OPEN_FOLDER, dir_fd=folder)
-    raise OSError(number, os.strerror(number), name)
+    try:
+        return linux.open_here(name, folder, OPEN_FOLDER)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
+            raise UnsafeError(
+                f"a filesystem is mounted at {path}; unmount it (umount -l)"
+            ) from None
+        if error.errno != errno.ENOSYS:
+            raise OSError(error.errno, error.strerror, name) from None
+    # Before Linux 5.6; the plugin limits the time that this takes.
+    return os.open(name, OPEN_FOLDER, dir_fd=folder)
 
 
 @contextmanager

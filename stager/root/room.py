@@ -6,15 +6,14 @@ prolog/spank/room.c mounts it, here only a site's prolog does. It goes with its 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import syslog
 import time
 from contextlib import suppress
-from enum import IntFlag
 from typing import TYPE_CHECKING
 
-from stager.base import paths
+from stager.base import linux, paths
+from stager.base.linux import Mount, Unmount
 from stager.root.folders import locked, made, opened
 
 if TYPE_CHECKING:
@@ -27,22 +26,6 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_LIMIT = 5
 #: Rounds in which mounts are removed that a user makes meanwhile.
 _ROUNDS = 10
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Mount(IntFlag):
-    """Flags of mount(2)."""
-
-    NOSUID = 2
-    NODEV = 4
-    NOEXEC = 8
-
-
-class _Unmount(IntFlag):
-    """Flags of umount2(2)."""
-
-    DETACH = 2
-    NOFOLLOW = 8
 
 
 def begin_job(job: int, uid: int, gid: int) -> None:
@@ -73,7 +56,8 @@ def remove_rooms() -> None:
         for _ in range(_ROUNDS):
             left = [uid for uid in _rooms() if uid not in marked]
             for uid in left:  # once for each mount: the user may have mounted over it
-                _unmount(f"{paths.RUN_FOLDER}/{uid}")
+                with suppress(OSError):  # unmounted meanwhile
+                    linux.unmount(f"{paths.RUN_FOLDER}/{uid}", Unmount.DETACH | Unmount.NOFOLLOW)
             if not left:
                 break
             for uid in left:
@@ -111,24 +95,12 @@ def _make_room(uid: int, gid: int) -> None:
         os.mkdir(path, 0o700)
     # What is below is root's, so that nobody gets hold of it before the mount or after it.
     os.chown(path, 0, 0, follow_symlinks=False)
-    flags = _Mount.NOSUID | _Mount.NODEV | _Mount.NOEXEC
-    options = f"{_SIZE},mode=0700,uid={uid},gid={gid}"
+    flags = Mount.NOSUID | Mount.NODEV | Mount.NOEXEC
     try:
-        _check(_libc.mount(b"slurm-stage", os.fsencode(path), b"tmpfs", flags, options.encode()))
+        linux.mount_tmpfs(path, flags, f"{_SIZE},mode=0700,uid={uid},gid={gid}")
     except OSError as error:
         os.chown(path, uid, gid, follow_symlinks=False)
         syslog.syslog(
             syslog.LOG_WARNING,
             f"no filesystem can be mounted at {path}: {error.strerror}; the user can fill /run",
         )
-
-
-def _unmount(path: str) -> None:
-    with suppress(OSError):  # unmounted meanwhile
-        _check(_libc.umount2(os.fsencode(path), _Unmount.DETACH | _Unmount.NOFOLLOW))
-
-
-def _check(result: int) -> None:
-    if result == -1:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

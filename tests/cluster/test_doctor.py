@@ -22,6 +22,7 @@ NOT_MADE = (
     "/nvme/.slurm-stage is not there, and any user could take the name: have it made at boot (a "
     "line in /etc/tmpfiles.d)"
 )
+CONNECTIONS = "ranks accept connections from ranks of their stage alone"
 FILES = "only root can write stage.toml, plugstack.conf, the prefix, the plugin"
 FUSE = (
     "users can mount filesystems by /usr/bin/fusermount and /usr/bin/fusermount3: unless they need "
@@ -82,6 +83,7 @@ def test_a_login_node_is_told_what_holds_for_the_site(site: Site) -> None:
                 *SITE,
                 f"ok       login: {FILES}",
                 f"ok       login: {PLUGIN}",
+                f"ok       login: {CONNECTIONS}",
                 "ok       srun has the MPI plugin pmix",
             ]
         )
@@ -100,6 +102,7 @@ def test_a_node_is_told_what_holds_there(site: Site) -> None:
                 f"ok       n1: {FILES}",
                 "ok       n1: /run/slurm-stage belongs to root, and jobs are marked there",
                 f"ok       n1: {PLUGIN}",
+                f"ok       n1: {CONNECTIONS}",
                 "ok       srun has the MPI plugin pmix",
             ]
         )
@@ -119,6 +122,7 @@ def test_a_job_is_told_what_holds_on_all_its_nodes(site: Site) -> None:
                 f"ok       n[1-4]: {FILES}",
                 "ok       n[1-4]: /run/slurm-stage belongs to root, and jobs are marked there",
                 f"ok       n[1-4]: {PLUGIN}",
+                f"ok       n[1-4]: {CONNECTIONS}",
                 "ok       n[1-4]: stage.toml is the same everywhere",
                 "ok       n[1-4]: slurm-stage is the same everywhere",
                 "ok       stage (uid 5010) stages for all users",

@@ -28,6 +28,7 @@ NODE = NodeFacts(
     run=Place("/run/slurm-stage", 0, FOLDER),
     jobs=Place("/run/slurm-stage/jobs", 0, stat.S_IFDIR | 0o711),
     plugins=[LINE],
+    peers=Place("/opt/x/lib/stage_peers.so", 0, stat.S_IFREG | 0o755),
 )
 SITE = SiteFacts(
     slurm={
@@ -76,6 +77,7 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         ),
         ("run", OK, "/run/slurm-stage belongs to root, and jobs are marked there", ["n1"]),
         ("plugin", OK, f"{LINE.plugin} has version 1.2.3, as this package", ["n1"]),
+        ("connections", OK, "ranks accept connections from ranks of their stage alone", ["n1"]),
         ("fuse", OK, "users cannot mount filesystems (fusermount is not setuid)", ["n1"]),
         ("shared", OK, "nobody (uid 65534) stages for all users", []),
         ("sharing", OK, "partition main: a node has jobs of one user at a time", []),
@@ -298,6 +300,16 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
     site = replace(SITE, slurm={**SITE.slurm, "SrunPortRange": "0-0"})
     assert site_news(site) == [(NOTE, text)]
+
+
+def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
+    path = "/opt/x/lib/stage_peers.so"
+    text = f"{path} is not there, so ranks accept connections from anyone: install by "
+    absent = Place(path, ABSENT, 0)
+    assert news(peers=absent) == [(PROBLEM, f"{text}packaging/install")]
+    off = "ranks accept connections from anyone: set authenticate = true in [launch]"
+    launch = POLICY.launch.model_copy(update={"authenticate": False})
+    assert site_news(launch=launch) == [(PROBLEM, off)]
 
 
 def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
