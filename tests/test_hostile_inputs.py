@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tracemalloc
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,16 @@ import pytest
 
 from stager.archive.unpack import unpack
 from stager.base import paths
-from stager.base.errors import StageError
+from stager.base.errors import Failure, LaunchError, StageError
+from stager.base.outcome import Outcome, event
+from stager.cli.progress import Progress
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
 from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused
 from stager.disk.jobs import uses_of
 from stager.disk.record import Record
 from stager.launch.answers import Mailbox, frames
+from stager.launch.run import run
+from stager.launch.stall import Pulses
 from stager.tree.listing import Listing
 from stager.tree.table import Table
 from stager.tree.walk import walk
@@ -151,6 +156,27 @@ def test_lines_of_answers() -> None:
         assert mailbox.answers.keys() <= {"n1", "n2"}
 
     assert read_all(parse, variants(lines, 3 * COUNT)) == 0
+
+
+EVENTS = (
+    event("started", nodes=2),
+    event("waiting", destination="/nvme/a", node="n1", holder="job 17", seconds=1.0),
+    event("progress", destination="/nvme/a", done=1, size=2),
+    event("pulse", node="n1", count=1, activity=0, doing="reading /data/a"),
+    event("unwatched", node="n1", neighbour="n2"),
+    event("crashed", node="n1", error="why"),
+    event("result", outcome=Outcome([], [Failure(4, "why", "n1")], 1.0).to_json()),
+)
+
+
+@pytest.mark.parametrize("whole", EVENTS)
+def test_events_of_ranks(tmp_path: Path, whole: str) -> None:
+    """A launcher that prints them all; the result is none, so that the stage fails."""
+    hostile = [*json_variants(whole, COUNT), *(whole[: 10 + n] for n in range(0, 30, 3))]
+    (tmp_path / "lines").write_text("\n".join(hostile), errors="surrogatepass")
+    pulses = Pulses(lambda: ["n1"], "n1", limit=60)
+    with Progress(lambda _: None, bar=False, verbose=True) as progress, suppress(LaunchError):
+        run(["/bin/cat", str(tmp_path / "lines")], {}, 30, progress.show, pulses)
 
 
 def test_commands() -> None:

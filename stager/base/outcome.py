@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +104,49 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """Return the outcome that `to_json` wrote."""
-        return cls(
-            [_read_item(item) for item in data["items"]],
-            [Failure(**failure) for failure in data["failures"]],
-            data["seconds"],
-            data["dry_run"],
-            data["phases"],
-            [Evicted(**one) for one in data["evicted"]],
+        """Return the outcome that `to_json` wrote.
+
+        It comes from another node. Raise ValueError, TypeError or KeyError if it is not valid.
+        """
+        return _checked(
+            cls(
+                [_read_item(item) for item in data["items"]],
+                [_checked(Failure(**failure)) for failure in data["failures"]],
+                data["seconds"],
+                data["dry_run"],
+                data["phases"],
+                [_checked(Evicted(**one)) for one in data["evicted"]],
+            )
         )
 
 
 def _read_item(data: dict[str, Any]) -> ItemReport:
     tree = data["tree"]
-    counts = Counts(**{**tree, "parts": tuple(tree["parts"])}) if tree else None
-    return ItemReport(**{**data, "tree": counts})
+    counts = _checked(Counts(**{**tree, "parts": tuple(tree["parts"])})) if tree else None
+    return _checked(ItemReport(**{**data, "tree": counts}))
+
+
+#: The types of the fields that hold plain values, as they are annotated above.
+_VALUES: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "float": lambda value: type(value) in (int, float),
+    "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
+    "tuple[int, ...]": lambda value: all(type(one) is int for one in value),
+    "dict[str, float]": lambda value: (
+        type(value) is dict and all(type(one) in (int, float) for one in value.values())
+    ),
+}
+
+
+def _checked(read: T) -> T:
+    """Return a dataclass as it is. Raise ValueError if a field is not of its type."""
+    for one in fields(read):  # type: ignore[arg-type]
+        is_valid = _VALUES.get(str(one.type))
+        if is_valid and not is_valid(getattr(read, one.name)):
+            raise ValueError(f"{one.name} is not {one.type}")
+    return read
 
 
 @dataclass(frozen=True, slots=True)

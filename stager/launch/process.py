@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Bytes of one read.
 _BLOCK = 1 << 16
+#: Bytes of the longest line; what is longer is dropped. An outcome of 10,000 nodes has a few MiB.
+_LONGEST_LINE = 64 << 20
 #: Seconds of one wait for output at most; longer ones overflow in the kernel.
 _LONGEST_WAIT = 3600.0
 #: Seconds for the launcher to end its tasks, where the caller sets none.
@@ -88,7 +90,7 @@ class Process:
                 self._selector.unregister(key.fileobj)
             key.data.extend(block or b"\n")  # the last line may lack its newline
             *whole, rest = key.data.split(b"\n")
-            key.data[:] = rest
+            key.data[:] = rest if len(rest) <= _LONGEST_LINE else b""
             lines += [line.decode(errors="replace") for line in whole]
         return lines
 

@@ -30,6 +30,10 @@ _NOT_CONNECTED = (
     "MPI started, but did not connect all nodes within {:g} s: a node has failed, or a firewall or "
     "a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
 )
+#: Why a stage ends that one of its ranks reported nonsense about.
+_UNREADABLE = (
+    "a rank reported what cannot be read; check that all nodes have the same version of slurm-stage"
+)
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: Seconds for the launcher to end by itself when the ranks are done, and when one has crashed. The
@@ -154,6 +158,13 @@ class _Listener:
             if line.strip():
                 self.tail.append(line.rstrip())
             return
+        try:
+            self._obey(event)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.crash = self.crash or _UNREADABLE
+            self._over_at = self._over_at or self._clock.seconds()
+
+    def _obey(self, event: dict[str, Any]) -> None:
         now = self._clock.seconds()
         if event["event"] == "pulse":
             self.has_pulse = True
@@ -175,7 +186,7 @@ class _Listener:
 
 def _as_event(line: str) -> dict[str, Any] | None:
     if line.startswith('{"event": '):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             event: dict[str, Any] = json.loads(line)
             return event
     return None
