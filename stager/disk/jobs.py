@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import UsageError
+from stager.base.mounts import mounts
 from stager.disk.files import (
     APPEND,
     READ_FILE,
@@ -139,7 +140,7 @@ def _jobs_of(uid: int) -> dict[str, list[int]]:
 
 def _readable_jobs() -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    foreign = _foreign_mounts()
+    foreign = [mount.point for mount in mounts() if mount.kind != "tmpfs"]
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(paths.RUN_FOLDER)):
             room = f"{paths.RUN_FOLDER}/{name}"
@@ -147,17 +148,6 @@ def _readable_jobs() -> dict[str, list[int]]:
             if name.isdecimal() and not any(f"{one}/".startswith(f"{room}/") for one in foreign):
                 for destination, jobs in _own_jobs(int(name)).items():
                     found.setdefault(destination, []).extend(jobs)
-    return found
-
-
-def _foreign_mounts() -> list[str]:
-    """Return where filesystems are mounted that are no tmpfs."""
-    found: list[str] = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            mount, _, filesystem = line.partition(" - ")
-            if not filesystem.startswith("tmpfs "):
-                found.append(mount.split()[4])
     return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
+from stager.base.mounts import mounted_by_stranger
 from stager.base.progress import Kind, count, doing
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HOLES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 #: Bytes of the first read of a file and of the largest, and the seconds of a quick and a slow one.
 _FIRST, _MOST, _QUICK, _SLOW = 128 << 10, 1 << 30, 0.1, 1.0
+
+
+def check_mounter(descriptor: int, path: str) -> None:
+    """Raise SourceError if an open file or folder is on a filesystem that another user mounted.
+
+    That user decides what is seen there, also which file it seems to be and who may read it.
+    """
+    stranger = mounted_by_stranger(descriptor)
+    if stranger:
+        raise SourceError(
+            f"{path} is on a filesystem that uid {stranger} mounted, who can pretend anything of "
+            "what is seen there; copy it elsewhere first"
+        )
 
 
 class Pace:

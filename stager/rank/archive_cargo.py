@@ -17,7 +17,7 @@ from stager.disk.partial import Partial
 from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
-from stager.rank.file_cargo import source_changed
+from stager.rank.file_cargo import source_changed, source_replaced
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking
 from stager.tree.listing import Kind, Listing, Row
@@ -77,7 +77,7 @@ class ArchiveCargo(Cargo):
         if task.sends:
             self.reader = self._file = FileReader(task.item.source)
             self.stack.callback(self._file.close)
-            return Opened(stale=source_changed(task, self._file))
+            return Opened(stale=source_replaced(task, self._file))
         return Opened()
 
     def _make_unpacker(self, folder: str) -> Unpacker:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError, SourceError
 from stager.base.extents import rounded
+from stager.base.options import Share
 from stager.base.progress import Kind, doing
 from stager.disk.files import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
-from stager.source.posix import data_size, facts_of
+from stager.source.posix import data_size, facts_of, gives_less
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class FileCargo(Cargo):
             path = task.item.source if plan.from_source else task.path
             self.reader = self._file = FileReader(path)
             self.stack.callback(self._file.close)
-            if plan.from_source and (stale := source_changed(task, self._file)):
+            if plan.from_source and (stale := source_replaced(task, self._file)):
                 return Opened(stale=stale)  # before a byte of another file is sent
             if task.rank == plan.senders[0]:
                 return Opened(rounded(self._file.extents(plan.size), plan.size))
@@ -99,11 +100,26 @@ class FileCargo(Cargo):
         return Published(digest)
 
 
+def source_replaced(task: Task, reader: FileReader) -> Failure | None:
+    """Return a Failure if the open file is not the one surveyed, or fewer may read it now."""
+    failure = source_changed(task, reader)
+    if failure or task.item.options.share is not Share.SOURCE:
+        return failure
+    with suppress(OSError), doing(Kind.READ, task.item.source):
+        if not gives_less(reader.descriptor, task.source):
+            return None
+    return _changed(task)
+
+
 def source_changed(task: Task, reader: FileReader) -> Failure | None:
     """Return a Failure if the file that was read is not, or no longer, the one surveyed."""
     with suppress(OSError), doing(Kind.READ, task.item.source):
         named = facts_of(os.stat(task.item.source))
         if facts_of(os.fstat(reader.descriptor)) == named == task.source.facts:
             return None
+    return _changed(task)
+
+
+def _changed(task: Task) -> Failure:
     text = f"{task.item.source} changed while it was read; submit again when nothing writes to it"
     return Failure(IntegrityError.code, text, task.node.name)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from stager.base.errors import SourceError, UsageError
 from stager.base.extents import rounded
 from stager.disk.files import kind_of, opened
-from stager.disk.reader import BLOCK, FileReader
+from stager.disk.reader import BLOCK, FileReader, check_mounter
 from stager.disk.record import SourceFacts
-from stager.source.way import reach
+from stager.source.way import READ, reach
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
@@ -106,6 +106,7 @@ def look_at_source(
     """
     try:
         with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
+            check_mounter(descriptor, path)
             facts, (mode, closed_by) = os.fstat(descriptor), reach(descriptor)
         if to_be_read:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -147,6 +148,16 @@ def _list(
 def facts_of(facts: os.stat_result) -> SourceFacts:
     """Return what identifies one version of a source: the part of its stat that a write changes."""
     return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def gives_less(descriptor: int, source: Source) -> bool:
+    """Return whether an open file may be read by fewer than the ``source`` that was looked at.
+
+    Then it is another file, or a folder above it was closed meanwhile. Raise OSError.
+    """
+    group_differs = os.fstat(descriptor).st_gid != source.group
+    lost = source.mode & ~reach(descriptor).mode & READ
+    return bool(lost or (group_differs and source.mode & READ & stat.S_IRWXG))
 
 
 def data_size(path: str, source: Source) -> int:

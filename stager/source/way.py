@@ -11,6 +11,7 @@ import stat
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.mounts import has_own_rules
 from stager.disk.files import opened
 from stager.disk.permissions import beneath_mode, private_mode
 
@@ -44,13 +45,13 @@ def reach(descriptor: int) -> Reach:
     """Return who can reach the file or folder that is open. Raise OSError.
 
     Its real path counts: where it lies, and not by which links it was found. Where that cannot be
-    told, because it was moved meanwhile, and where there is an access control list, only the owner
-    of the copy may read it.
+    told, because it was moved meanwhile, where there is an access control list, and on filesystems
+    that decide by other rules than modes, only the owner of the copy may read it.
     """
     path = os.readlink(f"/proc/self/fd/{descriptor}")
     facts = os.fstat(descriptor)
     mode = stat.S_IMODE(facts.st_mode)
-    if _is_listed(descriptor):
+    if _is_listed(descriptor) or has_own_rules(descriptor):
         return _closed(mode, path)
     closed_by = ""
     try:
@@ -88,7 +89,8 @@ def _folders_above(
                 raise FileNotFoundError(errno.ENOENT, "was moved")
         here = os.fstat(current)
         while not os.path.samestat(here, facts):  # the root is its own parent
-            yield above, here, _is_listed(current)
+            leaves = here.st_dev != facts.st_dev
+            yield above, here, _is_listed(current) or (leaves and has_own_rules(current))
             current = stack.enter_context(opened("..", _STEP, current))
             above, facts, here = os.path.dirname(above), here, os.fstat(current)
 

@@ -17,7 +17,7 @@ from stager.base.extents import SMALLEST_HOLE, rounded
 from stager.base.linux import IS_LINK, open_beneath
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER, kind_of, opened
-from stager.disk.reader import BLOCK, OPEN_FILE, FileReader
+from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class _Walker:
     def __init__(self, folder: bytes, root: int, holes: bool, patterns: Patterns | None) -> None:
         self._folder = folder
         self._root = root
+        self._device = os.fstat(root).st_dev
         self._holes = holes
         self._patterns = patterns
 
@@ -163,7 +164,10 @@ class _Walker:
         try:
             folder = open_beneath(self._root, path, OPEN_FOLDER)
             try:
-                found = _Found([_folder_row(path, os.fstat(folder))], [], [])
+                facts = os.fstat(folder)
+                if facts.st_dev != self._device:
+                    check_mounter(folder, text_of(self._path(path)))
+                found = _Found([_folder_row(path, facts)], [], [])
                 prefix = path + b"/" if path else b""
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -193,11 +197,18 @@ class _Walker:
             found.folders.append(path)  # and it is a row of its own when it is opened
             return
         facts = entry.stat(follow_symlinks=False)
+        if facts.st_dev != self._device and stat.S_ISREG(facts.st_mode):
+            self._check_file(folder, path, name)
         row = self._row(folder, path, name, facts)
         if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
         else:
             found.rows.append(row)
+
+    def _check_file(self, folder: int, path: bytes, name: bytes) -> None:
+        """Check a file that is on another filesystem: one can be mounted at a file's place too."""
+        with closing(FileReader(text_of(path), open_beneath(folder, name, os.O_PATH))) as file:
+            check_mounter(file.descriptor, text_of(self._path(path)))
 
     def _row(self, folder: int, path: bytes, name: bytes, facts: os.stat_result) -> Row:
         mode = facts.st_mode

@@ -111,11 +111,14 @@ static const struct fuse_operations operations = {
 int main(int argc, char **argv)
 {
 	char *arguments[] = { argv[0], argc > 2 ? argv[2] : "", "-o",
-			      "allow_other,default_permissions,ro,max_threads=64", NULL };
+			      argc > 4 ? argv[4]
+				       : "allow_other,default_permissions,ro,max_threads=64",
+			      NULL };
 	long microseconds;
 
-	if (argc != 4) {
-		(void)fprintf(stderr, "usage: %s FOLDER MOUNTPOINT MICROSECONDS\n", argv[0]);
+	if (argc < 4) {
+		(void)fprintf(stderr, "usage: %s FOLDER MOUNTPOINT MICROSECONDS [OPTIONS]\n",
+			      argv[0]);
 		return 2;
 	}
 	folder = open(argv[1], O_RDONLY | O_DIRECTORY);

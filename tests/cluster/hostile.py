@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 _PROGRAM = "dead_folder"
+_FUSE = Path(__file__).parents[1] / "bench/slow_folder.c"
 #: Gives a node what sites have that allow FUSE: a device for all, and a file that permits
 #: allow_other.
 _ALLOW = """
@@ -54,6 +55,23 @@ def dead_folder(
         daemon.kill()
         daemon.wait()
         site.run(f"umount --lazy {path}; true", user="root", on=node)
+
+
+@contextmanager
+def own_filesystem(
+    site: Site, folder: str, path: str, *, node: str, user: str, options: str
+) -> Iterator[None]:
+    """Show ``folder`` at ``path`` as a filesystem of that user's own."""
+    program = site.shared("own_filesystem")
+    flags = ["-O2", "-I/usr/include/fuse3", str(_FUSE), "-lfuse3"]
+    subprocess.run(["gcc", "-o", str(program), *flags], check=True)
+    site.run(_ALLOW, user="root", on=node)
+    site.run(["/shared/own_filesystem", folder, path, "0", options], user=user, on=node)
+    try:
+        yield
+    finally:
+        site.run(f"umount --lazy {path}", user="root", on=node)
+        program.unlink()
 
 
 def never_answers(site: Site, path: str, *, node: str) -> bool:

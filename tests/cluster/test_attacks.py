@@ -17,7 +17,7 @@ import xxhash
 
 from stager.request.items import StageRequest
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
-from tests.cluster.hostile import dead_folder, forge_record, never_answers
+from tests.cluster.hostile import dead_folder, forge_record, never_answers, own_filesystem
 from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
 
 if TYPE_CHECKING:
@@ -282,6 +282,44 @@ def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
             f"stage: {copy}: note: not everybody can read the copy, because of the permissions of "
             "/shared/project; share=all would change that\n"
         ) in output
+
+
+def test_what_only_a_users_own_mount_shows_stays_with_the_user(site: Site) -> None:
+    """The kernel lets nobody else into a filesystem of alice's own, whatever its modes say."""
+    site.run(f"mkdir -p /tmp/behind /tmp/mine; echo {SECRET} >/tmp/behind/file", on="n1")
+    item = "--stage=/tmp/mine/file:/nvme/file"
+    with own_filesystem(
+        site, "/tmp/behind", "/tmp/mine", node="n1", user="alice", options="default_permissions"
+    ):
+        assert stolen(site, ["/tmp/mine/file"], "n1") == []
+        job = site.sbatch("true", "-wn1,n2", item)
+        job.wait()
+        assert stolen(site, ["/nvme/file"], "n2", user="alice") == ["/nvme/file"]
+        assert stolen(site, ["/nvme/file"], "n2") == []
+        site.sbatch("true", "-wn1,n2", f"{item},share=all").wait()
+        assert stolen(site, ["/nvme/file"], "n2") == ["/nvme/file"]
+    site.run("rm -r /tmp/behind /tmp/mine", on="n1")
+
+
+@pytest.mark.parametrize("name", ["file", "", "set"])
+def test_nothing_is_staged_of_a_filesystem_that_a_stranger_mounted(site: Site, name: str) -> None:
+    """Bob's process could claim any inode, time and mode, such as those of a file of alice's."""
+    site.run(
+        "mkdir -p /tmp/behind /tmp/bobs/set/inner; touch /tmp/behind/file", user="bob", on="n1"
+    )
+    point = "/tmp/bobs/set/inner" if name == "set" else "/tmp/bobs/set"
+    with own_filesystem(site, "/tmp/behind", point, node="n1", user="bob", options="allow_other"):
+        source = "/tmp/bobs/set" if name == "set" else f"/tmp/bobs/set/{name}".rstrip("/")
+        site.run("ln -sfn /tmp/bobs /shared/offered", user="bob")
+        offered = source.replace("/tmp/bobs", "/shared/offered")
+        job = site.sbatch("true", "-wn1,n2", f"--stage={offered}:/nvme/copy")
+        job.wait()
+    where = f"{offered}/inner" if name == "set" else offered
+    assert job.output() == (
+        f"stage: n1: {where} is on a filesystem that uid {BOB} mounted, who can pretend anything "
+        f"of what is seen there; copy it elsewhere first\n{NOT_STARTED.format(4)}"
+    )
+    site.run("rm -r /tmp/behind /tmp/bobs /shared/offered", user="bob", on="n1")
 
 
 def test_a_copy_is_closed_when_the_way_to_its_source_has_been_closed(site: Site) -> None:

@@ -75,12 +75,14 @@ def test_jobs_cause_no_undefined_behaviour(sanitized: SanitizedSite) -> None:
 
 def test_a_fault_would_have_ended_the_job(sanitized: SanitizedSite) -> None:
     """Check the tests themselves: build the plugin with a fault in its gate."""
-    folder = sanitized.path("login", "/shared/faulty")
+    top = sanitized.path("login", "/shared/faulty")
+    folder = top / "prolog/spank"
     shutil.copytree(f"{REPOSITORY}/prolog/spank", folder)
+    shutil.copy(f"{REPOSITORY}/pyproject.toml", top)  # the Makefile reads the version there
     gate = (folder / "gate.c").read_text()
     fault = "volatile int most = 0x7fffffff;\n\tmost = most + 1;\n\n\tif (stage_options_helper()"
     assert gate.count("if (stage_options_helper()") == 1
     (folder / "gate.c").write_text(gate.replace("if (stage_options_helper()", fault))
-    sanitized.sanitize("undefined", "/shared/faulty")
+    sanitized.sanitize("undefined", "/shared/faulty/prolog/spank")
     job = sanitized.sbatch("true", "-N1", f"--stage={OK}")
     assert job.wait().state == "FAILED"

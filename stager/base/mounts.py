@@ -1,0 +1,76 @@
+"""Find out where filesystems are mounted, and by whom."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The option in which FUSE has the user who mounted a filesystem, who also answers for it.
+_USER = re.compile(r"(?:^|,)user_id=(\d+)")
+
+#: Filesystems whose servers decide by lists or identities of their own.
+_OWN_RULES = frozenset({"afs", "auristorfs", "cifs", "smb3", "9p", "coda"})
+
+
+class Mount(NamedTuple):
+    """One mount, as in /proc/self/mountinfo (proc(5))."""
+
+    number: str
+    point: str
+    #: The type of the filesystem, such as ``tmpfs``, and its options.
+    kind: str
+    options: str
+
+    @property
+    def is_fuse(self) -> bool:
+        """Whether a user's process answers for it."""
+        return self.kind.startswith("fuse")
+
+
+def mounts() -> Iterator[Mount]:
+    """Yield what is mounted in this process's namespace. Raise OSError."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            mount, _, filesystem = line.partition(" - ")
+            fields, (kind, *_, options) = mount.split(), filesystem.split()
+            yield Mount(fields[0], fields[4], kind, options)
+
+
+def mount_of(descriptor: int) -> Mount | None:
+    """Return the mount that an open file is on, None if that is a block device. Raise OSError.
+
+    Only root mounts block devices, and their permissions are the kernel's.
+    """
+    if os.major(os.fstat(descriptor).st_dev):
+        return None
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
+        numbers = [line.split()[1] for line in file if line.startswith("mnt_id:")]
+    return next((mount for mount in mounts() if mount.number in numbers), None)
+
+
+def mounted_by_stranger(descriptor: int) -> int:
+    """Return the user who mounted the filesystem of an open file, if that is a stranger; else 0.
+
+    Root and the user of this process are none. What is seen on a stranger's filesystem is made up
+    by that user's process: inodes and permissions too. Raise OSError.
+    """
+    mount = mount_of(descriptor)
+    found = _USER.search(mount.options) if mount and mount.is_fuse else None
+    uid = int(found[1]) if found else 0
+    return 0 if uid == os.getuid() else uid
+
+
+def has_own_rules(descriptor: int) -> bool:
+    """Return whether the modes on an open file's filesystem do not say who may read. Raise OSError.
+
+    FUSE lets in nobody but the user who mounted it, unless it was mounted with allow_other.
+    """
+    mount = mount_of(descriptor)
+    if mount is None:
+        return False
+    is_private = mount.is_fuse and "allow_other" not in mount.options.split(",")
+    return is_private or mount.kind in _OWN_RULES
