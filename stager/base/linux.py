@@ -25,6 +25,8 @@ _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The flag of unshare(2) for a network of its own, and what brings its loopback interface up: the
 #: requests of ioctl(2) to read and to set an interface's flags, with a struct ifreq (netdevice(7)).
 _NEW_NETWORK = 0x40000000
+#: The flag of unshare(2) for a current folder, a root and a mask of its own (CLONE_FS).
+_OWN_FOLDER = 0x00000200
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -127,6 +129,11 @@ def mount_tmpfs(path: str, flags: Mount, options: str) -> None:
 def unmount(path: str, flags: Unmount) -> None:
     """Unmount what was mounted last at ``path``. Needs root."""
     _check(_libc.umount2(os.fsencode(path), flags))
+
+
+def leave_shared_folder() -> bool:
+    """Give this thread a current folder of its own. Return False if that is forbidden here."""
+    return bool(_libc.unshare(_OWN_FOLDER) == 0)
 
 
 def sync_filesystem(descriptor: int) -> None:
