@@ -149,10 +149,15 @@ def set_dumpable(dumpable: bool) -> None:
 def open_here(path: str, folder: int, flags: int) -> int:
     """Open ``path`` beneath the descriptor ``folder``, on its filesystem and through no link.
 
-    Raise OSError: with EXDEV if the path leads to another filesystem, which is not asked for
-    anything, and with ENOSYS before Linux 5.6.
+    Raise OSError, with EXDEV if the path leads to another filesystem, which is not asked for
+    anything: a user may have mounted one that never answers. Before Linux 5.6 it is entered.
     """
-    return _openat2(folder, os.fsencode(path), flags, _NO_XDEV)
+    try:
+        return _openat2(folder, os.fsencode(path), flags, _NO_XDEV)
+    except OSError as error:
+        if error.errno not in _NO_OPENAT2:
+            raise
+    return open_step_by_step(folder, os.fsencode(path), flags)
 
 
 def leave_network() -> None:
@@ -174,6 +179,32 @@ def is_alone() -> bool:
             return [line.partition(":")[0].strip() for line in table if ":" in line] == ["lo"]
     except OSError:
         return False
+
+
+def facts_here(folder: str, name: str) -> os.stat_result:
+    """Return the facts of ``name`` in ``folder``, itself if it is a link. Raise as `open_here`."""
+    descriptor = _opened_here(folder, name, os.O_PATH)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_here(folder: str, name: str) -> list[str]:
+    """Return the names in the folder ``name`` of ``folder``. Raise as `open_here`."""
+    descriptor = _opened_here(folder, name, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return os.listdir(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened_here(folder: str, name: str, flags: int) -> int:
+    parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_here(name, parent, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    finally:
+        os.close(parent)
 
 
 def _check(result: int) -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stager.base import linux
 from stager.base.child import answer_as
 from stager.base.errors import StageError
 from stager.base.paths import RECORDS_FOLDER
@@ -191,7 +192,7 @@ def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:
 def _users_of(root: str) -> Iterator[int]:
     """Yield the other users with a folder beneath ``root``."""
     with suppress(OSError):
-        for name in os.listdir(f"{root}/{RECORDS_FOLDER}"):
+        for name in linux.list_here(root, RECORDS_FOLDER):
             if name.isdecimal() and int(name) != os.getuid():
                 yield int(name)
 

@@ -183,12 +183,7 @@ def facts_beneath(root: str, path: str) -> os.stat_result:
     """
     name = path.removeprefix(f"{root}/")
     with opened(root or "/", _STEP & ~os.O_NOFOLLOW) as top:
-        try:
-            there = linux.open_here(name, top, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno != errno.ENOSYS:
-                raise
-            return os.lstat(path)
+        there = linux.open_here(name, top, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return os.fstat(there)
         finally:

@@ -6,6 +6,7 @@ user's node as JSON.
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from stager.base import paths
+from stager.base import linux, paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 SYSCTLS = ("fs.protected_symlinks", "fs.protected_hardlinks", "fs.protected_regular")
 #: The programs by which users mount filesystems of their own, if they are setuid.
 _MOUNTERS = ("fusermount", "fusermount3")
-#: The owner of what is not there, and of what this user cannot see.
-ABSENT, UNSEEN = -1, -2
+#: The owner of what is not there, of what this user cannot see, and of what is not looked at
+#: because a filesystem is mounted there, which may never answer.
+ABSENT, UNSEEN, MOUNTED = -1, -2, -3
 #: How the plugin names its version (spank_stage.c).
 _PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
@@ -43,7 +45,7 @@ _PATIENCE = 10
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder: the uid of its owner, `ABSENT` or `UNSEEN`, and its mode."""
+    """A file or folder: the uid of its owner, or one of the above, and its mode."""
 
     path: str
     owner: int
@@ -139,7 +141,7 @@ def node_facts(
         digest=_digest(config),
         sysctls={name: _sysctl(name) for name in SYSCTLS},
         roots=[place(root or "/") for root in roots],
-        records=[place(f"{root}/{paths.RECORDS_FOLDER}") for root in roots],
+        records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
         shared_roots=[place(root) for root in shared_roots],
         tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins)],
@@ -164,10 +166,22 @@ def place(path: str) -> Place:
     return Place(path, facts.st_uid, facts.st_mode)
 
 
+def place_here(folder: str, name: str) -> Place:
+    """Return what is at ``name`` in ``folder``, where users may have put anything."""
+    path = f"{folder.rstrip('/')}/{name}"
+    try:
+        facts = linux.facts_here(folder, name)
+    except FileNotFoundError:
+        return Place(path, ABSENT, 0)
+    except OSError as error:
+        return Place(path, MOUNTED if error.errno == errno.EXDEV else UNSEEN, 0)
+    return Place(path, facts.st_uid, facts.st_mode)
+
+
 def _taken(folders: Iterable[str]) -> Iterator[Place]:
     for folder in folders:
         for path in glob.iglob(f"{glob.escape(folder)}/spmix_appdir_{os.getuid()}_*"):
-            there = place(path)
+            there = place_here(folder, os.path.basename(path))
             if there.owner not in (ABSENT, os.getuid(), 0):
                 yield there
                 return  # one is enough to tell

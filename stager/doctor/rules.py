@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stager.doctor.facts import ABSENT, SYSCTLS, UNSEEN
+from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -104,9 +104,12 @@ def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Nobody has taken the names of the folders that PMIx makes for this user's jobs."""
     for folder in node.taken:
+        whose = f"belongs to uid {folder.owner}"
+        if folder.owner == MOUNTED:
+            whose = "is a mounted filesystem of somebody"
         yield _problem(
             "TmpFS",
-            f"{folder.path} belongs to uid {folder.owner}, who keeps your jobs from starting "
+            f"{folder.path} {whose}, who keeps your jobs from starting "
             "there: remove it, and set TmpFS in slurm.conf to a folder of root's with mode 0755",
         )
 
@@ -136,7 +139,11 @@ def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     for root, folder in zip(node.roots, node.records, strict=False):
         if not node.computes or root.owner < 0:
             continue
-        if folder.owner == ABSENT and root.mode & _OPEN:
+        if folder.owner == MOUNTED:
+            yield _problem(
+                "records", f"a filesystem is mounted at {folder.path}: unmount it (umount -l)"
+            )
+        elif folder.owner == ABSENT and root.mode & _OPEN:
             yield _problem(
                 "records",
                 f"{folder.path} is not there, and any user could take the name: have it made at "

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Pulses within the time limit, and the seconds between two of them: at least, at most.
 _PULSES, _SHORTEST, _LONGEST = 6, 1.0, 10.0
+#: For how many times the limit what the disks do counts while this rank itself counts nothing: they
+#: also work for others, who could keep a rank that hangs from being noticed.
+_MOST_FOREIGN = 10
 _VERBS = {
     Kind.READ: "reading", Kind.WRITE: "writing", Kind.RECEIVE: "receiving", Kind.SEND: "sending",
 }  # fmt: skip
@@ -53,6 +56,9 @@ class Pulse:
         self._disks: list[str] = []
         self._on_disk = False
         self._seen = self._of_disks = 0
+        self._most = _MOST_FOREIGN * request.stall_timeout
+        #: The count of this rank itself, and when it last changed.
+        self._own, self._own_at = 0, time.monotonic()
         self._period = period(request.stall_timeout)
 
     def start(self) -> None:
@@ -76,7 +82,10 @@ class Pulse:
 
     def _done_by_disks(self, activity: Activity) -> int:
         """Return the requests that the disks have completed while this rank waited for them."""
-        on_disk = activity.kind in (Kind.WRITE, Kind.STEP)
+        if counted() != self._own:
+            self._own, self._own_at = counted(), time.monotonic()
+        waits = activity.kind in (Kind.WRITE, Kind.STEP)
+        on_disk = waits and time.monotonic() - self._own_at < self._most
         now = requests_done(self._disks) if on_disk else 0
         if on_disk and self._on_disk:
             self._of_disks += now - self._seen

@@ -47,7 +47,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
     Raise OSError, or UnsafeError if a folder belongs to somebody else.
     """
     path = f"{root}/{folder}"
-    with opened(root) as base, made(base, folder, 0o755) as parent:
+    with opened(root) as base, made(base, folder, 0o755, enter_mounts=False) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
             raise UnsafeError(f"{path} belongs to uid {facts.st_uid}, not to root; {_REMEDY}")
@@ -100,15 +100,10 @@ def _open_here(name: str, folder: int) -> int:
     try:
         return linux.open_here(name, folder, OPEN_FOLDER)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
-            raise UnsafeError(
-                f"a filesystem is mounted at {path}; unmount it (umount -l)"
-            ) from None
-        if error.errno != errno.ENOSYS:
+        if error.errno != errno.EXDEV:
             raise OSError(error.errno, error.strerror, name) from None
-    # Before Linux 5.6; the plugin limits the time that this takes.
-    return os.open(name, OPEN_FOLDER, dir_fd=folder)
+        path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
+        raise UnsafeError(f"a filesystem is mounted at {path}; unmount it (umount -l)") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stager.base import paths
+from stager.base import linux, paths
 from stager.root.folders import locked, replace_file
 from stager.root.untrusted import as_number, or_zero
 
@@ -113,7 +113,7 @@ def users_of(root: str) -> list[int]:
     try:
         return sorted(
             int(name)
-            for name in os.listdir(f"{root}/{paths.RECORDS_FOLDER}")
+            for name in linux.list_here(root, paths.RECORDS_FOLDER)
             if name.isdecimal() and int(name)  # root stages nothing
         )
     except OSError:
