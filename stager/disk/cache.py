@@ -15,6 +15,7 @@ function                what it does with the folder
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -32,6 +33,7 @@ from stager.disk.files import (
     READ_FILE,
     check_disk,
     existing_folder_above,
+    facts_beneath,
     kind_of,
     make_movable,
     opened,
@@ -285,14 +287,15 @@ def _make_folder(path: str, mode: int) -> None:
 def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
     """Raise an error unless ``path`` is a folder that only its owner, one of these, can write."""
     try:
-        facts = os.lstat(path)
+        facts = os.lstat(path) if path == (root or "/") else facts_beneath(root, path)
     except FileNotFoundError:
         check_disk(root or "/")  # on a full or read-only disk, root could not make it
         raise DestinationError(
             f"{path} is missing: the site's prolog or plugin makes it; tell the administrator"
         ) from None
     except OSError as error:
-        raise DestinationError(f"{path}: {error.strerror}") from None
+        why = "a filesystem is mounted there" if error.errno == errno.EXDEV else error.strerror
+        raise DestinationError(f"{path}: {why}; tell the administrator") from None
     names = " or ".join(f"uid {uid}" for uid in owners)
     problem = ""
     if not stat.S_ISDIR(facts.st_mode):

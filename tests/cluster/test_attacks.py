@@ -694,6 +694,26 @@ def test_forged_records_that_lead_to_it_do_not_hold_a_node(site: Site) -> None:
             site.assert_healthy(45)
 
 
+def test_a_filesystem_over_the_records_of_all_holds_nobody(site: Site) -> None:
+    """Bob takes the folder's name on a new disk, and mounts there what never answers."""
+    site.run("mkdir /nvme/.slurm-stage", user="bob", on="n2")
+    with dead_folder(site, "/nvme/.slurm-stage", node="n2"):
+        job = site.sbatch("true", "-wn2", WISH)
+        assert job.wait().exit_code == "6:0"
+        assert job.output() == (
+            "stage: n2: /nvme/.slurm-stage: a filesystem is mounted there; tell the administrator\n"
+            + NOT_STARTED.format(6)
+        )
+        site.assert_healthy(20)
+        told = site.run([STAGECTL, "doctor"], user="root", on="n2", check=False).stdout
+        wrong = "a filesystem is mounted at /nvme/.slurm-stage: unmount it (umount -l)"
+        assert f"problem  n2: {wrong}\n" in told
+        assert never_answers(site, "/nvme/.slurm-stage", node="n2"), "the control"
+        left = site.run("pgrep -f stager.root", user="root", on="n2", check=False).stdout
+        assert left == ""
+    site.run("rmdir /nvme/.slurm-stage", user="bob", on="n2")
+
+
 def test_a_prolog_part_that_hangs_is_given_up(site: Site) -> None:
     """The folder of bob's records does not answer when root is to prepare the disks again."""
     end(site, running(site, "n2"))
