@@ -158,6 +158,19 @@ def test_lines_of_answers() -> None:
     assert read_all(parse, variants(lines, 3 * COUNT)) == 0
 
 
+def test_an_answer_that_would_grow_is_refused() -> None:
+    grown = json.loads('{"a": [' + "[]," * 4_000_000 + "[]]}")
+    lines = list(frames("n1", grown))
+
+    def parse(_: bytes) -> None:
+        mailbox = Mailbox(["n1"])
+        for line in lines:
+            mailbox.take(line, "n1")
+        assert mailbox.answers["n1"].problem == "its answer cannot be read"
+
+    read_all(parse, [bytes(12 << 20)])
+
+
 EVENTS = (
     event("started", nodes=2),
     event("waiting", destination="/nvme/a", node="n1", holder="job 17", seconds=1.0),

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: The descriptor to which an answer is written: standard output.
-_OUTPUT = 1
+#: The descriptor to which an answer is written, standard output; and the first that is free.
+_OUTPUT, _HELD = 1, 3
 #: Bytes of an answer after which the process is ended.
 _ANSWER_LIMIT = 1 << 20
 #: Bytes read at a time.
@@ -35,11 +35,17 @@ _libc = ctypes.CDLL(None)
 
 
 def answer_as(
-    uid: int, gid: int, groups: Sequence[int], act: Callable[[int], object], limit: float
+    uid: int,
+    gid: int,
+    groups: Sequence[int],
+    act: Callable[[int], object],
+    limit: float,
+    held: int | None = None,
 ) -> bytes:
     """Return what ``act`` writes to the descriptor that it gets, in a child that runs as the user.
 
-    The child has no other descriptors, but those that are /dev/null.
+    The child has no other descriptors, but those that are /dev/null, and ``held``, which keeps a
+    lock of the caller's as long as the child lives.
 
     Raise TimeoutError if it does not end within ``limit`` seconds, OSError if it cannot be started.
     """
@@ -48,7 +54,7 @@ def answer_as(
     child = os.fork()
     if not child:
         try:
-            _let_go(writing)
+            _let_go(writing, held)
             _become(uid, gid, groups, max(1, round(limit)))
             act(_OUTPUT)
         finally:
@@ -61,12 +67,15 @@ def answer_as(
         _end(child)
 
 
-def _let_go(output: int) -> None:
-    """Keep ``output`` alone, as `_OUTPUT`: a process that is left must hold nothing of root's."""
+def _let_go(output: int, held: int | None) -> None:
+    """Keep ``output``, as `_OUTPUT`, and ``held``: who is left must hold nothing else of root's."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, number in ((null, 0), (output, _OUTPUT), (null, 2)):
         os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if held is not None:
+        os.dup2(held, _HELD)
+        os.set_inheritable(_HELD, True)  # dup2 does not if it is that number already
+    os.closerange(_HELD if held is None else _HELD + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
+from stager.base.mounts import mounted_by_stranger
 from stager.base.paths import RECORDS_FOLDER
 from stager.disk.files import (
     OPEN_FOLDER,
@@ -206,6 +207,7 @@ def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     to it; for a ``shared`` cache, also if somebody else can write to the root. Raise SpaceError if
     it is missing because the disk is full.
     """
+    _check_mounter(root)
     if shared:
         _check_folder(root or "/", (0, uid), root)
     _check_folder(_parent(root), (0, uid), root)
@@ -221,6 +223,7 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     ``uid`` alone; all others get it as it is, empty if nothing was ever staged there.
     """
     if shared and uid != os.getuid():
+        _check_mounter(root)
         if not os.path.lexists(_folder(root, uid)):
             return Cache(_folder(root, uid), True)
         return look_for_cache(root, uid, shared=True)
@@ -282,6 +285,19 @@ def _make_folder(path: str, mode: int) -> None:
     with stage_errors(path), suppress(FileExistsError):
         os.mkdir(path, mode)
         os.chmod(path, mode)  # whatever the user's mask
+
+
+def _check_mounter(root: str) -> None:
+    """Raise DestinationError if a stranger mounted the filesystem of ``root``.
+
+    Where the site's disk is missing, any user may take the name of a root, and pretend any owner.
+    """
+    with suppress(OSError), opened(root or "/", os.O_PATH | os.O_CLOEXEC) as descriptor:
+        stranger = mounted_by_stranger(descriptor)
+        if stranger:
+            raise DestinationError(
+                f"{root} is on a filesystem that uid {stranger} mounted; tell the administrator"
+            )
 
 
 def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:

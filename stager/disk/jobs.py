@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from stager.base import paths
 from stager.base.errors import UsageError
 from stager.base.mounts import mounts
+from stager.base.progress import count
 from stager.disk.files import (
     APPEND,
     READ_FILE,
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 1 << 20
+#: Unit of a stat's st_blocks, in bytes.
+_BLOCK = 512
+#: The lists that are read of another user, who may have made any number.
+_MOST_LISTS = 16
 #: The suffix of the name of a job's figures, which root collects at the job's end, and the bytes
 #: of them that are read.
 _FIGURES, _FIGURES_LIMIT = ".figures", 64 * 1024
@@ -108,7 +113,9 @@ def jobs_using(uid: int | None) -> dict[str, list[int]]:
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
     """Return the destinations in the list of one job, whether it still runs or not."""
     with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
-        if stat.S_ISREG(os.fstat(file).st_mode):
+        facts = os.fstat(file)
+        # A list with holes is forged: it would take no room, and much time.
+        if stat.S_ISREG(facts.st_mode) and facts.st_blocks * _BLOCK >= facts.st_size:
             text = os.read(file, _USES_LIMIT)
             return frozenset(os.fsdecode(text).split("\0")[:-1])
     return frozenset()
@@ -139,6 +146,7 @@ def _jobs_of(uid: int) -> dict[str, list[int]]:
 
 
 def _readable_jobs() -> dict[str, list[int]]:
+    """Return what the lists say that this account may read; of each user, a limited number."""
     found: dict[str, list[int]] = {}
     foreign = [mount.point for mount in mounts() if mount.kind != "tmpfs"]
     with suppress(FileNotFoundError):
@@ -146,17 +154,20 @@ def _readable_jobs() -> dict[str, list[int]]:
             room = f"{paths.RUN_FOLDER}/{name}"
             # A user's filesystem may never answer. Whoever mounts one there is not protected.
             if name.isdecimal() and not any(f"{one}/".startswith(f"{room}/") for one in foreign):
-                for destination, jobs in _own_jobs(int(name)).items():
+                count()
+                for destination, jobs in _own_jobs(int(name), _MOST_LISTS).items():
                     found.setdefault(destination, []).extend(jobs)
     return found
 
 
-def _own_jobs(uid: int) -> dict[str, list[int]]:
+def _own_jobs(uid: int, most: int | None = None) -> dict[str, list[int]]:
+    """Return what the lists in a user's room say: all of them, or the ``most`` that fit."""
     found: dict[str, list[int]] = {}
     with suppress(FileNotFoundError, PermissionError):  # root has just removed the room
-        for name in sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}")):
-            job = name.removesuffix(_USES)
-            if job != name and job.isdecimal():
+        names = sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}"))
+        jobs = [name.removesuffix(_USES) for name in names if name.endswith(_USES)]
+        for job in jobs[:most]:
+            if job.isdecimal():
                 for destination in uses_of(uid, job):
                     found.setdefault(destination, []).append(int(job))
     return found

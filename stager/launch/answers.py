@@ -31,8 +31,9 @@ PATIENCE = 4.0
 _MARK = "@stage1"
 #: A piece's number, and the number of pieces; other nodes are not trusted.
 _PIECE_NUMBER = re.compile(r"[0-9]{1,6}")
-#: The most bytes of an answer, decompressed.
-_LONGEST_ANSWER = 256 << 20
+#: The most bytes of an answer, packed or not, and the most values in it: a value of some bytes takes
+#: some 80 in Python. The status of 100,000 copies has 30 MiB and 1.6 million values.
+_LONGEST_ANSWER, _MOST_VALUES = 64 << 20, 4_000_000
 #: Characters of a piece. Slurm splits lines of more than 1024 bytes, and those of other nodes may
 #: come between the parts (MAX_MSG_LEN in slurmstepd's io.c).
 _PIECE = 800
@@ -71,6 +72,8 @@ class Mailbox:
         self.begun: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self._pieces: dict[str, dict[int, str]] = {}
+        #: The characters of the pieces of each node.
+        self._sizes: dict[str, int] = {}
 
     def take(self, line: str, source: str) -> bool:
         """Take one line from the node ``source``. Return False if it is not part of the protocol.
@@ -88,7 +91,11 @@ class Mailbox:
         if len(fields) == 5 and all(_PIECE_NUMBER.fullmatch(field) for field in fields[2:4]):
             pieces = self._pieces.setdefault(node, {})
             pieces[int(fields[2])] = fields[4]
-            if len(pieces) == int(fields[3]):
+            self._sizes[node] = self._sizes.get(node, 0) + len(fields[4])
+            if self._sizes[node] > _LONGEST_ANSWER:
+                del self._pieces[node]
+                self.give_up(node, "its answer is too long")
+            elif len(pieces) == int(fields[3]):
                 self._complete(node, "".join(pieces[number] for number in sorted(pieces)))
         return True
 
@@ -125,6 +132,8 @@ def _decode(text: str) -> dict[str, Any] | None:
     try:
         packed = base64.b64decode(text)
         plain = zlib.decompressobj().decompress(packed, _LONGEST_ANSWER)
+        if sum(map(plain.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+            return None
         content = json.loads(plain, parse_constant=_refuse_constant)
     except (ValueError, zlib.error, binascii.Error, RecursionError):
         return None

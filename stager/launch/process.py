@@ -89,6 +89,8 @@ class Process:
             if not block:
                 self._selector.unregister(key.fileobj)
             key.data.extend(block or b"\n")  # the last line may lack its newline
+            if b"\n" not in block and block and len(key.data) <= _LONGEST_LINE:
+                continue
             *whole, rest = key.data.split(b"\n")
             key.data[:] = rest if len(rest) <= _LONGEST_LINE else b""
             lines += [line.decode(errors="replace") for line in whole]

@@ -26,12 +26,17 @@ def groups_of(uid: int) -> tuple[int, list[int]]:
 
 
 def run_as(
-    uid: int, gid: int, groups: Sequence[int], command: Sequence[str], limit: float
+    uid: int,
+    gid: int,
+    groups: Sequence[int],
+    command: Sequence[str],
+    limit: float,
+    held: int | None = None,
 ) -> bytes:
     """Run ``command`` as that user and return its output, cut off at the limit of `answer_as`.
 
-    The program gets nothing of root's environment. Raise TimeoutError if it does not end within
-    ``limit`` seconds, OSError if it cannot be started.
+    The program gets nothing of root's environment, and no descriptor but ``held``. Raise
+    TimeoutError if it does not end within ``limit`` seconds, OSError if it cannot be started.
     """
 
     def run(_: int) -> None:
@@ -39,4 +44,4 @@ def run_as(
         os.umask(0o077)
         os.execve(command[0], [*command], _ENVIRONMENT)  # noqa: S606 - no shell is wanted
 
-    return answer_as(uid, gid, groups, run, limit)
+    return answer_as(uid, gid, groups, run, limit, held)

@@ -16,7 +16,9 @@ import sys
 import syslog
 from typing import TYPE_CHECKING, Any
 
+from stager.base import paths
 from stager.root.as_user import groups_of, run_as
+from stager.root.folders import locked
 from stager.root.headroom import make_headroom
 from stager.root.metrics import FIGURES, keep_figures, read_figures
 from stager.root.room import end_job, remove_rooms
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _TIME_LIMIT = 40
 #: Seconds for the clean-up as the job's user.
 _USER_LIMIT = 10.0
+#: Seconds to wait for an earlier clean-up of the same user.
+_EARLIER_LIMIT = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +107,9 @@ class Epilog:
         if rules.textfile:
             command.append("--usage")
         try:
-            answer = json.loads(run_as(uid, *groups_of(uid), command, limit))
+            # One that waits for a dead filesystem cannot be killed: there must not be more of them.
+            with locked(f"{paths.RUN_FOLDER}/{uid}.tidy", _EARLIER_LIMIT) as lock:
+                answer = json.loads(run_as(uid, *groups_of(uid), command, limit, lock))
         except (OSError, ValueError, RecursionError) as error:
             syslog.syslog(
                 syslog.LOG_WARNING,

@@ -107,8 +107,8 @@ def _open_here(name: str, folder: int) -> int:
 
 
 @contextmanager
-def locked(path: str, limit: float) -> Iterator[None]:
-    """Hold the lock of the file ``path``, which is made if it is missing.
+def locked(path: str, limit: float) -> Iterator[int]:
+    """Hold the lock of the file ``path``, which is made if it is missing; yield its descriptor.
 
     Raise TimeoutError if another process has it for longer than ``limit`` seconds, or OSError.
     """
@@ -119,7 +119,7 @@ def locked(path: str, limit: float) -> Iterator[None]:
                 text = f"another process has this lock for longer than {limit} s"
                 raise TimeoutError(errno.ETIMEDOUT, text, path)
             time.sleep(_PAUSE)
-        yield
+        yield descriptor
 
 
 def _lock(descriptor: int) -> bool:

@@ -75,7 +75,7 @@ def marks() -> list[tuple[int, int]]:
     return []
 
 
-def _locked() -> AbstractContextManager[None]:
+def _locked() -> AbstractContextManager[int]:
     return locked(f"{paths.RUN_FOLDER}/lock", _LOCK_LIMIT)
 
 

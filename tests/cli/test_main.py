@@ -132,7 +132,7 @@ def test_the_caret_below_a_directive_stays_on_a_line_of_its_own(desk: Desk) -> N
 @contextmanager
 def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A stagectl that waits for its srun, and the srun's process number."""
-    (job.folder / "srun").write_text("#!/bin/sh\necho $$ >pid\nmv pid started\nexec sleep 60\n")
+    (job.folder / "srun").write_text("#!/bin/sh\necho $$ >pid\nmv pid started\nexec sleep 600\n")
     with subprocess.Popen(
         [*STAGECTL, "stage", "--config", job.config, f"{job.source}:{job.folder}/nvme/img"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -157,7 +157,7 @@ def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def test_a_signal_ends_the_launcher_and_then_stagectl(job: Desk, number: int, ended: Ran) -> None:
     with waiting(job) as (process, launcher):
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
     assert Ran(process.returncode, out, err) == ended
     assert not Path(f"/proc/{launcher}").exists()
 

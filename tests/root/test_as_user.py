@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.root.as_user import groups_of, run_as
+from stager.root.folders import locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def python(text: str) -> list[str]:
@@ -30,6 +36,31 @@ def test_a_program_that_hangs_is_ended_and_told() -> None:
     with pytest.raises(TimeoutError):
         run_as(65534, 65534, [], python("import time; print(1, flush=True); time.sleep(60)"), 0.5)
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.root
+def test_a_program_that_is_left_keeps_the_lock_of_its_kind(tmp_path: Path) -> None:
+    """So that there is never more than one that cannot be killed; here it lives as long as it may.
+
+    The limits end it in another test.
+    """
+    wait = python("import time; time.sleep(2)")
+    with locked(f"{tmp_path}/lock", 1) as lock:
+        child = os.fork()
+        if not child:
+            run_as(65534, 65534, [], wait, 10, lock)
+            os._exit(0)
+    try:
+        time.sleep(0.5)
+        with (
+            pytest.raises(TimeoutError, match="another process has this lock"),
+            locked(f"{tmp_path}/lock", 0.2),
+        ):
+            pass
+    finally:
+        os.waitpid(child, 0)
+    with locked(f"{tmp_path}/lock", 1):
+        pass
 
 
 @pytest.mark.root
