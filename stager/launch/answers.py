@@ -31,8 +31,8 @@ PATIENCE = 4.0
 _MARK = "@stage1"
 #: A piece's number, and the number of pieces; other nodes are not trusted.
 _PIECE_NUMBER = re.compile(r"[0-9]{1,6}")
-#: The most bytes of an answer, packed or not, and the most values in it: a value of some bytes takes
-#: some 80 in Python. The status of 100,000 copies has 30 MiB and 1.6 million values.
+#: The most bytes of an answer, packed or not, and the most values in it: a short value takes some
+#: 80 bytes in Python. The status of 100,000 copies has 30 MiB and 1.6 million values.
 _LONGEST_ANSWER, _MOST_VALUES = 64 << 20, 4_000_000
 #: Characters of a piece. Slurm splits lines of more than 1024 bytes, and those of other nodes may
 #: come between the parts (MAX_MSG_LEN in slurmstepd's io.c).

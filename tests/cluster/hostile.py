@@ -28,6 +28,22 @@ echo user_allow_other >/run/fuse.conf && mount --bind /run/fuse.conf /etc/fuse.c
 """
 
 
+#: Takes that away again: other tests look at what a node allows.
+_FORBID = """
+umount /dev/fuse /etc/fuse.conf; rm -f /run/fuse /run/fuse.conf; true
+"""
+
+
+@contextmanager
+def _fuse(site: Site, node: str) -> Iterator[None]:
+    """Let users of a node mount filesystems of their own."""
+    site.run(_ALLOW, user="root", on=node)
+    try:
+        yield
+    finally:
+        site.run(_FORBID, user="root", on=node)
+
+
 @contextmanager
 def dead_folder(
     site: Site, path: str, *, node: str, user: str = "bob", options: str = "allow_other"
@@ -44,17 +60,17 @@ def dead_folder(
         ).stdout.split()
         line = ["gcc", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(source), *flags]
         subprocess.run(line, check=True)
-    site.run(_ALLOW, user="root", on=node)
     line = [f"/shared/{_PROGRAM}", path, options]
-    daemon = site.popen(line, user=user, on=node)
-    try:
-        assert daemon.stdout
-        assert daemon.stdout.readline() == "mounted\n"
-        yield
-    finally:
-        daemon.kill()
-        daemon.wait()
-        site.run(f"umount --lazy {path}; true", user="root", on=node)
+    with _fuse(site, node):
+        daemon = site.popen(line, user=user, on=node)
+        try:
+            assert daemon.stdout
+            assert daemon.stdout.readline() == "mounted\n"
+            yield
+        finally:
+            daemon.kill()
+            daemon.wait()
+            site.run(f"umount --lazy {path}; true", user="root", on=node)
 
 
 @contextmanager
@@ -65,13 +81,13 @@ def own_filesystem(
     program = site.shared("own_filesystem")
     flags = ["-O2", "-I/usr/include/fuse3", str(_FUSE), "-lfuse3"]
     subprocess.run(["gcc", "-o", str(program), *flags], check=True)
-    site.run(_ALLOW, user="root", on=node)
-    site.run(["/shared/own_filesystem", folder, path, "0", options], user=user, on=node)
-    try:
-        yield
-    finally:
-        site.run(f"umount --lazy {path}", user="root", on=node)
-        program.unlink()
+    with _fuse(site, node):
+        site.run(["/shared/own_filesystem", folder, path, "0", options], user=user, on=node)
+        try:
+            yield
+        finally:
+            site.run(f"umount --lazy {path}", user="root", on=node)
+            program.unlink()
 
 
 def never_answers(site: Site, path: str, *, node: str) -> bool:
