@@ -41,12 +41,10 @@ def mounts() -> Iterator[Mount]:
 
 
 def mount_of(descriptor: int) -> Mount | None:
-    """Return the mount that an open file is on, None if that is a block device. Raise OSError.
+    """Return the mount that an open file is on, None if it cannot be told. Raise OSError.
 
-    Only root mounts block devices, and their permissions are the kernel's.
+    The kernel answers, and not the filesystem: one of a user's may never do.
     """
-    if os.major(os.fstat(descriptor).st_dev):
-        return None
     with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
         numbers = [line.split()[1] for line in file if line.startswith("mnt_id:")]
     return next((mount for mount in mounts() if mount.number in numbers), None)
@@ -74,3 +72,15 @@ def has_own_rules(descriptor: int) -> bool:
         return False
     is_private = mount.is_fuse and "allow_other" not in mount.options.split(",")
     return is_private or mount.kind in _OWN_RULES
+
+
+def stranger_at(path: str) -> int:
+    """Return the user who mounted the filesystem at ``path``, if that is a stranger; else 0.
+
+    Raise OSError.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return mounted_by_stranger(descriptor)
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stager.base import linux
 from stager.base.child import answer_as
 from stager.base.errors import StageError
+from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
 from stager.copies.evict import is_ours
 from stager.disk.cache import Cache, look_for_cache
@@ -159,6 +160,8 @@ def node_status(
     sources: _Sources = {}
     for root, owner in places:
         with suppress(OSError):
+            if stranger_at(f"{disk}{root}" or "/"):
+                continue
             room = os.statvfs(f"{disk}{root}" or "/")
             status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)

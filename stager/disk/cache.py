@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
-from stager.base.mounts import mounted_by_stranger
+from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
 from stager.disk.files import (
     OPEN_FOLDER,
@@ -292,8 +292,8 @@ def _check_mounter(root: str) -> None:
 
     Where the site's disk is missing, any user may take the name of a root, and pretend any owner.
     """
-    with suppress(OSError), opened(root or "/", os.O_PATH | os.O_CLOEXEC) as descriptor:
-        stranger = mounted_by_stranger(descriptor)
+    with suppress(OSError):  # what is missing is told later
+        stranger = stranger_at(root or "/")
         if stranger:
             raise DestinationError(
                 f"{root} is on a filesystem that uid {stranger} mounted; tell the administrator"

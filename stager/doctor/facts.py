@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from stager.base import linux, paths
+from stager.base.mounts import stranger_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -158,6 +159,8 @@ def node_facts(
 def place(path: str) -> Place:
     """Return what is at ``path``, following links."""
     try:
+        if stranger_at(path):
+            return Place(path, MOUNTED, 0)
         facts = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return Place(path, ABSENT, 0)

@@ -272,6 +272,8 @@ def fuse(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 def _seen_or_problem(subject: str, there: Place, text: str) -> Finding:
     if there.owner == UNSEEN:
         return _unknown(subject, f"{there.path} cannot be seen by this user")
+    if there.owner == MOUNTED:
+        text = f"a user mounted a filesystem at {there.path}: unmount it (umount -l)"
     return _problem(subject, text)
 
 

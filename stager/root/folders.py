@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stager.base import linux
+from stager.base.mounts import stranger_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,9 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
     Raise OSError, or UnsafeError if a folder belongs to somebody else.
     """
     path = f"{root}/{folder}"
+    stranger = stranger_at(root or "/")
+    if stranger:
+        raise UnsafeError(f"uid {stranger} mounted a filesystem at {root}; unmount it (umount -l)")
     with opened(root) as base, made(base, folder, 0o755, enter_mounts=False) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:

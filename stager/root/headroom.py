@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import linux, paths
+from stager.base.mounts import stranger_at
 from stager.root.folders import locked, replace_file
 from stager.root.untrusted import as_number, or_zero
 
@@ -101,6 +102,8 @@ def _load_silent() -> set[int]:
 def shortfall(root: str, rules: Rules) -> int:
     """Return how many bytes too few are free beneath ``root`` after a job."""
     try:
+        if stranger_at(root):
+            return 0  # nor has it here: a user took the name
         room = os.statvfs(root)
     except FileNotFoundError:
         return 0  # this node does not have the disk

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
+from stager.base.mounts import stranger_at
 from stager.root.folders import locked, replace_file
 from stager.root.untrusted import MOST, or_zero
 
@@ -69,6 +70,8 @@ def held_by(roots: Sequence[str]) -> dict[str, tuple[float, float]]:
     held = dict.fromkeys(roots, (0.0, 0.0))
     for root in roots:
         with suppress(OSError):
+            if stranger_at(root):
+                continue
             disk = os.statvfs(root)
             size = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
             # Some filesystems do not count their files.
