@@ -17,6 +17,10 @@
 
 #include "stage.h"
 
+#ifndef STATX_ATTR_MOUNT_ROOT /* before Linux 5.8 */
+#define STATX_ATTR_MOUNT_ROOT 0x2000
+#endif
+
 /* Whether the file is the version that the note names: by device, inode and ctime. */
 static bool is_version(const char *path, const char *version)
 {
@@ -38,10 +42,13 @@ static bool is_version(const char *path, const char *version)
 static bool holds_folder_of(const char *parent, uid_t uid)
 {
 	char path[PATH_MAX];
-	struct stat facts;
+	struct statx above;
 	struct statx own;
 
-	if (lstat(parent, &facts) != 0 || facts.st_uid != 0 || facts.st_mode != (S_IFDIR | 0755))
+	if (statx(AT_FDCWD, parent, STAGE_STATX, STATX_TYPE | STATX_MODE | STATX_UID, &above) !=
+		    0 ||
+	    above.stx_uid != 0 || above.stx_mode != (S_IFDIR | 0755) ||
+	    (above.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0)
 		return false;
 	if (snprintf(path, sizeof(path), "%s/%u", parent, (unsigned int)uid) >= (int)sizeof(path))
 		return false;
