@@ -31,7 +31,7 @@ from stager.base.errors import (
 )
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.base.linux import IS_LINK, open_beneath
-from stager.disk.files import OPEN_FOLDER, opened, write_all
+from stager.disk.files import OPEN_FOLDER, write_all
 from stager.disk.permissions import other_group_mode
 from stager.disk.reader import OPEN_FILE
 from stager.source.way import reach
@@ -84,15 +84,17 @@ def pack(folder: str, archive: str) -> Packed:
     while it was written, and OSError if the archive cannot be written.
     """
     _check_names(folder, archive)
-    listing = _list(folder)
-    mark = _MARK + listing.digest().encode()
-    fresh = not _holds(archive, mark)
-    if fresh:
-        (_check_strangers if is_image(archive) else _check_links)(folder, listing)
-        with _replaced(archive, folder) as file:
-            _write(listing, folder, archive, file, mark)
-            if _list(folder).digest() != listing.digest():
-                raise IntegrityError(_changed(folder))
+    # Opened once: a link above the folder may lead elsewhere at any moment.
+    with _opened_folder(folder) as root:
+        listing = _list(folder, root)
+        mark = _MARK + listing.digest().encode()
+        fresh = not _holds(archive, mark)
+        if fresh:
+            (_check_strangers if is_image(archive) else _check_links)(folder, listing)
+            with _replaced(archive, root) as file:
+                _write(listing, folder, root, archive, file, mark)
+                if _list(folder, root).digest() != listing.digest():
+                    raise IntegrityError(_changed(folder))
     size = os.stat(archive).st_size
     options, conda = _options(listing, archive), CONDA in listing.paths
     return Packed(archive, listing.files, listing.size, size, options, fresh, conda)
@@ -108,9 +110,22 @@ def _check_names(folder: str, archive: str) -> None:
         raise UsageError(f"{archive} exists and is not a plain file; choose another name")
 
 
-def _list(folder: str) -> Listing:
+@contextmanager
+def _opened_folder(folder: str) -> Iterator[int]:
     try:
-        return walk(folder, holes=False)
+        root = os.open(folder, OPEN_FOLDER)
+    except (NotADirectoryError, FileNotFoundError) as error:
+        raise SourceError(f"{folder}: {error.strerror}") from None
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+def _list(folder: str, root: int) -> Listing:
+    """Return the listing of the folder. Raise IntegrityError if it is not the open ``root``."""
+    try:
+        return walk(folder, os.fstat(root), holes=False)
     except (NotADirectoryError, FileNotFoundError) as error:
         raise SourceError(f"{folder}: {error.strerror}") from None
 
@@ -160,12 +175,12 @@ def _options(listing: Listing, archive: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str, folder: str) -> Iterator[int]:
+def _replaced(path: str, folder: int) -> Iterator[int]:
     """Yield the descriptor of a new file, which is renamed to ``path`` if nothing is raised.
 
     It is written by its descriptor: others may be able to put another file in the place of its
-    name. Nobody may read it who cannot reach the ``folder`` that is packed. Raise DestinationError
-    if it was replaced.
+    name. Nobody may read it who cannot reach the open ``folder`` that is packed. Raise
+    DestinationError if it was replaced.
     """
     above, name = os.path.split(os.path.abspath(path))
     descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=above)
@@ -186,11 +201,10 @@ def _replaced(path: str, folder: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _mode_of(folder: str, archive: int) -> int:
-    """Return what those may do with the ``folder`` who get the rights on the open archive."""
-    with opened(folder, OPEN_FOLDER) as source:
-        mode = reach(source).mode
-        same = os.fstat(source).st_gid == os.fstat(archive).st_gid
+def _mode_of(folder: int, archive: int) -> int:
+    """Return what those may do with the open folder who get the rights on the open archive."""
+    mode = reach(folder).mode
+    same = os.fstat(folder).st_gid == os.fstat(archive).st_gid
     return mode if same else other_group_mode(mode)
 
 
@@ -205,12 +219,11 @@ def _check_place(name: str, descriptor: int, path: str) -> None:
     )
 
 
-def _write(listing: Listing, folder: str, archive: str, file: int, mark: bytes) -> None:
+def _write(listing: Listing, folder: str, root: int, archive: str, file: int, mark: bytes) -> None:
     if is_image(archive):
-        _write_squashfs(os.path.abspath(folder), file, mark)
+        _write_squashfs(root, file, mark)
         return
     with ExitStack() as stack:
-        root = stack.enter_context(opened(folder, OPEN_FOLDER))
         plain = stack.enter_context(open(file, "wb", closefd=False))
         stream = stack.enter_context(_compressed(plain, compression_of(archive)))
         # "|" never seeks, which a compressed stream cannot.
@@ -283,13 +296,18 @@ def _member(listing: Listing, row: int) -> tarfile.TarInfo:
     return member
 
 
-def _write_squashfs(folder: str, file: int, mark: bytes) -> None:
-    # mksquashfs opens the file anew, by the link of the descriptor that it inherits.
-    path = f"/proc/self/fd/{file}"
+def _write_squashfs(root: int, file: int, mark: bytes) -> None:
+    # mksquashfs opens both anew, by the links of the descriptors that it inherits.
+    folder, path = f"/proc/self/fd/{root}/.", f"/proc/self/fd/{file}"
     argv = ["mksquashfs", folder, path, "-noappend", "-no-progress", "-quiet"]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", check=False, pass_fds=[file]
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            pass_fds=[root, file],
         )
     except FileNotFoundError:
         raise LaunchError("mksquashfs is not installed here; pack a .tar.zst instead") from None

@@ -273,3 +273,34 @@ def test_a_folder_swapped_for_a_link_while_it_is_packed_is_not_followed(
     with pytest.raises(IntegrityError, match="changed while it was packed"):
         pack(str(tmp_path / "set"), str(tmp_path / "x.tar"))
     assert not (tmp_path / "x.tar").exists()
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar"])
+def test_a_link_that_leads_elsewhere_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """The link stands above the folder, where another user may have put it."""
+    for name, text in (("one", "open"), ("two", "closed")):
+        (tmp_path / name / "set").mkdir(parents=True)
+        (tmp_path / name / "set/file").write_text(text)
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    check = "_check_strangers" if suffix == "sqsh" else "_check_links"
+
+    def swap(*_: object) -> None:
+        link.unlink()
+        link.symlink_to("two")
+
+    monkeypatch.setattr(module, check, swap)
+    archive = tmp_path / f"out.{suffix}"
+    with pytest.raises(IntegrityError, match="was replaced while its folder was listed"):
+        pack(f"{link}/set", str(archive))
+    assert sorted(os.listdir(tmp_path)) == ["link", "one", "two"]
+
+
+def test_a_link_to_a_folder_is_packed_as_the_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    pack(str(tmp_path / "link"), str(tmp_path / "out.sqsh"))
+    line = ["unsquashfs", "-d", str(tmp_path / "out"), str(tmp_path / "out.sqsh")]
+    subprocess.run(line, check=True, capture_output=True)
+    assert (tmp_path / "out/bin/tool").read_bytes() == (folder / "bin/tool").read_bytes()
