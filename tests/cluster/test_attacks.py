@@ -568,12 +568,10 @@ def test_knocks_at_the_ports_of_mpi_hold_a_job_up_no_longer_than_its_limits(site
     finally:
         knocks.kill()
         knocks.wait()
-    # On a busy machine he may be too slow to hold the job up.
-    assert code == "0:0" or job.output() == (
-        "stage: MPI started, but did not connect all nodes within 15 s: a node has failed, or a "
-        "firewall or a stranger disturbs MPI's TCP connections; submit again, and tell the "
-        f"administrator\n{NOT_STARTED.format(8)}"
-    )
+    # On a busy machine he may be too slow to hold the job up, or come when the ranks have begun.
+    assert code in ("0:0", "8:0")
+    assert code == "0:0" or job.output().endswith(NOT_STARTED.format(8))
+    assert "Traceback" not in job.output()
     assert stage(site).startswith("stage: /nvme/data: 28.6 MiB from /shared/data to n[1-4]")
 
 
