@@ -129,6 +129,12 @@ def test_the_caret_below_a_directive_stays_on_a_line_of_its_own(desk: Desk) -> N
     assert ran.err.splitlines()[1:] == ["  /a:/nvme/b,x", "             ^"]
 
 
+def _as_from_a_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts jobs in the background without it
+    if os.getuid() == 0:
+        linux.leave_network()
+
+
 @contextmanager
 def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A stagectl that waits for its srun, and the srun's process number."""
@@ -137,7 +143,7 @@ def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
         [*STAGECTL, "stage", "--config", job.config, f"{job.source}:{job.folder}/nvme/img"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=job.folder, env=environment(**JOB),
-        preexec_fn=linux.leave_network if os.getuid() == 0 else None,  # noqa: PLW1509 - no threads
+        preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - no threads
     ) as process:  # fmt: skip
         try:
             started = job.folder / "started"
