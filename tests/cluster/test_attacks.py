@@ -801,9 +801,13 @@ def _private_namespaces(site: Site) -> Iterator[None]:
     file = site.path("login", "/etc/slurm/job_container.conf")
     file.write_text("AutoBasePath=true\nBasePath=/cluster/private\n")
     site.reconfigure("JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n")
-    yield
-    site.reconfigure()
-    file.unlink()
+    try:
+        yield
+    finally:
+        site.run(["scancel", "--user=alice"], user="root")
+        site.assert_healthy(120)
+        site.reconfigure()
+        file.unlink()
 
 
 def launched(site: Site, script: str, *options: str) -> Job:
@@ -811,16 +815,16 @@ def launched(site: Site, script: str, *options: str) -> Job:
     for _ in range(20):
         if job := started(site.sbatch(script, "-wn2", *options)):
             return job
-        site.assert_healthy(30)
     raise AssertionError("Slurm started none of the jobs")
 
 
 def started(job: Job) -> Job | None:
     """Return the job when it has started, or cancel it and return None if Slurm holds it."""
-    job.wait_for(lambda record: "started" in job.output() or "eld" in record["Reason"])
+    job.wait_for(lambda record: "started" in job.output() or "eld" in record["Reason"], 150)
     if "started" in job.output():
         return job
     job.cancel()
+    job.wait(120)
     return None
 
 
