@@ -61,7 +61,15 @@ static struct {
 	uint8_t bytes[STAGE_KEY_SIZE];
 } key;
 
+/* Ports of services that are no ranks, in host byte order. */
+#define MOST_EXEMPT 8
+static struct {
+	_Atomic uint16_t ports[MOST_EXEMPT];
+	_Atomic unsigned int count;
+} exempt;
+
 EXPORTED int accept4(int, struct sockaddr *restrict, socklen_t *restrict, int);
+EXPORTED int stage_peers_exempt(unsigned int);
 
 static int hex_digit(char character)
 {
@@ -149,6 +157,37 @@ static bool is_loopback(const struct end *end)
 	return IN6_IS_ADDR_LOOPBACK(&address) || IN6_IS_ADDR_UNSPECIFIED(&address);
 }
 
+static bool is_exempt(uint16_t port)
+{
+	const unsigned int count = atomic_load(&exempt.count);
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (atomic_load(&exempt.ports[i]) == port)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Has connections to a port left alone: the rank itself says where it speaks to a store or a proxy.
+ * Returns -1 if it is no port, or if there are too many such ports.
+ */
+EXPORTED int stage_peers_exempt(unsigned int port)
+{
+	if (port > UINT16_MAX)
+		return -1;
+	if (is_exempt((uint16_t)port))
+		return 0;
+
+	const unsigned int count = atomic_load(&exempt.count);
+
+	if (count >= MOST_EXEMPT)
+		return -1;
+	atomic_store(&exempt.ports[count], (uint16_t)port);
+	atomic_store(&exempt.count, count + 1);
+	return 0;
+}
+
 /*
  * Whether a rank may listen there. Other services must not be sent a tag: PMIx's server, which is
  * on loopback, nor what a name service asks, such as LDAP or DNS, on a privileged port. Ranks,
@@ -162,25 +201,32 @@ static bool may_be_rank(const struct sockaddr *address, socklen_t length)
 	if (length < sizeof(copy.v4))
 		return false;
 	memcpy(&copy, address, length < sizeof(copy) ? length : sizeof(copy));
-	return read_end(&copy, &end) && !is_loopback(&end) &&
-	       (end.port[0] << 8 | end.port[1]) >= IPPORT_RESERVED;
+	if (!read_end(&copy, &end) || is_loopback(&end))
+		return false;
+	const uint16_t port = (uint16_t)(end.port[0] << 8 | end.port[1]);
+
+	return port >= IPPORT_RESERVED && !is_exempt(port);
 }
 
-/* Computes the tag of a connection. Returns false if the connection has already ended. */
-static bool make_tag(int fd, bool accepted, uint8_t tag[STAGE_TAG_SIZE])
+/*
+ * Finds the ends of a connection: first the one that connected, then the one that accepted it.
+ * Returns false if the connection has already ended.
+ */
+static bool find_ends(int fd, bool accepted, struct end ends[2])
 {
 	union any_address own = { 0 };
 	union any_address other = { 0 };
 	socklen_t own_length = sizeof(own);
 	socklen_t other_length = sizeof(other);
-	struct end ends[2] = { 0 };
 
-	if (getsockname(fd, &own.any, &own_length) != 0 ||
-	    getpeername(fd, &other.any, &other_length) != 0 || !read_end(&own, &ends[accepted]) ||
-	    !read_end(&other, &ends[!accepted]))
-		return false;
-	stage_siphash(key.bytes, (const uint8_t *)ends, sizeof(ends), tag);
-	return true;
+	return getsockname(fd, &own.any, &own_length) == 0 &&
+	       getpeername(fd, &other.any, &other_length) == 0 && read_end(&own, &ends[accepted]) &&
+	       read_end(&other, &ends[!accepted]);
+}
+
+static void make_tag(const struct end ends[2], uint8_t tag[STAGE_TAG_SIZE])
+{
+	stage_siphash(key.bytes, (const uint8_t *)ends, 2 * sizeof(ends[0]), tag);
 }
 
 /* Waits until a connection that is under way is made, and returns as connect() would then. */
@@ -206,10 +252,20 @@ static int finish_connect(int fd, const struct sockaddr *address, socklen_t leng
 
 static int send_tag(int fd)
 {
+	struct end ends[2] = { 0 };
 	uint8_t tag[STAGE_TAG_SIZE];
 
-	if (!make_tag(fd, false, tag))
+	if (!find_ends(fd, false, ends))
 		return 0; /* The caller learns of the end when it uses the connection. */
+	/*
+	 * The other rank runs on another node. So its node has an address that this node has too,
+	 * as container bridges have everywhere, and here anybody may listen on that address.
+	 */
+	if (memcmp(ends[0].address, ends[1].address, sizeof(ends[0].address)) == 0) {
+		errno = ECONNREFUSED;
+		return -1;
+	}
+	make_tag(ends, tag);
 	/* Nothing was sent before, so there is room for all of it. */
 	const ssize_t sent = send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 
@@ -268,12 +324,14 @@ static bool receive_tag(int fd, uint8_t tag[STAGE_TAG_SIZE])
 
 static bool is_from_rank(int fd)
 {
+	struct end ends[2] = { 0 };
 	uint8_t expected[STAGE_TAG_SIZE];
 	uint8_t received[STAGE_TAG_SIZE];
 	uint8_t difference = 0;
 
-	if (!make_tag(fd, true, expected) || !receive_tag(fd, received))
+	if (!find_ends(fd, true, ends) || !receive_tag(fd, received))
 		return false;
+	make_tag(ends, expected);
 	/* All bytes are compared, so that the time does not tell how many were right. */
 	for (size_t i = 0; i < STAGE_TAG_SIZE; i++)
 		difference |= expected[i] ^ received[i];

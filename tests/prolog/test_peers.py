@@ -206,7 +206,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         (A, B, B, "timeout"),
         (A, B, B, "polled"),
         (A, B, B6, "dual"),
-        (B, B, B, "timeout"),
         (A6, B6, B6, "timeout"),
         (A6, B6, B6, "polled"),
         (A6, B6, B6, "dual"),
@@ -273,6 +272,19 @@ def test_a_relayed_connection_is_refused(network: Network) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("how", ["blocking", "timeout", "polled"])
+@pytest.mark.parametrize("address", [B, B6])
+def test_a_listener_at_an_address_of_the_same_node_is_no_rank(
+    network: Network, address: str, how: str
+) -> None:
+    """Another node's bridge may have the same address: here, anybody may listen there."""
+    with network.listen(address, how, key=None) as (port, listener):
+        error = network.run(CONNECT, address, address, port, how, "secret", key=KEY)
+        assert error == "ECONNREFUSED\n"
+        assert line(listener) == f"{address} "
+
+
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("source", "target", "port"),
     [
@@ -291,6 +303,15 @@ def test_a_local_or_privileged_service_is_sent_no_tag(
             words = (source, target, port_there, how, "plain")
             assert network.run(CONNECT, *words, key=KEY) == ""
             assert line(listener) == f"{source} plain"
+
+
+@pytest.mark.root
+def test_a_port_that_the_rank_exempts_is_sent_no_tag(network: Network) -> None:
+    with network.listen(B, "blocking", key=None) as (port, listener):
+        exempt = f"import ctypes\nassert ctypes.CDLL(None).stage_peers_exempt({port}) == 0\n"
+        words = (A, B, port, "timeout", "plain")
+        assert network.run(exempt + CONNECT, *words, key=KEY) == ""
+        assert line(listener) == f"{A} plain"
 
 
 @pytest.mark.root
