@@ -6,7 +6,6 @@ its answer may be anything, and the caller does not wait for its end: what canno
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
@@ -15,6 +14,8 @@ import signal
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from stager.base.linux import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,9 +30,8 @@ _BLOCK = 1 << 16
 _GRACE, _PAUSE = 1.0, 0.005
 #: The table of a million files takes some 200 MiB, and as much again while it is read.
 _MEMORY_LIMIT = 1 << 30
-#: The option of prctl(2) that sends a signal to this process when its parent ends.
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+#: The group of a user whom the node no longer knows, and of who needs none (nogroup).
+NO_GROUP = 65534
 
 
 def answer_as(
@@ -83,8 +83,7 @@ def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    # A change of the user clears this.
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     _limit(resource.RLIMIT_AS, _MEMORY_LIMIT)
     _limit(resource.RLIMIT_CPU, seconds)
     _limit(resource.RLIMIT_FSIZE, 0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import struct
 from enum import IntEnum, IntFlag
 from functools import cache
 
 #: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
 _CURRENT_FOLDER = -100
-#: The option of prctl(2) that decides whether other processes of the user may trace this one.
-_PR_SET_DUMPABLE = 4
+#: Options of prctl(2): send this process a signal when its parent ends, and let other processes of
+#: the user trace it.
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 #: The number of openat2(2), which is the same on all machines, and its flags: stay on the mount,
 #: follow no link, stay beneath the folder.
 _OPENAT2 = 437
@@ -21,12 +23,13 @@ _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 #: The errors of `open_beneath` for a symbolic link in the path.
 IS_LINK = (errno.ELOOP, errno.ENOTDIR)
-_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: The flag of unshare(2) for a network of its own, and what brings its loopback interface up: the
-#: requests of ioctl(2) to read and to set an interface's flags, with a struct ifreq (netdevice(7)).
-_NEW_NETWORK = 0x40000000
-#: The flag of unshare(2) for a current folder, a root and a mask of its own (CLONE_FS).
-_OWN_FOLDER = 0x00000200
+#: To pass through a folder, if it is no symbolic link.
+PASS_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Flags of unshare(2): a current folder, a root and a mask of its own (CLONE_FS), and a network of
+#: its own (CLONE_NEWNET).
+_OWN_FOLDER, _OWN_NETWORK = 0x00000200, 0x40000000
+#: What brings an interface up: the requests of ioctl(2) to read and to set its flags, and a struct
+#: ifreq (netdevice(7)).
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,6 +67,9 @@ class _How(ctypes.Structure):
     )  # fmt: skip
 
 
+_HOW_SIZE = ctypes.sizeof(_How)
+
+
 @cache
 def _how(flags: int, more: int) -> tuple[_How, int]:
     """Return the structure for ``flags``, with ``more`` ways to resolve, and its address."""
@@ -71,19 +77,17 @@ def _how(flags: int, more: int) -> tuple[_How, int]:
     return how, ctypes.addressof(how)
 
 
-def _openat2(folder: int, path: bytes, flags: int, more: int = 0) -> int:
-    how, address = _how(flags, more)
-    return _check(_syscall(_OPENAT2, folder, path or b".", address, ctypes.sizeof(how)))
-
-
-def open_beneath(folder: int, path: bytes, flags: int) -> int:
+def open_beneath(folder: int, path: bytes, flags: int, *, same_mount: bool = False) -> int:
     """Open ``path`` beneath the descriptor ``folder``, if no part of it is a symbolic link.
 
-    The empty path is the folder itself. Raise OSError, with ELOOP or ENOTDIR for a link.
+    The empty path is the folder itself. Raise OSError, with ELOOP or ENOTDIR for a link. With
+    ``same_mount``, raise it with EXDEV if the path leads to another mount, which is not asked for
+    anything: a user may have mounted one that never answers. Before Linux 5.6 it is entered.
     """
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    _, address = _how(flags, _NO_XDEV if same_mount else 0)
     try:
-        return _openat2(folder, path, flags)
+        return _check(_syscall(_OPENAT2, folder, path or b".", address, _HOW_SIZE))
     except OSError as error:
         if error.errno not in _NO_OPENAT2:
             raise
@@ -96,7 +100,7 @@ def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
     current = folder
     try:
         for part in above:
-            below = os.open(part, _STEP, dir_fd=current)
+            below = os.open(part, PASS_FOLDER, dir_fd=current)
             if current != folder:
                 os.close(current)
             current = below
@@ -106,7 +110,7 @@ def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
             os.close(current)
 
 
-class Mount(IntFlag):
+class MountFlag(IntFlag):
     """Flags of mount(2)."""
 
     NOSUID = 2
@@ -114,19 +118,19 @@ class Mount(IntFlag):
     NOEXEC = 8
 
 
-class Unmount(IntFlag):
+class UnmountFlag(IntFlag):
     """Flags of umount2(2)."""
 
     DETACH = 2
     NOFOLLOW = 8
 
 
-def mount_tmpfs(path: str, flags: Mount, options: str) -> None:
+def mount_tmpfs(path: str, flags: MountFlag, options: str) -> None:
     """Mount an empty filesystem in memory at ``path``. Needs root."""
     _check(_libc.mount(b"slurm-stage", os.fsencode(path), b"tmpfs", flags, options.encode()))
 
 
-def unmount(path: str, flags: Unmount) -> None:
+def unmount(path: str, flags: UnmountFlag) -> None:
     """Unmount what was mounted last at ``path``. Needs root."""
     _check(_libc.umount2(os.fsencode(path), flags))
 
@@ -146,23 +150,21 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0))
 
 
-def open_here(path: str, folder: int, flags: int) -> int:
-    """Open ``path`` beneath the descriptor ``folder``, on its filesystem and through no link.
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends. A change of its user takes that back."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0))
 
-    Raise OSError, with EXDEV if the path leads to another filesystem, which is not asked for
-    anything: a user may have mounted one that never answers. Before Linux 5.6 it is entered.
-    """
-    try:
-        return _openat2(folder, os.fsencode(path), flags, _NO_XDEV)
-    except OSError as error:
-        if error.errno not in _NO_OPENAT2:
-            raise
-    return open_step_by_step(folder, os.fsencode(path), flags)
+
+def leave_untagged(port: int) -> None:
+    """Have connections of this process to ``port`` left alone by the library of `launch.peers`."""
+    exempt = getattr(_libc, "stage_peers_exempt", None)  # of the whole process, if it is preloaded
+    if exempt is not None:
+        exempt(port)
 
 
 def leave_network() -> None:
     """Give this process a network of its own, with nothing but a loopback interface. Needs root."""
-    _check(_libc.unshare(_NEW_NETWORK))
+    _check(_libc.unshare(_OWN_NETWORK))
     import fcntl  # only here
     import socket
 
@@ -182,8 +184,8 @@ def is_alone() -> bool:
 
 
 def facts_here(folder: str, name: str) -> os.stat_result:
-    """Return the facts of ``name`` in ``folder``, itself if it is a link. Raise as `open_here`."""
-    descriptor = _opened_here(folder, name, os.O_PATH)
+    """Return the stat of ``name`` in ``folder``, which is on the same mount. Raise OSError."""
+    descriptor = _open_here(folder, name, os.O_PATH)
     try:
         return os.fstat(descriptor)
     finally:
@@ -191,18 +193,18 @@ def facts_here(folder: str, name: str) -> os.stat_result:
 
 
 def list_here(folder: str, name: str) -> list[str]:
-    """Return the names in the folder ``name`` of ``folder``. Raise as `open_here`."""
-    descriptor = _opened_here(folder, name, os.O_RDONLY | os.O_DIRECTORY)
+    """Return the names in the folder ``name`` of ``folder``, on the same mount. Raise OSError."""
+    descriptor = _open_here(folder, name, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.listdir(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _opened_here(folder: str, name: str, flags: int) -> int:
+def _open_here(folder: str, name: str, flags: int) -> int:
     parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return open_here(name, parent, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return open_beneath(parent, os.fsencode(name), flags, same_mount=True)
     finally:
         os.close(parent)
 

@@ -20,6 +20,8 @@ class Mount(NamedTuple):
     """One mount, as in /proc/self/mountinfo (proc(5))."""
 
     number: str
+    #: The device as ``major:minor``.
+    device: str
     point: str
     #: The type of the filesystem, such as ``tmpfs``, and its options.
     kind: str
@@ -32,12 +34,8 @@ class Mount(NamedTuple):
 
 
 def mounts() -> Iterator[Mount]:
-    """Yield what is mounted in this process's namespace. Raise OSError."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            mount, _, filesystem = line.partition(" - ")
-            fields, (kind, *_, options) = mount.split(), filesystem.split()
-            yield Mount(fields[0], fields[4], kind, options)
+    """Return what is mounted in this process's namespace. Raise OSError."""
+    return map(_parse, _lines())
 
 
 def mount_of(descriptor: int) -> Mount | None:
@@ -45,9 +43,24 @@ def mount_of(descriptor: int) -> Mount | None:
 
     The kernel answers, and not the filesystem: one of a user's may never do.
     """
-    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
-        numbers = [line.split()[1] for line in file if line.startswith("mnt_id:")]
-    return next((mount for mount in mounts() if mount.number in numbers), None)
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        number = next((line.split()[1] for line in file if line.startswith(b"mnt_id:")), b"")
+    # A node has hundreds of mounts, and a stage may look at thousands of files: parse one line.
+    found = (line for line in _lines() if number and line.startswith(number + b" "))
+    return next(map(_parse, found), None)
+
+
+def _lines() -> list[bytes]:
+    # Only spaces, tabs and newlines of names are escaped there. Other white space may be a user's.
+    with open("/proc/self/mountinfo", "rb") as file:
+        return file.read().split(b"\n")[:-1]
+
+
+def _parse(line: bytes) -> Mount:
+    mount, _, filesystem = line.partition(b" - ")
+    number, _, device, _, point, *_ = map(os.fsdecode, mount.split(b" "))
+    kind, *_, options = map(os.fsdecode, filesystem.split(b" "))
+    return Mount(number, device, point, kind, options)
 
 
 def mounted_by_stranger(descriptor: int) -> int:

@@ -13,15 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stager.base import linux
-from stager.base.child import answer_as
+from stager.base.child import NO_GROUP, answer_as
 from stager.base.errors import StageError
 from stager.base.mounts import stranger_at
-from stager.base.paths import RECORDS_FOLDER
+from stager.base.node import users_of
+from stager.base.numbers import is_integer
 from stager.copies.evict import is_ours
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_using
+from stager.source.location import is_url
 from stager.source.posix import facts_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Seconds for a look at the copies of one other user, and of all others together.
 _OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
-#: The group of the processes that look.
-_NOBODY = 65534
 
 
 class Entry(NamedTuple):
@@ -78,7 +77,9 @@ def _checked(values: Sequence[Any], types: Sequence[type]) -> Sequence[Any]:
     """Return ``values``, which come from another node. Raise ValueError for other ``types``."""
     if [type(value) for value in values] != list(types):
         raise ValueError("fields of other types")
-    if any(type(job) is not int for value in values if type(value) is list for job in value):
+    if not all(is_integer(value) for value in values if type(value) is int):
+        raise ValueError("a number that is too large")
+    if not all(is_integer(job) for value in values if type(value) is list for job in value):
         raise ValueError("a job that is not a number")
     return values
 
@@ -121,11 +122,13 @@ class NodeStatus:
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> NodeStatus:
         """Return the status that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
+        if not all(map(is_integer, data["silent"])):
+            raise ValueError("a user that is not a number")
         return cls(
             [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
             [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
             [Unread(*_checked(one, (str, str))) for one in data["unread"]],
-            [int(uid) for uid in data["silent"]],
+            list(data["silent"]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def node_status(
             continue
         with suppress(StageError):  # this user never staged anything there
             cache = look_for_cache(f"{disk}{root}", owner or os.getuid(), shared=bool(owner))
-            jobs = _jobs_using(None if owner else cache.uid)
+            jobs = _jobs_using(None if owner else cache.uid, cache.root)
             _add(status, _read_cache(cache, disk, jobs, sources))
     if everyone and os.getuid() == 0:
         _add_others(status, disk, [root for root, owner in places if not owner])
@@ -187,17 +190,10 @@ def _add(status: NodeStatus, found: NodeStatus) -> None:
 def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:
     """Add what other users have, as far as their own processes answer in time."""
     deadline = time.monotonic() + _OWNERS_LIMIT
-    for uid in sorted({uid for root in roots for uid in _users_of(f"{disk}{root}")}):
+    others = {uid for root in roots for uid in users_of(f"{disk}{root}")} - {os.getuid()}
+    for uid in sorted(others):
         left = deadline - time.monotonic()
         _add_from(status, uid, disk, roots, min(left, _OWNER_LIMIT))
-
-
-def _users_of(root: str) -> Iterator[int]:
-    """Yield the other users with a folder beneath ``root``."""
-    with suppress(OSError):
-        for name in linux.list_here(root, RECORDS_FOLDER):
-            if name.isdecimal() and int(name) != os.getuid():
-                yield int(name)
 
 
 def _add_from(
@@ -241,13 +237,13 @@ def _as_owner(
         for root in roots:
             with suppress(StageError):
                 cache = look_for_cache(f"{disk}{root}", uid, shared=shared)
-                jobs = _jobs_using(None if shared else uid)
+                jobs = _jobs_using(None if shared else uid, cache.root)
                 _add(status, _read_cache(cache, disk, jobs, None))
         with open(output, "wb") as file:
             file.write(json.dumps(status.to_wire()).encode())
 
     try:
-        answer = answer_as(uid, _NOBODY, [], tell, limit)
+        answer = answer_as(uid, NO_GROUP, [], tell, limit)
         status = NodeStatus.from_wire(json.loads(answer))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -255,9 +251,9 @@ def _as_owner(
     return status
 
 
-def _jobs_using(uid: int | None) -> dict[str, list[int]]:
+def _jobs_using(uid: int | None, root: str) -> dict[str, list[int]]:
     with suppress(OSError):  # only root knows the jobs of all users
-        return jobs_using(uid)
+        return jobs_using(uid, root)
     return {}
 
 
@@ -296,7 +292,7 @@ def _state(record: Record, root: str, disk: str, sources: _Sources | None) -> st
         return "gone"
     if not is_ours(there, record) or (record.tree is None and there.st_nlink != 1):
         return "changed"
-    if sources is None:
+    if sources is None or is_url(record.source):  # a store would have to be asked
         return "whole"
     if record.source not in sources:
         sources[record.source] = _source_facts(record.source)

@@ -24,6 +24,7 @@ from stager.base.errors import (
     StageError,
     UsageError,
 )
+from stager.base.numbers import is_integer
 from stager.base.text import bytes_text
 from stager.copies import evict
 from stager.copies.verify import fault_of
@@ -132,12 +133,12 @@ class NodeResult:
             data["stay"],
         )
         if not (
-            all(type(one.destination) is str and type(one.size) is int for one in result.done)
+            all(type(one.destination) is str and is_integer(one.size) for one in result.done)
             and all(one.code in range(1, 10) for one in result.refused)
             and all(
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
             )
-            and type(result.stay) is int
+            and is_integer(result.stay)
         ):
             raise ValueError("fields of other types")
         return result
@@ -279,7 +280,7 @@ class _Run:
         destination = record.destination
         if record.pinned:
             raise PolicyRefusal(f"{destination} is pinned; unpin it first (stagectl unpin)")
-        jobs = jobs_using(None if cache.shared else cache.uid).get(destination, [])
+        jobs = jobs_using(None if cache.shared else cache.uid, cache.root).get(destination, [])
         if jobs:
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
             ended = "they have ended" if len(jobs) > 1 else "it has ended"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 #: To read a plain file. Opening a named pipe in its place does not block.
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: To pass through a folder, which needs no permission to list it.
-_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Bytes read at a time where a file is read back.
@@ -167,7 +165,7 @@ def opened_beneath(root: str, folder: str, owner: int | None = None) -> Iterator
     owners = 0, os.getuid() if owner is None else owner
     with ExitStack() as stack:
         path = root
-        current = stack.enter_context(opened(root or "/", _STEP & ~os.O_NOFOLLOW))
+        current = stack.enter_context(opened(root or "/", linux.PASS_FOLDER & ~os.O_NOFOLLOW))
         for name in folder[len(root) :].split("/"):
             if name:
                 path = f"{path}/{name}"
@@ -181,20 +179,14 @@ def facts_beneath(root: str, path: str) -> os.stat_result:
     Raise OSError, with EXDEV if another filesystem is mounted on the way. Nothing is asked of that
     one: a record may name any path, and a user may have mounted there what does not answer.
     """
-    name = path.removeprefix(f"{root}/")
-    with opened(root or "/", _STEP & ~os.O_NOFOLLOW) as top:
-        there = linux.open_here(name, top, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            return os.fstat(there)
-        finally:
-            os.close(there)
+    return linux.facts_here(root or "/", path.removeprefix(f"{root}/"))
 
 
 @contextmanager
 def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> Iterator[int]:
     with ExitStack() as stack:
         try:
-            descriptor = stack.enter_context(opened(name, _STEP, parent))
+            descriptor = stack.enter_context(opened(name, linux.PASS_FOLDER, parent))
         except NotADirectoryError:
             raise not_a_folder(path, os.lstat(name, dir_fd=parent).st_mode) from None
         except FileNotFoundError:

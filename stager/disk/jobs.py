@@ -8,15 +8,17 @@ ended, and removes the room after the user's last job.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import UsageError
 from stager.base.mounts import mounts
+from stager.base.node import marked_jobs
 from stager.base.progress import count
 from stager.disk.files import (
     APPEND,
@@ -26,21 +28,21 @@ from stager.disk.files import (
     as_stage_error,
     opened,
 )
+from stager.disk.reader import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 1 << 20
-#: Unit of a stat's st_blocks, in bytes.
-_BLOCK = 512
-#: The lists that are read of another user, who may have made any number.
-_MOST_LISTS = 16
+#: The lists that are read of another user, who may have made any number, and the destinations that
+#: are taken from them.
+_MOST_LISTS, _MOST_FOREIGN = 16, 1000
 #: The suffix of the name of a job's figures, which root collects at the job's end, and the bytes
 #: of them that are read.
 _FIGURES, _FIGURES_LIMIT = ".figures", 64 * 1024
-#: Seconds in which another user's process answers to root, and the group of that process.
-_OWNER_LIMIT, _NOBODY = 2, 65534
+#: Seconds in which another user's process answers to root.
+_OWNER_LIMIT = 2
 #: The entries of an access control list (acl(5)), and where one names no user: the owner, the
 #: group, the mask, others.
 _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
@@ -88,21 +90,21 @@ def jobs_are_known() -> bool:
     return os.path.exists(paths.JOBS_FOLDER)
 
 
-def uses(uid: int | None) -> frozenset[str]:
-    """Return what the running jobs of a user use; of all users if None."""
-    return frozenset(jobs_using(uid))
+def uses(uid: int | None, root: str = "") -> frozenset[str]:
+    """Return what the running jobs of a user use; of all users if None, see `jobs_using`."""
+    return frozenset(jobs_using(uid, root))
 
 
-def jobs_using(uid: int | None) -> dict[str, list[int]]:
+def jobs_using(uid: int | None, root: str = "") -> dict[str, list[int]]:
     """Return the ids of the jobs that use each destination, of one user or of all.
 
     Only root may ask for all users, or for another one. It reads nothing of theirs itself: users
     who do not answer in time use nothing. Another account that asks for all users learns from the
-    lists that it may read; see `note_uses`.
+    lists that it may read, see `note_uses`, and of them what is beneath ``root``.
     """
     if uid is None and os.getuid():
-        return _readable_jobs()
-    uids = sorted({owner for _, owner in _marks()}) if uid is None else [uid]
+        return _readable_jobs(root)
+    uids = sorted({owner for _, owner in marked_jobs()}) if uid is None else [uid]
     found: dict[str, list[int]] = {}
     for owner in uids:
         for destination, jobs in _jobs_of(owner).items():
@@ -112,19 +114,22 @@ def jobs_using(uid: int | None) -> dict[str, list[int]]:
 
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
     """Return the destinations in the list of one job, whether it still runs or not."""
+    return frozenset(os.fsdecode(_list_of(uid, job)).split("\0")[:-1])
+
+
+def _list_of(uid: int | str, job: int | str) -> bytes:
     with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
         facts = os.fstat(file)
         # A list with holes is forged: it would take no room, and much time.
-        if stat.S_ISREG(facts.st_mode) and facts.st_blocks * _BLOCK >= facts.st_size:
-            text = os.read(file, _USES_LIMIT)
-            return frozenset(os.fsdecode(text).split("\0")[:-1])
-    return frozenset()
+        if stat.S_ISREG(facts.st_mode) and facts.st_blocks * BLOCK >= facts.st_size:
+            return os.read(file, _USES_LIMIT)
+    return b""
 
 
 def _jobs_of(uid: int) -> dict[str, list[int]]:
     if uid == os.getuid():
         return _own_jobs(uid)
-    from stager.base.child import answer_as  # not needed by a rank
+    from stager.base.child import NO_GROUP, answer_as  # not needed by a rank
 
     def tell(output: int) -> None:
         lines = (
@@ -135,19 +140,20 @@ def _jobs_of(uid: int) -> dict[str, list[int]]:
         with open(output, "wb") as file:
             file.writelines(lines)
 
-    running = {job for job, owner in _marks() if owner == uid}
+    running = {job for job, owner in marked_jobs() if owner == uid}
     found: dict[str, list[int]] = {}
     with suppress(OSError):
-        for line in answer_as(uid, _NOBODY, [], tell, _OWNER_LIMIT).split(b"\0")[:-1]:
+        for line in answer_as(uid, NO_GROUP, [], tell, _OWNER_LIMIT).split(b"\0")[:-1]:
             job, _, destination = line.partition(b" ")
             if job.isdigit() and int(job) in running:
                 found.setdefault(os.fsdecode(destination), []).append(int(job))
     return found
 
 
-def _readable_jobs() -> dict[str, list[int]]:
+def _readable_jobs(root: str) -> dict[str, list[int]]:
     """Return what the lists say that this account may read; of each user, a limited number."""
     found: dict[str, list[int]] = {}
+    beneath = re.compile(rb"(?<![^\0])" + re.escape(os.fsencode(f"{root}/")) + rb"[^\0]*(?=\0)")
     foreign = [mount.point for mount in mounts() if mount.kind != "tmpfs"]
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(paths.RUN_FOLDER)):
@@ -155,29 +161,30 @@ def _readable_jobs() -> dict[str, list[int]]:
             # A user's filesystem may never answer. Whoever mounts one there is not protected.
             if name.isdecimal() and not any(f"{one}/".startswith(f"{room}/") for one in foreign):
                 count()
-                for destination, jobs in _own_jobs(int(name), _MOST_LISTS).items():
-                    found.setdefault(destination, []).extend(jobs)
+                every = (
+                    (destination[0], job)
+                    for job in _jobs_with_lists(int(name))[:_MOST_LISTS]
+                    for destination in beneath.finditer(_list_of(name, job))
+                )
+                for destination, job in dict.fromkeys(islice(every, _MOST_FOREIGN)):
+                    found.setdefault(os.fsdecode(destination), []).append(int(job))
     return found
 
 
-def _own_jobs(uid: int, most: int | None = None) -> dict[str, list[int]]:
-    """Return what the lists in a user's room say: all of them, or the ``most`` that fit."""
+def _own_jobs(uid: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
+    for job in _jobs_with_lists(uid):
+        for destination in uses_of(uid, job):
+            found.setdefault(destination, []).append(int(job))
+    return found
+
+
+def _jobs_with_lists(uid: int) -> list[str]:
+    """Return the jobs that have a list in a user's room."""
     with suppress(FileNotFoundError, PermissionError):  # root has just removed the room
         names = sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}"))
-        jobs = [name.removesuffix(_USES) for name in names if name.endswith(_USES)]
-        for job in jobs[:most]:
-            if job.isdecimal():
-                for destination in uses_of(uid, job):
-                    found.setdefault(destination, []).append(int(job))
-    return found
-
-
-def _marks() -> list[tuple[int, int]]:
-    """Return the jobs that root has marked, each with its user. Only root may ask."""
-    with suppress(FileNotFoundError):
-        pairs = (name.split(".") for name in os.listdir(paths.JOBS_FOLDER))
-        return [(int(job), int(uid)) for job, uid in pairs]
+        jobs = (name.removesuffix(_USES) for name in names if name.endswith(_USES))
+        return [job for job in jobs if job.isdecimal()]
     return []
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 #: Users' folders that job_container makes anew for each job, unless the site says otherwise.
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
+#: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
+_CLEAN_UP = 50
 _ELSEWHERE = "use -w NODE, or run this in a job or on a compute node"
 
 
@@ -367,6 +369,19 @@ def job_container(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         yield _note("job_container", text), []
 
 
+def clean_up(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Slurm waits for root's clean-up after a job as long as a user can make it last."""
+    for key in ("PrologEpilogTimeout", "EpilogTimeout"):  # newer Slurm has the second
+        seconds = re.match(r"\d+", examined.site.slurm.get(key, ""))
+        if seconds and int(seconds[0]) < _CLEAN_UP:
+            text = (
+                f"{key} is {seconds[0]} s: Slurm drains a node whose clean-up takes longer, and a "
+                f"user's process can make it last almost {_CLEAN_UP} s: set it to {_CLEAN_UP} or "
+                "more, or remove it"
+            )
+            yield _problem("clean-up", text), []
+
+
 def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """Files for all users belong to an account that is not root."""
     shared = examined.policy.shared
@@ -379,7 +394,7 @@ NODE_RULES = (
     sysctls, tmpfs, taken, roots, records, shared_roots, trusted, run_folder, plugins, connections,
     fuse,
 )  # fmt: skip
-SITE_RULES = (same_config, account, exclusive, ports, mpi, job_container)
+SITE_RULES = (same_config, account, exclusive, ports, mpi, job_container, clean_up)
 
 
 def examine(examined: Examined) -> dict[Finding, list[str]]:

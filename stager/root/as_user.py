@@ -6,13 +6,11 @@ import os
 import pwd
 from typing import TYPE_CHECKING
 
-from stager.base.child import answer_as
+from stager.base.child import NO_GROUP, answer_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The group of a user whom the node no longer knows: nogroup.
-_NOGROUP = 65534
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -21,7 +19,7 @@ def groups_of(uid: int) -> tuple[int, list[int]]:
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
-        return _NOGROUP, []
+        return NO_GROUP, []
     return user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Not to be written: a user can take the lock's descriptor from a process that runs as that user
+#: (pidfd_getfd), and could fill /run by it.
+_LOCK_FILE = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+REPLACE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDY = "remove this folder"
 #: Seconds between two attempts to get a lock.
 _PAUSE = 0.01
@@ -102,7 +104,7 @@ def made(folder: int, name: str, mode: int, *, enter_mounts: bool = True) -> Ite
 def _open_here(name: str, folder: int) -> int:
     """Open a folder of the same filesystem. Raise UnsafeError if something is mounted there."""
     try:
-        return linux.open_here(name, folder, OPEN_FOLDER)
+        return linux.open_beneath(folder, os.fsencode(name), OPEN_FOLDER, same_mount=True)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise OSError(error.errno, error.strerror, name) from None
@@ -137,7 +139,7 @@ def _lock(descriptor: int) -> bool:
 def replace_file(path: str, text: str, mode: int) -> None:
     """Write a file of root's with this mode in one step, in place of one at ``path``."""
     fresh = f"{path}.{os.getpid()}"  # not a name that node_exporter reads
-    with opened(fresh, flags=_REPLACE, mode=mode) as descriptor:
+    with opened(fresh, flags=REPLACE_FILE, mode=mode) as descriptor:
         os.fchmod(descriptor, mode)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(text.encode("utf-8", "surrogateescape"))

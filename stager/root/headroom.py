@@ -13,8 +13,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stager.base import linux, paths
+from stager.base import paths
 from stager.base.mounts import stranger_at
+from stager.base.node import users_of
 from stager.root.folders import locked, replace_file
 from stager.root.untrusted import as_number, or_zero
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 #: Seconds for all users and roots together, and for one answer of one user. Copies of users who
 #: are not asked in time stay until the next job has ended.
 _LIMIT, _ASK_LIMIT = 25.0, 5.0
-#: The file with the users who did not answer: they are asked last the next time.
+#: Seconds in all after which a user is slow: users can stop their process that answers for a while.
+_SLOW = 2.0
+#: The file with the users who did not answer, or were slow: they are asked last the next time.
 _SILENT = "silent.json"
 
 
@@ -43,18 +46,21 @@ def make_headroom(rules: Rules, ask: Ask) -> int:
     run = _Run(rules, ask)
     # One at a time: two that run together would evict twice as much.
     with locked(f"{paths.RUN_FOLDER}/headroom.lock", _LIMIT):
-        run.silent_before = _load_silent()
+        run.slow_before = _load_silent()
         for root in rules.roots:
             run.make_room(root)
-        if run.silent != run.silent_before:
-            replace_file(f"{paths.RUN_FOLDER}/{_SILENT}", json.dumps(sorted(run.silent)), 0o600)
+        if run.slow != run.slow_before:
+            replace_file(f"{paths.RUN_FOLDER}/{_SILENT}", json.dumps(sorted(run.slow)), 0o600)
     if run.gone:
         syslog.syslog(syslog.LOG_INFO, f"{run.gone} copies evicted to make headroom")
     return run.gone
 
 
 class _Run:
-    """Evictions beneath several roots, for a limited time; a user who is silent is asked once."""
+    """Evictions beneath several roots, for a limited time.
+
+    A user who is silent is asked once, and one who is slow after all others.
+    """
 
     def __init__(self, rules: Rules, ask: Ask) -> None:
         self._rules = rules
@@ -62,7 +68,10 @@ class _Run:
         self._deadline = time.monotonic() + _LIMIT
         self.gone = 0
         self.silent: set[int] = set()
-        self.silent_before: set[int] = set()
+        #: The users who were slow or silent now, and the last time.
+        self.slow: set[int] = set()
+        self.slow_before: set[int] = set()
+        self._seconds: dict[int, float] = {}
 
     def make_room(self, root: str) -> None:
         """Evict beneath ``root`` until its disk says that there is room, whatever users said."""
@@ -70,11 +79,12 @@ class _Run:
         if goal <= 0:
             return
         may_go: dict[int, Pairs] = {}
-        for uid in sorted(users_of(root), key=lambda uid: (uid in self.silent_before, uid)):
+        for uid in sorted(users_of(root), key=self._is_slow):
             answer = self._answer(uid, ["--root", root])
             may_go[uid] = _pairs(answer.get("may_go"))
         while counts := shares(may_go, goal):
-            for uid, count in counts.items():
+            for uid in sorted(counts, key=self._is_slow):  # else the oldest copy first
+                count = counts[uid]
                 answer = self._answer(uid, ["--root", root, "--oldest", str(count)])
                 self.gone += int(min(or_zero(answer.get("evicted")), count))
                 # What is left counts for nothing: this user's figures were not enough once.
@@ -83,13 +93,20 @@ class _Run:
                     return
             goal = shortfall(root, self._rules)
 
+    def _is_slow(self, uid: int) -> bool:
+        return uid in self.slow or uid in self.slow_before
+
     def _answer(self, uid: int, options: Sequence[str]) -> dict[str, Any]:
         left = self._deadline - time.monotonic()
         if uid in self.silent or left <= 0:
             return {}
+        begun = time.monotonic()
         answer = self._ask(uid, options, self._rules, min(left, _ASK_LIMIT))
+        self._seconds[uid] = self._seconds.get(uid, 0.0) + time.monotonic() - begun
         if answer is None:
             self.silent.add(uid)
+        if answer is None or self._seconds[uid] > _SLOW:
+            self.slow.add(uid)
         return answer or {}
 
 
@@ -109,18 +126,6 @@ def shortfall(root: str, rules: Rules) -> int:
         return 0  # this node does not have the disk
     share = int(room.f_blocks * room.f_frsize * rules.keep_free_percent / 100)
     return max(rules.keep_free, share) + rules.headroom - room.f_bavail * room.f_frsize
-
-
-def users_of(root: str) -> list[int]:
-    """Return the users that have a folder beneath ``root``."""
-    try:
-        return sorted(
-            int(name)
-            for name in linux.list_here(root, paths.RECORDS_FOLDER)
-            if name.isdecimal() and int(name)  # root stages nothing
-        )
-    except OSError:
-        return []
 
 
 def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:

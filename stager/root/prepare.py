@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base import paths
-from stager.root.folders import UnsafeError, group_of, made, make_folder, opened
+from stager.root.folders import REPLACE_FILE, UnsafeError, group_of, made, make_folder, opened
 from stager.root.room import begin_job
 from stager.root.rules import read_rules
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 #: The suffix of the note's name after the uid.
 _NOTE = ".prepared"
-_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +97,7 @@ def _note(uid: int, lines: Sequence[str]) -> None:
     with (
         opened(paths.RUN) as run,
         made(run, paths.RUN_NAME, 0o755) as parent,
-        opened(f"{uid}{_NOTE}", parent, flags=_REPLACE) as note,
+        opened(f"{uid}{_NOTE}", parent, flags=REPLACE_FILE) as note,
     ):
         # One write: a reader finds all of it, or an empty file, which is no note.
         os.write(note, os.fsencode("\n".join(lines) + "\n"))

@@ -13,7 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base import linux, paths
-from stager.base.linux import Mount, Unmount
+from stager.base.linux import MountFlag, UnmountFlag
+from stager.base.mounts import mounts
+from stager.base.node import marked_jobs
 from stager.root.folders import locked, made, opened
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ _SIZE = "size=16m,nr_inodes=4096"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Seconds to wait for the lock, which others hold for a moment only.
 _LOCK_LIMIT = 5
+_UNMOUNT = UnmountFlag.DETACH | UnmountFlag.NOFOLLOW
 #: Rounds in which mounts are removed that a user makes meanwhile.
 _ROUNDS = 10
 
@@ -42,7 +45,7 @@ def begin_job(job: int, uid: int, gid: int) -> None:
 def end_job(job: int, uid: int) -> float:
     """Remove the job's mark. Return the seconds since it was made, 0 if there was none."""
     path = f"{paths.JOBS_FOLDER}/{job}.{uid}"
-    with _locked(), suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         begun = os.lstat(path).st_mtime
         os.unlink(path)
         return max(0.0, time.time() - begun)
@@ -52,27 +55,17 @@ def end_job(job: int, uid: int) -> float:
 def remove_rooms() -> None:
     """Unmount the rooms of all users without a mark. Raise OSError."""
     with _locked():
-        marked = {uid for _, uid in marks()}
+        marked = {uid for _, uid in marked_jobs()}
         for _ in range(_ROUNDS):
             left = [uid for uid in _rooms() if uid not in marked]
             for uid in left:  # once for each mount: the user may have mounted over it
                 with suppress(OSError):  # unmounted meanwhile
-                    linux.unmount(f"{paths.RUN_FOLDER}/{uid}", Unmount.DETACH | Unmount.NOFOLLOW)
+                    linux.unmount(f"{paths.RUN_FOLDER}/{uid}", _UNMOUNT)
             if not left:
                 break
             for uid in left:
                 with suppress(OSError):
                     os.rmdir(f"{paths.RUN_FOLDER}/{uid}")
-
-
-def marks() -> list[tuple[int, int]]:
-    """Return the ids of the marked jobs, each with its user."""
-    with suppress(FileNotFoundError):
-        pairs = (name.partition(".") for name in os.listdir(paths.JOBS_FOLDER))
-        return [
-            (int(job), int(uid)) for job, _, uid in pairs if job.isdecimal() and uid.isdecimal()
-        ]
-    return []
 
 
 def _locked() -> AbstractContextManager[int]:
@@ -81,11 +74,9 @@ def _locked() -> AbstractContextManager[int]:
 
 def _rooms() -> list[int]:
     """Return the users that have a room, as often as something is mounted there."""
-    prefix = os.fsencode(f"{paths.RUN_FOLDER}/")
-    with open("/proc/self/mountinfo", "rb") as file:
-        points = [line.split()[4] for line in file]
-    names = [point.removeprefix(prefix) for point in points if point.startswith(prefix)]
-    return [int(name) for name in names if name.isdigit()]
+    prefix = f"{paths.RUN_FOLDER}/"
+    names = [one.point.removeprefix(prefix) for one in mounts() if one.point.startswith(prefix)]
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def _make_room(uid: int, gid: int) -> None:
@@ -95,7 +86,7 @@ def _make_room(uid: int, gid: int) -> None:
         os.mkdir(path, 0o700)
     # What is below is root's, so that nobody gets hold of it before the mount or after it.
     os.chown(path, 0, 0, follow_symlinks=False)
-    flags = Mount.NOSUID | Mount.NODEV | Mount.NOEXEC
+    flags = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC
     try:
         linux.mount_tmpfs(path, flags, f"{_SIZE},mode=0700,uid={uid},gid={gid}")
     except OSError as error:

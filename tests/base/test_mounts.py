@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base import mounts as module
-from stager.base.mounts import Mount, has_own_rules, mount_of, mounted_by_stranger, mounts
+from stager.base.mounts import has_own_rules, mount_of, mounted_by_stranger, mounts
+from tests.support.users import on_tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def test_the_mounts_of_this_machine_are_read() -> None:
     found = {mount.point: mount for mount in mounts()}
     assert found["/proc"].kind == "proc"
     assert "/" in found
+
+
+@pytest.mark.root
+def test_white_space_in_a_name_makes_no_line_and_no_field_of_its_own(tmp_path: Path) -> None:
+    """Any user can mount FUSE at such a name. The kernel escapes only some white space."""
+    folder = tmp_path / "a\r1 2\x0b\u2003 - b"
+    folder.mkdir()
+    points = on_tmpfs(folder, "size=64k", lambda: [mount.point for mount in mounts()])
+    assert str(folder).replace(" ", r"\040") in points
 
 
 @pytest.fixture
@@ -61,7 +72,7 @@ def test_who_mounted_it_and_who_may_enter_is_told_by_its_options(
     true = mount_of(proc)
     assert true is not None
     # FUSE's device cannot be opened everywhere: the table that the kernel would show.
-    shown = Mount(true.number, "/x", kind, options.format(me=os.getuid()))
-    monkeypatch.setattr(module, "mounts", lambda: [shown])
+    fields = f"{true.number} 1 0:9 / /x rw - {kind} none {options.format(me=os.getuid())}"
+    monkeypatch.setattr(module, "_lines", lambda: [fields.encode()])
     assert mounted_by_stranger(proc) == stranger
     assert has_own_rules(proc) is own_rules

@@ -261,8 +261,8 @@ def _too_long(path: str) -> str:
 
 
 def _newer(path: str) -> str:
-    _rewrite(path, {"version": 6})
-    return "version 6, expected 5"
+    _rewrite(path, {"version": 7})
+    return "version 7, expected 6"
 
 
 def _cut(path: str) -> str:

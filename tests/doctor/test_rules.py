@@ -323,3 +323,17 @@ def test_a_root_in_a_folder_that_goes_with_each_job_is_a_note() -> None:
     text = "/tmp/stage: job_container/tmpfs may remove it with each job: choose other roots"
     assert site_news(site, roots=("/nvme", "/tmp/stage")) == [(NOTE, text)]
     assert site_news(site) == []
+
+
+@pytest.mark.parametrize("key", ["PrologEpilogTimeout", "EpilogTimeout"])
+def test_slurm_waits_for_the_clean_up_as_long_as_a_user_can_make_it_last(key: str) -> None:
+    """Or it drains the node: a user could do that at will."""
+    text = (
+        f"{key} is 30 s: Slurm drains a node whose clean-up takes longer, and a user's process can "
+        "make it last almost 50 s: set it to 50 or more, or remove it"
+    )
+    for value, expected in (
+        ("30 sec", [(PROBLEM, text)]), ("30", [(PROBLEM, text)]),
+        ("50 sec", []), ("65534", []), ("(null)", []), ("Unlimited", []),
+    ):  # fmt: skip
+        assert site_news(replace(SITE, slurm={**SITE.slurm, key: value})) == expected

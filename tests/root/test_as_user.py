@@ -64,6 +64,14 @@ def test_a_program_that_is_left_keeps_the_lock_of_its_kind(tmp_path: Path) -> No
 
 
 @pytest.mark.root
+def test_the_lock_that_a_program_keeps_cannot_be_written_to(tmp_path: Path) -> None:
+    """Its user can take the descriptor from it, and has no limit there: the file is in /run."""
+    look = python("import fcntl, os; print(fcntl.fcntl(3, fcntl.F_GETFL) & os.O_ACCMODE)")
+    with locked(f"{tmp_path}/lock", 1) as lock:
+        assert run_as(65534, 65534, [], look, 20, lock) == b"%d\n" % os.O_RDONLY
+
+
+@pytest.mark.root
 def test_a_program_that_floods_is_ended() -> None:
     flood = python("import sys\nwhile True: sys.stdout.write('x' * 65536)")
     assert len(run_as(65534, 65534, [], flood, 20)) < (2 << 20)

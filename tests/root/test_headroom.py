@@ -117,6 +117,26 @@ def test_a_silent_user_is_asked_once_and_last_the_next_time(users: Users) -> Non
     assert users.asked[0] == (5001, 0)
 
 
+def test_a_slow_user_is_asked_last_at_once_and_the_next_time(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or bob, who stops his process for a while each time, uses up the time for all others."""
+    users.add(5001, (1, 9e14, 0), (2, 50, 0))
+    users.add(5002, (3, 50, 50), (4, 50, 50))
+    now = [0.0]
+    monkeypatch.setattr("stager.root.headroom.time.monotonic", lambda: now[0])
+
+    def ask(uid: int, *rest: Any) -> dict[str, Any] | None:
+        now[0] += 4.9 * (uid == 5001)
+        return Users.ask(users, uid, *rest)
+
+    monkeypatch.setattr(users, "ask", ask)
+    users.make_headroom(140)
+    assert users.asked == [(5001, 0), (5002, 0), (5001, 1), (5002, 1)]
+    users.make_headroom(1000)
+    assert users.asked == [(5002, 0), (5001, 0), (5002, 1), (5001, 1)]
+
+
 def test_no_user_is_asked_after_the_time_is_up(
     users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from stager.base import paths
+from stager.base.node import marked_jobs
 from stager.root.prepare import main
-from stager.root.room import begin_job, end_job, marks, remove_rooms
+from stager.root.room import begin_job, end_job, remove_rooms
 from tests.support.disks import owners
 from tests.support.users import USER, as_user, on_tmpfs
 
@@ -98,12 +99,12 @@ def test_what_a_user_mounted_over_a_room_goes_too() -> None:
     assert on_node(act) == (3, True)
 
 
-def test_only_root_may_look_for_marks() -> None:
+def test_only_root_may_look_for_marked_jobs() -> None:
     def act() -> tuple[dict[str, tuple[int, int, str]], list[tuple[int, int]]]:
         begin_job(17, USER, GROUP)
         with pytest.raises(PermissionError):
             as_user(USER, lambda: os.stat(f"{paths.JOBS_FOLDER}/17.{USER}"))
-        return owners(Path(paths.JOBS_FOLDER).parent), marks()
+        return owners(Path(paths.JOBS_FOLDER).parent), marked_jobs()
 
     made, marked = on_node(act)
     assert made["jobs"] == (0, 0, "drwx------")
@@ -117,7 +118,7 @@ def test_a_prolog_marks_the_job_and_makes_the_room(tmp_path: Path) -> None:
 
     def act() -> tuple[int, list[tuple[int, int]], bool]:
         code = main(["--config", str(config), "--job=17", "65534"])
-        return code, marks(), os.path.ismount(f"{paths.RUN_FOLDER}/65534")
+        return code, marked_jobs(), os.path.ismount(f"{paths.RUN_FOLDER}/65534")
 
     assert on_node(act) == (0, [(17, 65534)], True)
 
