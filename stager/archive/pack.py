@@ -31,10 +31,12 @@ from stager.base.errors import (
 )
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.base.linux import IS_LINK, open_beneath
+from stager.base.options import Share
 from stager.disk.files import OPEN_FOLDER, write_all
-from stager.disk.permissions import other_group_mode
+from stager.disk.permissions import beneath_mode, other_group_mode
 from stager.disk.reader import OPEN_FILE
-from stager.source.way import reach
+from stager.source.permitted import permitted
+from stager.source.way import READ, reach
 from stager.tree.listing import Kind, text_of
 from stager.tree.venv import CONDA, CONFIG
 from stager.tree.walk import walk
@@ -54,6 +56,8 @@ SUFFIX = ".tar.zst"
 _ZSTD_LEVEL, _ALL_CORES = 3, -1
 #: Compression by gzip: the default level of the program.
 _GZIP_LEVEL = 6
+#: The rights to read of group and others, and by how many bits they are above those to enter.
+_MAY_READ, _AS_ENTER = stat.S_IRGRP | stat.S_IROTH, 2
 #: What tarfile says of a file that became shorter while it was read.
 _SHORTER = "unexpected end of data"
 
@@ -91,7 +95,7 @@ def pack(folder: str, archive: str) -> Packed:
         fresh = not _holds(archive, mark)
         if fresh:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
-            with _replaced(archive, root) as file:
+            with _replaced(archive, root, listing) as file:
                 _write(listing, folder, root, archive, file, mark)
                 if _list(folder, root).digest() != listing.digest():
                     raise IntegrityError(_changed(folder))
@@ -162,7 +166,7 @@ def _holds(archive: str, mark: bytes) -> bool:
             if is_image(archive):
                 file.seek(max(0, os.fstat(file.fileno()).st_size - len(mark)))
                 return file.read() == mark
-            first = next(filter(None, decompressed(file, archive.lower())), b"")
+            first = next(filter(None, decompressed(file, compression_of(archive))), b"")
             return mark in first[:_HEADERS]
     except Exception:  # not an archive, or not one of ours: it is replaced
         return False
@@ -175,11 +179,11 @@ def _options(listing: Listing, archive: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str, folder: int) -> Iterator[int]:
+def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
     """Yield the descriptor of a new file, which is renamed to ``path`` if nothing is raised.
 
     It is written by its descriptor: others may be able to put another file in the place of its
-    name. Nobody may read it who cannot reach the open ``folder`` that is packed. Raise
+    name. Nobody may read it who cannot read all that is packed of the open ``folder``. Raise
     DestinationError if it was replaced.
     """
     above, name = os.path.split(os.path.abspath(path))
@@ -188,7 +192,7 @@ def _replaced(path: str, folder: int) -> Iterator[int]:
         yield descriptor
         mask = os.umask(0)
         os.umask(mask)
-        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, descriptor) | 0o600))
+        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, listing, descriptor) | 0o600))
         os.fsync(descriptor)
         _check_place(partial, descriptor, path)
         os.rename(partial, path)
@@ -201,11 +205,29 @@ def _replaced(path: str, folder: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _mode_of(folder: int, archive: int) -> int:
+def _mode_of(folder: int, listing: Listing, archive: int) -> int:
     """Return what those may do with the open folder who get the rights on the open archive."""
     mode = reach(folder).mode
+    if mode & READ:
+        mode = readable_mode(permitted(f"/proc/self/fd/{folder}/.", listing, mode, Share.SOURCE))
     same = os.fstat(folder).st_gid == os.fstat(archive).st_gid
     return mode if same else other_group_mode(mode)
+
+
+def readable_mode(listing: Listing) -> int:
+    """Return what is left of a folder's mode for those who may read every file in it. Pure."""
+    mode, group = listing.modes[0], listing.groups[0]
+    used = {path.rpartition(b"/")[0] for path in listing.paths[1:]}
+    gates: set[tuple[int, int]] = set()  # few: a million files have the same
+    for row, kind in enumerate(listing.kinds):
+        if kind == Kind.FILE:
+            readable = (listing.modes[row] & _MAY_READ) >> _AS_ENTER
+            gates.add((readable, listing.groups[row]))
+        elif kind == Kind.FOLDER and listing.paths[row] in used:
+            gates.add((listing.modes[row], listing.groups[row]))
+    for gate, gate_group in gates:
+        mode = beneath_mode(mode, group, gate, gate_group)
+    return mode
 
 
 def _check_place(name: str, descriptor: int, path: str) -> None:

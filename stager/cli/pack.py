@@ -29,7 +29,8 @@ def pack(folder: str, archive: str | None) -> None:
     prints the --stage option that unpacks the archive on every node.
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
-    is staged as it is. Nothing is packed if ARCHIVE is up to date.
+    is staged as it is. Nothing is packed if ARCHIVE is up to date. Only those can read ARCHIVE who
+    can read all of FOLDER.
     """
     beside = f"{absolute(folder)}{SUFFIX}"
     path = archive or beside

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import SourceError, UsageError
 from stager.base.extents import rounded
 from stager.disk.files import kind_of, opened
-from stager.disk.reader import BLOCK, FileReader, check_mounter
+from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.disk.record import SourceFacts
 from stager.source.way import READ, reach
 
@@ -109,7 +109,7 @@ def look_at_source(
             check_mounter(descriptor, path)
             facts, (mode, closed_by) = os.fstat(descriptor), reach(descriptor)
         if to_be_read:
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.close(os.open(path, OPEN_FILE))
     except OSError as error:
         hint = "; check the path, and that the compute nodes mount this filesystem"
         missing = isinstance(error, FileNotFoundError)

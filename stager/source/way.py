@@ -11,6 +11,7 @@ import stat
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.linux import PASS_FOLDER
 from stager.base.mounts import has_own_rules
 from stager.disk.files import opened
 from stager.disk.permissions import beneath_mode, private_mode
@@ -18,7 +19,6 @@ from stager.disk.permissions import beneath_mode, private_mode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: What a copy can give to group and others; nobody but its owner writes to it.
 READ = stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH
 #: The ACL of NFS version 4, which the client shows for each file, and those whom the mode describes
@@ -82,16 +82,16 @@ def _folders_above(
     above, name = os.path.split(path)
     with ExitStack() as stack:
         if stat.S_ISDIR(facts.st_mode):
-            current = stack.enter_context(opened("..", _STEP, descriptor))
+            current = stack.enter_context(opened("..", PASS_FOLDER, descriptor))
         else:
-            current = stack.enter_context(opened(above, _STEP))
+            current = stack.enter_context(opened(above, PASS_FOLDER))
             if not os.path.samestat(os.lstat(name, dir_fd=current), facts):
                 raise FileNotFoundError(errno.ENOENT, "was moved")
         here = os.fstat(current)
         while not os.path.samestat(here, facts):  # the root is its own parent
             leaves = here.st_dev != facts.st_dev
             yield above, here, _is_listed(current) or (leaves and has_own_rules(current))
-            current = stack.enter_context(opened("..", _STEP, current))
+            current = stack.enter_context(opened("..", PASS_FOLDER, current))
             above, facts, here = os.path.dirname(above), here, os.fstat(current)
 
 

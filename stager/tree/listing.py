@@ -72,8 +72,8 @@ class Listing:
     """The entries of a folder, sorted by path. The value of a row in a column is at its index.
 
     Row 0 is the folder itself. A folder comes before everything in it. A number that does not
-    identify the version of an entry is 0: sizes, ctimes and inodes of folders and links, modes of
-    links, and all numbers of a hard link, whose file has them.
+    identify the version of an entry is 0: sizes and inodes of folders and links, modes and ctimes
+    of links, and all numbers of a hard link, whose file has them.
     """
 
     #: Paths relative to the folder; its own is empty.

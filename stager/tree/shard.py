@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import stat
 from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import xxhash
 
 from stager.base.errors import UsageError
 from stager.base.paths import SHARD_LIST
+from stager.disk.permissions import beneath_mode
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.patterns import numbered_regex
 
@@ -29,6 +31,8 @@ _SLACK = 0.02
 _PARTS_OF_MEAN = 100
 #: The node of a row that is no file.
 NO_NODE = -1
+#: By how many bits the rights to read are above those to enter.
+_AS_ENTER = 2
 
 
 def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[int]:
@@ -207,6 +211,19 @@ def split_name(text: bytes, nodes: int) -> str:
     return f"{nodes}:{xxhash.xxh3_128_hexdigest(text)}"
 
 
-def list_row(text: bytes, mtime_ns: int) -> Row:
-    """Return the row of the file in a node's part that has the list ``text``."""
-    return Row(os.fsencode(SHARD_LIST), Kind.FILE, 0o444, len(text), mtime_ns)
+def list_row(text: bytes, mtime_ns: int, listing: Listing) -> Row:
+    """Return the row of the file in a node's part that has the list ``text``.
+
+    It names what is in all folders of the ``listing``, so only those may read it who may list them.
+    """
+    mode, group = listing.modes[0], listing.groups[0]
+    used = {path.rpartition(b"/")[0] for path in listing.paths[1:]}
+    for folder, folder_group in {
+        (listing.modes[row], listing.groups[row])
+        for row in listing.rows(Kind.FOLDER)
+        if listing.paths[row] in used
+    }:
+        enters_and_lists = folder & folder >> _AS_ENTER
+        mode = beneath_mode(mode, group, enters_and_lists, folder_group)
+    mode = stat.S_IRUSR | mode & (stat.S_IRGRP | stat.S_IROTH)
+    return Row(os.fsencode(SHARD_LIST), Kind.FILE, mode, len(text), mtime_ns, group=group)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import UsageError
+from stager.base.mounts import mounts
 from stager.base.text import printable
 from stager.tree.listing import Kind
 
@@ -51,7 +52,7 @@ _BEGIN, _END = rb"(?<![\w./+@%~\x80-\xff-])", rb"""(?=[/\s"':;,)\]}]|$)"""
 #: Destinations that need no quoting in a shell, in a search path or behind "#!".
 _PLAIN = re.compile(r"[\w./+@%=,:~-]+")
 
-#: Network filesystems, as the kernel names them in /proc/self/mountinfo.
+#: Network filesystems, as the kernel names them.
 _NETWORK = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
@@ -305,12 +306,7 @@ def _is_shared(device: int, source: int) -> bool:
 def _filesystem(device: int) -> str:
     """Return the type of the filesystem with the number ``device``, or nothing."""
     number = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            fields, _, kind = line.partition(" - ")
-            if fields.split()[2] == number:
-                return kind.split()[0]
-    return ""
+    return next((mount.kind for mount in mounts() if mount.device == number), "")
 
 
 def staged_at(interpreter: str, places: Iterable[tuple[str, str]]) -> str:

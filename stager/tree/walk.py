@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
 from stager.base.linux import IS_LINK, open_beneath
+from stager.base.mounts import has_own_rules
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER, kind_of, opened
+from stager.disk.permissions import private_mode
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.tree.listing import Kind, Listing, Row, text_of
 
@@ -39,13 +41,14 @@ _TRIAL = 16
 class _Found(NamedTuple):
     """What is in one folder: rows, the paths of its subfolders, and the files with hard links.
 
-    The folder itself is the first row. Of the files with hard links, each has its device and inode,
-    and is not among the ``rows``.
+    ``device`` is that of the folder itself, which is the first row. Of the files with hard links,
+    each has its device and inode, and is not among the ``rows``.
     """
 
     rows: list[Row]
     folders: list[bytes]
     linked: list[tuple[tuple[int, int], Row]]
+    device: int
 
 
 def walk(
@@ -98,7 +101,7 @@ def _rows(walker: _Walker) -> Iterator[Row]:
 
 
 def _size(found: _Found) -> int:
-    return len(found.rows) + len(found.linked)
+    return len(found.rows) + len(found.folders) + len(found.linked)
 
 
 class Workers:
@@ -165,9 +168,8 @@ class _Walker:
             folder = open_beneath(self._root, path, OPEN_FOLDER)
             try:
                 facts = os.fstat(folder)
-                if facts.st_dev != self._device:
-                    check_mounter(folder, text_of(self._path(path)))
-                found = _Found([_folder_row(path, facts)], [], [])
+                is_private = self._is_private(folder, path, facts)
+                found = _Found([_folder_row(path, facts)], [], [], facts.st_dev)
                 prefix = path + b"/" if path else b""
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -183,7 +185,17 @@ class _Walker:
             if error.errno in IS_LINK:
                 raise _changed(where) from None
             raise SourceError(f"{text_of(where)}: {error.strerror}") from None
-        return found
+        return _for_owner(found) if is_private else found
+
+    def _is_private(self, descriptor: int, path: bytes, facts: os.stat_result) -> bool:
+        """Whether the modes do not say who may read what is open, on another filesystem.
+
+        Raise SourceError if a stranger mounted that.
+        """
+        if facts.st_dev == self._device:
+            return False
+        check_mounter(descriptor, text_of(self._path(path)))
+        return has_own_rules(descriptor)
 
     def _sort(
         self, folder: int, prefix: bytes, name: bytes, entry: os.DirEntry[str], found: _Found
@@ -197,18 +209,24 @@ class _Walker:
             found.folders.append(path)  # and it is a row of its own when it is opened
             return
         facts = entry.stat(follow_symlinks=False)
-        if facts.st_dev != self._device and stat.S_ISREG(facts.st_mode):
-            self._check_file(folder, path, name)
+        is_private = (
+            facts.st_dev != found.device
+            and stat.S_ISREG(facts.st_mode)
+            and self._is_private_file(folder, path, facts)
+        )
         row = self._row(folder, path, name, facts)
+        if is_private:
+            row = _owners(row)
         if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
         else:
             found.rows.append(row)
 
-    def _check_file(self, folder: int, path: bytes, name: bytes) -> None:
-        """Check a file that is on another filesystem: one can be mounted at a file's place too."""
+    def _is_private_file(self, folder: int, path: bytes, facts: os.stat_result) -> bool:
+        """Return the same for a file: a filesystem can be mounted at a file's place, too."""
+        name = path.rpartition(b"/")[2]
         with closing(FileReader(text_of(path), open_beneath(folder, name, os.O_PATH))) as file:
-            check_mounter(file.descriptor, text_of(self._path(path)))
+            return self._is_private(file.descriptor, path, facts)
 
     def _row(self, folder: int, path: bytes, name: bytes, facts: os.stat_result) -> Row:
         mode = facts.st_mode
@@ -247,6 +265,17 @@ class _Walker:
             return rounded(reader.extents(size), size)
 
 
+def _for_owner(found: _Found) -> _Found:
+    linked = [(key, _owners(row)) for key, row in found.linked]
+    return found._replace(rows=[_owners(row) for row in found.rows], linked=linked)
+
+
+def _owners(row: Row) -> Row:
+    """Return the ``row`` with the rights of the owner alone."""
+    return row._replace(mode=private_mode(row.mode))
+
+
 def _folder_row(path: bytes, facts: os.stat_result) -> Row:
     mode, who = facts.st_mode & _PERMISSIONS, (facts.st_uid, facts.st_gid)
-    return Row(path, Kind.FOLDER, mode, 0, facts.st_mtime_ns, 0, 0, *who)
+    # Its ctime tells of a list of who may enter it, which its mode may not show.
+    return Row(path, Kind.FOLDER, mode, 0, facts.st_mtime_ns, facts.st_ctime_ns, 0, *who)

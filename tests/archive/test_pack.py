@@ -231,6 +231,24 @@ def test_an_archive_is_closed_to_those_who_cannot_reach_the_folder(
 
 
 @pytest.mark.parametrize("suffix", ["sqsh", "tar"])
+@pytest.mark.parametrize(
+    ("file", "inner", "given"),
+    [(0o644, 0o755, 0o644), (0o640, 0o755, 0o640), (0o600, 0o755, 0o600), (0o644, 0o700, 0o600)],
+)
+def test_an_archive_is_closed_to_those_who_cannot_read_all_of_the_folder(
+    tmp_path: Path, suffix: str, file: int, inner: int, given: int
+) -> None:
+    """Its bytes are in the archive, whatever its mode there."""
+    (tmp_path / "set/inner").mkdir(parents=True)
+    (tmp_path / "set/open").touch(0o755)
+    (tmp_path / "set/inner/file").write_text("secret")
+    (tmp_path / "set/inner/file").chmod(file)
+    (tmp_path / "set/inner").chmod(inner)
+    pack(str(tmp_path / "set"), str(tmp_path / f"a.{suffix}"))
+    assert (tmp_path / f"a.{suffix}").stat().st_mode & 0o7777 == given
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar"])
 def test_what_is_put_in_the_place_of_an_unfinished_archive_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:

@@ -6,17 +6,23 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import mounts
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
+from stager.base.progress import counted
 from stager.disk.files import remove_tree
 from stager.tree import walk as module
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
+from tests.support.users import on_tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +72,44 @@ def test_every_entry_is_found_as_it_is(folder: Path) -> None:
     assert (kinds[b"link"], listing.targets[number]) == (Kind.LINK, b"a/nowhere")
 
 
+@pytest.mark.root
+def test_what_is_on_a_filesystem_with_rules_of_its_own_is_its_owners_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is mounted at a file. It stands for CIFS, or a user's own FUSE."""
+    monkeypatch.setattr(mounts, "_OWN_RULES", frozenset({"tmpfs"}))
+    before = modes(folder)
+
+    def look() -> dict[bytes, str]:
+        inner = folder / "a/b/c"
+        (inner / "sub").mkdir(mode=0o755)
+        (inner / "sub/file").touch(0o644)
+        (inner / "second").hardlink_to(inner / "sub/file")
+        (inner / "alone").touch(0o644)
+        subprocess.run(["mount", "--bind", inner / "alone", folder / "zero"], check=True)
+        return modes(folder)
+
+    mine = {b"a/b/c": "0o700", b"a/b/c/second": "0o600", b"a/b/c/sub": "0o700"}
+    mine |= {b"a/b/c/alone": "0o600", b"zero": "0o600"}
+    mine |= {b"a/b/c/sub/file": "0o0"}  # it is a further name of a file
+    assert on_tmpfs(folder / "a/b/c", "size=64k,mode=755", look) == before | mine
+
+
+def modes(folder: Path) -> dict[bytes, str]:
+    listing = walk(str(folder))
+    return dict(zip(listing.paths, map(oct, listing.modes), strict=True))
+
+
+def test_who_may_enter_a_folder_is_part_of_its_version(folder: Path) -> None:
+    """An access control list may leave its mode and its mtime as they were."""
+    before = walk(str(folder))
+    time.sleep(0.02)  # a tick of the clock for timestamps
+    (folder / "a/b").chmod(stat.S_IMODE((folder / "a/b").stat().st_mode))
+    now = walk(str(folder))
+    assert (now.modes, now.mtimes) == (before.modes, before.mtimes)
+    assert now.digest() != before.digest()
+
+
 def test_the_second_path_of_a_file_is_a_hard_link(folder: Path) -> None:
     listing = walk(str(folder))
     first, second = row(listing, b"a/b/second"), row(listing, b"a/file")
@@ -87,6 +131,17 @@ def test_many_threads_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatc
     alone = walk(str(folder))
     monkeypatch.setattr(module, "_SLOW", 0.0)
     assert walk(str(folder)) == alone
+
+
+def test_a_folder_of_subfolders_in_memory_is_left_to_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subfolders are entries as well: each takes half of what an entry of slow storage takes."""
+    for number in range(50):
+        (tmp_path / f"{number}").mkdir()
+    monkeypatch.setattr(time, "monotonic", lambda: counted() * module._SLOW / 2)
+    monkeypatch.setattr(ThreadPoolExecutor, "map", None)
+    assert len(walk(str(tmp_path))) == 51
 
 
 def test_the_data_of_a_file_with_holes_is_found_on_demand(tmp_path: Path) -> None:
@@ -271,7 +326,7 @@ def test_a_folder_that_is_left_out_is_not_read(tmp_path: Path) -> None:
 def test_a_time_that_no_listing_can_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = module._Found([Row(b"late", Kind.FILE, mtime_ns=1 << 63)], [], [])
+    found = module._Found([Row(b"late", Kind.FILE, mtime_ns=1 << 63)], [], [], 0)
     monkeypatch.setattr(module._Walker, "_look", lambda *_: found)
     with pytest.raises(SourceError) as caught:
         walk(str(tmp_path))
