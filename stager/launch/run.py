@@ -30,10 +30,21 @@ _NOT_CONNECTED = (
     "MPI started, but did not connect all nodes within {:g} s: a node has failed, or a firewall or "
     "a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
 )
+#: The failure of ranks that could not begin because of Slurm.
+_DISCONNECTED = (
+    "MPI did not start: Slurm lost a connection between two nodes, {} times in turn; submit again, "
+    "and if it fails again tell the administrator"
+)
 #: Why a stage ends that one of its ranks reported nonsense about.
 _UNREADABLE = (
     "a rank reported what cannot be read; check that all nodes have the same version of slurm-stage"
 )
+#: What Slurm's PMIx plugin says when a connection between two nodes is refused as the ranks start:
+#: it came while slurmstepd acted as the user, who may not check it (22.05; users report it of other
+#: versions). Slurm never makes it again, and MPI mostly waits for it in vain.
+_CONNECTION_LOST = "_direct_conn_establish"
+#: Seconds in which the ranks may begin in spite of that, and how often they are started at most.
+_LOST_PATIENCE, _STARTS = 5.0, 3
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: Seconds for the launcher to end by itself when the ranks are done, and when one has crashed. The
@@ -55,17 +66,22 @@ def run(
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
-    out whether they stall.
+    out whether they stall. Start the ranks again if Slurm lost a connection before they began.
 
     Raise LaunchError if the launcher cannot be started, the ranks stall, or they end without an
     Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all.
     """
     begun = time.monotonic()
-    with Process(argv, environment) as process:
-        listener = _Listener(begun + start_timeout, on_event, pulses)
-        listener.listen(process)
-        if listener.gave_up:
-            process.end()
+    listener = _Listener(start_timeout, on_event, pulses)
+    for start in range(_STARTS):
+        if start:
+            on_event({"event": "restarted"})
+        with Process(argv, environment) as process:
+            listener.listen(process)
+            if listener.gave_up:
+                process.end()
+        if not listener.is_disconnected:
+            break
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
         kind = LaunchError if listener.begun else NotStartedError
@@ -89,9 +105,11 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     if listener.stall:
         return f"staging ended early: {listener.stall}"
-    if listener.timed_out and listener.has_pulse:
+    if listener.timed_out and listener.has_pulse and not listener.is_disconnected:
         return _NOT_CONNECTED.format(start_timeout)
-    if listener.timed_out:
+    if listener.is_disconnected:
+        problem = _DISCONNECTED.format(_STARTS)
+    elif listener.timed_out:
         problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {MPI_REMEDY}"
@@ -104,16 +122,17 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
 class _Listener:
     """Takes what the ranks and their launcher print.
 
-    At ``deadline`` some rank must have begun, and from then on ``pulses`` must find no stall.
+    Some rank must begin within ``start_timeout`` seconds, and then ``pulses`` must find no stall.
     """
 
     def __init__(
         self,
-        deadline: float,
+        start_timeout: float,
         on_event: Callable[[dict[str, Any]], None],
         pulses: Pulses | None,
     ) -> None:
-        self._deadline = deadline
+        self._start_timeout = start_timeout
+        self._deadline = 0.0
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
         self._clock = RunningClock()
@@ -123,6 +142,7 @@ class _Listener:
         self.has_pulse = False
         self.begun = False
         self.timed_out = False
+        self._connection_lost = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
         #: RunningClock.
         self.stall = ""
@@ -138,8 +158,16 @@ class _Listener:
         """Whether the launcher must be ended: its ranks do not begin, do not move, or are over."""
         return self.timed_out or bool(self.stall) or self._is_overdue()
 
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the ranks did not begin because Slurm lost a connection."""
+        return self._connection_lost and not self.begun
+
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
+        self._deadline = time.monotonic() + self._start_timeout
+        self.timed_out = self._connection_lost = False
+        self.tail.clear()
         while process.is_open and not self.gave_up:
             for line in process.read_lines(_TICK):
                 self._take(line)
@@ -157,6 +185,9 @@ class _Listener:
         if event is None:
             if line.strip():
                 self.tail.append(line.rstrip())
+            if _CONNECTION_LOST in line and not self._connection_lost:
+                self._connection_lost = True
+                self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
             return
         try:
             self._obey(event)

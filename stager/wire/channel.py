@@ -12,9 +12,9 @@ no message is read, before it is known that a rank of this stage sent it.
 
 from __future__ import annotations
 
-import hmac
+from _blake2 import blake2b  # hashlib is slow to import: it loads OpenSSL
+from _operator import _compare_digest  # hmac, which has it, imports hashlib
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mpi4py import MPI
@@ -170,14 +170,14 @@ class Channel:
     def _verify(self, kind: bytes, sender: int, frame: memoryview) -> _Frame:
         """Return what a frame says. Raise LaunchError unless its sender signed it."""
         expected = self._signature(kind, sender, frame[_SIGNATURE:])
-        if not hmac.compare_digest(expected, frame[:_SIGNATURE]):
+        if not _compare_digest(expected, frame[:_SIGNATURE]):
             raise self._not_signed(sender)
         rest = frame[_SIGNATURE:]
         return _Frame(int.from_bytes(rest[:_LENGTH], "big"), rest[_LENGTH:])
 
     def _check_digest(self, sender: int, frame: _Frame, message: memoryview) -> memoryview:
         expected = blake2b(message, digest_size=_DIGEST).digest()
-        if not hmac.compare_digest(expected, frame.content[:_DIGEST]):
+        if not _compare_digest(expected, frame.content[:_DIGEST]):
             raise self._not_signed(sender)
         return message
 

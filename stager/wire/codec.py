@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from stager.base.numbers import is_integer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from enum import StrEnum
@@ -48,8 +50,6 @@ def _no_constant(text: str) -> None:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
-#: The range of an integer: those of the kernel have 64 bits, with a sign or without.
-_LEAST, _MOST = -(1 << 63), 1 << 64
 
 
 def _same(value: T) -> T:
@@ -68,7 +68,7 @@ def _text(data: Any) -> str:
 
 
 def _number(data: Any) -> int:
-    if type(data) is not int or not _LEAST <= data < _MOST:
+    if not is_integer(data):
         raise ValueError("it is no integer of 64 bits")
     return data
 

@@ -341,6 +341,46 @@ def test_ranks_that_live_but_do_not_begin_are_told_from_those_that_do_not_start(
     )
 
 
+#: What Slurm says of a connection that it lost, and which does not come again.
+LOST = (
+    "slurmstepd-n1: error:  mpi/pmix_v4: _direct_conn_establish: n1 [0]: pmixp_server.c:1284: "
+    "Connection reject from 1(n2)"
+)
+
+
+def test_ranks_that_slurm_does_not_connect_are_started_again(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.3)
+    first = tmp_path / "first"
+    hang = f"echo $$ >{first}; {say('LOST')} >&2; exec sleep 60"
+    script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
+    assert launcher.run(script, LOST=LOST, RESULT=result(DONE)) == DONE
+    assert launcher.events == [{"event": "restarted"}, STARTED]
+    assert _is_gone(int(first.read_text()))
+
+
+def test_ranks_that_begin_though_slurm_lost_a_connection_are_left_alone(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.3)
+    script = f"{say('LOST', 'STARTED')}; sleep 0.6; {say('RESULT')}"
+    assert launcher.run(script, LOST=LOST, RESULT=result(DONE)) == DONE
+    assert launcher.events == [STARTED]
+
+
+def test_ranks_that_slurm_never_connects_are_given_up(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.1)
+    message = launcher.failure(f"{say('LOST')}; exec sleep 60", LOST=LOST)
+    assert message == (
+        f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in turn; submit again, "
+        f"and if it fails again tell the administrator\n  {LOST}"
+    )
+    assert launcher.events == [{"event": "restarted"}] * 2
+
+
 @pytest.mark.parametrize(
     ("last", "name"), [("RESULT", "_END_PATIENCE"), ("CRASHED", "_CRASH_PATIENCE")]
 )
