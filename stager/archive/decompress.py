@@ -1,59 +1,53 @@
-"""Decompress an archive as its bytes come, in a thread of its own and in bounded memory."""
+"""Decompress a file as its bytes come, in a thread of its own and in bounded memory."""
 
 from __future__ import annotations
 
+import bz2
 import lzma
 import queue
 import threading
 import zlib
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Generic, TypeVar, cast
 
 import zstandard
 
-from stager.base.formats import Compression, compression_of
+from stager.archive.damage import DamagedError, DemandingError
+from stager.archive.zstd_frames import ZstdFrames
+from stager.base.formats import Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+Block = TypeVar("Block", bytes, memoryview)
 
 #: Bytes that are decompressed at a time: few enough for a processor's cache.
 BLOCK = 1 << 18
 #: Decompressed blocks that may wait to be written.
 _WAITING = 16
-#: The most bytes of memory that an archive may require to be decompressed; xz -9 requires 65 MiB.
+#: The most bytes of memory that a file may require to be decompressed; xz -9 requires 65 MiB.
 _XZ_MEMORY = 256 << 20
-#: The message of liblzma and of libzstd for an archive that requires more.
+#: The message of liblzma and of libzstd for a file that requires more.
 _XZ_EXCEEDED, _ZSTD_EXCEEDED = "limit", "too much memory"
 #: Seconds between looks whether the thread that reads ahead has ended.
 _LOOK = 0.01
 
 
-class DamagedError(Exception):
-    """The archive cannot be read any further, for this problem."""
+def decompressed(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
+    """Yield what is in the ``file`` in blocks, some of which may be empty.
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"the archive is damaged ({problem}); get an undamaged copy of it, or create it again"
-        )
-
-
-class DemandingError(Exception):
-    """The archive takes too much memory to decompress: the problem, and what can be done."""
-
-
-def decompressed(archive: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield the tar in the ``archive`` in blocks, some of which may be empty.
-
-    Raise DamagedError or DemandingError, or an exception of the library that decompresses it.
+    Several compressed streams in a row are one. Raise DamagedError if the last one ends early, or
+    if something else follows; DemandingError, or an exception of the library that decompresses.
     """
-    compression = compression_of(name)
     if compression is Compression.GZIP:
-        return _gunzipped(archive)
+        return _gunzipped(file)
     if compression is Compression.XZ:
-        return _unxzed(archive)
+        return _unxzed(file)
     if compression is Compression.ZSTD:
-        return _unzstded(archive)
-    return read_blocks(archive)
+        return _unzstded(file)
+    if compression is Compression.BZIP2:
+        return _in_streams(file, bz2.BZ2Decompressor)
+    return read_blocks(file)
 
 
 def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
@@ -62,60 +56,70 @@ def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _gunzipped(archive: IO[bytes]) -> Iterator[bytes]:
-    """Decompress one or more gzip streams in a row; zeros may follow each.
-
-    zlib compares the digest at the end of each.
-    """
-    data = archive.read(BLOCK)
-    while data:
+def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
+    """Decompress gzip streams; zeros may follow each. zlib compares the digest at its end."""
+    data = b""
+    while True:
         stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         while not stream.eof:
-            if not data and not (data := archive.read(BLOCK)):
-                raise DamagedError("it ends early")
+            data = data or _more_of(file)
             yield stream.decompress(data, BLOCK)
             data = stream.unconsumed_tail
-        data = _next_of(archive, stream.unused_data)
+        if not (data := _next_of(file, stream.unused_data)):
+            return
 
 
-def _unxzed(archive: IO[bytes]) -> Iterator[bytes]:
-    """Decompress one or more xz streams in a row; zeros may follow each."""
-    data = archive.read(BLOCK)
-    while data:
-        stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+def _unxzed(file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from _in_streams(file, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+    except lzma.LZMAError as error:
+        if _XZ_EXCEEDED in str(error):
+            raise DemandingError(
+                f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
+                "compress it again with a smaller dictionary, such as that of xz -9"
+            ) from None
+        raise
+
+
+def _in_streams(
+    file: IO[bytes], begin: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]
+) -> Iterator[bytes]:
+    """Decompress xz or bzip2 streams; zeros may follow each."""
+    data = b""
+    while True:
+        stream = begin()
         while not stream.eof:
-            if stream.needs_input and not data and not (data := archive.read(BLOCK)):
-                raise DamagedError("it ends early")
-            try:
-                yield stream.decompress(data, BLOCK)
-            except lzma.LZMAError as error:
-                if _XZ_EXCEEDED in str(error):
-                    raise DemandingError(
-                        f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
-                        "compress it again with a smaller dictionary, such as that of xz -9"
-                    ) from None
-                raise
+            if stream.needs_input:
+                data = data or _more_of(file)
+            yield stream.decompress(data, BLOCK)
             data = b""
-        data = _next_of(archive, stream.unused_data)
+        if not (data := _next_of(file, stream.unused_data)):
+            return
 
 
-def _next_of(archive: IO[bytes], data: bytes) -> bytes:
+def _more_of(file: IO[bytes]) -> bytes:
+    """Return the next bytes of a stream that has not ended, or raise DamagedError."""
+    if data := file.read(BLOCK):
+        return data
+    raise DamagedError("it ends early")
+
+
+def _next_of(file: IO[bytes], data: bytes) -> bytes:
     """Return the beginning of the next compressed stream, without the zeros before it, if any."""
-    while not (data := data.lstrip(b"\0")) and (data := archive.read(BLOCK)):
+    while not (data := data.lstrip(b"\0")) and (data := file.read(BLOCK)):
         pass
     return data
 
 
-def _unzstded(archive: IO[bytes]) -> Iterator[bytes]:
-    """Decompress one or more zstd frames in a row.
-
-    One that ends early raises nothing here: the tar then lacks its end.
-    """
+@contextmanager
+def _zstd_reader(file: IO[bytes]) -> Iterator[zstandard.ZstdDecompressionReader]:
+    """Decompress zstd frames; the body reads them to the end."""
+    frames = ZstdFrames(file)
     reader = zstandard.ZstdDecompressor().stream_reader(
-        archive, read_size=BLOCK, read_across_frames=True, closefd=False
+        cast("IO[bytes]", frames), read_size=BLOCK, read_across_frames=True, closefd=False
     )
     try:
-        yield from read_blocks(reader)
+        yield reader
     except zstandard.ZstdError as error:
         if _ZSTD_EXCEEDED in str(error):
             raise DemandingError(
@@ -123,20 +127,62 @@ def _unzstded(archive: IO[bytes]) -> Iterator[bytes]:
                 "compress it again by zstd without --ultra, with --long=27 at most"
             ) from None
         raise
+    frames.end()
 
 
-class ReadAhead:
-    """Iterates over ``blocks`` in a thread that is some blocks ahead of whoever uses them."""
+def _unzstded(file: IO[bytes]) -> Iterator[bytes]:
+    with _zstd_reader(file) as reader:
+        yield from read_blocks(reader)
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._queue: queue.Queue[bytes | BaseException] = queue.Queue(_WAITING)
+
+def decompressed_into(
+    buffers: Iterable[memoryview], file: IO[bytes], compression: Compression
+) -> Iterator[memoryview]:
+    """Fill ``buffers``, which have one size, with what is in the ``file``, and yield each.
+
+    Only the last one may be shorter. Raise as `decompressed` does.
+    """
+    if compression is not Compression.ZSTD:
+        yield from _copied_into(buffers, decompressed(file, compression))
+        return
+    with _zstd_reader(file) as reader:  # which fills a buffer without a copy
+        for buffer in buffers:
+            filled = 0
+            while filled < len(buffer) and (size := reader.readinto(buffer[filled:])):
+                filled += size
+            yield buffer[:filled]
+            if filled < len(buffer):
+                break
+
+
+def _copied_into(buffers: Iterable[memoryview], blocks: Iterator[bytes]) -> Iterator[memoryview]:
+    rest = memoryview(b"")
+    for buffer in buffers:
+        filled = 0
+        while filled < len(buffer):
+            if not rest and not (rest := memoryview(next(filter(None, blocks), b""))):
+                break
+            part = rest[: len(buffer) - filled]
+            buffer[filled : filled + len(part)] = part
+            filled += len(part)
+            rest = rest[len(part) :]
+        yield buffer[:filled]
+        if filled < len(buffer):
+            break
+
+
+class ReadAhead(Generic[Block]):
+    """Iterates over ``blocks`` in a thread that is up to ``waiting`` blocks ahead of its user."""
+
+    def __init__(self, blocks: Iterator[Block], waiting: int = _WAITING) -> None:
+        self._blocks: Iterator[Block] = blocks
+        self._queue: queue.Queue[Block | BaseException | None] = queue.Queue(waiting)
         self._stop = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        end: bytes | BaseException = b""
+        end: BaseException | None = None
         try:
             for block in self._blocks:
                 if block:
@@ -147,8 +193,8 @@ class ReadAhead:
             end = error
         self._queue.put(end)
 
-    def __iter__(self) -> Iterator[bytes]:
-        while block := self._queue.get():
+    def __iter__(self) -> Iterator[Block]:
+        while (block := self._queue.get()) is not None:
             if isinstance(block, BaseException):
                 raise block
             yield block

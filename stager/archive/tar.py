@@ -11,7 +11,7 @@ import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.archive.decompress import DamagedError
+from stager.archive.damage import DamagedError
 from stager.archive.tar_header import (
     BLOCK_SIZE,
     TypeFlag,

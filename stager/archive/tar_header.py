@@ -10,7 +10,7 @@ import struct
 from enum import Enum
 from typing import NamedTuple
 
-from stager.archive.decompress import DamagedError
+from stager.archive.damage import DamagedError
 
 #: Bytes of a header. Data is padded to a multiple of it, and two such blocks of zeros end a tar.
 BLOCK_SIZE = 512

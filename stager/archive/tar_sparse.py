@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from stager.archive.decompress import DamagedError
+from stager.archive.damage import DamagedError
 from stager.archive.tar_header import BLOCK_SIZE, decimal, number
 from stager.base.extents import Extent
 

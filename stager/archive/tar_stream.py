@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.archive.decompress import DamagedError
+from stager.archive.damage import DamagedError
 from stager.archive.tar_header import BLOCK_SIZE
 
 if TYPE_CHECKING:

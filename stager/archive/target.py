@@ -92,10 +92,7 @@ class Target:
 
     def _excess(self, most: str, key: str, member: bytes | None) -> UsageError:
         reached = "" if member is None else f", reached at {_shown(member)}"
-        return UsageError(
-            f"{self._name}: it has more than the {most} that the site allows ({key}{reached}): "
-            "nothing was unpacked; pack fewer files, or ask the administrator to allow more"
-        )
+        return excess(self._name, most, f"{key}{reached}", "pack fewer files, or ")
 
     def admit(self, name: bytes, size: int, *, runs_as_another: bool) -> bytes:
         """Return the path in the folder of a member whose file has ``size`` bytes.
@@ -131,11 +128,7 @@ class Target:
         if self._size > limits.size:
             raise self._excess(bytes_text(limits.size), "unpacked_size", name)
         if limits.room is not None and self._allocated > limits.room:
-            raise SpaceError(
-                f"{self._name}: it unpacks to more than the {bytes_text(limits.room)} that you may "
-                "still write on this disk; free space there (stagectl evict), or request nodes "
-                "with larger disks"
-            )
+            raise no_room(self._name, limits.room)
 
     def _make_parents(self, path: bytes) -> None:
         """Make the folders above a member that is not a folder."""
@@ -271,6 +264,22 @@ class Target:
             os.chmod(self._base + path, attributes.mode if attributes else 0o755)
             if attributes:
                 self._set_time(self._base + path, path, attributes.mtime)
+
+
+def excess(name: str, most: str, details: str, remedy: str = "") -> UsageError:
+    """Return the error for what unpacks to more than the site allows; ``remedy`` is a first one."""
+    return UsageError(
+        f"{name}: it has more than the {most} that the site allows ({details}): nothing was "
+        f"unpacked; {remedy}ask the administrator to allow more"
+    )
+
+
+def no_room(name: str, room: int) -> SpaceError:
+    """Return the error for what unpacks to more than the ``room`` on the disk, in bytes."""
+    return SpaceError(
+        f"{name}: it unpacks to more than the {bytes_text(room)} that you may still write on this "
+        "disk; free space there (stagectl evict), or request nodes with larger disks"
+    )
 
 
 def _shown(path: bytes) -> str:

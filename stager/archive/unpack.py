@@ -6,34 +6,21 @@ is created through a link, and no link leads out.
 
 from __future__ import annotations
 
-import lzma
-import struct
-import zipfile
-import zlib
 from contextlib import closing
 from typing import IO, TYPE_CHECKING
 
-import zstandard
-
-from stager.archive.decompress import DamagedError, DemandingError, ReadAhead, decompressed
+from stager.archive.damage import explained
+from stager.archive.decompress import ReadAhead, decompressed
 from stager.archive.tar import MemberKind, members
 from stager.archive.tar_sparse import with_holes
 from stager.archive.tar_stream import TarStream
 from stager.archive.target import NEITHER, Target, may_run_as_another
 from stager.archive.zip import opened_zip, unpack_zip
-from stager.base.errors import SourceError, SpaceError, StageError, write_traceback
-from stager.base.formats import is_zip
+from stager.base.formats import compression_of, is_zip
 
 if TYPE_CHECKING:
     from stager.archive.tar import Member
     from stager.archive.target import Limits
-
-
-#: What the libraries raise if an archive is damaged. Anything else may be a fault of this program.
-_SIGNS_OF_DAMAGE = (
-    zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile, struct.error, EOFError,
-    ValueError, LookupError, OverflowError, NotImplementedError,
-)  # fmt: skip
 
 
 def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
@@ -44,37 +31,15 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     OSError.
     """
     target = Target(folder, limits, name)
-    try:
+    with explained(name, "archive", "unpack"):
         if is_zip(name):
             with opened_zip(archive, target) as whole:
                 unpack_zip(whole, target)
         else:
-            with closing(ReadAhead(decompressed(archive, name.lower()))) as blocks:
+            with closing(ReadAhead(decompressed(archive, compression_of(name)))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
         target.finish()
-    except StageError:
-        raise
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _not_unpacked(name, DamagedError(str(error))) from None  # by bz2, for damaged data
-    except MemoryError:
-        raise SpaceError(
-            f"{name}: too little memory to unpack it; request more for the job (--mem)"
-        ) from None
-    except (DamagedError, DemandingError) as error:
-        raise _not_unpacked(name, error) from None
-    except _SIGNS_OF_DAMAGE as error:
-        raise _not_unpacked(name, DamagedError(str(error) or "it ends early")) from None
-    except Exception as error:
-        write_traceback()
-        why = f"{error!r}; show this output to the administrator: it may be a fault of slurm-stage"
-        raise _not_unpacked(name, why) from None
     return target.digests
-
-
-def _not_unpacked(name: str, why: object) -> SourceError:
-    return SourceError(f"{name} cannot be unpacked: {why}")
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:

@@ -14,7 +14,8 @@ import zipfile
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from stager.archive.decompress import DamagedError, read_blocks
+from stager.archive.damage import DamagedError
+from stager.archive.decompress import read_blocks
 from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""List the archive formats: which names they have, and how their bytes are read."""
+"""List the formats of archives and of compressed files: their names, and how they are read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class Container(StrEnum):
 
 
 class Compression(StrEnum):
-    """What the whole archive is compressed with. (A zip compresses each member by itself.)"""
+    """What a whole file is compressed with. (A zip compresses each member by itself.)"""
 
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
     XZ = "xz"
+    BZIP2 = "bzip2"
 
 
 class Format(NamedTuple):
@@ -44,6 +45,13 @@ FORMATS = (
 ARCHIVES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
 #: The suffixes of the tar archives, which `stagectl pack` writes.
 TARS = tuple(end for each in FORMATS if each.container is Container.TAR for end in each.suffixes)
+#: What ``decompress`` takes: the suffixes of compressed files, in lower case.
+COMPRESSIONS = {
+    ".gz": Compression.GZIP,
+    ".zst": Compression.ZSTD,
+    ".xz": Compression.XZ,
+    ".bz2": Compression.BZIP2,
+}
 #: The suffixes of squashfs images, which are packed and then mounted, but not extracted.
 IMAGES = (".sqsh", ".squashfs")
 
@@ -75,6 +83,19 @@ def is_image(path: str) -> bool:
 
 
 def compression_of(path: str) -> Compression:
-    """Return what a file of this name is compressed with."""
+    """Return what an archive of this name is compressed with."""
     found = archive_format(path)
     return found.compression if found else Compression.NONE
+
+
+def compressed_suffix(path: str) -> str:
+    """Return the suffix of a compressed file's name in lower case, or an empty text.
+
+    It is also empty if the name without it would be no name of a file.
+
+    >>> compressed_suffix("/shared/Set.TAR.gz"), compressed_suffix("/shared/...gz")
+    ('.gz', '')
+    """
+    name = path.rpartition("/")[2]
+    suffix = next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), "")
+    return suffix if name[: -len(suffix)] not in ("", ".", "..") else ""

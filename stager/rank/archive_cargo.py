@@ -7,11 +7,9 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.archive.target import Limits
 from stager.base.formats import is_zip
 from stager.base.options import Relocate, Share
 from stager.base.outcome import Counts
-from stager.copies import evict
 from stager.disk.files import OPEN_FOLDER, made_parents, opened, stage_errors
 from stager.disk.partial import Partial
 from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
@@ -19,7 +17,7 @@ from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import source_changed, source_replaced
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking
+from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from stager.base.errors import Failure
     from stager.disk.record import Record
-    from stager.rank.task import Task
     from stager.rank.unpacker import Unpacker
     from stager.wire.transfer import Transferred
 
@@ -81,13 +78,10 @@ class ArchiveCargo(Cargo):
         return Opened()
 
     def _make_unpacker(self, folder: str) -> Unpacker:
-        task, space = self.task, self.task.space
-        with stage_errors(folder):
-            room = room_to_unpack(task)
+        task = self.task
         is_spooled = is_zip(task.item.source)
-        if is_spooled:
-            room -= task.plan.size
-        limits = Limits(space.unpacked_size, space.unpacked_members, max(0, room))
+        with stage_errors(folder):
+            limits = limits_of(task, task.plan.size if is_spooled else 0)
         unpacking = Unpacking(task.item.source, folder, limits)
         if is_spooled:
             return SpoolUnpacker(unpacking, Partial(task.cache, direct=task.settings.direct))
@@ -153,20 +147,6 @@ class ArchiveCargo(Cargo):
         counts = Counts(files, files, self.task.plan.size)
         published = publish_tree(self.task, self._tree, self._announced, counts)
         return replace(published, note=self._note)
-
-
-def room_to_unpack(task: Task) -> int:
-    """Return the bytes that the archive may take on this node's disk when it is unpacked.
-
-    What the request's other items will take there is not subtracted. Raise OSError.
-    """
-    space, destination = task.space, task.item.destination
-    room = evict.free_bytes(task.cache.folder, space)
-    if not space.user_limit:
-        return room
-    copies = evict.find_candidates(task.cache, task.node.disk)
-    used = sum(one.size for one in copies if one.record.destination != destination)
-    return min(room, space.user_limit - used)
 
 
 def narrow(folder: str, mode: int, group: int, share: Share = Share.SOURCE) -> None:

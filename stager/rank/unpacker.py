@@ -1,4 +1,4 @@
-"""Unpack an archive while it is received, or once it is received if its index is at its end."""
+"""Unpack an archive or a file while it is received, or once it is if its index is at its end."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, StageError, write_traceback
+from stager.copies import evict
 from stager.disk.files import as_stage_error, stage_errors
 
 if TYPE_CHECKING:
-    from stager.archive.target import Limits
+    from collections.abc import Callable
+
     from stager.disk.partial import Partial
+    from stager.rank.task import Task
+
+Result = TypeVar("Result")
 
 #: Bytes that may wait between the network and the unpacking; a pipe has 64 KiB by default.
 _PIPE_SIZE = 1 << 20
@@ -35,12 +41,11 @@ class Unpacking:
 
 
 class Unpacker(Protocol):
-    """A Writer that takes an archive and unpacks it.
+    """A Writer that takes an archive and unpacks it."""
 
-    ``digests`` has the digest of each unpacked file by its path, after `finish`.
-    """
-
-    digests: dict[bytes, bytes]
+    @property
+    def digests(self) -> dict[bytes, bytes]:
+        """The digest of each unpacked file by its path, after `finish`."""
 
     def write(self, data: memoryview, offset: int) -> None:
         """Take ``data``, which is at ``offset`` bytes of the archive. Raise StageError."""
@@ -52,37 +57,42 @@ class Unpacker(Protocol):
         """Stop, whether all was unpacked or not."""
 
 
-class StreamUnpacker:
-    """Unpacks in a thread while the archive is written, in order, through a pipe.
+class Piped(Generic[Result]):
+    """A Writer that gives what is written, in order, to a function in a thread of its own.
 
-    What is wrong with the archive is raised by the next `write` or by `finish`.
+    ``take`` gets a pipe, and may raise StageError, or an OSError of the disk of ``folder``. That is
+    raised by the next `write` or by `finish`. The ``verb`` is what it does with ``name``: unpack.
     """
 
-    def __init__(self, unpacking: Unpacking) -> None:
-        self._unpacking = unpacking
+    def __init__(
+        self, take: Callable[[IO[bytes]], Result], *, name: str, folder: str, verb: str
+    ) -> None:
+        self._take = take
+        self._name, self._folder, self._verb = name, folder, verb
         reading, self._writing = os.pipe2(os.O_CLOEXEC)
         with suppress(OSError):  # the kernel limits the memory of one user's pipes
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         self._error: StageError | None = None
-        self.digests: dict[bytes, bytes] = {}
+        #: What the function returned, after `finish`.
+        self.result: Result | None = None
         self._thread = threading.Thread(target=self._run, args=(reading,), daemon=True)
         self._thread.start()
 
     def _run(self, reading: int) -> None:
-        with open(reading, "rb") as archive:
+        with open(reading, "rb") as pipe:
             try:
-                self.digests = self._unpacking.unpack(archive)
+                self.result = self._take(pipe)
             except StageError as error:
                 self._error = error
             except OSError as error:
-                self._error = as_stage_error(error, self._unpacking.folder)
+                self._error = as_stage_error(error, self._folder)
             except BaseException as error:
                 # Raised here it would end the thread alone, and the rest would be published.
                 write_traceback()
-                self._error = SourceError(f"{self._unpacking.name} cannot be unpacked: {error!r}")
+                self._error = SourceError(f"{self._name} cannot be {self._verb}ed: {error!r}")
 
     def write(self, data: memoryview, _: int) -> None:
-        """Take the next bytes. Raise StageError if the unpacking has failed."""
+        """Take the next bytes. Raise StageError if the function has failed."""
         while data and self._writing >= 0:
             try:
                 data = data[os.write(self._writing, data) :]
@@ -90,17 +100,31 @@ class StreamUnpacker:
                 self.finish()
 
     def finish(self) -> None:
-        """Wait until all is unpacked. Raise StageError if that failed."""
+        """Wait until the function has taken all. Raise StageError if it failed."""
         self.close()
         if self._error:
             raise self._error
 
     def close(self) -> None:
-        """End the archive here, and wait for the thread."""
+        """End what is written here, and wait for the thread."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
         self._thread.join()
+
+
+class StreamUnpacker(Piped[dict[bytes, bytes]]):
+    """Unpacks in a thread while the archive is written, in order, through a pipe."""
+
+    def __init__(self, unpacking: Unpacking) -> None:
+        super().__init__(
+            unpacking.unpack, name=unpacking.name, folder=unpacking.folder, verb="unpack"
+        )
+
+    @property
+    def digests(self) -> dict[bytes, bytes]:
+        """The digest of each unpacked file by its path, after `finish`."""
+        return self.result or {}
 
 
 class SpoolUnpacker:
@@ -126,3 +150,23 @@ class SpoolUnpacker:
     def close(self) -> None:
         """Remove the partial file."""
         self._spool.close()
+
+
+def limits_of(task: Task, reserved: int = 0) -> Limits:
+    """Return what the item may unpack to here, beside ``reserved`` bytes. Raise OSError."""
+    space, room = task.space, room_to_unpack(task) - reserved
+    return Limits(space.unpacked_size, space.unpacked_members, max(0, room))
+
+
+def room_to_unpack(task: Task) -> int:
+    """Return the bytes that the item may take on this node's disk when it is unpacked.
+
+    What the request's other items will take there is not subtracted. Raise OSError.
+    """
+    space, destination = task.space, task.item.destination
+    room = evict.free_bytes(task.cache.folder, space)
+    if not space.user_limit:
+        return room
+    copies = evict.find_candidates(task.cache, task.node.disk)
+    used = sum(one.size for one in copies if one.record.destination != destination)
+    return min(room, space.user_limit - used)

@@ -6,10 +6,12 @@ import pytest
 
 from stager.base.formats import (
     ARCHIVES,
+    COMPRESSIONS,
     TARS,
     Compression,
     archive_format,
     archive_suffix,
+    compressed_suffix,
     compression_of,
     is_image,
     is_zip,
@@ -53,3 +55,26 @@ def test_other_names_are_no_archives(name: str) -> None:
 @pytest.mark.parametrize("name", ["/a/b.sqsh", "/a/b.SquashFS"])
 def test_images_are_known_by_their_names(name: str) -> None:
     assert is_image(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "compression"),
+    [
+        ("/a/b.gz", ".gz", Compression.GZIP),
+        ("/a/b.ZST", ".zst", Compression.ZSTD),
+        ("/a/b.tar.xz", ".xz", Compression.XZ),
+        ("/a/b.bz2", ".bz2", Compression.BZIP2),
+    ],
+)
+def test_a_compressed_file_is_known_by_its_name(
+    name: str, suffix: str, compression: Compression
+) -> None:
+    assert compressed_suffix(name) == suffix
+    assert COMPRESSIONS[suffix] is compression
+
+
+@pytest.mark.parametrize(
+    "name", ["/a/gz", "/a.gz/b", "/a.gz/", "/a.tgz", "/.gz", "/..gz", "/...gz"]
+)
+def test_a_name_that_would_be_no_name_without_its_suffix_has_none(name: str) -> None:
+    assert compressed_suffix(name) == ""

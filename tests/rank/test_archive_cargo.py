@@ -11,8 +11,8 @@ import pytest
 
 from stager.base.options import Share
 from stager.copies import evict
-from stager.rank import archive_cargo
 from stager.rank.archive_cargo import ArchiveCargo, narrow
+from stager.rank.unpacker import room_to_unpack
 from stager.request.items import Space
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
     ]
     monkeypatch.setattr(evict, "find_candidates", lambda *_: kept)
     monkeypatch.setattr(evict, "free_bytes", lambda _, space: free - space.keep_free)
-    assert archive_cargo.room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
-    assert archive_cargo.room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800
+    assert room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
+    assert room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800
 
 
 @pytest.mark.parametrize(

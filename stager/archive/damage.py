@@ -1,0 +1,64 @@
+"""Explain why an archive or a compressed file cannot be read: what its user is told."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zipfile
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import zstandard
+
+from stager.base.errors import SourceError, SpaceError, StageError, write_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class DamagedError(Exception):
+    """The archive or file cannot be read any further, for this problem."""
+
+
+class DemandingError(Exception):
+    """It takes too much memory to decompress: the problem, and what can be done."""
+
+
+#: What is raised for damaged data, also by the libraries; bz2 raises an OSError without a number.
+#: Anything else may be a fault of this program.
+_SIGNS_OF_DAMAGE = (
+    DamagedError, zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile, struct.error,
+    OSError, EOFError, ValueError, LookupError, OverflowError, NotImplementedError,
+)  # fmt: skip
+
+
+@contextmanager
+def explained(name: str, what: str, verb: str) -> Iterator[None]:
+    """Turn whatever ends the reading of ``name`` into a StageError, besides an error of the disk.
+
+    ``what`` it is and the ``verb`` for what is done with it are for the message: archive, unpack.
+    """
+    try:
+        yield
+    except StageError:
+        raise
+    except MemoryError:
+        raise SpaceError(
+            f"{name}: too little memory to {verb} it; request more for the job (--mem)"
+        ) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise SourceError(f"{name} cannot be {verb}ed: {_why(error, what)}") from None
+
+
+def _why(error: Exception, what: str) -> str:
+    if isinstance(error, DemandingError):
+        return str(error)
+    if isinstance(error, _SIGNS_OF_DAMAGE):
+        problem = str(error) or "it ends early"
+        remedy = "get an undamaged copy of it, or create it again"
+        return f"the {what} is damaged ({problem}); {remedy}"
+    write_traceback()
+    return f"{error!r}; show this output to the administrator: it may be a fault of slurm-stage"

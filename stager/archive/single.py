@@ -1,0 +1,96 @@
+"""Decompress one file into a partial file, or refuse all of it."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import closing
+from itertools import cycle
+from typing import IO, TYPE_CHECKING
+
+from stager.archive.damage import explained
+from stager.archive.decompress import ReadAhead, decompressed_into
+from stager.archive.target import excess, no_room
+from stager.base.digest import Digest
+from stager.base.extents import ALIGNMENT, SMALLEST_HOLE
+from stager.base.formats import COMPRESSIONS, compressed_suffix
+from stager.base.text import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stager.archive.target import Limits
+    from stager.disk.partial import Partial
+
+#: Bytes that are written at a time, a multiple of SMALLEST_HOLE; such pieces that may wait for it.
+_PIECE, _WAITING = 1 << 20, 4
+_ZEROS = bytes(SMALLEST_HOLE)
+
+
+def decompress(compressed: IO[bytes], name: str, partial: Partial, limits: Limits) -> str:
+    """Decompress the file of that ``name`` into ``partial``.
+
+    Return the xxh3-128 of what was written, in hexadecimal. Raise UsageError if that is more than
+    the site allows, SourceError if the file is damaged, SpaceError or DestinationError.
+    """
+    whole = _Whole(name, partial, limits)
+    # One is filled and one is written while all others wait.
+    buffers = _buffers(_WAITING + 2)
+    decompressed = decompressed_into(buffers, compressed, COMPRESSIONS[compressed_suffix(name)])
+    with (
+        explained(name, "file", "decompress"),
+        closing(ReadAhead(decompressed, _WAITING)) as pieces,
+    ):
+        for piece in pieces:
+            whole.add(piece)
+        return whole.finish()
+
+
+def _buffers(count: int) -> Iterator[memoryview]:
+    """Yield so many buffers again and again, aligned as direct writes require it."""
+    return cycle([memoryview(mmap.mmap(-1, _PIECE)) for _ in range(count)])
+
+
+class _Whole:
+    """What a file of that ``name`` decompresses to, written without its zeros."""
+
+    def __init__(self, name: str, partial: Partial, limits: Limits) -> None:
+        self._name = name
+        self._partial = partial
+        self._limits = limits
+        self._digest = Digest()
+        #: Bytes so far, and those of the disk that they take.
+        self._at = self._allocated = 0
+
+    def add(self, piece: memoryview) -> None:
+        """Write the next bytes. Raise UsageError, SpaceError or DestinationError."""
+        if self._at + len(piece) > self._limits.size:
+            raise excess(self._name, bytes_text(self._limits.size), "unpacked_size")
+        for begin, end in _data_in(piece):
+            self._make_room(end - begin)
+            self._digest.update(piece[begin:end], self._at + begin)
+            self._partial.write(piece[begin:end], self._at + begin)
+        self._at += len(piece)
+
+    def finish(self) -> str:
+        """Give the file its size, and return its digest. Raise SpaceError or DestinationError."""
+        self._partial.allocate(self._at, ())  # there may be a hole at the end
+        return self._digest.hexdigest(self._at)
+
+    def _make_room(self, size: int) -> None:
+        """Count ``size`` bytes more on the disk. Raise SpaceError if there is no room for them."""
+        self._allocated += -(-size // ALIGNMENT) * ALIGNMENT
+        if self._limits.room is not None and self._allocated > self._limits.room:
+            raise no_room(self._name, self._limits.room)
+
+
+def _data_in(piece: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield where ``piece`` has data, from begin to end. What is between them becomes holes."""
+    begin = 0
+    for at in range(0, len(piece), SMALLEST_HOLE):
+        part = piece[at : at + SMALLEST_HOLE]
+        if len(part) == SMALLEST_HOLE and _ZEROS.startswith(part):
+            if begin < at:
+                yield begin, at
+            begin = at + SMALLEST_HOLE
+    if begin < len(piece):
+        yield begin, len(piece)

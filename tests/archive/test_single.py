@@ -1,0 +1,200 @@
+"""One compressed file: what is written of it, and what is refused as a whole."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import io
+import lzma
+import os
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stager.archive.single import decompress
+from stager.archive.target import Limits
+from stager.base.errors import SourceError, SpaceError, StageError, UsageError
+from stager.disk.cache import Cache, open_cache
+from stager.disk.files import digest_of
+from stager.disk.partial import Partial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NO_LIMITS = Limits(1 << 40, 0)
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    # As the program zstd does: without it, not every changed byte is found.
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+SUFFIXES = pytest.mark.parametrize("suffix", COMPRESS)
+HOLE = 64 << 10
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return open_cache(str(tmp_path), os.getuid())
+
+
+def written(
+    cache: Cache, text: bytes, suffix: str, limits: Limits = NO_LIMITS, *, direct: bool = False
+) -> tuple[str, bytes]:
+    """Return the digest and the bytes of what is decompressed to a file."""
+    path = f"{cache.root}/copy"
+    with closing(Partial(cache, direct=direct)) as partial:
+        digest = decompress(io.BytesIO(text), f"/shared/x{suffix}", partial, limits)
+        partial.publish(path)
+    with open(path, "rb") as file:
+        return digest, file.read()
+
+
+def refused(cache: Cache, text: bytes, suffix: str, limits: Limits = NO_LIMITS) -> StageError:
+    with pytest.raises(StageError) as caught:
+        written(cache, text, suffix, limits)
+    assert not os.path.exists(f"{cache.root}/copy")
+    assert os.listdir(cache.partial) == []
+    return caught.value
+
+
+def damaged(problem: str, suffix: str) -> str:
+    remedy = "get an undamaged copy of it, or create it again"
+    return f"/shared/x{suffix} cannot be decompressed: the file is damaged ({problem}); {remedy}"
+
+
+@SUFFIXES
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4096, (1 << 20) - 1, 1 << 20, 3_000_001])
+def test_all_of_a_file_is_written(cache: Cache, suffix: str, size: int, *, direct: bool) -> None:
+    data = os.urandom(size)
+    digest, found = written(cache, COMPRESS[suffix](data), suffix, direct=direct)
+    assert found == data
+    assert digest == digest_of(f"{cache.root}/copy")
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    pieces=st.lists(
+        st.builds(bytes, st.sampled_from([1, 4096, HOLE - 1, HOLE, 3 * HOLE, 1 << 20]))
+        | st.binary(min_size=1, max_size=20)
+        | st.sampled_from([4096, HOLE, 1 << 20]).map(os.urandom),
+        max_size=6,
+    ),
+    cut=st.integers(0, 3 << 20),
+    suffix=st.sampled_from(list(COMPRESS)),
+)
+def test_any_mixture_of_data_and_zeros_in_any_number_of_members_is_one_file(
+    cache: Cache, pieces: list[bytes], cut: int, suffix: str
+) -> None:
+    data = b"".join(pieces)
+    text = COMPRESS[suffix](data[:cut]) + COMPRESS[suffix](data[cut:])
+    digest, found = written(cache, text, suffix)
+    assert found == data
+    assert digest == digest_of(f"{cache.root}/copy")
+
+
+def test_zeros_become_holes(cache: Cache) -> None:
+    data = os.urandom(HOLE) + bytes(8 << 20) + os.urandom(4096) + bytes(4 << 20)
+    _, found = written(cache, gzip.compress(data), ".gz")
+    assert found == data
+    assert os.stat(f"{cache.root}/copy").st_blocks * 512 < 4 * HOLE
+
+
+@SUFFIXES
+def test_a_file_that_is_cut_off_anywhere_is_refused(cache: Cache, suffix: str) -> None:
+    member = COMPRESS[suffix](b"some data" * 100)
+    ends = [1, 3, 9, len(member) // 2, len(member) - 4, len(member) - 1]
+    for text in (b"", *(before + member[:end] for before in (b"", member) for end in ends)):
+        error = refused(cache, text, suffix)
+        assert type(error) is SourceError
+        assert str(error) == damaged("it ends early", suffix)
+
+
+@SUFFIXES
+@pytest.mark.parametrize("garbage", [b"x", b"abc", b"garbage", b"garbage" * 100_000])
+def test_a_file_with_something_behind_it_is_refused(
+    cache: Cache, suffix: str, garbage: bytes
+) -> None:
+    error = refused(cache, COMPRESS[suffix](b"some data") + garbage, suffix)
+    assert type(error) is SourceError
+    assert str(error).startswith(f"/shared/x{suffix} cannot be decompressed: the file is damaged (")
+
+
+@SUFFIXES
+def test_a_file_with_a_changed_byte_is_refused(cache: Cache, suffix: str) -> None:
+    text = bytearray(COMPRESS[suffix](os.urandom(100_000)))
+    text[len(text) // 2] ^= 1
+    error = refused(cache, bytes(text), suffix)
+    assert type(error) is SourceError
+    assert "cannot be decompressed: the file is damaged (" in str(error)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    suffix=st.sampled_from(list(COMPRESS)),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=3),
+    end=st.none() | st.integers(0, 1 << 12),
+)
+def test_whatever_was_done_to_a_file_its_bytes_arrive_or_none(
+    cache: Cache, suffix: str, changes: list[tuple[int, int]], end: int | None
+) -> None:
+    data = b"some words " * 300 + bytes(range(256)) * 4
+    text = bytearray(COMPRESS[suffix](data))
+    for at, value in changes:
+        text[at % len(text)] = value
+    with suppress(SourceError):
+        _, found = written(cache, bytes(text[:end]), suffix)
+        assert found == data
+    assert os.listdir(cache.partial) == []
+
+
+@SUFFIXES
+def test_what_is_not_compressed_is_refused(cache: Cache, suffix: str) -> None:
+    error = refused(cache, b"plain text, and no more than that\n", suffix)
+    assert "cannot be decompressed: the file is damaged (" in str(error)
+
+
+@SUFFIXES
+def test_what_has_more_than_the_site_allows_is_refused(cache: Cache, suffix: str) -> None:
+    text = COMPRESS[suffix](bytes(3_000_000))
+    written(cache, text, suffix, Limits(3_000_000, 0))
+    os.unlink(f"{cache.root}/copy")
+    error = refused(cache, text, suffix, Limits(2_999_999, 0))
+    assert type(error) is UsageError
+    assert str(error) == (
+        f"/shared/x{suffix}: it has more than the 2.9 MiB that the site allows (unpacked_size): "
+        "nothing was unpacked; ask the administrator to allow more"
+    )
+
+
+def test_what_has_no_room_is_refused_and_holes_take_none(cache: Cache) -> None:
+    text = gzip.compress(os.urandom(100_000) + bytes(4 << 20))
+    written(cache, text, ".gz", Limits(1 << 40, 0, room=192 << 10))
+    os.unlink(f"{cache.root}/copy")
+    error = refused(cache, text, ".gz", Limits(1 << 40, 0, room=90_000))
+    assert type(error) is SpaceError
+    assert str(error) == (
+        "/shared/x.gz: it unpacks to more than the 87.9 KiB that you may still write on this disk; "
+        "free space there (stagectl evict), or request nodes with larger disks"
+    )
+
+
+def test_a_full_disk_is_told_as_such(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("stager.disk.partial.write_all", fill)
+    assert str(refused(cache, gzip.compress(b"data"), ".gz")) == (
+        f"{cache.partial}: the disk is full; free space there (stagectl evict) and submit again"
+    )

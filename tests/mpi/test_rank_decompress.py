@@ -1,0 +1,264 @@
+"""Whole stages of compressed files, which every node decompresses."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from stager.base.errors import SourceError
+from stager.base.options import Share, Validate, Verify
+from stager.disk.cache import open_cache
+from stager.disk.files import digest_of
+from stager.disk.reader import FileReader
+from stager.request.items import Space
+from stager.wire.settings import Settings
+from tests.support.world import World, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from stager.disk.record import Record
+    from stager.request.items import StageItem
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    # As the program zstd does: without it, not every changed byte is found.
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+#: What is hard to compress, many zeros, and what is easy to compress.
+DATA = os.urandom(30_000) + bytes(300_000) + b"words " * 50_000
+WHEN = 1_700_000_000 * 10**9
+
+
+class CompressedWorld(World):
+    """Nodes to which one compressed file is staged."""
+
+    def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
+        super().__init__(comm, folder, "set")
+        self.data: bytes = comm.bcast(DATA)
+        self.make(".gz")
+
+    def make(self, suffix: str) -> None:
+        """Make the source of two members, with this suffix."""
+        self.source = self.source.with_name(f"set{suffix}")
+        compress = COMPRESS[suffix]
+        self.write(compress(self.data[:100_000]) + compress(self.data[100_000:]))
+
+    def write(self, text: bytes) -> None:
+        """Write ``text`` to the source."""
+
+        def write() -> None:
+            self.source.write_bytes(text)
+            self.source.chmod(0o640)
+            os.utime(self.source, ns=(WHEN, WHEN))
+
+        self.on_first(write)
+
+    def wanted(self, **options: object) -> tuple[StageItem, ...]:
+        """Return the item, with ``decompress`` and these options."""
+        return self.items(**{"source": str(self.source), "decompress": True, **options})
+
+    def record(self) -> Record:
+        """Return the record of the copy on this node."""
+        cache = open_cache(f"{self.node.disk}/nvme", os.getuid())
+        record = cache.load("/nvme/set")
+        assert record
+        return record
+
+    def partial(self) -> list[str]:
+        """Return what is left of partial files on this node."""
+        return os.listdir(self.copy.parent / f".slurm-stage/{os.getuid()}/partial")
+
+
+@pytest.fixture
+def world(comm: MPI.Intracomm, folder: Path) -> CompressedWorld:
+    return CompressedWorld(comm, folder)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("verify", Verify)
+def test_a_file_is_decompressed_on_all_nodes(
+    world: CompressedWorld, suffix: str, verify: Verify
+) -> None:
+    world.make(suffix)
+    (item,) = world.run(items=world.wanted(verify=verify)).items
+    size = world.source.stat().st_size
+    assert world.copy.read_bytes() == world.data
+    assert (item.received, item.size, item.source_bytes_read) == (world.nodes, size, size)
+    assert (item.senders, item.tree) == ([], None)
+    facts, record = world.copy.stat(), world.record()
+    assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o640, WHEN)
+    assert (record.decompressed, record.tree) == (True, None)
+    assert (record.source_facts.size, record.copy_facts.size) == (size, len(world.data))
+    assert record.digest == digest_of(str(world.copy)) == item.digest
+    assert world.partial() == []
+    (again,) = world.run(items=world.wanted(verify=verify)).items
+    assert (again.received, again.current, again.source_bytes_read) == ([], world.nodes, 0)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_each_byte_of_the_source_is_read_once(world: CompressedWorld, readers: int) -> None:
+    transfer = Settings(chunk=4096, depth=2, readers=readers, writers=4)
+    (item,) = world.run(items=world.wanted(), transfer=transfer).items
+    assert item.source_bytes_read == world.source.stat().st_size
+    assert world.copy.read_bytes() == world.data
+
+
+def test_a_node_that_lacks_the_copy_reads_the_source(world: CompressedWorld) -> None:
+    world.run(items=world.wanted())
+    inode = world.copy.stat().st_ino
+    world.on_last(world.copy.unlink)
+    (item,) = world.run(items=world.wanted()).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], [])
+    assert item.source_bytes_read == world.source.stat().st_size
+    assert world.copy.read_bytes() == world.data
+    if world.comm.rank < world.comm.size - 1:
+        assert world.copy.stat().st_ino == inode
+
+
+def test_a_copy_with_and_one_without_decompress_replace_each_other(
+    world: CompressedWorld,
+) -> None:
+    world.run(items=world.wanted())
+    (item,) = world.run(items=world.wanted(decompress=False)).items
+    assert (item.received, item.reasons) == (world.nodes, ["the decompressed file is there"])
+    assert world.copy.read_bytes() == world.source.read_bytes()
+    (item,) = world.run(items=world.wanted()).items
+    assert (item.received, item.reasons) == (world.nodes, ["the compressed file is there"])
+    assert world.copy.read_bytes() == world.data
+
+
+def test_a_changed_copy_is_found_by_its_checksum(world: CompressedWorld) -> None:
+    world.run(items=world.wanted())
+    (item,) = world.run(items=world.wanted(validate=Validate.CHECKSUM)).items
+    assert item.received == []
+
+    def spoil() -> None:
+        with world.copy.open("r+b") as file:
+            file.write(b"x" if world.data[:1] != b"x" else b"y")
+
+    world.on_last(spoil)
+    (item,) = world.run(items=world.wanted(validate=Validate.CHECKSUM)).items
+    assert (item.received, item.senders) == ([world.nodes[-1]], [])
+    assert item.reasons == ["its bytes differ from its checksum"]
+    assert world.copy.read_bytes() == world.data
+
+
+def test_a_folder_takes_the_name_without_the_suffix(world: CompressedWorld) -> None:
+    world.on_last((world.copy.parent / "folder").mkdir)
+    (item,) = world.run(items=world.wanted(destination="/nvme/folder")).items
+    assert item.destination == "/nvme/folder/set"
+    assert (world.copy.parent / "folder/set").read_bytes() == world.data
+
+
+def test_a_dry_run_reports_and_makes_nothing(world: CompressedWorld) -> None:
+    (item,) = world.run(items=world.wanted(), dry_run=True).items
+    assert (item.received, item.size) == (world.nodes, world.source.stat().st_size)
+    assert not world.copy.exists()
+
+
+def test_the_copy_may_be_opened_to_all(world: CompressedWorld) -> None:
+    world.run(items=world.wanted(share=Share.ALL))
+    assert stat.S_IMODE(world.copy.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:-1],
+        lambda text: text[: len(text) // 2],
+        lambda text: text + b"garbage",
+        lambda text: text[:5000] + bytes([text[5000] ^ 1]) + text[5001:],
+        lambda _: b"",
+    ],
+    ids=["cut off", "half", "garbage", "changed", "empty"],
+)
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_damaged_file_does_not_change_the_old_copy(
+    world: CompressedWorld, suffix: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    world.make(suffix)
+    world.run(items=world.wanted())
+    before = world.copy.stat()
+    world.on_first(lambda: world.source.write_bytes(spoil(world.source.read_bytes())))
+    outcome = world.run(items=world.wanted())
+    assert [failure.node for failure in outcome.failures] == world.nodes
+    for failure in outcome.failures:
+        assert failure.code == SourceError.code
+        assert failure.message.startswith(
+            f"{world.source} cannot be decompressed: the file is damaged ("
+        )
+    assert (world.copy.stat().st_ino, world.copy.read_bytes()) == (before.st_ino, world.data)
+    assert world.partial() == []
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_source_that_is_overwritten_while_it_is_read_is_not_called_damaged(
+    world: CompressedWorld, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    # More than fits into the pipe, so that what cannot be decompressed is noticed meanwhile.
+    before, after = world.comm.bcast([gzip.compress(os.urandom(2_500_000 + n), 1) for n in (0, 9)])
+    world.write(before)
+    overwritten: list[int] = []
+    read_into = FileReader.read_into
+
+    def overwrite(reader: FileReader, buffer: memoryview, offset: int) -> None:
+        read_into(reader, buffer, offset)
+        if offset == 0 and len(overwritten) < attempts:
+            overwritten.append(offset)
+            with world.source.open("r+b") as file:  # which has the same inode
+                file.write(after)
+                file.truncate()
+
+    monkeypatch.setattr(FileReader, "read_into", overwrite)
+    outcome = world.run(items=world.wanted(), transfer=Settings(chunk=65536, depth=2, readers=1))
+    changed = "changed while it was read; submit again when nothing writes to it"
+    if attempts == 3:
+        assert messages(outcome) == [f"7 node0: {world.source} {changed}"]
+        assert not world.copy.exists()
+    else:
+        assert outcome.failures == []
+        assert world.copy.read_bytes() == gzip.decompress(after)
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(world: CompressedWorld) -> None:
+    outcome = world.run(items=world.wanted(), space=Space(unpacked_size=10_000))
+    why = (
+        f"{world.source}: it has more than the 9.8 KiB that the site allows (unpacked_size): "
+        "nothing was unpacked; ask the administrator to allow more"
+    )
+    assert messages(outcome) == [f"2 {node}: {why}" for node in world.nodes]
+    assert not world.copy.exists()
+    assert world.partial() == []
+
+
+def test_a_file_that_unpacks_to_more_than_the_users_limit_is_refused(
+    world: CompressedWorld,
+) -> None:
+    outcome = world.run(items=world.wanted(), space=Space(user_limit=100_000))
+    why = (
+        f"{world.source}: it unpacks to more than the 97.7 KiB that you may still write on this "
+        "disk; free space there (stagectl evict), or request nodes with larger disks"
+    )
+    assert messages(outcome) == [f"5 {node}: {why}" for node in world.nodes]
+    assert not world.copy.exists()
+
+
+def test_a_folder_is_not_decompressed(world: CompressedWorld) -> None:
+    world.source = world.source.with_name("folder.gz")
+    world.on_first(world.source.mkdir)
+    assert messages(world.run(items=world.wanted())) == [
+        f"2 node0: {world.source} is a folder; decompress is for single files"
+    ]
