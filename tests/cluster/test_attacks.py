@@ -286,19 +286,19 @@ def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
 
 def test_what_only_a_users_own_mount_shows_stays_with_the_user(site: Site) -> None:
     """The kernel lets nobody else into a filesystem of alice's own, whatever its modes say."""
-    site.run(f"mkdir -p /tmp/behind /tmp/mine; echo {SECRET} >/tmp/behind/file", on="n1")
-    item = "--stage=/tmp/mine/file:/nvme/file"
+    mine, copies = "/tmp/set/mine", ["/nvme/file", "/nvme/set"]
+    site.run(f"mkdir -p /tmp/behind {mine}; echo {SECRET} >/tmp/behind/file", on="n1")
+    items = [f"--stage={mine}/file:/nvme/file", "--stage=/tmp/set:/nvme/set"]
     with own_filesystem(
-        site, "/tmp/behind", "/tmp/mine", node="n1", user="alice", options="default_permissions"
+        site, "/tmp/behind", mine, node="n1", user="alice", options="default_permissions"
     ):
-        assert stolen(site, ["/tmp/mine/file"], "n1") == []
-        job = site.sbatch("true", "-wn1,n2", item)
-        job.wait()
-        assert stolen(site, ["/nvme/file"], "n2", user="alice") == ["/nvme/file"]
-        assert stolen(site, ["/nvme/file"], "n2") == []
-        site.sbatch("true", "-wn1,n2", f"{item},share=all").wait()
-        assert stolen(site, ["/nvme/file"], "n2") == ["/nvme/file"]
-    site.run("rm -r /tmp/behind /tmp/mine", on="n1")
+        assert stolen(site, [f"{mine}/file"], "n1") == []
+        site.sbatch("true", "-wn1,n2", *items).wait()
+        assert stolen(site, copies, "n2", user="alice") == copies
+        assert stolen(site, copies, "n2") == []
+        site.sbatch("true", "-wn1,n2", *(f"{item},share=all" for item in items)).wait()
+        assert stolen(site, copies, "n2") == copies
+    site.run("rm -r /tmp/behind /tmp/set", on="n1")
 
 
 @pytest.mark.parametrize("name", ["file", "", "set"])
@@ -335,6 +335,19 @@ def test_a_copy_is_closed_when_the_way_to_its_source_has_been_closed(site: Site)
         assert stolen(site, copies, node, user="alice") == copies
     assert "stage: /nvme/file: current on n[1-4] (4 nodes), nothing moved" in output
     assert "stage: /nvme/set: 0 files, 0 B, 1 file kept from " in output
+
+
+def test_a_copy_is_closed_when_a_list_closes_a_folder_in_its_source(site: Site) -> None:
+    """The folder's mode and time stay as they were."""
+    site.run(f"rm -rf /shared/set; mkdir -p /shared/set/sub; echo {SECRET} >/shared/set/sub/file")
+    item, copy = "--stage=/shared/set:/nvme/set", "/nvme/set/sub/file"
+    stage(site, item)
+    assert stolen(site, [copy], "n2") == [copy]
+    site.run(f"{DENY} /shared/set/sub")
+    assert stolen(site, ["/shared/set/sub/file"], "login") == []
+    assert "stage: /nvme/set: 0 files, 0 B, 1 file kept from " in stage(site, item)
+    assert stolen(site, [copy], "n2") == []
+    assert stolen(site, [copy], "n2", user="alice") == [copy]
 
 
 # Row 4: nothing that was put in the place of a source is copied
@@ -572,7 +585,7 @@ def test_knocks_at_the_ports_of_mpi_hold_a_job_up_no_longer_than_its_limits(site
     assert code in ("0:0", "8:0")
     assert code == "0:0" or job.output().endswith(NOT_STARTED.format(8))
     assert "Traceback" not in job.output()
-    assert stage(site).startswith("stage: /nvme/data: 28.6 MiB from /shared/data to n[1-4]")
+    assert stage(site).startswith("stage: /nvme/data: "), "a job after his is not held up"
 
 
 #: The watch of one rank; addresses pass through stdin and stdout.
