@@ -28,7 +28,8 @@ ROOT := $(filter 0,$(shell id -u))
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
-	cppcheck clang-format clang-tidy shellcheck python3-venv python3-dev procps util-linux e2fsprogs
+	cppcheck clang-format clang-tidy shellcheck nginx-light openssl \
+	python3-venv python3-dev procps util-linux e2fsprogs
 SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
 	tests/cluster/namespaces.sh
 
@@ -68,6 +69,7 @@ bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.startup
 	.venv/bin/python -m tests.bench.cache
 	.venv/bin/python -m tests.bench.trees
+	.venv/bin/python -m tests.bench.decompress
 
 soak: .venv/.done packages
 	.venv/bin/python -m tests.cluster.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

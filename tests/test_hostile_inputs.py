@@ -85,11 +85,11 @@ def listing(tmp_path: Path) -> Listing:
     return walk(str(folder))
 
 
-RECORD = """{"version": 5, "source": "/data/img", "destination": "/nvme/img",
- "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40},
+RECORD = """{"version": 6, "source": "/data/img", "destination": "/nvme/img",
+ "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40, "revision": ""},
  "copy_facts": {"size": 10, "mtime_ns": -20, "inode": 50, "owner": 60},
  "digest": "00112233445566778899aabbccddeeff", "staged_at": 70, "used_at": 80, "used_by_job": 90,
- "lifetime": "cache", "pinned": false, "tree": null}"""
+ "lifetime": "cache", "pinned": false, "decompressed": false, "tree": null}"""
 
 
 def test_records() -> None:
@@ -144,6 +144,29 @@ def test_what_nodes_answer(kind: type[NodeStatus | NodeResult]) -> None:
 
     refusals = ValueError, TypeError, KeyError
     assert read_all(parse, (one.encode() for one in json_variants(whole, COUNT)), *refusals) > 20
+
+
+ENTRY = list(STATUS.entries[0])
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e999"])
+@pytest.mark.parametrize(
+    ("answer", "change"),
+    [
+        (STATUS, {"silent": ["huge"]}),
+        (STATUS, {"rooms": [["/nvme", "huge", 2]]}),
+        (STATUS, {"entries": [[*ENTRY[:2], "huge", *ENTRY[3:]]]}),
+        (STATUS, {"entries": [[*ENTRY[:9], ["huge"], *ENTRY[10:]]]}),
+        (RESULT, {"stay": "huge"}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge"}]}),
+    ],
+)
+def test_numbers_with_which_arithmetic_fails(
+    answer: NodeStatus | NodeResult, change: dict[str, object], number: str
+) -> None:
+    text = json.dumps(answer.to_wire() | change).replace('"huge"', number)
+    with pytest.raises(ValueError, match=r"number|fields of other types"):
+        type(answer).from_wire(json.loads(text))
 
 
 def test_lines_of_answers() -> None:

@@ -82,6 +82,8 @@ class Options:
     exclude: tuple[str, ...] = ()
     #: Whether the source is an archive that is unpacked at the destination.
     extract: bool = False
+    #: Whether the source is a compressed file that is decompressed at the destination.
+    decompress: bool = False
     mode: Mode = Mode.COPY
     #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
@@ -121,8 +123,17 @@ class Options:
     @property
     def is_whole_copy(self) -> bool:
         """Whether the destination gets all of the source, unchanged."""
-        changed = self.extract or self.include or self.exclude or self.relocate is not Relocate.NONE
-        return not changed and self.mode is Mode.COPY
+        chosen = self.include or self.exclude or self.mode is not Mode.COPY
+        return not (chosen or self.is_unpacked or self.relocate is not Relocate.NONE)
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether each node makes the copy of other bytes, which it does not keep.
+
+        So the source must be read for each node without a copy, and how much room the copy takes
+        is known at its end.
+        """
+        return self.extract or self.decompress
 
 
 #: The type of each option's value, by the option's name: that of its default.

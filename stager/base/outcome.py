@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import Failure
+from stager.base.numbers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +65,8 @@ class ItemReport:
     shard_list: str = ""
     #: A remark for the user.
     note: str = ""
+    #: Requests to a store that had to be repeated.
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,11 @@ def _read_item(data: dict[str, Any]) -> ItemReport:
 #: The types of the fields that hold plain values, as they are annotated above.
 _VALUES: dict[str, Callable[[Any], bool]] = {
     "str": lambda value: type(value) is str,
-    "int": lambda value: type(value) is int,
+    "int": is_integer,
     "bool": lambda value: type(value) is bool,
     "float": lambda value: type(value) in (int, float),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
-    "tuple[int, ...]": lambda value: all(type(one) is int for one in value),
+    "tuple[int, ...]": lambda value: all(map(is_integer, value)),
     "dict[str, float]": lambda value: (
         type(value) is dict and all(type(one) in (int, float) for one in value.values())
     ),

@@ -52,6 +52,8 @@ class Progress:
             where = f"{event['holder']} on {event['node']}"
             seconds = seconds_text(event["seconds"])
             self._say(f"{event['destination']}: waiting for {where}, {seconds} so far")
+        elif event["event"] == "restarted":
+            self._say("Slurm lost a connection between the nodes; the staging starts again")
         elif event["event"] == "unwatched" and self._verbose:
             self._say(
                 f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "

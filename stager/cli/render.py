@@ -60,6 +60,8 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
         f"{item.destination}: {_moved(item)} from {origin} "
         f"to {nodes_text(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
+    if item.retries:
+        line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 

@@ -56,6 +56,9 @@ class Reason(StrEnum):
     TOO_OPEN = "its permissions are wider than the source's"
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
+    #: With and without decompress.
+    DECOMPRESSED = "the decompressed file is there"
+    COMPRESSED = "the compressed file is there"
     #: With and without mode=shard, and with another by=.
     PART_ONLY = "a part is there, the whole is wanted"
     NOT_SPLIT = "the whole is there, a part is wanted"
@@ -98,6 +101,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     reason = (
         judge(item.options.validate, source.facts, record, there)
         or other_source(item, record)
+        or made_differently(item, record)
         or _too_open(item, source, there)
         or damage(item, record, lambda record: digest_of(path) == record.digest)
     )
@@ -121,6 +125,7 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
         reason = (
             judge(item.options.validate, source.facts, record, _lstat_or_none(path))
             or other_source(item, record)
+            or made_differently(item, record)
             or damage(item, record, lambda record: digest_of(path) == record.digest)
         )
         if reason in (None, Reason.ABSENT, Reason.ALWAYS):
@@ -195,6 +200,13 @@ def judge(
 def other_source(item: StageItem, record: Record | None) -> Reason | None:
     """Return a reason if the copy was staged from another source than ``item`` names. Pure."""
     return Reason.OTHER_SOURCE if record and record.source != item.source else None
+
+
+def made_differently(item: StageItem, record: Record | None) -> Reason | None:
+    """Return a reason if the copy of a file was made with or without decompress. Pure."""
+    if record is None or record.decompressed == item.options.decompress:
+        return None
+    return Reason.DECOMPRESSED if record.decompressed else Reason.COMPRESSED
 
 
 def damage(

@@ -85,7 +85,7 @@ class Cache:
 
     def in_use(self) -> frozenset[str]:
         """Return the destinations that jobs running on this node use."""
-        return uses(None if self.shared else self.uid)
+        return uses(None if self.shared else self.uid, self.root)
 
     def record_path(self, destination: str) -> str:
         """Return the path of the record of ``destination``."""

@@ -46,6 +46,9 @@ class Pace:
 
     def read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Read into the beginning of ``buffer``, and return the bytes read. Raise OSError."""
+        if len(buffer) <= _FIRST:
+            count()
+            return os.preadv(descriptor, [buffer], offset)
         begun = time.monotonic()
         done = os.preadv(descriptor, [buffer[: self._size]], offset)
         seconds = time.monotonic() - begun

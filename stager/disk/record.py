@@ -19,7 +19,7 @@ from typing import Any, Self
 from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
-VERSION = 5
+VERSION = 6
 #: Bytes of the longest path that the kernel takes.
 _PATH_LIMIT = 4096
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
@@ -29,12 +29,16 @@ _RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """The source's stat when it was read: bytes, nanoseconds since 1970, inode."""
+    """The source's stat when it was read: bytes, nanoseconds since 1970, inode.
+
+    An object has no ctime and no inode, but a ``revision``: its ETag.
+    """
 
     size: int
     mtime_ns: int
     ctime_ns: int
     inode: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Record:
     Times are seconds since 1970. ``digest`` is the xxh3-128 in hexadecimal of a file's bytes, or of
     the digests of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy is not
     evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
+    A ``decompressed`` copy has other bytes than its source, and mostly more.
     """
 
     version: int
@@ -96,6 +101,7 @@ class Record:
     used_by_job: int
     lifetime: str
     pinned: bool
+    decompressed: bool = False
     tree: TreeFacts | None = None
 
     def to_json(self) -> str:
@@ -158,6 +164,10 @@ def _is_path_or_nothing(text: str) -> bool:
     return not text or _is_path(text)
 
 
+def _is_source(text: str) -> bool:
+    return _is_path(text) or ("://" in text and _is_short(text))
+
+
 def _is_short(text: str) -> bool:
     return len(text) <= _PATH_LIMIT
 
@@ -200,6 +210,8 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "share": _is_share,
     "split": _is_split,
     "by": _is_short,
+    "revision": _is_short,
+    "source": _is_source,
     "interpreter": _is_path_or_nothing,
 }
 

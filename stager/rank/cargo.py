@@ -94,11 +94,18 @@ class Cargo(ABC):
     writer: Writer | None = None
     #: Set by `layout` for a tree, whose files have a digest each.
     digester: Digester | None = None
+    #: These digests, one after the other, which the receivers take from the first sender.
+    file_digests: bytearray | None = None
 
     def __init__(self, task: Task) -> None:
         self.task = task
         #: What `close` closes.
         self.stack = ExitStack()
+
+    @property
+    def retries(self) -> int:
+        """Requests to a store that this rank had to repeat."""
+        return 0
 
     @abstractmethod
     def need(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stager.base.digest import Digest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import total
@@ -36,19 +37,25 @@ if TYPE_CHECKING:
     from stager.rank.plan import TransferPlan
     from stager.rank.task import Task
     from stager.wire.layout import Layout
+    from stager.wire.ring import Digester
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a rank reports after the broadcast: times in seconds, reads and memory in bytes."""
+    """What a rank reports after the broadcast: times in seconds, reads and memory in bytes.
+
+    ``failure`` is that of its transfer.
+    """
 
     node: str
     digest: str
     keyed_digest: str
     stale: Failure | None
+    failure: Failure | None
     reading: float
     writing: float
     bytes_read: int
+    retries: int
     peak_memory: int
 
 
@@ -58,9 +65,11 @@ _VERDICT = record_of(
     digest=TEXT,
     keyed_digest=TEXT,
     stale=optional(FAILURE),
+    failure=optional(FAILURE),
     reading=REAL,
     writing=REAL,
     bytes_read=NUMBER,
+    retries=NUMBER,
     peak_memory=NUMBER,
 )
 
@@ -84,6 +93,9 @@ def deliver(
         watch.enter(Phase.BROADCAST)
         result = _broadcast(context, cargo, layout, on_progress)
         delivered = _judge_together(context, cargo, result, watch)
+        if cargo.file_digests is not None:
+            sent = context.channel.bcast_bytes(bytes(cargo.file_digests), task.plan.senders[0])
+            memoryview(cargo.file_digests)[:] = sent
         together(context, cargo.seal, patient=True)
         if task.item.options.verify is Verify.READBACK:
             watch.enter(Phase.VERIFY)
@@ -136,9 +148,20 @@ def _broadcast(
             reader=cargo.reader,
             writer=cargo.writer,
             progress=lambda sent: on_progress(sent, layout.data) if reports else None,
-            digest=cargo.digester,
+            digest=_digester(cargo),
             keyed=keyed,
         )
+
+
+def _digester(cargo: Cargo) -> Digester | None:
+    """Return what computes the digest of the data on this rank, None if none does.
+
+    That the receivers have the senders' bytes is known by the keyed digests: they hash once.
+    """
+    task = cargo.task
+    if task.rank in task.plan.senders or task.plan.apart:
+        return cargo.digester or Digest()
+    return None
 
 
 @contextmanager
@@ -164,7 +187,8 @@ def _judge_together(
 ) -> Delivered:
     """Find out whether all members have the bytes that were to be sent. Collective.
 
-    Raise StaleError if the source or a sender's copy is not what was surveyed.
+    Raise StaleError if the source or a sender's copy is not what was surveyed, else RefusedError
+    if the transfer failed: of a source that changed, a receiver may get what it cannot unpack.
     """
     plan = cargo.task.plan
     verdicts = together(context, lambda: _judge(cargo, result), _VERDICT, patient=True)
@@ -174,6 +198,8 @@ def _judge_together(
     for verdict in verdicts:
         if verdict.stale:
             raise StaleError(verdict.stale, damaged=not plan.from_source)
+    if failures := [verdict.failure for verdict in verdicts if verdict.failure]:
+        raise RefusedError(failures)
     readers = tuple(rank for rank, verdict in enumerate(verdicts) if verdict.bytes_read)
     read = sum(verdict.bytes_read for verdict in verdicts)
     return Delivered(
@@ -181,38 +207,38 @@ def _judge_together(
         readers=readers or plan.senders[:1],
         source_bytes_read=read if plan.from_source else 0,
         peak_memory=max(verdict.peak_memory for verdict in verdicts),
+        retries=sum(verdict.retries for verdict in verdicts),
     )
 
 
 def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
-    """Return this rank's verdict; raise the error of its transfer, unless staleness explains it."""
-    stale = cargo.staleness(result)
-    if result.error and not stale:
-        raise result.error
+    """Return this rank's verdict."""
+    node = cargo.task.node.name
     return _Verdict(
-        node=cargo.task.node.name,
+        node=node,
         digest=result.digest,
         keyed_digest=result.keyed_digest,
-        stale=stale,
+        stale=cargo.staleness(result),
+        failure=Failure.of(result.error, node) if result.error else None,
         reading=result.reading,
         writing=result.writing,
         bytes_read=cargo.reader.bytes_read if cargo.reader else 0,
+        retries=cargo.retries,
         # getrusage(2) counts in KiB.
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
 def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
-    """Return the first sender's digest. Raise RefusedError if another member's differs.
+    """Return the first sender's digest. Raise RefusedError if another member has other bytes.
 
-    The keyed digests are compared too: others than the ranks can make two texts of equal xxh3-128.
+    That is found by the keyed digests: others than the ranks can make two texts of equal xxh3-128.
     """
     first = verdicts[task.plan.senders[0]]
     if task.plan.apart:  # each rank has other bytes
         return first.digest
-    expected = first.digest, first.keyed_digest
     members = [verdicts[rank] for rank in task.plan.members]
-    wrong = [one.node for one in members if (one.digest, one.keyed_digest) != expected]
+    wrong = [one.node for one in members if one.keyed_digest != first.keyed_digest]
     if wrong:
         text = f"{task.item.destination}: the bytes received differ from those sent; submit again"
         raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])

@@ -14,6 +14,7 @@ from stager.disk.files import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
+from stager.source.location import is_url
 from stager.source.posix import data_size, facts_of, gives_less
 from stager.wire.layout import Layout
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stager.rank.task import Task
+    from stager.source.remote import RemoteReader
     from stager.wire.transfer import Transferred
 
 
@@ -28,7 +30,12 @@ class FileCargo(Cargo):
     """One file: read by a FileReader on a sender, written to a Partial on a receiver."""
 
     _file: FileReader | None = None
+    _object: RemoteReader | None = None
     _partial: Partial | None = None
+
+    @property
+    def retries(self) -> int:
+        return self._object.retries if self._object else 0
 
     def need(self) -> int:
         task = self.task
@@ -49,6 +56,8 @@ class FileCargo(Cargo):
 
     def _open_to_send(self) -> Opened:
         task, plan = self.task, self.task.plan
+        if plan.from_source and is_url(task.item.source):
+            return self._open_object()
         try:
             path = task.item.source if plan.from_source else task.path
             self.reader = self._file = FileReader(path)
@@ -63,6 +72,20 @@ class FileCargo(Cargo):
             return Opened(stale=task.mark_damaged())
         return Opened()
 
+    def _open_object(self) -> Opened:
+        from stager.source.remote import RemoteReader  # slow to import
+
+        task = self.task
+        try:
+            self.reader = self._object = RemoteReader(
+                task.item.source, task.source.facts, task.remote
+            )
+        except IntegrityError as error:
+            return Opened(stale=Failure.of(error, task.node.name))
+        if task.rank == task.plan.senders[0]:
+            return Opened(tuple(self._object.extents(task.plan.size)))
+        return Opened()
+
     def layout(self, opened: Sequence[Opened]) -> Layout:
         plan = self.task.plan
         return Layout(plan.size, self.task.settings.chunk, opened[plan.senders[0]].extents)
@@ -73,6 +96,8 @@ class FileCargo(Cargo):
 
     def staleness(self, result: Transferred) -> Failure | None:
         task = self.task
+        if self._object and isinstance(result.error, IntegrityError):
+            return Failure.of(result.error, task.node.name)
         if not self._file:
             return None
         if task.plan.from_source:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 import time
+from _operator import _compare_digest  # hmac, which has it, is slow to import
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Guard:
         connection = socket.create_connection((following.host, following.port), patience)
         with suppress(OSError):
             connection.sendall(following.token)
-            if _equal(connection.recv(_PROOF_SIZE, socket.MSG_WAITALL), following.proof):
+            if _compare_digest(connection.recv(_PROOF_SIZE, socket.MSG_WAITALL), following.proof):
                 return connection
         connection.close()
         raise ConnectionAbortedError
@@ -240,7 +241,7 @@ class Entrance:
             return None
         except OSError:
             received = b""
-        if _equal(received, self._token):
+        if _compare_digest(received, self._token):
             self._forget(connection)
             connection.settimeout(_TOKEN_PATIENCE)
             return connection
@@ -274,14 +275,6 @@ def listen() -> tuple[socket.socket, str]:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", 0), family=family, dualstack_ipv6=dual), name
-
-
-def _equal(received: bytes, expected: bytes) -> bool:
-    """Compare in a time that does not depend on where the two differ."""
-    # The module hmac, which has such a function, is slow to import.
-    return len(received) == len(expected) and (
-        int.from_bytes(received) ^ int.from_bytes(expected) == 0
-    )
 
 
 def _say_goodbye(connection: socket.socket) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.outcome import Rate
 from stager.disk.cache import Cache, open_cache
@@ -84,7 +85,7 @@ def _measure_wire(context: Context, size: int, settings: Settings) -> Rate:
         reader = _AnyBytes() if comm.rank == 0 else None
         comm.Barrier()
         begun = time.monotonic()
-        broadcast(comm, layout, 1, settings, reader=reader, writer=None)
+        broadcast(comm, layout, 1, settings, reader=reader, writer=None, digest=Digest())
         best = min(best, max(context.channel.allgather(time.monotonic() - begun, REAL)))
     return Rate("wire", size, best, algorithm=settings.algorithm)
 
@@ -110,7 +111,7 @@ def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:
         partial.allocate(layout.size, layout.extents)
         ring = Ring(layout, ring_depth(settings, request.nodes))
         begun = time.monotonic()
-        drain = Drain(partial, layout, ring, settings.writers)
+        drain = Drain(partial, layout, ring, settings.writers, Digest())
         for index in range(layout.count):
             ring.take(index)
             ring.release(index)  # in place of a transfer that passes it on

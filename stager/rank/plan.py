@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.options import Mode
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stager.copies.survey import Survey
     from stager.request.items import StageItem
     from stager.source.posix import Source
+    from stager.source.settings import RemoteSettings
     from stager.wire.settings import Settings
 
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 #: reads alone unless it proves slower than the network: with a fast source, turns only cost time.
 _AUTO_READERS = 4
 _WORTH_READERS = 64 << 20
+#: Bytes of an object that are asked for at once.
+_OBJECT_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,15 @@ class TransferPlan:
         return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
 
 
-def settings_for(item: StageItem, source: Source, settings: Settings) -> Settings:
+def settings_for(
+    item: StageItem, source: Source, settings: Settings, remote: RemoteSettings
+) -> Settings:
     """Return the transfer settings of one item."""
-    if item.options.extract:  # unpacked while it is received, so it must be written in order
+    if is_url(item.source):  # each request takes its time, so more bytes are asked for at once
+        chunk = max(settings.chunk, _OBJECT_CHUNK)
+        depth = max(settings.depth, 2 * remote.requests)
+        settings = replace(settings, chunk=chunk, depth=depth, requests=remote.requests)
+    if item.options.is_unpacked:  # while it is received, so it must be written in order
         return replace(settings, writers=1)
     if source.is_tree:  # only rank 0 has listed it
         return replace(settings, readers=1)
@@ -66,7 +76,7 @@ def plan_item(
     """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`."""
     if item.options.mode is Mode.SHARD:
         return plan_parts(source.facts.size, surveys)
-    from_copies = not item.options.extract
+    from_copies = not item.options.is_unpacked
     return make_plan(source.facts.size, surveys, readers, from_copies=from_copies)
 
 

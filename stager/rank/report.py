@@ -39,7 +39,8 @@ class Delivered:
 
     ``readers`` are the ranks that read what was sent, ``source_bytes_read`` the bytes that all of
     them read from the source, ``peak_memory`` the most bytes of memory that one rank used. ``tree``
-    counts the files of a folder; ``note`` is for the user.
+    counts the files of a folder; ``note`` is for the user. ``retries`` are requests to a store that
+    had to be repeated.
     """
 
     digest: str
@@ -48,6 +49,7 @@ class Delivered:
     peak_memory: int = 0
     tree: Counts | None = None
     note: str = ""
+    retries: int = 0
 
 
 def tell(kind: str, **fields: object) -> None:
@@ -104,6 +106,7 @@ def item_report(
         seconds=seconds,
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
+        retries=delivered.retries,
         note="; ".join(filter(None, (delivered.note or _note(task.source), _closed_note(task)))),
     )
 

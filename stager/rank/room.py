@@ -63,8 +63,8 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
 
     def look() -> list[tuple[int, int]]:
         # A file takes the same everywhere, so rank 0 alone asks shared storage for its size. Of a
-        # tree each node may lack other files.
-        is_asked = (cargo.task.is_tree or context.comm.rank == 0 for cargo in cargos)
+        # tree each node may lack other files; of what is unpacked, its old copy is the estimate.
+        is_asked = (cargo.task.needs_differ or context.comm.rank == 0 for cargo in cargos)
         return [
             (cargo.need() if asked else 0, cargo.need_in_all())
             for cargo, asked in zip(cargos, is_asked, strict=True)
@@ -77,7 +77,7 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
             cargo.task.item.root,
             cargo.task.cache,
             cargo.task.item.destination,
-            mine[index][0] if cargo.task.is_tree else first[index][0],
+            mine[index][0] if cargo.task.needs_differ else first[index][0],
             mine[index][1],
         )
         for index, cargo in enumerate(cargos)

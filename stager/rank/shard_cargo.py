@@ -94,7 +94,7 @@ class ShardCargo(TreeCargo):
 
     def __init__(self, task: Task, listing: Listing, whole: Split, reuse: Reuse) -> None:
         rows = part_of(listing, whole.owners, task.rank)
-        part = listing.part(rows, list_row(whole.text, task.source.facts.mtime_ns))
+        part = listing.part(rows, list_row(whole.text, task.source.facts.mtime_ns, listing))
         self._list_row = bisect_left(part.paths, os.fsencode(SHARD_LIST))
         reused_rows = array("q", (reuse.rows[row] for row in rows))
         reused_rows.insert(self._list_row, -1)

@@ -10,6 +10,7 @@ from stager.base.options import Mode, Relocate
 from stager.base.progress import Kind, doing
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
+from stager.source.location import is_url
 from stager.source.posix import Source, look_at_source
 from stager.wire.codec import (
     BYTES,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stager.rank.agree import Context
-    from stager.request.items import StageItem
+    from stager.request.items import StageItem, StageRequest
     from stager.source.posix import Listings
     from stager.tree.venv import Interpreter
 
@@ -42,7 +43,9 @@ def _interpreter() -> Codec[Interpreter]:
     return record_of(Interpreter, path=TEXT, links=as_set, is_shared=FLAG, at=TEXT)
 
 
-_FACTS = record_of(SourceFacts, size=NUMBER, mtime_ns=NUMBER, ctime_ns=NUMBER, inode=NUMBER)
+_FACTS = record_of(
+    SourceFacts, size=NUMBER, mtime_ns=NUMBER, ctime_ns=NUMBER, inode=NUMBER, revision=TEXT
+)
 #: How what rank 0 sees travels to the other ranks.
 SOURCES = tuple_of(
     record_of(
@@ -79,20 +82,39 @@ def look_at_sources(
     sources: list[Source] = []
     for item in items:
         with doing(Kind.READ, item.source):
-            sources.append(_look_at(item, copied, listings))
+            sources.append(_look_at(context.request, item, copied, listings))
     return tuple(sources)
 
 
-def _look_at(item: StageItem, copied: Sequence[tuple[str, str]], listings: Listings) -> Source:
-    # What was staged for all users is used only by those who could read the source.
-    source = look_at_source(
-        item.source, item.options.include, item.options.exclude, listings, to_be_read=item.shared
-    )
+def _look_at(
+    request: StageRequest,
+    item: StageItem,
+    copied: Sequence[tuple[str, str]],
+    listings: Listings,
+) -> Source:
+    source = _find(request, item, listings)
     check_options(item, source)
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
     return replace(source, mode=mode)
+
+
+def _find(request: StageRequest, item: StageItem, listings: Listings) -> Source:
+    options = item.options
+    if not is_url(item.source):
+        # What was staged for all users is used only by those who could read the source.
+        return look_at_source(
+            item.source, options.include, options.exclude, listings, to_be_read=item.shared
+        )
+    if options.include or options.exclude or options.extract:
+        raise UsageError(
+            f"{item.source} is one object; remove include, exclude and extract, which are for "
+            "folders and archives on mounted filesystems"
+        )
+    from stager.source.remote import look_at_object  # slow to import
+
+    return look_at_object(item.source, request.remote)
 
 
 def check_options(item: StageItem, source: Source) -> None:
@@ -105,6 +127,8 @@ def check_options(item: StageItem, source: Source) -> None:
         raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
     if source.is_tree and options.extract:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
+    if source.is_tree and options.decompress:
+        raise UsageError(f"{item.source} is a folder; decompress is for single files")
     if becomes_tree and item.shared:
         raise PolicyRefusal(
             f"{item.destination} would be a folder, but beneath {item.root} only single files are "

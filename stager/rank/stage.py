@@ -267,12 +267,13 @@ class StageRun:
         planned: list[PlannedItem] = []
         for index, one in enumerate(items):
             surveys = [of_rank[index] for of_rank in answers]
-            settings = settings_for(one.item, one.source, request.transfer)
+            settings = settings_for(one.item, one.source, request.transfer, request.remote)
             task = Task(
                 item=one.item,
                 source=one.source,
                 plan=plan_item(one.item, one.source, surveys, settings.readers),
                 settings=settings,
+                remote=request.remote,
                 space=request.space,
                 job=request.job,
                 cache=one.cache,
@@ -301,6 +302,10 @@ class StageRun:
             return ArchiveCargo(task)
         if task.source.is_tree:
             return self._make_tree_cargo(task)
+        if task.item.options.decompress:
+            from stager.rank.decompress_cargo import DecompressCargo
+
+            return DecompressCargo(task)
         from stager.rank.file_cargo import FileCargo
 
         return FileCargo(task)

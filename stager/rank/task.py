@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stager.rank.plan import TransferPlan
     from stager.request.items import Space, StageItem
     from stager.source.posix import Source
+    from stager.source.settings import RemoteSettings
     from stager.wire.settings import Settings
 
 #: A digest that no file has, for a copy whose content is not known any more.
@@ -35,6 +36,7 @@ class Task:
     source: Source
     plan: TransferPlan
     settings: Settings
+    remote: RemoteSettings
     space: Space
     job: int
     cache: Cache
@@ -50,6 +52,11 @@ class Task:
     def is_tree(self) -> bool:
         """Whether the copy is a folder."""
         return self.source.is_tree or self.item.options.extract
+
+    @property
+    def needs_differ(self) -> bool:
+        """Whether the nodes may need more or less room for the copy than each other."""
+        return self.is_tree or self.item.options.is_unpacked
 
     @property
     def receives(self) -> bool:
@@ -77,6 +84,7 @@ class Task:
             used_by_job=self.job,
             lifetime=self._lifetime(before),
             pinned=bool(before and before.pinned),
+            decompressed=self.item.options.decompress,
             tree=tree,
         )
 

@@ -138,6 +138,7 @@ class TreeCargo(Cargo):
     def _layout_of(self, needed: bytes | bytearray) -> Layout:
         self.stream = Stream(self._listing, needed)
         self.digester = self._digests = StreamDigest(self.stream)
+        self.file_digests = None if self.task.plan.apart else self._digests.digests
         return Layout.dense(self.stream.size, self.task.settings.chunk)
 
     def allocate(self, layout: Layout) -> None:

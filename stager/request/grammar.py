@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
-from stager.base.formats import ARCHIVES, archive_suffix
+from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
 from stager.base.options import OPTION_TYPES, Mode, Options, Relocate
 from stager.base.text import printable
 from stager.request.directive import Directive
@@ -33,15 +33,17 @@ from stager.request.lexer import (
     split_words,
     strip,
 )
+from stager.source.location import Location, is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h. Slurm carries it in
 #: one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
 MAX_LIST = 120 * 1024
+#: The part of a URL in which a colon separates nothing.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
-_NO_URL = "the {} is a URL; only files and folders can be staged"
+_NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 _LINE = "#STAGE SRC DST [key=value…]"
 
 
@@ -100,8 +102,8 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
     (source, source_end), (destination, destination_end) = pieces[:2]
     if len(pieces) > 2:
         rest = field([char for char in paths if char.at > source_end], end)
-        if _URL.match(rest.value):
-            raise DirectiveError(_NO_URL.format("destination"), text, rest.at)
+        if is_url(rest.value):
+            raise DirectiveError(_NO_URL, text, rest.at)
         problem = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
         raise DirectiveError(problem, text, destination_end)
     return field(paths[:protected] + source, source_end), field(destination, destination_end)
@@ -113,24 +115,43 @@ def _build(text: str, source: Field, destination: Field, options: Sequence[Field
     chosen = _Chosen(text)
     for option in options:
         chosen.read(option)
-    if "extract" in chosen.values and not archive_suffix(source.value):
-        known = " ".join(ARCHIVES)
-        raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
+    _check_format(text, source, chosen.values)
     for option in options:
         chosen.check_mode(option)
+        chosen.check_decompress(option)
     return Directive(source.value, destination.value, Options(**chosen.values))
+
+
+def _check_format(text: str, source: Field, options: Mapping[str, Any]) -> None:
+    """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
+    if "extract" in options and not archive_suffix(source.value):
+        known = " ".join(ARCHIVES)
+        raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
+    if "decompress" in options and not compressed_suffix(source.value):
+        problem = f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}"
+        raise DirectiveError(problem, text, source.at)
 
 
 def _check_path(text: str, path: Field, what: str) -> None:
     if not path.value:
         raise DirectiveError(f"the {what} is empty", text, path.at)
-    if _URL.match(path.value):
-        raise DirectiveError(_NO_URL.format(what), text, path.at)
+    if is_url(path.value):
+        if what == "destination":
+            raise DirectiveError(_NO_URL, text, path.at)
+        _check_url(text, path)
+        return
     if not path.value.startswith("/"):
         problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
         raise DirectiveError(problem, text, path.at)
     if what == "destination" and ".." in path.value.split("/"):
         raise DirectiveError("'..' is not allowed in a destination", text, path.at)
+
+
+def _check_url(text: str, url: Field) -> None:
+    try:
+        Location.parse(url.value)
+    except ValueError as error:
+        raise DirectiveError(f"the source {error}", text, url.at) from None
 
 
 class _Chosen:
@@ -172,6 +193,13 @@ class _Chosen:
             raise self._fault(f"'{key}' needs mode=shard", option.at)
         if is_shard and (key == "extract" or self.values.get(key) is Relocate.VENV):
             raise self._fault(f"'{key}' cannot be combined with mode=shard", option.at)
+
+    def check_decompress(self, option: Field) -> None:
+        """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""
+        key = option.value.partition("=")[0]
+        others = {"extract": True, "mode": Mode.SHARD, "relocate": Relocate.VENV}
+        if "decompress" in self.values and key in others and self.values[key] == others[key]:
+            raise self._fault(f"'{option.value}' cannot be combined with decompress", option.at)
 
     def _type(self, option: Field, key: str) -> type:
         """Return the type of the option's value. Raise DirectiveError unless it may be given."""

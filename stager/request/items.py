@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from stager.base.errors import UsageError
+from stager.base.formats import archive_suffix, compressed_suffix
 from stager.base.options import DEFAULT_OPTIONS, Mode, Options
 from stager.base.paths import SHARD_LIST
+from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 #: The environment variable in which the request travels to the ranks.
@@ -62,8 +64,20 @@ class StageItem:
 
     @property
     def name(self) -> str:
-        """The last part of the source's path: the copy's name in a destination that is a folder."""
-        return self.source.rstrip("/").rpartition("/")[2]
+        """The copy's name in a destination that is a folder."""
+        return copy_name(self.source, self.options)
+
+
+def copy_name(source: str, options: Options) -> str:
+    """Return the last part of the source's path, without the suffix of what is unpacked.
+
+    >>> copy_name("/shared/set.gz", Options(decompress=True))
+    'set'
+    """
+    name = source.rstrip("/").rpartition("/")[2]
+    if options.extract:
+        return name[: len(name) - len(archive_suffix(name))]
+    return name[: len(name) - len(compressed_suffix(name))] if options.decompress else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,8 @@ class StageRequest:
     stall_timeout: float = 60.0
     transfer: Settings = DEFAULT_SETTINGS
     space: Space = Space()
+    #: How objects in stores are read.
+    remote: RemoteSettings = DEFAULT_REMOTE
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
     #: Name of the job's status files on each node, the number of the step that waits there, and
@@ -155,4 +171,5 @@ class StageRequest:
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
         space = data.pop("space")
         space = Space(**{**space, "roots": tuple(space["roots"])})
-        return cls(items=items, transfer=Settings(**transfer), space=space, **data)
+        remote = RemoteSettings(**data.pop("remote"))
+        return cls(items=items, transfer=Settings(**transfer), space=space, remote=remote, **data)

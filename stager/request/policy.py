@@ -26,6 +26,8 @@ from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.root.rules import byte_size, percentage, shared_owner
+from stager.source.location import Scheme
+from stager.source.settings import RemoteSettings
 from stager.wire.settings import Algorithm
 
 #: Where the plugin and stagectl look for it by default.
@@ -71,6 +73,19 @@ def _known_account(name: str) -> str:
     return name
 
 
+def _url_start(text: str) -> str:
+    scheme = text.partition("://")[0]
+    if scheme not in list(Scheme) or not text.startswith(f"{scheme}://"):
+        raise ValueError(f"must begin with one of {', '.join(f'{one}://' for one in Scheme)}")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not text.startswith(("https://", "http://")):
+        raise ValueError("must begin with https:// or http://")
+    return text.rstrip("/")
+
+
 Root = Annotated[str, AfterValidator(_plain_absolute)]
 Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
@@ -105,6 +120,10 @@ Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, Befor
 Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: A number from 1 to 64, or 0 for "auto".
 Count = Annotated[int, BeforeValidator(_count)]
+
+
+UrlStart = Annotated[str, AfterValidator(_url_start)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class _Section(BaseModel):
@@ -174,6 +193,28 @@ class Transfer(_Section):
         return 0 if self.memory is None else max(2, self.memory // self.chunk)
 
 
+class SourceSection(_Section):
+    """``[source]``: which URLs may be staged, and how they are read."""
+
+    #: What a URL must begin with, such as ``s3://`` or ``https://data.site.org/``; empty for none.
+    allow: tuple[UrlStart, ...] = ()
+    #: Other endpoints of stores than the vendors' that a job's environment may name.
+    endpoints: tuple[Endpoint, ...] = ()
+    #: Requests that each reading node has under way at once.
+    requests: Annotated[int, Field(ge=1, le=64, strict=True)] = 8
+    #: Seconds for which a request is repeated while a store fails.
+    patience: Annotated[Seconds, Field(le=3600)] = 60
+    #: A file on all nodes with certificates of the site's own authorities; a proxy.
+    ca_file: Root | Literal[""] = ""
+    proxy: Endpoint | Literal[""] = ""
+
+    @property
+    def settings(self) -> RemoteSettings:
+        """What of it the ranks need."""
+        allow_http = any(one.startswith("http://") for one in (*self.allow, *self.endpoints))
+        return RemoteSettings(self.requests, self.patience, self.ca_file, self.proxy, allow_http)
+
+
 class Shared(_Section):
     """``[shared]``: files that one account of the site stages for all users."""
 
@@ -210,6 +251,7 @@ class Policy(_Section):
     cache: Cache = Cache()
     launch: Launch = Launch()
     transfer: Transfer = Transfer()
+    source: SourceSection = SourceSection()
     shared: Shared = Shared()
     metrics: Metrics = Metrics()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.formats import archive_suffix
 from stager.base.options import Share
 from stager.base.paths import RECORDS_FOLDER
-from stager.request.items import StageItem
+from stager.request.items import StageItem, copy_name
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +31,8 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
     destination = _destination(directive, policy)
+    if is_url(directive.source):
+        _check_url(directive.source, policy)
     _check_paths(directive.source.rstrip("/"), destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
@@ -41,6 +43,18 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     return StageItem(directive.source, destination, root, directive.options, shared)
+
+
+def _check_url(url: str, policy: Policy) -> None:
+    """Raise PolicyRefusal if the site does not allow that ``url`` is staged."""
+    allowed = policy.source.allow
+    if any(url.startswith(one if one.endswith("/") else f"{one}/") for one in allowed):
+        return
+    where = f"only from {' or '.join(allowed)}" if allowed else "from no URL"
+    raise PolicyRefusal(
+        f"{url}: this site stages {where}; copy it to the shared storage first, or ask the "
+        "administrator (allow in [source] of stage.toml)"
+    )
 
 
 def _check_share(destination: str, share: Share, policy: Policy) -> None:
@@ -59,9 +73,7 @@ def _destination(directive: Directive, policy: Policy) -> str:
     folders = ("/", *policy.roots, *policy.shared_roots, *policy.allowed)
     if not directive.destination.endswith("/") and destination not in folders:
         return destination
-    name = directive.source.rstrip("/").rpartition("/")[2]
-    if directive.options.extract:
-        name = name[: -len(archive_suffix(name))]
+    name = copy_name(directive.source, directive.options)
     if name in ("", ".", ".."):
         raise UsageError(
             f"no file name can be taken from the source {directive.source}; write the destination "

@@ -59,6 +59,7 @@ class Pump:
         turns: Turns,
         reader: Reader | None,
         drain: Drain,
+        requests: int = 1,
     ) -> None:
         self._layout = layout
         self._ring = ring
@@ -66,6 +67,7 @@ class Pump:
         self._turns = turns
         self._reader = reader
         self._drain = drain
+        self._requests = requests
         #: The first chunk that is not moved: behind the last, or behind those that may be under way
         #: when a reader fails. No rank is further than that: the failed chunk keeps its buffer.
         self._end = layout.count
@@ -114,7 +116,7 @@ class Pump:
         """Let this rank's reader read its own chunks from ``first`` on."""
         if self._reader and not self._filler:
             own = self._turns.own(first, self._layout.count)
-            self._filler = Filler(self._reader, self._layout, self._ring, own)
+            self._filler = Filler(self._reader, self._layout, self._ring, own, self._requests)
 
     def _begin(self) -> bool:
         """Begin the next chunks. Return whether there was one."""

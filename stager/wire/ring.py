@@ -12,7 +12,6 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from stager.base.digest import Digest
 from stager.base.errors import StageError, write_traceback
 from stager.base.progress import Kind, doing
 
@@ -35,7 +34,10 @@ class Reader(Protocol):
     """The source of a sender's bytes."""
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` bytes on. Raise StageError."""
+        """Fill ``buffer`` from ``offset`` bytes on. Raise StageError.
+
+        Only where `Settings.requests` is more than 1, several threads call it at once.
+        """
 
 
 class Writer(Protocol):
@@ -123,15 +125,24 @@ class Ring:
 
 
 class Filler:
-    """A thread that reads the chunks of ``indices`` into the ring, in order."""
+    """Threads that read the chunks of ``indices`` into the ring, begun in order."""
 
-    def __init__(self, reader: Reader, layout: Layout, ring: Ring, indices: Iterable[int]) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        layout: Layout,
+        ring: Ring,
+        indices: Iterable[int],
+        threads: int = 1,
+    ) -> None:
         self._reader = reader
         self._layout = layout
         self._ring = ring
         self._filled: set[int] = set()
         self.error: StageError | None = None
-        self._thread = start_thread(lambda: self._run(indices))
+        self._indices = iter(indices)
+        self._next = threading.Lock()
+        self._threads = [start_thread(self._run) for _ in range(threads)]
 
     def has(self, index: int) -> bool:
         """Return whether the chunk is read; True only once for each chunk."""
@@ -141,13 +152,18 @@ class Filler:
         return False
 
     def finish(self) -> None:
-        """Wait for the thread, once the ring is closed."""
-        self._thread.join()
+        """Wait for the threads, once the ring is closed."""
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if not self._ring.take(index):
-                return
+    def _take(self) -> int | None:
+        """Take the next chunk and a buffer for it. Return None if there is none."""
+        with self._next:  # chunks get their buffers in order
+            index = next(self._indices, None)
+            return index if index is not None and self._ring.take(index) else None
+
+    def _run(self) -> None:
+        while (index := self._take()) is not None:
             message = self._ring.message(index)
             if not self.error:
                 self._read(index, message)
@@ -166,9 +182,9 @@ class Drain:
     """Threads that hash the chunks they are given in order, and write them in any order.
 
     ``writers`` is the number of threads that write, 0 for the default. Without a ``writer`` chunks
-    are only hashed. ``digest`` replaces the `Digest` of a single file; ``keyed`` is a further one,
-    of all that travels. After a failure the threads
-    go on to take chunks, without writing them, so that no other rank waits for this one.
+    are only hashed. ``digest`` is that of the data, ``keyed`` that of the chunks as they travel;
+    either may be None. After a failure the threads go on to take chunks, without writing them, so
+    that no other rank waits for this one.
     """
 
     def __init__(
@@ -183,7 +199,7 @@ class Drain:
         self._writer = writer
         self._layout = layout
         self._ring = ring
-        self._digest = digest or Digest()
+        self._digest = digest
         self._keyed = keyed
         self._hashing: SimpleQueue[int | None] = SimpleQueue()
         self._writing: SimpleQueue[int | None] = SimpleQueue()
@@ -199,20 +215,21 @@ class Drain:
         self._hashing.put(index)
 
     def finish(self) -> str:
-        """Wait until all chunks are written. Return the digest of the whole file."""
+        """Wait until all chunks are written. Return the digest of all data, if there is one."""
         self._hashing.put(None)
         self._hasher.join()
         for _ in self._writers:
             self._writing.put(None)
         for thread in self._writers:
             thread.join()
-        return self._digest.hexdigest(self._layout.size)
+        return self._digest.hexdigest(self._layout.size) if self._digest else ""
 
     def _hash(self, done: Callable[[int], None]) -> None:
         while (index := self._hashing.get()) is not None:
             message = self._ring.message(index)
-            for start, offset, length in self._layout.pieces(index):
-                self._digest.update(message[start : start + length], offset)
+            if self._digest:
+                for start, offset, length in self._layout.pieces(index):
+                    self._digest.update(message[start : start + length], offset)
             if self._keyed:
                 self._keyed.add(index, message)
             done(index)

@@ -35,6 +35,8 @@ class Settings:
     readers: int = 0
     writers: int = 0
     algorithm: Algorithm = Algorithm.AUTO
+    #: Reads that each of these ranks has under way at once.
+    requests: int = 1
     #: Whether copies are written past the page cache.
     direct: bool = True
 

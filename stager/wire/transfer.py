@@ -43,7 +43,7 @@ _MOST_MEMORY, _MOST_DEPTH = 256 << 20, 1 << 14
 class Transferred:
     """What became of a transfer on this rank; times in seconds."""
 
-    #: xxh3-128 of the data as it passed this rank, in hexadecimal.
+    #: The ``digest`` of the data as it passed this rank, in hexadecimal; empty if none was wanted.
     digest: str
     #: The `KeyedDigest` of all that passed, which is equal on all ranks; empty if none was wanted.
     keyed_digest: str
@@ -73,16 +73,16 @@ def broadcast(
     Collective over ``comm``, with the same ``layout``, ``readers`` and ``settings`` on all ranks.
     Each byte is read once. The first ``readers`` ranks take turns in reading; if ``settings`` leave
     their number open, rank 0 begins alone, and the others join only if it proves too slow.
-    ``progress`` is called with the bytes that have passed this rank. ``digest`` replaces the digest
-    of a single file; ``keyed`` is a further one. What reader and writer raise is returned as
-    ``error``.
+    ``progress`` is called with the bytes that have passed this rank. ``digest`` and ``keyed`` are
+    digests to compute on this rank. What reader and writer raise is returned as ``error``.
     """
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
     turns = Turns(comm.rank, readers, first=0 if settings.readers else Turns.NEVER)
     ring = Ring(layout, ring_depth(settings, comm.size))
     drain = Drain(writer, layout, ring, settings.writers, digest, keyed)
-    pump = Pump(layout, ring, forward(comm, algorithm, turns, ring.depth), turns, reader, drain)
+    route = forward(comm, algorithm, turns, ring.depth)
+    pump = Pump(layout, ring, route, turns, reader, drain, settings.requests)
     with doing(Kind.WAIT):
         while not pump.step():
             progress(pump.bytes_passed)

@@ -26,6 +26,7 @@ ALL = Options(
     include=("*.py", "lib/"),
     exclude=("x,y",),
     extract=True,
+    decompress=True,
     mode=Mode.SHARD,
     by="part-{n}",
 )
@@ -40,6 +41,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "include": tuple,
         "exclude": tuple,
         "extract": bool,
+        "decompress": bool,
         "mode": Mode,
         "by": str,
         "share": Share,
@@ -70,7 +72,7 @@ def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
     assert list(ALL.given()) == [
         ("validate", "size"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
         ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
-        ("mode", "shard"), ("by", "part-{n}"),
+        ("decompress", ""), ("mode", "shard"), ("by", "part-{n}"),
     ]  # fmt: skip
     assert list(DEFAULT_OPTIONS.given()) == []
 
@@ -86,6 +88,7 @@ def test_messages_always_show_how_a_copy_is_validated() -> None:
         (DEFAULT_OPTIONS, True),
         (Options(validate=Validate.SIZE, lifetime=Lifetime.JOB), True),
         (Options(extract=True), False),
+        (Options(decompress=True), False),
         (Options(include=("a",)), False),
         (Options(exclude=("a",)), False),
         (Options(relocate=Relocate.VENV), False),
@@ -94,3 +97,9 @@ def test_messages_always_show_how_a_copy_is_validated() -> None:
 )
 def test_a_whole_copy_is_all_of_the_source_unchanged(options: Options, whole: bool) -> None:
     assert options.is_whole_copy is whole
+
+
+def test_what_is_unpacked_is_made_of_other_bytes() -> None:
+    assert Options(extract=True).is_unpacked
+    assert Options(decompress=True).is_unpacked
+    assert not Options(relocate=Relocate.VENV).is_unpacked

@@ -59,6 +59,13 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_second_start_is_told() -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bar=False) as progress:
+        progress.show({"event": "restarted"})
+    assert lines == ["Slurm lost a connection between the nodes; the staging starts again"]
+
+
 def test_other_events_are_ignored() -> None:
     lines: list[str] = []
     with Progress(lines.append, bar=False) as progress:

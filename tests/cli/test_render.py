@@ -282,6 +282,7 @@ def test_the_json_of_an_outcome() -> None:
                 "tree": None,
                 "shard_list": "",
                 "note": "",
+                "retries": 0,
             }
         ],
         "failures": [],

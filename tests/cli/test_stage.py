@@ -67,6 +67,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "tree": None,
                 "shard_list": "",
                 "note": "",
+                "retries": 0,
             }
         ],
         "failures": [],
@@ -186,7 +187,7 @@ def test_the_ranks_get_the_transfer_settings_of_the_site(job: Desk) -> None:
         8,
         {
             "chunk": 1 << 20, "depth": 5, "readers": 3, "writers": 2, "algorithm": "tree",
-            "direct": False,
+            "requests": 1, "direct": False,
         },
     )  # fmt: skip
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
+import random
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 
 from stager.wire.settings import Algorithm
 from tests.cluster.site import POLICY, STAGECTL, Site, digest
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -23,6 +28,15 @@ MIB = 1 << 20
 CHUNK = 2 * MIB
 SIZES = [0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1]
 ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+#: Half of it can be compressed well.
+DATA = random.Random(0).randbytes(10 * MIB) + b"some words\n" * MIB
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+}
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +191,107 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
         assert re.fullmatch(pattern, line), line
     assert [os.listdir(site.path(node, "/nvme")) for node in site.nodes] == [[".slurm-stage"]] * 4
     assert all(site.records(node) == [] for node in site.nodes)
+
+
+def put(site: Site, name: str, text: bytes) -> None:
+    """Write a file of alice's to the shared folder."""
+    site.shared(name).write_bytes(text)
+    site.run(["chown", "alice:", f"/shared/{name}"], user="root")
+
+
+def test_a_compressed_file_travels_as_it_is_and_arrives_decompressed(site: Site) -> None:
+    text = COMPRESS["zst"](DATA[:MIB]) + COMPRESS["zst"](DATA[MIB:])
+    put(site, "set.zst", text)
+    with Watch(site.shared("set.zst")) as watch, counted(site, site.nodes) as received:
+        (item,) = stage(site, "/shared/set.zst:/nvme/,decompress")["items"]
+    assert item["source_bytes_read"] == item["size"] == len(text)
+    assert watch.opened == 1
+    assert max(received.values()) < len(text) + MIB
+    for node in site.nodes:
+        assert site.copy(node, "/nvme/set").read_bytes() == DATA
+        assert (
+            site.copy(node, "/nvme/set").stat().st_mtime == site.shared("set.zst").stat().st_mtime
+        )
+    with Watch(site.shared("set.zst")) as watch:
+        job = site.sbatch("true", "-N4", "--stage=/shared/set.zst:/nvme/,decompress")
+        assert job.wait().exit_code == "0:0", job.output()
+    assert (watch.opened, watch.read) == (0, 0)
+    # A copy has other bytes than are sent: the node without one gets them from the source.
+    site.copy("n2", "/nvme/set").unlink()
+    (item,) = stage(site, "/shared/set.zst:/nvme/,decompress")["items"]
+    assert (item["received"], item["senders"]) == (["n2"], [])
+    assert site.copy("n2", "/nvme/set").read_bytes() == DATA
+
+
+def test_a_decompressed_file_is_listed_verified_planned_and_evicted(site: Site) -> None:
+    put(site, "set.gz", gzip.compress(DATA))
+    stage(site, "/shared/set.gz:/nvme/,decompress,verify=readback")
+    script = f"""
+    cmp <(zcat /shared/set.gz) /nvme/set && echo same
+    {STAGECTL} status
+    {STAGECTL} verify
+    {STAGECTL} plan /shared/set.gz:/nvme/set,decompress,validate=checksum
+    {STAGECTL} plan /shared/set.gz:/nvme/set
+    {STAGECTL} evict /nvme/set
+    """
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0", job.output()
+    same, _, row, *told = job.output().splitlines()
+    assert same == "same"
+    assert re.fullmatch(r"n\[1-4\] +/nvme/set +21.0 MiB +\d+ s ago +current .*", row)
+    assert [line for line in told if line.startswith("stage:")] == [
+        "stage: /nvme/set: verified on n[1-4] (4 nodes)",
+        "stage: /nvme/set: current on n[1-4] (4 nodes), nothing would move",
+        (
+            "stage: /nvme/set: 10.0 MiB would move from /shared/set.gz to n[1-4] (4 nodes) "
+            "(the decompressed file is there)"
+        ),
+        "stage: /nvme/set: evicted on n[1-4] (4 nodes)",
+    ]
+    assert not site.copy("n1", "/nvme/set").exists()
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_damaged_file_is_refused_and_the_old_copy_stays(site: Site, suffix: str) -> None:
+    wish = f"--stage=/shared/set.{suffix}:/nvme/,decompress"
+    text = COMPRESS[suffix](DATA)
+    put(site, f"set.{suffix}", text)
+    assert site.sbatch("true", "-N4", wish).wait().exit_code == "0:0"
+    inodes = [site.copy(node, "/nvme/set").stat().st_ino for node in site.nodes]
+    ends = r"it ends early"
+    for damaged, problem in (
+        (text[:-1], ends),
+        (text[: len(text) // 2], ends),
+        (text + b"garbage", ".*"),
+        (text[: len(text) // 2] + b"?" + text[len(text) // 2 + 1 :], ".*"),
+        (b"", ends),
+    ):
+        put(site, f"set.{suffix}", damaged)
+        job = site.sbatch("echo ran", "-N4", wish)
+        assert job.wait().exit_code == "4:0"
+        why = rf"/shared/set.{suffix} cannot be decompressed: the file is damaged \({problem}\); "
+        remedy = "get an undamaged copy of it, or create it again\n"
+        assert re.fullmatch(
+            rf"stage: n\[1-4\]: {why}{remedy}" + re.escape(NOT_STARTED.format(4)), job.output()
+        )
+        assert [site.copy(node, "/nvme/set").stat().st_ino for node in site.nodes] == inodes
+        assert site.leftovers() == []
+    put(site, f"set.{suffix}", text)
+    assert site.sbatch("true", "-N4", wish).wait().exit_code == "0:0"
+    assert site.copy("n4", "/nvme/set").read_bytes() == DATA
+
+
+def test_a_file_that_unpacks_to_more_than_the_site_allows_is_refused(site: Site) -> None:
+    put(site, "zeros.gz", gzip.compress(bytes(64 * MIB)))
+    with site.policy(POLICY + "[cache]\nunpacked_size = '50MiB'\n"):
+        job = site.sbatch("true", "-N4", "--stage=/shared/zeros.gz:/nvme/,decompress")
+        assert job.wait().exit_code == "2:0"
+    assert job.output() == (
+        "stage: n[1-4]: /shared/zeros.gz: it has more than the 50.0 MiB that the site allows "
+        "(unpacked_size): nothing was unpacked; ask the administrator to allow more\n"
+        + NOT_STARTED.format(2)
+    )
+    assert not site.copy("n1", "/nvme/zeros").exists()
 
 
 def test_only_nodes_that_need_the_file_take_part(wide_site: Site) -> None:

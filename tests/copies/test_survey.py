@@ -18,6 +18,7 @@ from stager.copies.survey import (
     Survey,
     correct_permissions,
     judge,
+    made_differently,
     survey,
     survey_shared,
 )
@@ -129,11 +130,30 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "its permissions are wider than the source's",
         "relocated differently",
         "shared differently",
+        "the decompressed file is there",
+        "the compressed file is there",
         "a part is there, the whole is wanted",
         "the whole is there, a part is wanted",
         "split differently",
         "spread over other nodes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "reason"),
+    [
+        (False, False, None),
+        (True, True, None),
+        (True, False, Reason.DECOMPRESSED),
+        (False, True, Reason.COMPRESSED),
+    ],
+)
+def test_a_copy_with_and_without_decompress_are_not_each_other(
+    reason: Reason | None, *, was: bool, now: bool
+) -> None:
+    item = StageItem("/shared/x.gz", "/nvme/x", "/nvme", Options(decompress=now))
+    assert made_differently(item, replace(RECORD, decompressed=was)) == reason
+    assert made_differently(item, None) is None
 
 
 # A node
@@ -200,6 +220,29 @@ def test_a_node_with_a_staged_copy_is_current_and_answers_its_digest(
     answer = node.survey(validate)
     assert answer == CURRENT
     assert answer.current
+
+
+@pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
+def test_a_copy_that_was_decompressed_is_current_for_decompress_alone(
+    node: Node, validate: Validate
+) -> None:
+    node.source = node.source.with_suffix(".gz")
+    node.source.write_bytes(b"compressed")
+    node.stage()
+    record = node.cache.load(str(node.copy))
+    assert record
+    item = StageItem(str(node.source), str(node.copy), str(node.disk), Options(validate=validate))
+    plain, decompressed = (
+        replace(item, options=replace(item.options, decompress=chosen)) for chosen in (False, True)
+    )
+    source = look_at_source(str(node.source))
+
+    def answer(item: StageItem) -> Survey:
+        return survey(item, str(node.copy), source, node.cache, "n1")
+
+    assert (answer(plain), answer(decompressed)) == (CURRENT, needed(Reason.COMPRESSED))
+    node.cache.save(replace(record, decompressed=True))
+    assert (answer(plain), answer(decompressed)) == (needed(Reason.DECOMPRESSED), CURRENT)
 
 
 def test_with_validate_always_no_node_is_current(node: Node) -> None:

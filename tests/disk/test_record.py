@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
 
 RECORD = Record(
-    version=5,
+    version=6,
     source="/data/img é",
     destination="/nvme/img",
-    source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40),
+    source_facts=SourceFacts(size=10, mtime_ns=-20, ctime_ns=30, inode=40, revision="7"),
     copy_facts=CopyFacts(size=10, mtime_ns=-20, inode=50, owner=60),
     digest="00112233445566778899aabbccddeeff",
     staged_at=70,
@@ -25,6 +25,7 @@ RECORD = Record(
     used_by_job=90,
     lifetime="cache",
     pinned=False,
+    decompressed=True,
     tree=TreeFacts(
         files=100,
         allocated=110,
@@ -46,14 +47,15 @@ assert TREE is not None
 
 #: The file of RECORD, which later versions must still read or know for another version's.
 TEXT = """{
- "version": 5,
+ "version": 6,
  "source": "/data/img \\u00e9",
  "destination": "/nvme/img",
  "source_facts": {
   "size": 10,
   "mtime_ns": -20,
   "ctime_ns": 30,
-  "inode": 40
+  "inode": 40,
+  "revision": "7"
  },
  "copy_facts": {
   "size": 10,
@@ -67,6 +69,7 @@ TEXT = """{
  "used_by_job": 90,
  "lifetime": "cache",
  "pinned": false,
+ "decompressed": true,
  "tree": {
   "files": 100,
   "allocated": 110,
@@ -131,6 +134,7 @@ RECORDS = st.builds(
     used_by_job=IDS,
     lifetime=st.sampled_from(["cache", "job"]),
     pinned=st.booleans(),
+    decompressed=st.booleans(),
     tree=st.none()
     | st.builds(
         TreeFacts,
@@ -193,19 +197,19 @@ def test_a_record_is_read_back_as_it_was(record: Record) -> None:
 # damage, each kind with its message
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 6, -1, 10**30, None, "1", [1]])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 7, -1, 10**30, None, "1", [1]])
 def test_another_version_is_refused(version: object) -> None:
-    assert refusal(with_value(("version",), version)) == f"version {version!r}, expected 5"
+    assert refusal(with_value(("version",), version)) == f"version {version!r}, expected 6"
 
 
-@pytest.mark.parametrize("version", [5.0])
+@pytest.mark.parametrize("version", [6.0])
 def test_a_version_that_only_equals_the_known_one_is_refused(version: object) -> None:
     assert refusal(with_value(("version",), version)) == "version is not int"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '"version"', "true", "NaN"])
 def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
-    assert refusal(text) == "version None, expected 5"
+    assert refusal(text) == "version None, expected 6"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,7 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("note",), "", "the fields are not those of Record"),
         (("pinned",), 1, "pinned is not bool"),
         (("pinned",), "false", "pinned is not bool"),
+        (("decompressed",), 0, "decompressed is not bool"),
         (("lifetime",), None, "lifetime is not str"),
         (("lifetime",), "", "the value of lifetime is not possible"),
         (("lifetime",), "Job", "the value of lifetime is not possible"),

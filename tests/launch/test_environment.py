@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.base.errors import PolicyRefusal
 from stager.base.options import Options, Validate
 from stager.launch.environment import rank_environment, step_environment
 from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
 from stager.request.items import StageItem, StageRequest
-from stager.request.policy import Launch, Policy
+from stager.request.policy import Launch, Policy, SourceSection
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
@@ -22,9 +26,10 @@ REQUEST_JSON = (
     '"root": "/nvme"}], "nodes": 4, '
     '"lock_timeout": 1800.0, "stall_timeout": 60.0, '
     '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
-    '"algorithm": "auto", "direct": true}, '
+    '"algorithm": "auto", "requests": 1, "direct": true}, '
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
+    '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", "allow_http": false}, '
     '"job": 17, "status_file": "", "step": "", '
     '"directives": "", "shared_owner": 0, "dry_run": false, "bench": 0, "local_root": "", '
     '"key": "' + "0f" * 32 + '"}'
@@ -97,6 +102,32 @@ def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> N
 def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> None:
     allowed = {name: value for name, value in job.items() if name in ALLOWED}
     assert rank_environment(job, POLICY, REQUEST) == {**GIVEN, **allowed}
+
+
+URL = replace(ITEM, source="s3://bucket/key")
+
+
+def test_credentials_reach_the_ranks_of_a_stage_with_a_url_alone() -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(endpoints=("https://s3.site:9000",)))
+    job = {
+        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": "https://s3.site:9000/",
+        "AWS_PROFILE": "me", "OTHER_SECRET": "x",
+    }  # fmt: skip
+    assert "secret" not in str(rank_environment(job, site, REQUEST))
+    found = rank_environment(job, site, replace(REQUEST, items=(ITEM, URL)))
+    assert {name: found[name] for name in job if name in found} == {
+        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": "https://s3.site:9000/",
+    }  # fmt: skip
+
+
+def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
+    request = replace(REQUEST, items=(URL,))
+    with pytest.raises(PolicyRefusal) as caught:
+        rank_environment({"AWS_ENDPOINT_URL": "https://elsewhere"}, POLICY, request)
+    assert str(caught.value) == (
+        "AWS_ENDPOINT_URL names the endpoint https://elsewhere, but this site allows none but the "
+        "vendors'; ask the administrator (endpoints in [source] of stage.toml)"
+    )
 
 
 def test_another_step_has_the_same_environment_without_a_request() -> None:

@@ -104,7 +104,10 @@ class Filler:
 
     made: list[Filler]
 
-    def __init__(self, network: Network, _: Layout, ring: Ring, indices: Iterator[int]) -> None:
+    def __init__(
+        self, network: Network, _: Layout, ring: Ring, indices: Iterator[int], threads: int
+    ) -> None:
+        assert threads == 1
         self._network = network
         self._ring = ring
         self._indices = indices

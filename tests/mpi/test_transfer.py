@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stager.base.digest import Digest
 from stager.base.errors import SourceError, SpaceError
 from stager.base.extents import Extent, rounded
 from stager.disk.reader import FileReader
@@ -70,7 +71,9 @@ class World:
         readers = min(readers, self.comm.size)
         layout = layout or Layout.dense(len(self.data), CHUNK)
         reader = self.reader if self.comm.rank < readers else None
-        return broadcast(self.comm, layout, readers, how, reader=reader, writer=self.writer)
+        return broadcast(
+            self.comm, layout, readers, how, reader=reader, writer=self.writer, digest=Digest()
+        )
 
     def assert_arrived(self, result: Transferred) -> None:
         assert result.error is None

@@ -21,6 +21,7 @@ from stager.rank.plan import (
 )
 from stager.request.items import StageItem
 from stager.source.posix import Source
+from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
 
 
@@ -105,6 +106,16 @@ def test_an_unpacked_archive_is_not_sent_to_others() -> None:
     assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
 
 
+@pytest.mark.parametrize("options", [Options(extract=True), Options(decompress=True)])
+def test_what_is_unpacked_is_read_again_and_written_in_order(options: Options) -> None:
+    source = Source(SourceFacts(9, 1, 1, 1), 0o644, 0, 9)
+    item = StageItem("/shared/x.tar.gz", "/nvme/x", "/nvme", options)
+    plan = plan_item(item, source, surveys([True, False]), 1)
+    assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
+    chosen = Settings(writers=4, readers=3)
+    assert settings_for(item, source, chosen, DEFAULT_REMOTE) == Settings(writers=1, readers=3)
+
+
 def part(rank: int, split: str) -> Survey:
     """The survey of a node that has a part of ``split``, or lacks it."""
     survey_of = survey(rank, current=bool(split))
@@ -164,9 +175,11 @@ def item(**options: object) -> StageItem:
 
 def test_only_rank_0_reads_a_folder_and_an_archive_is_written_in_order() -> None:
     chosen = Settings(readers=3, writers=4)
-    assert settings_for(item(), FILE, chosen) == chosen
-    assert settings_for(item(), FOLDER, chosen) == replace(chosen, readers=1)
-    assert settings_for(item(extract=True), FILE, chosen) == replace(chosen, writers=1)
+    assert settings_for(item(), FILE, chosen, DEFAULT_REMOTE) == chosen
+    assert settings_for(item(), FOLDER, chosen, DEFAULT_REMOTE) == replace(chosen, readers=1)
+    assert settings_for(item(extract=True), FILE, chosen, DEFAULT_REMOTE) == replace(
+        chosen, writers=1
+    )
 
 
 def test_an_item_is_planned_by_its_options() -> None:

@@ -28,6 +28,10 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
         Options(extract=True), False, FOLDER,
         UsageError("/shared/x is a folder; extract is for archives"),
     ),
+    "decompress a folder": (
+        Options(decompress=True), False, FOLDER,
+        UsageError("/shared/x is a folder; decompress is for single files"),
+    ),
     "a folder for all users": (
         Options(), True, FOLDER,
         PolicyRefusal(
@@ -58,6 +62,8 @@ def test_options_that_do_not_fit_the_source_are_refused(
         (Options(), True, FILE),
         (Options(), False, FOLDER),
         (Options(extract=True), False, FILE),
+        (Options(decompress=True), False, FILE),
+        (Options(decompress=True), True, FILE),
         (Options(relocate=Relocate.VENV), False, FOLDER),
         (Options(relocate=Relocate.VENV, extract=True), False, FILE),
         (Options(mode=Mode.SHARD), False, FOLDER),

@@ -35,6 +35,13 @@ def test_a_file_goes_into_a_folder_if_any_node_has_one_at_its_destination(
     assert settled.destination == destination
 
 
+def test_what_is_decompressed_goes_into_a_folder_without_its_suffix() -> None:
+    item = StageItem("/shared/x.gz", "/nvme/dst", "/nvme", Options(decompress=True))
+    for is_folder, destination in ((True, "/nvme/dst/x"), (False, "/nvme/dst")):
+        (settled,) = settle([item], [FILE], [[is_folder], [False]])
+        assert settled.destination == destination
+
+
 def test_each_item_is_settled_by_its_own_destination() -> None:
     items = settle([ITEM, ITEM], [FILE, FILE], [(False, True), (False, False)])
     assert [item.destination for item in items] == ["/nvme/dst", "/nvme/dst/x"]

@@ -16,6 +16,7 @@ from stager.rank.plan import TransferPlan
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
 from stager.source.posix import Source
+from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def task(cache: Cache, rank: int = 0, lifetime: Lifetime = Lifetime.CACHE) -> Ta
         source=Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9),
         plan=PLAN,
         settings=Settings(),
+        remote=DEFAULT_REMOTE,
         space=Space(),
         job=17,
         cache=cache,

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError, UsageError
-from stager.base.options import Lifetime, Mode, Options, Validate, Verify
+from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive, print_value
 from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.script import parse_script
@@ -31,8 +31,11 @@ BLANK_RULE = (
 )
 NOTHING = "source and destination are missing: write SRC:DST"
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
-NO_URL = "the {} is a URL; only files and folders can be staged"
-KNOWN = "validate, verify, lifetime, relocate, include, exclude, extract, mode, by, share"
+NO_URL = "the destination is a URL; choose a path on the nodes' disks"
+UNKNOWN_URL = "is a URL of an unknown kind; known: az://, s3://, gs://, https://, http://"
+KNOWN = (
+    "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share"
+)
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
     "each name, as in part-{{n}}.*"
@@ -181,21 +184,50 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
     [
         "https://host/a:/b",
         "https://host:8080/a:/b",
-        "http://host:/b",
-        "s3://bucket/key:/b",
-        "git+ssh://host/a:/b",
-        "file:///a:/b",
-        "https\\://host/a:/b",
+        "http://host:80/a/b%20c:/b",
+        "s3://bucket/key/with/more:/b",
+        "az://account/container/a:/b",
+        "gs://bucket/a:/b",
     ],
 )
-def test_the_colons_of_a_url_separate_nothing_and_the_url_is_refused(text: str) -> None:
-    problem = "the source is a URL; only files and folders can be staged"
-    assert value_fault(text) == message(problem, text, 0)
+def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
+    [directive] = parse_value(text)
+    assert (directive.source, directive.destination) == (text.removesuffix(":/b"), "/b")
+    assert parse_value(print_value([directive])) == (directive,)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("git+ssh://host/a", UNKNOWN_URL),
+        ("file:///a", UNKNOWN_URL),
+        ("S3://bucket/a", UNKNOWN_URL),
+        ("http://host", "is not complete; write http://HOST/PATH"),
+        ("s3://bucket/", "is not complete; write s3://BUCKET/KEY"),
+        ("az://account/container", "is not complete; write az://ACCOUNT/CONTAINER/PATH"),
+        (
+            "https://host/folder/",
+            "ends in '/': what lies beneath cannot be staged, only one object",
+        ),
+        ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
+        ("https://me@host/a", "has a user in it; give credentials by the environment"),
+        (
+            "https://host/a?sig=secret",
+            (
+                "has a '?' or '#': what follows may be a secret, which others would see in the "
+                "job's description; give credentials by the environment"
+            ),
+        ),
+    ],
+)
+def test_a_url_that_cannot_be_staged_is_refused(url: str, problem: str) -> None:
+    text = f"{url}:/b"
+    assert value_fault(text) == message(f"the source {problem}", text, 0)
 
 
 @pytest.mark.parametrize("text", ["/a:https://host/b", "/a:https://host:80/b", "/a:s3\\://b/c"])
 def test_a_url_as_destination_is_refused_as_one(text: str) -> None:
-    problem = "the destination is a URL; only files and folders can be staged"
+    problem = NO_URL
     assert value_fault(text) == message(problem, text, 3)
 
 
@@ -424,10 +456,9 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ("#STAGE '' /b", "the source is empty", 7),
         ("#STAGE /a ''", "the destination is empty", 10),
         ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
-        ("#STAGE s3://b/k /b", NO_URL.format("source"), 7),
         (
             "#STAGE /a s3://b/k",
-            "the destination is a URL; only files and folders can be staged",
+            NO_URL,
             10,
         ),
         (
@@ -500,6 +531,7 @@ def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive)
     options.append(f"mode={directive.options.mode}")
     options += [f"by={directive.options.by}"] * bool(directive.options.by)
     options += ["extract"] * directive.options.extract
+    options += ["decompress"] * directive.options.decompress
     options += [f"include={pattern}" for pattern in directive.options.include]
     options += [f"exclude={pattern}" for pattern in directive.options.exclude]
     words = [directive.source, directive.destination, *options]
@@ -540,6 +572,46 @@ def test_extract_takes_no_value_and_is_for_archives() -> None:
         f"'extract' needs an archive as source: {known}",
         0,
     )
+
+
+def test_decompress_takes_no_value_and_is_for_compressed_files() -> None:
+    for suffix in (".gz", ".zst", ".xz", ".bz2", ".GZ", ".tar.gz"):
+        (directive,) = parse_value(f"/a{suffix}:/b,decompress")
+        assert directive == Directive(f"/a{suffix}", "/b", Options(decompress=True))
+        assert parse_script([f"#STAGE /a{suffix} /b decompress"]) == (directive,)
+    text = "/a.gz:/b,decompress=yes"
+    assert value_fault(text) == message("'decompress' takes no value", text, 19)
+
+
+@pytest.mark.parametrize("source", ["/a", "/a.tgz", "/a.zip", "/gz", "/a.gz/", "/.gz", "/...xz"])
+def test_only_a_compressed_file_is_decompressed(source: str) -> None:
+    text = f"{source}:/b,decompress"
+    known = ".gz .zst .xz .bz2"
+    assert value_fault(text) == message(
+        f"'decompress' needs a compressed file as source: {known}", text, 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ("decompress,extract", "extract"),
+        ("extract,decompress", "extract"),
+        ("decompress,mode=shard", "mode=shard"),
+        ("mode=shard,by={n},decompress", "mode=shard"),
+        ("decompress,relocate=venv", "relocate=venv"),
+        ("verify=readback,relocate=venv,decompress", "relocate=venv"),
+    ],
+)
+def test_what_cannot_be_combined_with_decompress_is_refused(options: str, option: str) -> None:
+    text = f"/a.tar.gz:/b,{options}"
+    problem = f"'{option}' cannot be combined with decompress"
+    assert value_fault(text) == message(problem, text, text.index(option))
+
+
+def test_decompress_may_be_combined_with_defaults() -> None:
+    (directive,) = parse_value("/a.gz:/b,mode=copy,relocate=none,decompress,share=all")
+    assert directive.options == Options(decompress=True, share=Share.ALL)
 
 
 # mode=shard

@@ -52,6 +52,7 @@ ITEMS = st.builds(
         st.lists(TEXTS, max_size=2).map(tuple),
         st.lists(TEXTS, max_size=2).map(tuple),
         st.booleans(),
+        st.booleans(),
         st.sampled_from(Mode),
         TEXTS,
     ),
@@ -122,9 +123,11 @@ def test_the_json_of_a_request() -> None:
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme"'
         '}], "nodes": 4, "lock_timeout": 1800.0, "stall_timeout": 60.0, '
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
-        '"algorithm": "auto", "direct": true}, '
+        '"algorithm": "auto", "requests": 1, "direct": true}, '
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
+        '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
+        '"allow_http": false}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
         '"dry_run": false, "bench": 0, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
@@ -225,6 +228,15 @@ def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.Mo
         "stage a folder or an archive instead of many files",
         str(caught.value),
     )
+
+
+def test_an_item_that_is_decompressed_has_a_name_without_the_suffix() -> None:
+    for source, options, name in (
+        ("/data/set.tar.GZ", Options(decompress=True), "set.tar"),
+        ("/data/set.tar.GZ", Options(extract=True), "set"),
+        ("/data/set.gz", Options(), "set.gz"),
+    ):
+        assert StageItem(source, "/nvme/x", "/nvme", options).name == name
 
 
 @pytest.mark.parametrize(

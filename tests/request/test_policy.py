@@ -52,6 +52,14 @@ writers = 2
 direct = false
 stall_timeout = 90.5
 
+[source]
+allow = ["s3://bucket/", "http://data.site"]
+endpoints = ["https://s3.site:9000/"]
+requests = 3
+patience = 5.5
+ca_file = "/etc/site.pem"
+proxy = "http://proxy:3128"
+
 [shared]
 owner = "nobody"
 roots = ["/nvme/all"]
@@ -112,6 +120,14 @@ def test_the_defaults_are_these() -> None:
             "direct": True,
             "stall_timeout": 60,
         },
+        "source": {
+            "allow": (),
+            "endpoints": (),
+            "requests": 8,
+            "patience": 60,
+            "ca_file": "",
+            "proxy": "",
+        },
         "shared": {"owner": "", "roots": ()},
         "metrics": {"textfile": ""},
     }
@@ -153,6 +169,14 @@ def test_every_key_can_be_set(path: Path) -> None:
             "writers": 2,
             "direct": False,
             "stall_timeout": 90.5,
+        },
+        "source": {
+            "allow": ("s3://bucket/", "http://data.site"),
+            "endpoints": ("https://s3.site:9000",),
+            "requests": 3,
+            "patience": 5.5,
+            "ca_file": "/etc/site.pem",
+            "proxy": "http://proxy:3128",
         },
         "shared": {"owner": "nobody", "roots": ("/nvme/all",)},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
@@ -385,6 +409,14 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("lock_timeout = -1.5", "lock_timeout: Input should be greater than 0"),
         ("lock_timeout = inf", "lock_timeout: Input should be a finite number"),
         ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
+        (
+            '[source]\nallow = ["ftp://host/"]',
+            "source.allow.0: must begin with one of az://, s3://, gs://, https://, http://",
+        ),
+        (
+            '[source]\nendpoints = ["s3.site"]',
+            "source.endpoints.0: must begin with https:// or http://",
+        ),
         ("[transfer]\nstall_timeout = 4.9", f"transfer.stall_timeout: {LIMIT}"),
         ("[transfer]\nstall_timeout = -1", f"transfer.stall_timeout: {LIMIT}"),
         ("[transfer]\nstall_timeout = inf", f"transfer.stall_timeout: {LIMIT}"),

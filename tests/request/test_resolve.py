@@ -15,7 +15,7 @@ from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive
 from stager.request.items import StageItem
-from stager.request.policy import LOCAL, Policy, Shared
+from stager.request.policy import LOCAL, Policy, Shared, SourceSection
 from stager.request.resolve import resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
@@ -354,6 +354,16 @@ def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -
     assert str(item.options) == "validate=stat, extract"
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".ZST", ".xz", ".bz2"])
+def test_what_is_decompressed_takes_the_name_of_its_source_without_the_suffix(suffix: str) -> None:
+    options = Options(decompress=True)
+    (item,) = resolve([Directive(f"/data/set.tar{suffix}", "/nvme/", options)], SITE)
+    assert item.destination == "/nvme/set.tar"
+    assert str(item.options) == "validate=stat, decompress"
+    (item,) = resolve([Directive(f"/data/set{suffix}", "/nvme/x.gz", options)], SITE)
+    assert item.destination == "/nvme/x.gz"
+
+
 def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
     directives = [
         Directive("/a", "/nvme/", Options(mode=Mode.SHARD, by="{n}")),
@@ -362,3 +372,32 @@ def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
     spread, copied = resolve(directives, SITE)
     assert (spread.options.mode, spread.options.by) == (Mode.SHARD, "{n}")
     assert (spread.shard_list, copied.shard_list) == ("/nvme/a/.stage-shards.tsv", "")
+
+
+ALLOWED = ("https://data.site", "s3://bucket/public/", "gs://")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://data.site/a", "s3://bucket/public/a", "gs://any/a", "https://data.site/b/c"]
+)
+def test_a_url_that_the_site_allows_is_an_item(url: str) -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(allow=ALLOWED))
+    [item] = resolve([Directive(url, "/nvme/")], site)
+    assert (item.source, item.destination) == (url, f"/nvme/{url.rpartition('/')[2]}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://data.site.elsewhere/a", "https://data.site:8443/a", "http://data.site/a",
+        "s3://bucket/private/a", "s3://bucket/publicity/a", "az://account/container/a",
+    ],
+)  # fmt: skip
+def test_a_url_that_only_resembles_an_allowed_one_is_refused(url: str) -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(allow=ALLOWED))
+    with pytest.raises(PolicyRefusal) as caught:
+        resolve([Directive(url, "/nvme/a")], site)
+    assert str(caught.value) == (
+        f"{url}: this site stages only from {' or '.join(ALLOWED)}; copy it to the shared storage "
+        "first, or ask the administrator (allow in [source] of stage.toml)"
+    )

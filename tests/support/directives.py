@@ -57,6 +57,12 @@ UNPACKED = st.builds(
     DESTINATIONS,
     st.builds(Options, extract=st.just(True)),
 )
+DECOMPRESSED = st.builds(
+    Directive,
+    PATHS.map("{}x.zst".format),
+    DESTINATIONS,
+    st.builds(Options, decompress=st.just(True)),
+)
 SHARDS = st.builds(
     Directive,
     PATHS,
@@ -70,7 +76,7 @@ SHARDS = st.builds(
         by=st.just("") | NUMBERED,
     ),
 )
-DIRECTIVES = COPIES | UNPACKED | SHARDS
+DIRECTIVES = COPIES | UNPACKED | DECOMPRESSED | SHARDS
 
 #: Pieces that combine at random into text close to the grammars.
 PIECES = st.sampled_from(

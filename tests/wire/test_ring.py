@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
 
+from stager.base.digest import Digest
 from stager.base.errors import SourceError, SpaceError
 from stager.wire.layout import Layout
 from stager.wire.ring import FAILED, OK, STATUS_SIZE, Drain, Filler, Ring
@@ -35,9 +37,11 @@ class Memory:
         self.data[offset : offset + len(data)] = data
 
 
-def filled(ring: Ring, layout: Layout, reader: Memory) -> Iterator[tuple[int, memoryview]]:
+def filled(
+    ring: Ring, layout: Layout, reader: Memory, threads: int = 1
+) -> Iterator[tuple[int, memoryview]]:
     """The chunks as a reader fills them, each of which is then to be released."""
-    filler = Filler(reader, layout, ring, range(layout.count))
+    filler = Filler(reader, layout, ring, range(layout.count), threads)
     for index in range(layout.count):
         while not filler.has(index):
             pass
@@ -75,13 +79,35 @@ def test_what_is_filled_is_hashed_and_written(writers: int) -> None:
     layout = Layout.dense(len(DATA), 7)
     ring, written = Ring(layout, 3), Memory()
     written.data = bytearray(len(DATA))
-    drain = Drain(written, layout, ring, writers)
+    drain = Drain(written, layout, ring, writers, Digest())
     for index, message in filled(ring, layout, Memory()):
         assert message[-1] == OK
         drain.put(index)
         ring.release(index)
     assert drain.finish() == xxhash.xxh3_128_hexdigest(DATA)
     assert (drain.error, bytes(written.data)) == (None, DATA)
+
+
+class Slow(Memory):
+    """A reader each of whose reads waits until as many others are under way."""
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__()
+        self._barrier = threading.Barrier(at_once, timeout=30)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        self._barrier.wait()
+        super().read_into(buffer, offset)
+
+
+def test_several_threads_read_at_once_and_fill_the_chunks_in_order() -> None:
+    layout = Layout.dense(len(DATA), 5)
+    ring, found = Ring(layout, 4), b""
+    for index, message in filled(ring, layout, Slow(4), threads=4):
+        found += bytes(message[:-1])
+        ring.release(index)
+        ring.release(index)
+    assert found == DATA
 
 
 def test_a_failed_reader_marks_all_further_chunks() -> None:
@@ -98,7 +124,7 @@ def test_a_failed_reader_marks_all_further_chunks() -> None:
 def test_a_failed_writer_still_releases_all_chunks() -> None:
     layout = Layout.dense(len(DATA), 10)
     ring = Ring(layout, 2)
-    drain = Drain(Memory(fails_at=30), layout, ring, 1)
+    drain = Drain(Memory(fails_at=30), layout, ring, 1, Digest())
     for index, _ in filled(ring, layout, Memory()):
         drain.put(index)
         ring.release(index)

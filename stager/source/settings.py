@@ -1,0 +1,27 @@
+"""Define what a site sets for sources that are URLs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How objects are read. It travels to the ranks in the request."""
+
+    #: Requests that each reading rank has under way at once.
+    requests: int = 8
+    #: Seconds for which a request is repeated while the store fails.
+    patience: float = 60.0
+    #: A file with certificates of the site's own authorities, and a proxy; empty for none.
+    ca_file: str = ""
+    proxy: str = ""
+    #: Whether stores may be spoken to without TLS, because the site names such a one.
+    allow_http: bool = False
+
+
+#: The variables in which a job's environment may name another endpoint than the vendor's.
+ENDPOINTS = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT",
+)  # fmt: skip
+DEFAULT_REMOTE = RemoteSettings()

@@ -1,0 +1,162 @@
+"""Objects in stores and files on the web are read once and broadcast, by ordinary users' jobs."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.servers import HOST, HTTPS_PORT, nginx, s3, write_object
+from tests.cluster.site import POLICY, PYTHON, STAGECTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.servers import Nginx
+    from tests.cluster.site import Site
+
+SIZE = 40_000_001
+URL = f"https://{HOST}:{HTTPS_PORT}/object.bin"
+COPY = "/nvme/object.bin"
+#: What no record, log, list of processes or description of a job may have in it.
+SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
+#: Makes a bucket, and an object in it.
+FILL = """
+import os, urllib.request, obstore
+bucket = os.environ["AWS_ENDPOINT_URL"] + "/bucket"
+urllib.request.urlopen(urllib.request.Request(bucket, method="PUT"), timeout=30)
+store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
+with open("/shared/object.bin", "rb") as file:
+    obstore.put(store, "folder/object.bin", file.read())
+"""
+
+
+@pytest.fixture
+def web(site: Site) -> Iterator[Nginx]:
+    with nginx(site) as server:
+        yield server
+
+
+def policy(web: Nginx, **keys: object) -> str:
+    more = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    return (
+        f'{POLICY}[source]\nallow = ["https://{HOST}:{HTTPS_PORT}/"]\n'
+        f'ca_file = "{web.certificate}"\npatience = 2\n{more}'
+    )
+
+
+def assert_copies(site: Site, data: bytes) -> None:
+    for node in site.nodes:
+        copy = site.copy(node, COPY)
+        assert copy.read_bytes() == data
+        assert copy.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers: int) -> None:
+    data = write_object(web.files / "object.bin", SIZE)
+    with site.policy(f"{policy(web)}[transfer]\nreaders = {readers}\n"):
+        job = site.sbatch("true", "-N4", f"--stage={URL}:{COPY}")
+        assert job.wait().exit_code == "0:0", job.output()
+        assert_copies(site, data)
+        requests, served = web.served()
+        assert served == SIZE
+        assert requests == -(-SIZE // (8 << 20))
+        again = site.sbatch("true", "-N4", f"--stage={URL}:/nvme/")
+        assert again.wait().exit_code == "0:0", again.output()
+        assert f"stage: {COPY}: current on n[1-4] (4 nodes), nothing moved" in again.output()
+        assert web.served() == (requests, served)
+
+
+def test_a_compressed_object_arrives_decompressed(site: Site, web: Nginx) -> None:
+    data = os.urandom(1000) * 20_000
+    (web.files / "object.bin.gz").write_bytes(gzip.compress(data))
+    with site.policy(policy(web)):
+        job = site.sbatch("true", "-N4", f"--stage={URL}.gz:/nvme/,decompress")
+        assert job.wait().exit_code == "0:0", job.output()
+        assert_copies(site, data)
+        assert web.served()[1] == (web.files / "object.bin.gz").stat().st_size
+
+
+def test_a_replaced_object_moves_again_and_a_node_with_a_copy_sends(site: Site, web: Nginx) -> None:
+    write_object(web.files / "object.bin", SIZE)
+    with site.policy(policy(web)):
+        first = site.sbatch("true", "-N2", f"--stage={URL}:{COPY}")
+        assert first.wait().exit_code == "0:0", first.output()
+        served = web.served()
+        wider = site.sbatch("true", "-N4", f"--stage={URL}:{COPY}")
+        assert wider.wait().exit_code == "0:0", wider.output()
+        assert "from the copy on n1 to n[3-4]" in wider.output()
+        assert web.served() == served
+        os.utime(web.files / "object.bin", (1, 1))
+        data = write_object(web.files / "object.bin", SIZE + 5)
+        last = site.sbatch("true", "-N4", f"--stage={URL}:{COPY}")
+        assert last.wait().exit_code == "0:0", last.output()
+        assert_copies(site, data)
+        assert web.served()[1] == 2 * SIZE + 5
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (f"https://{HOST}:{HTTPS_PORT}/absent", "no such object; check the URL"),
+        (f"https://10.0.0.254:{HTTPS_PORT}/object.bin", "the server's certificate is not valid"),
+        (f"https://{HOST}:81/object.bin", "the connection failed, "),
+        ("https://nowhere/object.bin", "its host is not known here, "),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_code_4_and_nothing_is_left(
+    site: Site, web: Nginx, url: str, message: str
+) -> None:
+    with site.policy(policy(web).replace(f"https://{HOST}:{HTTPS_PORT}/", "https://")):
+        job = site.sbatch("echo it runs", "-N4", f"--stage={url}:{COPY}")
+        assert job.wait().exit_code == "4:0", job.output()
+        assert f"stage: n1: {url}: {message}" in job.output()
+        assert "it runs" not in job.output()
+        assert not any(site.copy(node, COPY).exists() for node in site.nodes)
+        write_object(web.files / "object.bin", 1000)
+        good = site.sbatch("true", "-N4", f"--stage={URL}:{COPY}")
+        assert good.wait().exit_code == "0:0", good.output()
+
+
+def test_a_site_that_names_no_urls_refuses_them(site: Site) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        site.sbatch("true", "-N1", f"--stage={URL}:{COPY}")
+    assert (
+        f"stage: {URL}: this site stages from no URL; copy it to the shared storage first, or ask "
+        "the administrator (allow in [source] of stage.toml)" in str(caught.value)
+    )
+
+
+def test_an_object_of_s3_arrives_and_its_credentials_are_nowhere(site: Site) -> None:
+    data = os.urandom(SIZE)
+    site.shared("object.bin").write_bytes(data)
+    with s3(site) as endpoint:
+        given = {
+            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+        source = f'[source]\nallow = ["s3://bucket/"]\nendpoints = ["{endpoint}"]\n'
+        site.run([PYTHON, "-c", FILL], env=given)
+        script = (
+            f"{STAGECTL} stage --verbose s3://bucket/folder/object.bin:{COPY} &\n"
+            "sleep 0.5; ps -eo args; wait $! || exit; scontrol show job $SLURM_JOB_ID"
+        )
+        with site.policy(POLICY + source):
+            job = site.sbatch(script, "-N4", env=given)
+            assert job.wait().exit_code == "0:0", job.output()
+            assert_copies(site, data)
+            assert SECRET not in job.output()
+        with site.policy(POLICY + source.replace(endpoint, "https://elsewhere")):
+            job = site.sbatch(f"{STAGECTL} stage s3://bucket/folder/object.bin:{COPY}", env=given)
+            assert job.wait().exit_code == "3:0", job.output()
+            assert job.output() == (
+                f"stage: AWS_ENDPOINT_URL names the endpoint {endpoint}, but this site allows "
+                "https://elsewhere; ask the administrator (endpoints in [source] of stage.toml)\n"
+            )
+    records = [record.read_text() for node in site.nodes for record in site.records(node)]
+    logs = [log.read_text(errors="replace") for log in (site.base / "log").iterdir()]
+    assert not [text for text in records + logs if SECRET in text]

@@ -1,0 +1,161 @@
+"""Read objects from a real web server, also one that fails."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import IntegrityError, SourceError
+from stager.source.remote import RemoteReader, look_at_object
+from stager.source.settings import RemoteSettings
+from tests.support.web import Handler, web_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.web import Fault, Web
+
+SETTINGS = RemoteSettings(patience=5, allow_http=True)
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with web_server() as server:
+        server.data = os.urandom(3_000_000)
+        yield server
+
+
+def read(web: Web, settings: RemoteSettings = SETTINGS) -> tuple[bytes, RemoteReader]:
+    """Read all of the object by two requests."""
+    source = look_at_object(web.url, settings)
+    reader = RemoteReader(web.url, source.facts, settings)
+    buffer = bytearray(source.facts.size)
+    middle = len(buffer) // 2
+    reader.read_into(memoryview(buffer)[:middle], 0)
+    reader.read_into(memoryview(buffer)[middle:], middle)
+    return bytes(buffer), reader
+
+
+def test_an_object_is_identified_by_size_time_and_etag(web: Web) -> None:
+    source = look_at_object(web.url, SETTINGS)
+    assert (source.facts.size, source.facts.revision) == (3_000_000, '"1"')
+    assert source.facts.mtime_ns == 1_795_255_200 * 10**9
+    assert (source.mode, source.is_tree, source.allocated) == (0o600, False, 3_000_000)
+    web.etag = '"2"'
+    assert look_at_object(web.url, SETTINGS).facts == replace(source.facts, revision='"2"')
+
+
+def test_each_byte_is_asked_for_once(web: Web) -> None:
+    data, reader = read(web)
+    assert data == web.data
+    assert web.log == ["HEAD", "HEAD", "bytes=0-1499999", "bytes=1500000-2999999"]
+    assert (web.sent, reader.bytes_read, reader.retries) == (3_000_000, 3_000_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "retries"),
+    [
+        ([lambda handler: handler.refuse(503)] * 3, 3),
+        ([lambda handler: handler.refuse(429)], 1),
+        ([lambda handler: handler.refuse(500)], 1),
+        ([Handler.cut_off], 1),
+        ([Handler.cut_off] * 4, 4),
+    ],
+)
+def test_what_may_pass_is_tried_again(web: Web, faults: list[Fault], retries: int) -> None:
+    web.faults = list(faults)
+    data, reader = read(web)
+    assert data == web.data
+    assert (reader.retries, reader.bytes_read) == (retries, 3_000_000)
+
+
+def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
+    web.faults = [Handler.cut_off]
+    read(web)
+    assert web.log[2:] == ["bytes=0-1499999", web.log[3], "bytes=1500000-2999999"]
+    assert int(web.log[3].removeprefix("bytes=").partition("-")[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda handler: handler.refuse(404), "no such object; check the URL"),
+        (
+            lambda handler: handler.refuse(
+                403, b"<Error><Code>AccessDenied</Code><Message>Not you</Message></Error>"
+            ),
+            (
+                "you may not read it (AccessDenied: Not you); check that your credentials are in "
+                "the job's environment, and permit reading"
+            ),
+        ),
+        (
+            lambda handler: handler.refuse(401),
+            (
+                "the store does not know you; check that your credentials are in the job's "
+                "environment, and still valid"
+            ),
+        ),
+        (
+            lambda handler: handler.refuse(418),
+            "the store answered with 418 I'm a teapot; tell those who run the store",
+        ),
+        (
+            Handler.redirect_in_circle,
+            "it is redirected in a circle, or too often; check the URL",
+        ),
+    ],
+)
+def test_what_will_not_pass_is_told_at_once(web: Web, fault: Fault, message: str) -> None:
+    web.faults = [fault]
+    with pytest.raises(SourceError) as caught:
+        read(web)
+    assert str(caught.value) == f"{web.url}: {message}"
+
+
+def test_a_store_that_fails_for_too_long_is_given_up(web: Web) -> None:
+    web.faults = [lambda handler: handler.refuse(503, b"<Code>SlowDown</Code>")] * 100
+    with pytest.raises(SourceError) as caught:
+        read(web, replace(SETTINGS, patience=1))
+    text, _, end = str(caught.value).partition(", ")
+    assert text == f"{web.url}: the store answered with 503 Service Unavailable (SlowDown)"
+    times, rest = end.split(" ", 1)
+    assert int(times) > 1
+    assert rest == "times in 1 s; submit again later, or tell those who run the store"
+
+
+def test_a_server_that_is_not_there_is_named(web: Web) -> None:
+    with pytest.raises(SourceError) as caught:
+        look_at_object("http://127.0.0.1:1/x", replace(SETTINGS, patience=0.2))
+    assert str(caught.value).startswith("http://127.0.0.1:1/x: the connection failed, ")
+
+
+def test_a_name_that_does_not_resolve_is_told() -> None:
+    with pytest.raises(SourceError) as caught:
+        look_at_object("http://no-such-host.invalid/x", replace(SETTINGS, patience=0.2))
+    assert "its host is not known here" in str(caught.value)
+
+
+def test_an_object_that_is_replaced_is_not_mixed(web: Web) -> None:
+    source = look_at_object(web.url, SETTINGS)
+    reader = RemoteReader(web.url, source.facts, SETTINGS)
+    buffer = memoryview(bytearray(1000))
+    reader.read_into(buffer, 0)
+    web.etag = '"2"'
+    message = f"{web.url} changed while it was read; submit again when nobody replaces it"
+    for act in (
+        lambda: reader.read_into(buffer, 1000),
+        lambda: RemoteReader(web.url, source.facts, SETTINGS),
+    ):
+        with pytest.raises(IntegrityError) as caught:
+            act()
+        assert str(caught.value) == message
+
+
+def test_without_an_etag_the_time_tells_versions_apart(web: Web) -> None:
+    web.etag = ""
+    data, _ = read(web)
+    assert data == web.data

@@ -1,0 +1,120 @@
+"""A real web server that answers ranges of one object, and can be told to misbehave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+#: Answers one GET in place of the server, or returns False to let it answer.
+Fault = Callable[["Handler"], bool]
+
+
+class Web:
+    """The server's object, its faults and its log."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.etag = '"1"'
+        #: The methods and ranges that were asked for, and the bytes that were sent as data.
+        self.log: list[str] = []
+        self.sent = 0
+        #: What happens to the next requests for data; then all goes well.
+        self.faults: list[Fault] = []
+        self.port = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The URL of the object."""
+        return f"http://127.0.0.1:{self.port}/folder/object.bin"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    protocol_version = "HTTP/1.1"
+    web: Web
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+    def do_HEAD(self) -> None:
+        """Answer with the facts of the object."""
+        self.web.log.append("HEAD")
+        self.answer(200, self.web.data, body=False)
+
+    def do_GET(self) -> None:
+        """Answer with a range of the object, unless a fault comes first."""
+        with self.web.lock:
+            self.web.log.append(self.headers.get("Range", "all"))
+            fault = self.web.faults.pop(0) if self.web.faults else None
+        if fault and fault(self):
+            return
+        condition = self.headers.get("If-Match")
+        if condition and condition != self.web.etag:
+            self.answer(412, b"")
+            return
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        data = self.web.data[first : last + 1]
+        span = f"bytes {first}-{first + len(data) - 1}/{len(self.web.data)}"
+        with self.web.lock:
+            self.web.sent += len(data)
+        self.answer(206, data, span)
+
+    def answer(self, status: int, data: bytes, span: str = "", *, body: bool = True) -> None:
+        """Send one answer."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", self.web.etag)
+        self.send_header("Last-Modified", "Sat, 21 Nov 2026 10:00:00 GMT")
+        if span:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def refuse(self, status: int, text: bytes = b"") -> bool:
+        """Answer with a status and a text alone."""
+        self.answer(status, text)
+        return True
+
+    def cut_off(self) -> bool:
+        """Answer with all headers and a part of the body, and close the connection."""
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.send_response(206)
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("ETag", self.web.etag)
+        self.send_header("Last-Modified", "Sat, 21 Nov 2026 10:00:00 GMT")
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.web.data)}")
+        self.end_headers()
+        self.wfile.write(self.web.data[first : first + (last - first) // 2])
+        self.close_connection = True
+        return True
+
+    def redirect_in_circle(self) -> bool:
+        """Send the client to the same place again."""
+        self.send_response(302)
+        self.send_header("Location", self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.web.faults.append(Handler.redirect_in_circle)
+        return True
+
+
+@contextmanager
+def web_server() -> Iterator[Web]:
+    """Start a server, and end it after the block."""
+    web = Web()
+    handler = type("OwnHandler", (Handler,), {"web": web})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        web.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield web
+        finally:
+            server.shutdown()
+            thread.join()
