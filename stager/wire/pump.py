@@ -83,6 +83,8 @@ class Pump:
         #: Sends of each chunk that are not done.
         self._sending: dict[int, int] = {}
         self._pause = _FIRST_PAUSE
+        #: What is noted as waited for.
+        self._waits_for: Kind | None = None
         self._started = time.monotonic()
         self.reading = self.writing = 0.0
         self._filler: Filler | None = None
@@ -210,15 +212,18 @@ class Pump:
             count()
             self._ring.release(index)
 
-    @property
-    def _waits_for(self) -> Kind:
+    def _note_wait(self) -> None:
+        """Note for others what is waited for now, if it is not noted yet: this runs very often."""
+        kind = Kind.SEND if self._messages else Kind.WAIT
         if self._receiving:
-            return Kind.RECEIVE
-        return Kind.SEND if self._messages else Kind.WAIT
+            kind = Kind.RECEIVE
+        if kind is not self._waits_for:
+            self._waits_for = kind
+            wait_for(kind)
 
     def _rest(self) -> None:
         """Sleep, so that the other threads have the cores, and note what was waited for."""
-        wait_for(self._waits_for)
+        self._note_wait()
         before = time.monotonic()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
