@@ -122,7 +122,7 @@ class StreamReader:
         self._pool: ThreadPoolExecutor | None = None
         #: The row and the descriptor of a file that continues in the next buffer.
         self._large: tuple[int, int] | None = None
-        self.bytes_read = 0
+        self.bytes_read = self.retries = 0
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` with the stream from ``offset`` on."""

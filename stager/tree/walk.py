@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -34,6 +35,8 @@ THREADS = 32
 #: Seconds for an entry from which storage counts as slow: ten times what a local disk takes.
 _SLOW = 100e-6
 _PERMISSIONS = 0o7777
+#: How names become bytes: as os.fsencode does it, in a third of its time, for each entry.
+_NAMES = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 #: Folders that one thread lists before the time is checked again.
 _TRIAL = 16
 
@@ -174,7 +177,7 @@ class _Walker:
                 with os.scandir(folder) as entries:
                     for entry in entries:
                         count()
-                        name = os.fsencode(entry.name)
+                        name = entry.name.encode(*_NAMES)
                         self._sort(folder, prefix, name, entry, found)
             finally:
                 os.close(folder)
@@ -209,13 +212,12 @@ class _Walker:
             found.folders.append(path)  # and it is a row of its own when it is opened
             return
         facts = entry.stat(follow_symlinks=False)
-        is_private = (
-            facts.st_dev != found.device
-            and stat.S_ISREG(facts.st_mode)
-            and self._is_private_file(folder, path, facts)
-        )
         row = self._row(folder, path, name, facts)
-        if is_private:
+        if (
+            facts.st_dev != found.device
+            and row.kind is Kind.FILE
+            and self._is_private_file(folder, path, facts)
+        ):
             row = _owners(row)
         if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
