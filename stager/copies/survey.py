@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record, SourceFacts
     from stager.request.items import StageItem
-    from stager.source.posix import Source
+    from stager.source.facts import Source
 
 #: Seconds to wait, in turn, for the record of a copy that may just have been replaced.
 _PUBLICATION = (0.1, 0.5, 1.0)

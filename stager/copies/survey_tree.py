@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record, TreeFacts
     from stager.request.items import StageItem
-    from stager.source.posix import Source
+    from stager.source.facts import Source
 
 
 def survey_tree(

@@ -63,13 +63,15 @@ class Pace:
 class FileReader:
     """An open file that counts the bytes read from it. Raise SourceError if it cannot be read.
 
+    Nothing is repeated: ``retries`` is 0.
+
     It is opened at ``path``, or is open already as ``descriptor``, which `close` closes.
     """
 
     def __init__(self, path: str, descriptor: int = -1) -> None:
         self._path = path
         self._pace = Pace()
-        self.bytes_read = 0
+        self.bytes_read = self.retries = 0
         try:
             with doing(Kind.READ, path):
                 self.descriptor = os.open(path, OPEN_FILE) if descriptor < 0 else descriptor

@@ -7,15 +7,15 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
 from stager.base.options import Relocate, Share
 from stager.base.outcome import Counts
 from stager.disk.files import OPEN_FOLDER, made_parents, opened, stage_errors
 from stager.disk.partial import Partial
 from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
-from stager.disk.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
-from stager.rank.file_cargo import source_changed, source_replaced
+from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
 from stager.tree.listing import Kind, Listing, Row
@@ -27,9 +27,9 @@ from stager.wire.layout import Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.base.errors import Failure
     from stager.disk.record import Record
     from stager.rank.unpacker import Unpacker
+    from stager.source.access import SourceReader
     from stager.wire.transfer import Transferred
 
 
@@ -39,7 +39,7 @@ class ArchiveCargo(Cargo):
     So a receiver always reads the source, and reuses nothing of an old copy.
     """
 
-    _file: FileReader | None = None
+    _source: SourceReader | None = None
     _tree: PartialTree | None = None
     _announced: Record | None = None
     _unpacker: Unpacker | None = None
@@ -72,9 +72,11 @@ class ArchiveCargo(Cargo):
             self.writer = self._unpacker = self._make_unpacker(self._tree.path)
             self.stack.callback(self._unpacker.close)
         if task.sends:
-            self.reader = self._file = FileReader(task.item.source)
-            self.stack.callback(self._file.close)
-            return Opened(stale=source_replaced(task, self._file))
+            try:
+                self.reader = self._source = open_source(task)
+            except IntegrityError as error:
+                return Opened(stale=Failure.of(error, task.node.name))
+            self.stack.callback(self._source.close)
         return Opened()
 
     def _make_unpacker(self, folder: str) -> Unpacker:
@@ -94,7 +96,7 @@ class ArchiveCargo(Cargo):
         """Do nothing: how much room it takes is not known. `Limits` ends it when there is none."""
 
     def staleness(self, result: Transferred) -> Failure | None:
-        return source_changed(self.task, self._file) if self._file else None
+        return staleness_of(self._source, self.task.node.name) if self._source else None
 
     def seal(self) -> None:
         source, share = self.task.source, self.task.item.options.share

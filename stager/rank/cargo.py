@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class CountingReader(Reader, Protocol):
-    """A Reader that counts the bytes that it has read."""
+    """A Reader that counts the bytes that it has read, and the requests that it has repeated."""
 
     bytes_read: int
+    retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,6 @@ class Cargo(ABC):
         self.task = task
         #: What `close` closes.
         self.stack = ExitStack()
-
-    @property
-    def retries(self) -> int:
-        """Requests to a store that this rank had to repeat."""
-        return 0
 
     @abstractmethod
     def need(self) -> int:

@@ -223,7 +223,7 @@ def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
         reading=result.reading,
         writing=result.writing,
         bytes_read=cargo.reader.bytes_read if cargo.reader else 0,
-        retries=cargo.retries,
+        retries=cargo.reader.retries if cargo.reader else 0,
         # getrusage(2) counts in KiB.
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

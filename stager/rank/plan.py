@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stager.copies.survey import Survey
     from stager.request.items import StageItem
-    from stager.source.posix import Source
+    from stager.source.facts import Source
     from stager.source.settings import RemoteSettings
     from stager.wire.settings import Settings
 
@@ -65,7 +65,7 @@ def settings_for(
         settings = replace(settings, chunk=chunk, depth=depth, requests=remote.requests)
     if item.options.is_unpacked:  # while it is received, so it must be written in order
         return replace(settings, writers=1)
-    if source.is_tree:  # only rank 0 has listed it
+    if source.is_tree and not is_url(item.source):  # rank 0 has listed it: its caches know of it
         return replace(settings, readers=1)
     return settings
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from stager.copies.survey import Survey
     from stager.rank.task import Task
-    from stager.source.posix import Source
+    from stager.source.facts import Source
 
 #: Seconds between two progress events of an item.
 _PROGRESS_PERIOD = 1.0

@@ -10,8 +10,8 @@ from stager.base.options import Mode, Relocate
 from stager.base.progress import Kind, doing
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
-from stager.source.location import is_url
-from stager.source.posix import Source, look_at_source
+from stager.source.access import look_at
+from stager.source.facts import Source
 from stager.wire.codec import (
     BYTES,
     FLAG,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
-    from stager.source.posix import Listings
+    from stager.source.facts import Listings
     from stager.tree.venv import Interpreter
 
 
@@ -92,29 +92,17 @@ def _look_at(
     copied: Sequence[tuple[str, str]],
     listings: Listings,
 ) -> Source:
-    source = _find(request, item, listings)
+    options = item.options
+    # What was staged for all users is used only by those who could read the source.
+    source = look_at(
+        item.source, options.include, options.exclude, listings, request.remote,
+        to_be_read=item.shared,
+    )  # fmt: skip
     check_options(item, source)
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
     return replace(source, mode=mode)
-
-
-def _find(request: StageRequest, item: StageItem, listings: Listings) -> Source:
-    options = item.options
-    if not is_url(item.source):
-        # What was staged for all users is used only by those who could read the source.
-        return look_at_source(
-            item.source, options.include, options.exclude, listings, to_be_read=item.shared
-        )
-    if options.include or options.exclude or options.extract:
-        raise UsageError(
-            f"{item.source} is one object; remove include, exclude and extract, which are for "
-            "folders and archives on mounted filesystems"
-        )
-    from stager.source.remote import look_at_object  # slow to import
-
-    return look_at_object(item.source, request.remote)
 
 
 def check_options(item: StageItem, source: Source) -> None:

@@ -28,7 +28,7 @@ from stager.rank.plan import plan_item, settings_for
 from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources
 from stager.rank.task import Task
-from stager.source.posix import Listings, Source
+from stager.source.facts import Listings, Source
 from stager.wire.codec import (
     FLAG,
     NUMBER,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stager.rank.agree import Node
     from stager.rank.plan import TransferPlan
     from stager.request.items import Space, StageItem
-    from stager.source.posix import Source
+    from stager.source.facts import Source
     from stager.source.settings import RemoteSettings
     from stager.wire.settings import Settings
 

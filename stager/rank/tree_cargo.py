@@ -15,6 +15,7 @@ from stager.disk.files import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.reuse import Reuse, read_marks
+from stager.source.access import open_tree
 from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
 from stager.tree.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from stager.disk.record import Record
     from stager.rank.task import Task
+    from stager.source.access import TreeReader
     from stager.tree.listing import Listing
     from stager.wire.transfer import Transferred
 
@@ -154,10 +156,10 @@ class TreeCargo(Cargo):
             self.reader = reader = self._open_stream(stream)
             self.stack.callback(reader.close)
 
-    def _open_stream(self, stream: Stream) -> StreamReader:
+    def _open_stream(self, stream: Stream) -> TreeReader:
         task = self.task
         if task.plan.from_source:
-            return StreamReader(task.item.source, stream, source=task.source.facts.inode)
+            return open_tree(task.item.source, task.source, stream, task.remote)
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}
@@ -169,7 +171,7 @@ class TreeCargo(Cargo):
             return None
         if not task.plan.from_source:
             return task.mark_damaged() if result.error or not self._sent_as_recorded() else None
-        # The StreamReader compares each file with the listing: IntegrityError means a change.
+        # The reader compares each file with the listing: IntegrityError means a change.
         if isinstance(result.error, IntegrityError):
             return Failure.of(result.error, task.node.name)
         return None

@@ -36,12 +36,17 @@ def is_url(source: str) -> bool:
 
 
 class Location(NamedTuple):
-    """One object. ``account`` is that of az:// alone; ``container`` is a bucket or a host."""
+    """One object, or all that lies beneath a folder: a URL that ends in a slash.
+
+    ``account`` is that of az:// alone; ``container`` is a bucket or a host. ``path`` has no slash
+    at its end. It is empty for a whole bucket.
+    """
 
     scheme: Scheme
     account: str
     container: str
     path: str
+    is_folder: bool = False
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -64,13 +69,16 @@ class Location(NamedTuple):
         container, _, path = rest.partition("/")
         if "@" in container:
             raise ValueError("has a user in it; give credentials by the environment")
-        if not container or not path or (scheme is Scheme.AZ and not account):
+        is_folder = url.endswith("/")
+        if not container or not (path or is_folder) or (scheme is Scheme.AZ and not account):
             raise ValueError(f"is not complete; write {_SHAPES[scheme]}")
-        if path.endswith("/"):
-            raise ValueError("ends in '/': what lies beneath cannot be staged, only one object")
-        if any(part in ("", ".", "..") for part in path.split("/")):
+        if is_folder and scheme.is_web:
+            raise ValueError("ends in '/', but a web server cannot be asked what lies beneath")
+        path = path.removesuffix("/")
+        if path and any(part in ("", ".", "..") for part in path.split("/")):
             raise ValueError("has an empty part, '.' or '..' in its path")
-        return cls(scheme, account, container, _unquoted(path) if scheme.is_web else path)
+        path = _unquoted(path) if scheme.is_web else path
+        return cls(scheme, account, container, path, is_folder)
 
 
 def _unquoted(path: str) -> str:

@@ -7,88 +7,21 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import SourceError, UsageError
+from stager.base.errors import IntegrityError, SourceError, UsageError
 from stager.base.extents import rounded
+from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.disk.record import SourceFacts
+from stager.source.facts import Listings, Source
 from stager.source.way import READ, reach
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
-    from stager.tree.venv import Interpreter
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file or folder to be staged, as it was when rank 0 looked at it.
-
-    ``facts`` identify this version of it; in a folder's, the size is that of all files together.
-    """
-
-    facts: SourceFacts
-    #: The permission bits that the copy may have at most, and the gid.
-    mode: int
-    group: int
-    #: Bytes on the source's disk, without holes.
-    allocated: int
-    #: The number of files in a folder, and the digest of its listing, which identifies this version
-    #: of all that is in it. A file has none.
-    files: int = 0
-    listing: str = ""
-    #: The interpreter of a virtual environment that is to be relocated.
-    interpreter: Interpreter | None = None
-    #: The path of the folder, or of the access control list, that closes the copy to some who could
-    #: read the source by its own mode; empty if there is none.
-    closed_by: str = ""
-
-    @property
-    def interpreter_at(self) -> str:
-        """The interpreter's path on the nodes if the same job stages it, or empty."""
-        return self.interpreter.at if self.interpreter else ""
-
-    @property
-    def is_tree(self) -> bool:
-        """Whether the source is a folder."""
-        return bool(self.listing)
-
-
-class Listings:
-    """The listings of source folders, by path and patterns. Each folder is listed once.
-
-    They stay apart from Source because a listing is large: it is sent only if some node needs it.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Listing] = {}
-
-    def get(self, path: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> Listing | None:
-        """Return the listing of the folder, or None if there is none yet."""
-        return self._found.get((path, include, exclude))
-
-    def list_once(
-        self,
-        path: str,
-        facts: os.stat_result,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-    ) -> Listing:
-        """Return the listing of the folder with the stat ``facts``; list it if there is none yet.
-
-        Raise SourceError or IntegrityError as `walk` does.
-        """
-        key = path, include, exclude
-        if key not in self._found:
-            self._found[key] = _list(path, facts, include, exclude)
-        return self._found[key]
-
-    def clear(self) -> None:
-        """Forget all listings: the folders may have changed."""
-        self._found.clear()
 
 
 def look_at_source(
@@ -116,7 +49,9 @@ def look_at_source(
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
-        listing = listings.list_once(path, facts, include, exclude)
+        listing = listings.list_once(
+            path, include, exclude, lambda: _list(path, facts, include, exclude)
+        )
         identity = replace(facts_of(facts), size=listing.size)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
@@ -150,14 +85,43 @@ def facts_of(facts: os.stat_result) -> SourceFacts:
     return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
-def gives_less(descriptor: int, source: Source) -> bool:
-    """Return whether an open file may be read by fewer than the ``source`` that was looked at.
+class PosixFile(FileReader):
+    """Reads a plain file that must be the ``source``; see `access.open_file`."""
 
-    Then it is another file, or a folder above it was closed meanwhile. Raise OSError.
-    """
-    group_differs = os.fstat(descriptor).st_gid != source.group
-    lost = source.mode & ~reach(descriptor).mode & READ
-    return bool(lost or (group_differs and source.mode & READ & stat.S_IRWXG))
+    def __init__(self, path: str, source: Source, *, is_widened: bool = False) -> None:
+        super().__init__(path)
+        self._source = source
+        try:
+            self.check()
+            if not is_widened and self._gives_less():
+                raise self._changed()
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Raise IntegrityError if the file that is read is not, or no longer, the source."""
+        with suppress(OSError), doing(Kind.READ, self._path):
+            named = facts_of(os.stat(self._path))
+            if facts_of(os.fstat(self.descriptor)) == named == self._source.facts:
+                return
+        raise self._changed()
+
+    def _gives_less(self) -> bool:
+        """Whether the file may be read by fewer than the source that was looked at.
+
+        Then it is another file, or a folder above it was closed meanwhile.
+        """
+        with suppress(OSError), doing(Kind.READ, self._path):
+            group_differs = os.fstat(self.descriptor).st_gid != self._source.group
+            lost = self._source.mode & ~reach(self.descriptor).mode & READ
+            return bool(lost or (group_differs and self._source.mode & READ & stat.S_IRWXG))
+        return True
+
+    def _changed(self) -> IntegrityError:
+        return IntegrityError(
+            f"{self._path} changed while it was read; submit again when nothing writes to it"
+        )
 
 
 def data_size(path: str, source: Source) -> int:

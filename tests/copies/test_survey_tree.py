@@ -14,7 +14,7 @@ from stager.copies.survey import Reason
 from stager.copies.survey_tree import judge_tree
 from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
-from stager.source.posix import Source
+from stager.source.facts import Source
 from tests.support.records import RECORD
 
 FACTS = RECORD.source_facts

@@ -20,7 +20,7 @@ from stager.rank.plan import (
     settings_for,
 )
 from stager.request.items import StageItem
-from stager.source.posix import Source
+from stager.source.facts import Source
 from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
 

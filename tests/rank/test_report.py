@@ -17,7 +17,7 @@ from stager.disk.record import SourceFacts
 from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
 from stager.request.items import StageItem
-from stager.source.posix import Source
+from stager.source.facts import Source
 from stager.tree.venv import Interpreter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from stager.base.options import Options
 from stager.disk.record import SourceFacts
 from stager.rank.stage import settle
 from stager.request.items import StageItem
-from stager.source.posix import Source
+from stager.source.facts import Source
 
 FACTS = SourceFacts(size=1, mtime_ns=2, ctime_ns=3, inode=4)
 FILE = Source(FACTS, 0o644, 0, 1)

@@ -15,7 +15,7 @@ from stager.rank.agree import Node
 from stager.rank.plan import TransferPlan
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
-from stager.source.posix import Source
+from stager.source.facts import Source
 from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
 

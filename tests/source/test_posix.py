@@ -14,7 +14,8 @@ import pytest
 
 from stager.base.errors import SourceError, UsageError
 from stager.disk.record import SourceFacts
-from stager.source.posix import Listings, Source, data_size, facts_of, look_at_source
+from stager.source.facts import Listings, Source
+from stager.source.posix import data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home
 

@@ -1,0 +1,100 @@
+"""Look at a source, and open it to be read: on a mounted filesystem, in a store or on the web."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from stager.base.errors import UsageError
+from stager.source.location import Location, is_url
+from stager.source.posix import PosixFile, look_at_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stager.base.extents import Extent
+    from stager.source.facts import Listings, Source
+    from stager.source.settings import RemoteSettings
+    from stager.tree.stream import Stream
+
+
+class TreeReader(Protocol):
+    """Reads the stream of a folder's files.
+
+    ``bytes_read`` counts the bytes, and ``retries`` the requests to a store that were repeated.
+    """
+
+    bytes_read: int
+    retries: int
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset`` bytes on. Raise IntegrityError or SourceError."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class SourceReader(TreeReader, Protocol):
+    """Reads a single file of the version that was looked at."""
+
+    def extents(self, size: int) -> Iterator[Extent]:
+        """Yield where the first ``size`` bytes have data. Raise SourceError."""
+
+    def check(self) -> None:
+        """Raise IntegrityError if another version was, or may have been, read."""
+
+
+def look_at(
+    path: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    listings: Listings,
+    settings: RemoteSettings,
+    *,
+    to_be_read: bool = False,
+) -> Source:
+    """Return what is at ``path``, a path or a URL; add a folder's listing to ``listings``.
+
+    With ``to_be_read``, check that this user may read it. Raise SourceError if there is nothing
+    that can be staged; UsageError if a single file has patterns.
+    """
+    if not is_url(path):
+        return look_at_source(path, include, exclude, listings, to_be_read=to_be_read)
+    # Slow to import, and not needed for files.
+    if Location.parse(path).is_folder:
+        from stager.source.prefix import look_at_prefix
+
+        return look_at_prefix(path, include, exclude, listings, settings)
+    if include or exclude:
+        raise UsageError(
+            f"{path} is one object; remove include and exclude, or write a '/' behind it for all "
+            "that lies beneath"
+        )
+    from stager.source.remote import look_at_object
+
+    return look_at_object(path, settings)
+
+
+def open_file(
+    path: str, source: Source, settings: RemoteSettings, *, is_widened: bool = False
+) -> SourceReader:
+    """Open a single file to be read.
+
+    Without ``is_widened``, those who may read it now must be those of ``source``. Raise
+    IntegrityError if it is another version, SourceError if it cannot be read.
+    """
+    if not is_url(path):
+        return PosixFile(path, source, is_widened=is_widened)
+    from stager.source.remote import ObjectReader
+
+    return ObjectReader(path, source, settings)
+
+
+def open_tree(path: str, source: Source, stream: Stream, settings: RemoteSettings) -> TreeReader:
+    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read."""
+    if not is_url(path):
+        from stager.tree.stream import StreamReader
+
+        return StreamReader(path, stream, source=source.facts.inode)
+    from stager.source.prefix import PrefixReader
+
+    return PrefixReader(path, stream, settings)

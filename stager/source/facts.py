@@ -1,0 +1,78 @@
+"""Describe a source as it was when rank 0 looked at it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stager.disk.record import SourceFacts
+    from stager.tree.listing import Listing
+    from stager.tree.venv import Interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder to be staged, wherever it is.
+
+    ``facts`` identify this version of it; in a folder's, the size is that of all files together.
+    """
+
+    facts: SourceFacts
+    #: The permission bits that the copy may have at most, and the gid.
+    mode: int
+    group: int
+    #: Bytes that it takes on the disk it is read from, without holes.
+    allocated: int
+    #: The number of files in a folder, and the digest of its listing, which identifies this version
+    #: of all that is in it. A file has none.
+    files: int = 0
+    listing: str = ""
+    #: The interpreter of a virtual environment that is to be relocated.
+    interpreter: Interpreter | None = None
+    #: The path of the folder, or of the access control list, that closes the copy to some who could
+    #: read the source by its own mode; empty if there is none.
+    closed_by: str = ""
+
+    @property
+    def interpreter_at(self) -> str:
+        """The interpreter's path on the nodes if the same job stages it, or empty."""
+        return self.interpreter.at if self.interpreter else ""
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the source is a folder."""
+        return bool(self.listing)
+
+
+class Listings:
+    """The listings of source folders, by path and patterns. Each folder is listed once.
+
+    They stay apart from Source because a listing is large: it is sent only if some node needs it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Listing] = {}
+
+    def get(self, path: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> Listing | None:
+        """Return the listing of the folder, or None if there is none yet."""
+        return self._found.get((path, include, exclude))
+
+    def list_once(
+        self,
+        path: str,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+        look: Callable[[], Listing],
+    ) -> Listing:
+        """Return the listing of the folder; call ``look`` for it if there is none yet."""
+        key = path, include, exclude
+        if key not in self._found:
+            self._found[key] = look()
+        return self._found[key]
+
+    def clear(self) -> None:
+        """Forget all listings: the folders may have changed."""
+        self._found.clear()

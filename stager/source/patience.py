@@ -1,0 +1,142 @@
+"""Repeat requests to a store that fail for a reason that may pass, and say why they failed."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from obstore import exceptions
+
+from stager.base.errors import IntegrityError, SourceError
+from stager.base.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+#: Seconds before the first and the last repetitions, each of which waits about twice as long as the
+#: one before.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+#: The status in a message of the library, as ``503 Service Unavailable``, and those of requests
+#: that may succeed later.
+_STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
+_LATER = frozenset({"408", "429", "500", "502", "503", "504"})
+#: The text of a store's answer, in the XML of S3 and Azure.
+_ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+#: How much of what a server said is repeated.
+_MOST_SAID = 200
+
+
+class ShortBodyError(Exception):
+    """An answer ended early."""
+
+
+class Patience:
+    """Repeats a request until it succeeds, or ``limit`` seconds have passed without any success."""
+
+    def __init__(self, url: str, limit: float) -> None:
+        self._url = url
+        self._limit = limit
+        self._deadline = time.monotonic() + limit
+        self._pause = _FIRST_PAUSE
+        self.retries = 0
+
+    def keep(self, act: Callable[[Callable[[], None]], T]) -> T:
+        """Return what ``act`` returns. It may call what it is given when it gets on."""
+        while True:
+            try:
+                return act(self._begin_anew)
+            except (exceptions.BaseError, OSError, ShortBodyError) as error:
+                if isinstance(error, exceptions.PreconditionError):
+                    raise changed(self._url) from None
+                failure = _explained(error)
+                pause = self._pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+                if not failure.may_pass or time.monotonic() + pause > self._deadline:
+                    raise SourceError(self._message(failure)) from None
+                self.retries += 1
+                time.sleep(pause)
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _begin_anew(self) -> None:
+        self._deadline = time.monotonic() + self._limit
+        self._pause = _FIRST_PAUSE
+
+    def _message(self, failure: _Explained) -> str:
+        text = f"{self._url}: {failure.text}"
+        if not failure.may_pass:
+            return f"{text}; {failure.remedy}"
+        times = f"{self.retries + 1} times in {self._limit:g} s"
+        return f"{text}, {times}; submit again later, or tell those who run the store"
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """What a store, or the way to it, said; and whether it may say something else later."""
+
+    text: str
+    remedy: str
+    may_pass: bool = False
+
+
+def _explained(error: Exception) -> _Explained:
+    """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
+    text = str(error).partition("\n\nDebug source")[0]
+    answer = _ANSWER.search(text)
+    said = f" ({': '.join(filter(None, answer.groups()))})" if answer else ""
+    said = printable(said)[:_MOST_SAID]
+    found = _STATUS.search(text)
+    answered, status = found.groups() if found else ("", "")
+    if isinstance(error, FileNotFoundError) or status in ("404", "410"):
+        return _Explained(f"no such object{said}", "check the URL")
+    if isinstance(error, exceptions.UnauthenticatedError) or status == "401":
+        return _Explained(
+            f"the store does not know you{said}",
+            "check that your credentials are in the job's environment, and still valid",
+        )
+    if isinstance(error, exceptions.PermissionDeniedError) or status == "403":
+        return _Explained(
+            f"you may not read it{said}",
+            "check that your credentials are in the job's environment, and permit reading",
+        )
+    if status:
+        return _Explained(
+            f"the store answered with {answered}{said}",
+            "tell those who run the store",
+            may_pass=status in _LATER,
+        )
+    return _explained_connection(error)
+
+
+def _explained_connection(error: Exception) -> _Explained:
+    lower = str(error).lower()  # the cause is in the second part
+    if "redirect" in lower:
+        return _Explained("it is redirected in a circle, or too often", "check the URL")
+    if "certificate" in lower or "invalid peer" in lower:
+        return _Explained(
+            "the server's certificate is not valid for this name, or not trusted",
+            "check the URL; for an authority of the site's own, the administrator names it by "
+            "ca_file in [source] of stage.toml",
+        )
+    if "range request" in lower or "not supported" in lower:
+        return _Explained("the server cannot send parts of a file", "stage it from elsewhere")
+    if "path segment" in lower:
+        return _Explained(
+            "an object in it has an empty part, '.' or '..' in its path",
+            "stage what lies beside it by a longer URL",
+        )
+    if "dns" in lower:
+        return _Explained("its host is not known here", "check the URL", may_pass=True)
+    if isinstance(error, ShortBodyError):
+        return _Explained(str(error), "", may_pass=True)
+    if "timed out" in lower or "kind: timeout" in lower:
+        return _Explained("the server did not answer", "", may_pass=True)
+    return _Explained("the connection failed", "", may_pass=True)
+
+
+def changed(url: str) -> IntegrityError:
+    """Return the error for an object that is another version than the one to be staged."""
+    return IntegrityError(f"{url} changed while it was read; submit again when nobody replaces it")

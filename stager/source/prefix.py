@@ -1,0 +1,180 @@
+"""List what lies beneath a folder of a store, and read it as the stream of a folder's files.
+
+Stores have no folders: the parts of an object's path are made into those of the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from stager.base.errors import SourceError
+from stager.disk.record import SourceFacts
+from stager.source.facts import Listings, Source
+from stager.source.remote import MODE, Store, Version
+from stager.tree.listing import Kind, Listing, Row, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stager.source.settings import RemoteSettings
+    from stager.tree.patterns import Patterns
+    from stager.tree.stream import Part, Stream
+
+#: Permissions of a folder of the copy; see `remote.MODE`.
+_FOLDER_MODE = 0o700
+#: Bytes of a name on the filesystems of Linux.
+_LONGEST_NAME = 255
+
+
+def look_at_prefix(
+    url: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    listings: Listings,
+    settings: RemoteSettings,
+) -> Source:
+    """Look at what lies beneath ``url``; list it if it is not in ``listings`` yet.
+
+    Raise SourceError if there is nothing, or something that cannot be a file in a folder.
+    """
+    listing = listings.list_once(
+        url, include, exclude, lambda: _list(url, include, exclude, settings)
+    )
+    facts = SourceFacts(listing.size, listing.mtimes[0], 0, 0)
+    return Source(
+        facts, _FOLDER_MODE, os.getegid(), listing.allocated(), listing.files, listing.digest()
+    )
+
+
+def _list(
+    url: str, include: tuple[str, ...], exclude: tuple[str, ...], settings: RemoteSettings
+) -> Listing:
+    patterns: Patterns | None = None
+    if include or exclude:
+        from stager.tree.patterns import Patterns  # slow to import
+
+        patterns = Patterns(include, exclude)
+    store = Store(url, settings)
+    above = f"{store.location.path}/" if store.location.path else ""
+    # The object at the place of the folder itself is the sign by which some programs mark one.
+    found = {
+        os.fsencode(path.removeprefix(above)): one
+        for path, one in store.list().items()
+        if path != store.location.path
+    }
+    if not found:
+        raise SourceError(f"{url}: there are no objects beneath it; check the URL")
+    return list_objects(url, found, patterns)
+
+
+def list_objects(
+    url: str, objects: Mapping[bytes, Version], patterns: Patterns | None = None
+) -> Listing:
+    """Return the listing of a folder with these ``objects``, which are beneath ``url``. Pure.
+
+    An empty object in the place of a folder is the sign by which some programs mark one. The time
+    of each folder is that of the newest object. Raise SourceError if a path cannot be that of a
+    file.
+    """
+    folders = {b""}.union(*map(_above, objects))
+    files = {path: one for path, one in objects.items() if path not in folders or one.size}
+    if patterns:
+        left_out = _LeftOut(patterns)
+        folders = {path for path in folders if not path or not left_out.has(path, is_folder=True)}
+        files = {path: one for path, one in files.items() if not left_out.has(path)}
+    for path in files:
+        _check(url, path, path in folders)
+    newest = max((one.mtime_ns for one in files.values()), default=0)
+    owner, group = os.getuid(), os.getegid()
+    rows = [Row(path, Kind.FOLDER, _FOLDER_MODE, 0, newest, 0, 0, owner, group) for path in folders]
+    rows += [
+        Row(path, Kind.FILE, MODE, one.size, one.mtime_ns, 0, one.tag, owner, group)
+        for path, one in files.items()
+    ]
+    return Listing.of(patterns.pruned(rows) if patterns else rows)
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    """Yield the folders above ``path``."""
+    while (at := path.rfind(b"/")) > 0:
+        path = path[:at]
+        yield path
+
+
+def _check(url: str, path: bytes, is_folder: bool) -> None:
+    """Raise SourceError if an object cannot be a file of the copy."""
+    name = text_of(path)
+    remedy = f"leave it out with exclude=/{name}"
+    if is_folder:
+        raise SourceError(f"{url}{name} is an object, and there are others beneath it; {remedy}")
+    parts = path.split(b"/")
+    if any(part in (b"", b".", b"..") or b"\0" in part for part in parts):
+        raise SourceError(f"{url}{name} cannot be the path of a file; {remedy}")
+    if max(map(len, parts)) > _LONGEST_NAME:
+        most = f"a name in it has more than {_LONGEST_NAME} bytes"
+        raise SourceError(f"{url}{name} cannot be the path of a file: {most}; {remedy}")
+
+
+class _LeftOut:
+    """Tells which paths the patterns leave out; what lies in a folder goes with it."""
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
+        self._known: dict[bytes, bool] = {b"": False}
+
+    def has(self, path: bytes, *, is_folder: bool = False) -> bool:
+        if path not in self._known:
+            above = path[: max(0, path.rfind(b"/"))]
+            self._known[path] = self.has(above, is_folder=True) or self._patterns.leaves_out(
+                path, is_folder=is_folder
+            )
+        return self._known[path]
+
+
+class PrefixReader:
+    """Reads a stream from the objects beneath ``url``; several threads may read at once.
+
+    ``bytes_read`` counts the bytes, and ``retries`` the requests that were repeated. Raise
+    IntegrityError if an object is another version than the one listed, SourceError if one cannot be
+    read.
+    """
+
+    def __init__(self, url: str, stream: Stream, settings: RemoteSettings) -> None:
+        self._store = Store(url, settings)
+        self._stream = stream
+        self._above = f"{self._store.location.path}/" if self._store.location.path else ""
+        #: The versions of objects that are read in parts, with their ETags.
+        self._versions: dict[int, Version] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(settings.requests)
+        self.bytes_read = self.retries = 0
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` with the stream from ``offset`` on."""
+        parts = list(self._stream.parts(offset, len(buffer)))
+        # A thread of this pool for each part, so that small objects are asked for at once, too.
+        call = map if len(parts) == 1 else self._pool.map
+        for _ in call(lambda part: self._read(buffer, part), parts):
+            pass
+
+    def _read(self, buffer: memoryview, part: Part) -> None:
+        listing, row = self._stream.listing, part.row
+        listed = Version(listing.sizes[row], listing.mtimes[row], listing.inodes[row])
+        version, retries = self._store.fetch(
+            self._above + os.fsdecode(listing.paths[row]),
+            self._versions.get(row, listed),
+            buffer[part.start : part.start + part.length],
+            part.offset,
+        )
+        with self._lock:
+            if part.length < listed.size:
+                self._versions[row] = version
+            self.bytes_read += part.length
+            self.retries += retries
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()

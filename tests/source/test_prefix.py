@@ -1,0 +1,217 @@
+"""List and read what lies beneath a folder of a store, on a real server of S3."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+import urllib.request
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import obstore
+import pytest
+import xxhash
+from moto.server import ThreadedMotoServer
+
+from stager.base.errors import IntegrityError, SourceError
+from stager.source.facts import Listings
+from stager.source.prefix import PrefixReader, list_objects, look_at_prefix
+from stager.source.remote import Version
+from stager.source.settings import RemoteSettings
+from stager.tree.listing import Kind
+from stager.tree.patterns import Patterns
+from stager.tree.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETTINGS = RemoteSettings(patience=5, allow_http=True, requests=4)
+URL = "s3://bucket/folder/"
+#: Objects beneath the folder, with their sizes.
+SIZES = {"a.bin": 3_000_000, "empty": 0, "below/b": 10, "below/deep/c": 70_000, "é ü+%41": 5}
+
+
+class Bucket:
+    """A bucket; keys are relative to it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self.store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object by a plain request: the key may be one that the library refuses."""
+        quoted = urllib.parse.quote(key)
+        url = f"{self._endpoint}/bucket/{quoted}"
+        headers = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(url, data, headers, method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for url in (f"{endpoint}/moto-api/reset", f"{endpoint}/bucket"):
+        method = "POST" if url.endswith("reset") else "PUT"
+        urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30).close()
+    return Bucket(endpoint)
+
+
+@pytest.fixture
+def contents(bucket: Bucket) -> dict[bytes, bytes]:
+    data = {name: os.urandom(size) for name, size in SIZES.items()}
+    for name, one in data.items():
+        bucket.put(f"folder/{name}", one)
+    bucket.put("folder-beside/x", b"not beneath it")
+    return {os.fsencode(name): one for name, one in data.items()}
+
+
+def test_what_lies_beneath_is_a_folder(contents: dict[bytes, bytes]) -> None:
+    listings = Listings()
+    source = look_at_prefix(URL, (), (), listings, SETTINGS)
+    listing = listings.get(URL, (), ())
+    assert listing
+    found = {listing.paths[row]: listing.sizes[row] for row in listing.rows(Kind.FILE)}
+    assert found == {path: len(data) for path, data in contents.items()}
+    folders = [listing.paths[row] for row in listing.rows(Kind.FOLDER)]
+    assert folders == [b"", b"below", b"below/deep"]
+    assert (source.files, source.facts.size, source.mode) == (5, 3_070_015, 0o700)
+    assert set(listing.modes) == {0o600, 0o700}
+
+
+def test_a_folder_is_the_same_until_an_object_changes(
+    bucket: Bucket, contents: dict[bytes, bytes]
+) -> None:
+    def look() -> str:
+        return look_at_prefix(URL, (), (), Listings(), SETTINGS).listing
+
+    before = look()
+    assert look() == before
+    bucket.store.put("folder/below/b", b"0123456789")
+    assert look() != before
+
+
+@pytest.mark.parametrize("size", [1 << 20, 8 << 20])
+def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) -> None:
+    listings = Listings()
+    look_at_prefix(URL, (), (), listings, SETTINGS)
+    listing = listings.get(URL, (), ())
+    assert listing
+    stream = Stream(listing, b"\1" * len(listing))
+    reader = PrefixReader(URL, stream, SETTINGS)
+    buffer = memoryview(bytearray(stream.size))
+    for offset in range(0, stream.size, size):
+        reader.read_into(buffer[offset : offset + size], offset)
+    reader.close()
+    whole = b"".join(contents[listing.paths[row]] for row in listing.rows(Kind.FILE))
+    assert xxhash.xxh3_128_hexdigest(buffer) == xxhash.xxh3_128_hexdigest(whole)
+    assert (reader.bytes_read, reader.retries) == (len(whole), 0)
+
+
+@pytest.mark.parametrize("part", [1_000, 3_000_000])
+def test_an_object_that_was_replaced_is_not_mixed(
+    bucket: Bucket, contents: dict[bytes, bytes], part: int
+) -> None:
+    listings = Listings()
+    look_at_prefix(URL, (), (), listings, SETTINGS)
+    listing = listings.get(URL, (), ())
+    assert listing
+    stream = Stream(listing, b"\1" * len(listing))
+    reader = PrefixReader(URL, stream, SETTINGS)
+    buffer = memoryview(bytearray(part))
+    reader.read_into(buffer, 0)
+    bucket.store.put("folder/a.bin", os.urandom(3_000_000))
+    with pytest.raises(IntegrityError) as caught:
+        reader.read_into(buffer, 0)
+    reader.close()
+    assert str(caught.value) == (
+        f"{URL}a.bin changed while it was read; submit again when nobody replaces it"
+    )
+
+
+def test_patterns_select_objects(contents: dict[bytes, bytes]) -> None:
+    listings = Listings()
+    look_at_prefix(URL, ("/below/**",), ("deep/",), listings, SETTINGS)
+    listing = listings.get(URL, ("/below/**",), ("deep/",))
+    assert listing
+    assert listing.paths == [b"", b"below", b"below/b"]
+
+
+def test_marks_of_folders_are_no_files(bucket: Bucket) -> None:
+    bucket.put("folder/", b"")
+    bucket.put("folder/sub/", b"")
+    bucket.put("folder/sub/a", b"a")
+    listings = Listings()
+    look_at_prefix(URL, (), (), listings, SETTINGS)
+    listing = listings.get(URL, (), ())
+    assert listing
+    assert listing.paths == [b"", b"sub", b"sub/a"]
+    assert list(listing.rows(Kind.FILE)) == [2]
+
+
+def test_all_of_a_bucket_is_a_folder(contents: dict[bytes, bytes]) -> None:
+    source = look_at_prefix("s3://bucket/", (), (), Listings(), SETTINGS)
+    assert source.files == 6
+
+
+def test_more_objects_than_one_answer_has(bucket: Bucket) -> None:
+    for number in range(1001):
+        bucket.put(f"folder/{number}", b"x")
+    assert look_at_prefix(URL, (), (), Listings(), SETTINGS).files == 1001
+
+
+def test_nothing_beneath_is_told(bucket: Bucket) -> None:
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, (), (), Listings(), SETTINGS)
+    assert str(caught.value) == f"{URL}: there are no objects beneath it; check the URL"
+
+
+def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
+    bucket.put("folder/a//b", b"x")
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, (), (), Listings(), SETTINGS)
+    assert str(caught.value) == (
+        f"{URL}: an object in it has an empty part, '.' or '..' in its path; "
+        "stage what lies beside it by a longer URL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (
+            [b"a", b"a/b"],
+            f"{URL}a is an object, and there are others beneath it; leave it out with exclude=/a",
+        ),
+        (
+            [b"x/../b"],
+            f"{URL}x/../b cannot be the path of a file; leave it out with exclude=/x/../b",
+        ),
+        (
+            [b"n" * 256],
+            (
+                f"{URL}{'n' * 256} cannot be the path of a file: a name in it has more than 255 "
+                f"bytes; leave it out with exclude=/{'n' * 256}"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_a_file_is_told(paths: list[bytes], message: str) -> None:
+    version = Version(1, 10**18, 5)
+    with pytest.raises(SourceError) as caught:
+        list_objects(URL, dict.fromkeys(paths, version))
+    assert str(caught.value) == message
+    listing = list_objects(URL, dict.fromkeys(paths, version), Patterns((), ("a", "x/", "n*")))
+    assert listing.files == 0
+    assert replace(version, etag='"etag"') == version
