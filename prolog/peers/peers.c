@@ -250,21 +250,58 @@ static int finish_connect(int fd, const struct sockaddr *address, socklen_t leng
 	return ready < 0 ? ready : system_connect(fd, address, length);
 }
 
+/*
+ * Finds out whether this node has the address: then it is also the one from which the kernel would
+ * send there. Nothing is sent. Returns -1 if the kernel does not say.
+ */
+static int is_own(const union any_address *other, bool *own)
+{
+	union any_address from = { 0 };
+	socklen_t length = sizeof(from);
+	struct end ends[2] = { 0 };
+	const int fd = socket(other->any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	int result = system_connect(fd, &other->any, sizeof(*other));
+
+	if (result == 0)
+		result = getsockname(fd, &from.any, &length);
+	(void)close(fd);
+	if (result == 0 && read_end(&from, &ends[0]) && read_end(other, &ends[1]))
+		*own = memcmp(ends[0].address, ends[1].address, sizeof(ends[0].address)) == 0;
+	return result;
+}
+
+/*
+ * Refuses to speak to this node itself: the other rank runs on another one. So its node has an
+ * address that this node has too, as container bridges have everywhere, and here anybody may listen
+ * on that address.
+ */
+static int refuse_own(int fd)
+{
+	union any_address other = { 0 };
+	socklen_t length = sizeof(other);
+	bool own = true;
+
+	if (getpeername(fd, &other.any, &length) != 0)
+		return 0; /* The caller learns of the end when it uses the connection. */
+	if (is_own(&other, &own) != 0)
+		return -1;
+	if (own)
+		errno = ECONNREFUSED;
+	return own ? -1 : 0;
+}
+
 static int send_tag(int fd)
 {
 	struct end ends[2] = { 0 };
 	uint8_t tag[STAGE_TAG_SIZE];
 
-	if (!find_ends(fd, false, ends))
-		return 0; /* The caller learns of the end when it uses the connection. */
-	/*
-	 * The other rank runs on another node. So its node has an address that this node has too,
-	 * as container bridges have everywhere, and here anybody may listen on that address.
-	 */
-	if (memcmp(ends[0].address, ends[1].address, sizeof(ends[0].address)) == 0) {
-		errno = ECONNREFUSED;
+	if (refuse_own(fd) != 0)
 		return -1;
-	}
+	if (!find_ends(fd, false, ends))
+		return 0; /* As above. */
 	make_tag(ends, tag);
 	/* Nothing was sent before, so there is room for all of it. */
 	const ssize_t sent = send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -14,17 +14,29 @@ import pytest
 from tests.support.compiled import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 SOURCE = Path(__file__).parents[2] / "prolog/peers"
 KEY, OTHER_KEY = "000102030405060708090a0b0c0d0e0f", "100102030405060708090a0b0c0d0e0f"
-#: The addresses of two nodes, in IPv4 and IPv6: of one machine, which has a network of its own.
+#: The addresses of two nodes, in IPv4 and IPv6, and other ones of the second.
 A, B, A6, B6 = "10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"
-NETWORK = f"""
-ip link set lo up
-for address in {A}/32 {B}/32 {A6}/128 {B6}/128; do ip address add $address dev lo; done
-echo ready
-exec cat
+OTHER, OTHER6 = "10.78.0.2", "fd78::2"
+#: Each node is a network of its own. The first one makes the link to the second.
+NODE = "ip link set lo up; echo ready; read -r go; {commands}; echo up; exec cat"
+LINK = "ip link add eth0 type veth peer name eth0 netns {other}; " + "; ".join(
+    ["ip link set eth0 up", f"ip address add {A}/24 dev eth0",
+     f"ip address add {A6}/64 dev eth0 nodad"]
+)  # fmt: skip
+OTHER_END = "; ".join(
+    ["ip link set eth0 up", f"ip address add {B}/24 dev eth0",
+     f"ip address add {B6}/64 dev eth0 nodad", f"ip address add {OTHER}/32 dev lo",
+     f"ip address add {OTHER6}/128 dev lo"]
+)  # fmt: skip
+#: Makes this process open its next sockets in the network of another one.
+MOVE = """
+import ctypes, os
+def move(process):
+    assert ctypes.CDLL(None).setns(os.open(f"/proc/{process}/ns/net", os.O_RDONLY), 0) == 0
 """
 #: Listens on an address, and prints who sends what. How: a listener that blocks, that has a
 #: timeout, that is polled, or that takes IPv4 in IPv6.
@@ -106,13 +118,15 @@ for half in (b"", b"x", bytes(16)):
 print(len(payloads) + 6, flush=True)
 sys.stdin.read()
 """
-#: Passes on between whoever connects to an address and the listener at another one.
+#: Passes on between whoever connects to an address and the listener at another one. It connects
+#: onward from another network.
 RELAY = """
 import socket, sys
-address, source, target, port = sys.argv[1:]
+address, source, target, port, network = sys.argv[1:]
 listener = socket.create_server((address, 0))
 print(listener.getsockname()[1], flush=True)
 victim, _ = listener.accept()
+move(network)
 onward = socket.create_connection((target, int(port)), 60, (source, 0))
 onward.sendall(victim.recv(100))
 answer = b""
@@ -144,17 +158,30 @@ def test_siphash_gives_the_published_digests(tmp_path: Path, size: int, tag: str
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A machine with the addresses of both nodes, and the library."""
+    """Two nodes, by a process in the network of each, and the library."""
 
-    process: int
+    first: int
+    second: int
     library: Path
+
+    def node(self, words: Iterable[object]) -> int:
+        """Return the node that has the first of the addresses among ``words``; else the first."""
+        for word in words:
+            if word in (A, A6):
+                return self.first
+            if word in (B, B6, OTHER, OTHER6):
+                return self.second
+        return self.first
 
     @contextmanager
     def start(self, code: str, *words: object, key: str | None) -> Iterator[subprocess.Popen[str]]:
-        """Run a program there, with the library if there is a key. End it after the block."""
+        """Run a program on the node of the first address in ``words``, until the end of the block.
+
+        If there is a key, it runs with the library.
+        """
         preload = f"LD_PRELOAD={self.library}"
         given = [] if key is None else [preload, f"STAGE_PEER_KEY={key}"]
-        enter = ["nsenter", f"--net=/proc/{self.process}/ns/net", "env", *given]
+        enter = ["nsenter", f"--net=/proc/{self.node(words)}/ns/net", "env", *given]
         line = [*enter, sys.executable, "-I", "-c", code, *map(str, words)]
         pipe = subprocess.PIPE
         with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
@@ -164,7 +191,7 @@ class Network:
                 process.kill()
 
     def run(self, code: str, *words: object, key: str | None) -> str:
-        """Run a program there, and return what it printed, errors too."""
+        """Run a program as `start` does, and return what it printed, errors too."""
         with self.start(code, *words, key=key) as process:
             return "".join(process.communicate(timeout=120))
 
@@ -186,15 +213,26 @@ def line(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Build the library, and a network in which it is tried."""
+    """Build the library, and two nodes on which it is tried."""
     build = tmp_path_factory.mktemp("peers")
     subprocess.run(["make", "--silent", "-C", SOURCE, f"BUILD={build}"], check=True)
-    command = ["unshare", "--net", "sh", "-ec", NETWORK]
+    with node(OTHER_END) as second, node(LINK.format(other=second.pid)) as first:
+        for one in (first, second):
+            assert one.stdin
+            one.stdin.write("\n")
+            one.stdin.flush()
+            assert line(one) == "up"
+        yield Network(first.pid, second.pid, build / "stage_peers.so")
+
+
+@contextmanager
+def node(commands: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in a network of its own, which runs the commands after a line of input."""
+    argv = ["unshare", "--net", "sh", "-ec", NODE.format(commands=commands)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        yield Network(process.pid, build / "stage_peers.so")
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert line(process) == "ready"
+        yield process
         process.kill()
 
 
@@ -263,7 +301,7 @@ def test_a_relayed_connection_is_refused(network: Network) -> None:
     """The relay has the address of the rank, and passes on its tag."""
     with (
         network.listen(B, key=KEY) as (port, listener),
-        network.start(RELAY, B, A, B, port, key=None) as relay,
+        network.start(MOVE + RELAY, B, A, B, port, network.first, key=None) as relay,
     ):
         assert network.run(CONNECT, A, B, line(relay), "timeout", "relayed", key=KEY) == ""
         assert line(relay) == "closed"
@@ -273,15 +311,17 @@ def test_a_relayed_connection_is_refused(network: Network) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["blocking", "timeout", "polled"])
-@pytest.mark.parametrize("address", [B, B6])
+@pytest.mark.parametrize(
+    ("source", "target"), [(B, B), (B6, B6), (B, OTHER), (OTHER, B), (B6, OTHER6), (OTHER6, B6)]
+)
 def test_a_listener_at_an_address_of_the_same_node_is_no_rank(
-    network: Network, address: str, how: str
+    network: Network, source: str, target: str, how: str
 ) -> None:
     """Another node's bridge may have the same address: here, anybody may listen there."""
-    with network.listen(address, how, key=None) as (port, listener):
-        error = network.run(CONNECT, address, address, port, how, "secret", key=KEY)
+    with network.listen(target, how, key=None) as (port, listener):
+        error = network.run(CONNECT, source, target, port, how, "secret", key=KEY)
         assert error == "ECONNREFUSED\n"
-        assert line(listener) == f"{address} "
+        assert line(listener) == f"{source} "
 
 
 @pytest.mark.root
@@ -318,7 +358,7 @@ def test_a_port_that_the_rank_exempts_is_sent_no_tag(network: Network) -> None:
 def test_sockets_of_other_kinds_are_left_alone(network: Network) -> None:
     code = f"""
 import socket
-kinds = [(socket.AF_INET, "{B}"), (socket.AF_INET6, "{B6}")]
+kinds = [(socket.AF_INET, "{A}"), (socket.AF_INET6, "{A6}")]
 for family, address in kinds:
     receiver, sender = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
     receiver.bind((address, 0))
@@ -352,13 +392,14 @@ def test_the_caller_sees_the_address_of_the_rank_and_the_errors_of_the_kernel(
 ) -> None:
     """A short buffer for the address is as short for the rank as for strangers before it."""
     code = f"""
-import ctypes, errno, socket
+import errno, socket
 libc = ctypes.CDLL(None, use_errno=True)
 listener = socket.create_server(("", 0))
 port = listener.getsockname()[1]
 strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
 for stranger in strangers:
     stranger.send(b"x" * 16)
+move({network.first})
 rank = socket.create_connection(("{B}", port), 60, ("{A}", 0))
 address, length = ctypes.create_string_buffer(b"." * 16, 16), ctypes.c_uint32(8)
 accepted = libc.accept(listener.fileno(), address, ctypes.byref(length))
@@ -369,6 +410,6 @@ print(libc.accept(99, None, None), errno.errorcode[ctypes.get_errno()])
 print(libc.connect(99, address, 16), errno.errorcode[ctypes.get_errno()])
 print(libc.listen(99, 1), errno.errorcode[ctypes.get_errno()])
 """
-    assert network.run(code, key=KEY) == (
+    assert network.run(MOVE + code, B, key=KEY) == (
         "True 16 True b'........'\n-1 EAGAIN\n-1 EBADF\n-1 EBADF\n-1 EBADF\n"
     )
