@@ -27,10 +27,11 @@ from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.resolve import resolve
+from stager.source.location import is_url
 from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from stager.base.outcome import Outcome
     from stager.cli.options import RunOptions
@@ -42,6 +43,16 @@ if TYPE_CHECKING:
 
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
+
+
+def _with_credentials(request: StageRequest) -> Mapping[str, str]:
+    """Return this process's environment, with what opens the stores of the request's URLs."""
+    urls = [item.source for item in request.items if is_url(item.source)]
+    if not urls:
+        return os.environ
+    from stager.launch.credentials import with_credentials  # only for URLs
+
+    return with_credentials(os.environ, urls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,9 @@ class JobNodes:
         try:
             return run(
                 srun_argv(self.context, self.rules, library),
-                rank_environment(os.environ, self.rules, request, peer_key() if library else None),
+                rank_environment(
+                    _with_credentials(request), self.rules, request, peer_key() if library else None
+                ),
                 self.rules.launch.start_timeout,
                 on_event,
                 Pulses(
@@ -107,7 +120,9 @@ class SimulatedNodes:
             self._make_disks()
         return run(
             mpiexec_argv(self.count),
-            rank_environment(os.environ, self.rules, request, mpiexec_environment()),
+            rank_environment(
+                _with_credentials(request), self.rules, request, mpiexec_environment()
+            ),
             self.rules.launch.start_timeout,
             on_event,
             Pulses(lambda: simulated_names(self.count), "", request.stall_timeout),

@@ -7,15 +7,17 @@ the ranks are started.
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from stager.base.errors import PolicyRefusal
 from stager.request.items import REQUEST_VARIABLE
-from stager.source.location import is_url
+from stager.source.location import Location, Scheme, is_url
 from stager.source.settings import ENDPOINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from stager.request.items import StageRequest
     from stager.request.policy import Policy
@@ -33,19 +35,26 @@ _KEPT = (
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
     "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
-#: What the vendors' own tools read of credentials, and of endpoints.
-_STORES = (
+#: What the vendors' own tools read of credentials, by the kind of store. Of endpoints: `ENDPOINTS`.
+_AWS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
     "AWS_DEFAULT_REGION", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
     "AWS_SKIP_SIGNATURE", "AWS_REQUEST_PAYER",
+)  # fmt: skip
+_AZURE = (
     "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET",
     "AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
     "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST",
+)  # fmt: skip
+_GOOGLE = (
     "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
 )  # fmt: skip
+#: The ends of the names of the vendors' endpoints.
+_VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com")
+_CREDENTIALS = {Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE}
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -60,25 +69,37 @@ def rank_environment(
     ``for_launcher`` is what this launcher needs besides. Raise UsageError if the request is too
     long, PolicyRefusal for a store's endpoint that the site does not allow.
     """
-    has_url = any(is_url(item.source) for item in request.items)
+    sources = [item.source for item in request.items]
+    schemes = {Location.parse(source).scheme for source in sources if is_url(source)}
     return {
-        **(_credentials(environment, policy) if has_url else {}),
+        **(_credentials(environment, policy, schemes) if schemes else {}),
         **step_environment(environment, policy, request.job, for_launcher),
         REQUEST_VARIABLE: request.to_json(),
     }
 
 
-def _credentials(environment: Mapping[str, str], policy: Policy) -> dict[str, str]:
-    """Return what opens stores: it reaches the ranks by their environment alone."""
+def _credentials(
+    environment: Mapping[str, str], policy: Policy, schemes: Iterable[Scheme]
+) -> dict[str, str]:
+    """Return what opens stores of these kinds: it reaches the ranks by their environment alone."""
     for name in ENDPOINTS:
         endpoint = environment.get(name, "").rstrip("/")
-        if endpoint and endpoint not in policy.source.endpoints:
+        if endpoint and not _is_vendors(endpoint) and endpoint not in policy.source.endpoints:
             allowed = " or ".join(policy.source.endpoints) or "none but the vendors'"
             raise PolicyRefusal(
                 f"{name} names the endpoint {endpoint}, but this site allows {allowed}; ask the "
                 "administrator (endpoints in [source] of stage.toml)"
             )
-    return {name: environment[name] for name in (*_STORES, *ENDPOINTS) if name in environment}
+    names = chain(ENDPOINTS, *(_CREDENTIALS.get(scheme, ()) for scheme in schemes))
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _is_vendors(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        return False
+    return parts.scheme == "https" and f".{parts.hostname}".endswith(_VENDORS)
 
 
 def step_environment(

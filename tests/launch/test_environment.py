@@ -130,6 +130,35 @@ def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "is_vendors"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", True),
+        ("https://account.blob.core.windows.net/", True),
+        ("http://s3.eu-west-1.amazonaws.com", False),
+        ("https://evilamazonaws.com", False),
+        ("https://amazonaws.com.evil", False),
+        ("https://[x", False),
+    ],
+)
+def test_the_vendors_own_endpoints_need_not_be_named(endpoint: str, is_vendors: bool) -> None:
+    request = replace(REQUEST, items=(URL,))
+    job = {"AWS_ENDPOINT_URL": endpoint}
+    if is_vendors:
+        assert rank_environment(job, POLICY, request)["AWS_ENDPOINT_URL"] == endpoint
+        return
+    with pytest.raises(PolicyRefusal):
+        rank_environment(job, POLICY, request)
+
+
+def test_a_stores_credentials_reach_no_stage_of_another_kind_of_store() -> None:
+    job = {"AWS_SECRET_ACCESS_KEY": "aws", "AZURE_STORAGE_ACCOUNT_KEY": "azure"}
+    request = replace(REQUEST, items=(URL,))
+    assert set(rank_environment(job, POLICY, request)) & set(job) == {"AWS_SECRET_ACCESS_KEY"}
+    request = replace(REQUEST, items=(replace(ITEM, source="https://host/x"),))
+    assert not set(rank_environment(job, POLICY, request)) & set(job)
+
+
 def test_another_step_has_the_same_environment_without_a_request() -> None:
     job = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "64", "LD_PRELOAD": "/home/u/evil.so"}
     expected = {**GIVEN, "SLURM_JOB_ID": "17"}

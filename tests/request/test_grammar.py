@@ -188,6 +188,9 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
         "s3://bucket/key/with/more:/b",
         "az://account/container/a:/b",
         "gs://bucket/a:/b",
+        "s3://bucket/folder/:/b",
+        "s3://bucket/:/b",
+        "az://account/container/:/b",
     ],
 )
 def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
@@ -203,12 +206,12 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ("file:///a", UNKNOWN_URL),
         ("S3://bucket/a", UNKNOWN_URL),
         ("http://host", "is not complete; write http://HOST/PATH"),
-        ("s3://bucket/", "is not complete; write s3://BUCKET/KEY"),
+        ("s3://bucket", "is not complete; write s3://BUCKET/KEY"),
+        ("s3:///", "is not complete; write s3://BUCKET/KEY"),
         ("az://account/container", "is not complete; write az://ACCOUNT/CONTAINER/PATH"),
-        (
-            "https://host/folder/",
-            "ends in '/': what lies beneath cannot be staged, only one object",
-        ),
+        ("https://host/folder/", "ends in '/', but a web server cannot be asked what lies beneath"),
+        ("https://host/", "ends in '/', but a web server cannot be asked what lies beneath"),
+        ("s3://bucket/folder//", "has an empty part, '.' or '..' in its path"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
         ("https://me@host/a", "has a user in it; give credentials by the environment"),
         (

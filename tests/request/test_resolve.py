@@ -378,12 +378,19 @@ ALLOWED = ("https://data.site", "s3://bucket/public/", "gs://")
 
 
 @pytest.mark.parametrize(
-    "url", ["https://data.site/a", "s3://bucket/public/a", "gs://any/a", "https://data.site/b/c"]
+    "url",
+    [
+        "https://data.site/a",
+        "s3://bucket/public/a",
+        "gs://any/a",
+        "gs://any/",
+        "https://data.site/b/c",
+    ],
 )
 def test_a_url_that_the_site_allows_is_an_item(url: str) -> None:
     site = Policy(roots=("/nvme",), source=SourceSection(allow=ALLOWED))
     [item] = resolve([Directive(url, "/nvme/")], site)
-    assert (item.source, item.destination) == (url, f"/nvme/{url.rpartition('/')[2]}")
+    assert (item.source, item.destination) == (url, f"/nvme/{url.rstrip('/').rpartition('/')[2]}")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""Credentials from the files of the vendors' tools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.errors import UsageError
+from stager.launch.credentials import with_credentials
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+S3, AZ, GS = "s3://bucket/key", "az://account/container/path", "gs://bucket/key"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id = A\naws_secret_access_key = S%1\n"
+        "[lab]\naws_access_key_id = B\naws_secret_access_key = T\naws_session_token = U\n"
+    )
+    (tmp_path / ".aws/config").write_text(
+        "[default]\nregion = eu-west-1\n"
+        "[profile lab]\nregion = us-east-1\nendpoint_url = https://s3.lab:9000\n"
+        "[profile sso]\nsso_session = lab\n"
+    )
+    return tmp_path
+
+
+def found(environment: dict[str, str], *sources: str) -> dict[str, str]:
+    """Return what is added to the environment."""
+    result = with_credentials(environment, sources)
+    assert all(result[name] == value for name, value in environment.items())
+    return {name: value for name, value in result.items() if name not in environment}
+
+
+def test_a_profile_gives_keys_region_and_endpoint(home: Path) -> None:
+    assert found({"HOME": str(home)}, "/a/file", S3) == {
+        "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S%1", "AWS_REGION": "eu-west-1",
+    }  # fmt: skip
+    lab = {
+        "AWS_ACCESS_KEY_ID": "B", "AWS_SECRET_ACCESS_KEY": "T", "AWS_SESSION_TOKEN": "U",
+        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": "https://s3.lab:9000",
+    }  # fmt: skip
+    assert found({"HOME": str(home), "AWS_PROFILE": "lab"}, S3) == lab
+    assert found({"HOME": str(home), "AWS_DEFAULT_PROFILE": "lab"}, S3) == lab
+
+
+def test_files_elsewhere_are_named_by_variables(home: Path) -> None:
+    files = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(home / ".aws/credentials"),
+        "AWS_CONFIG_FILE": str(home / ".aws/none"),
+    }
+    assert found(files, S3) == {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S%1"}
+
+
+def test_a_key_in_the_environment_goes_before_that_of_a_profile(home: Path) -> None:
+    given = {"HOME": str(home), "AWS_ACCESS_KEY_ID": "X", "AWS_SECRET_ACCESS_KEY": "Y"}
+    assert found(given, S3) == {"AWS_REGION": "eu-west-1"}
+
+
+@pytest.mark.parametrize("sources", [(), ("/a/file",), ("https://host/file",)])
+def test_files_are_read_only_for_their_own_stores(home: Path, sources: tuple[str, ...]) -> None:
+    assert found({"HOME": str(home), "AWS_PROFILE": "none"}, *sources) == {}
+
+
+@pytest.mark.parametrize("environment", [{}, {"HOME": ""}, {"HOME": "/nonexistent"}])
+def test_without_files_there_is_nothing(environment: dict[str, str]) -> None:
+    assert found(environment, S3, AZ, GS) == {}
+
+
+def test_a_profile_that_is_missing_is_told(home: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        found({"HOME": str(home), "AWS_PROFILE": "other"}, S3)
+    assert str(caught.value) == (
+        f"the profile other, which AWS_PROFILE names, is neither in {home}/.aws/credentials nor in "
+        f"{home}/.aws/config"
+    )
+
+
+def test_a_profile_that_only_the_vendors_tool_can_use_is_told(home: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        found({"HOME": str(home), "AWS_PROFILE": "sso"}, S3)
+    assert str(caught.value) == (
+        "the profile sso takes its key from elsewhere (sso_session); put the key into the "
+        'environment before you submit: eval "$(aws configure export-credentials --format env)"'
+    )
+
+
+@pytest.mark.parametrize("text", [b"a secret\n", b"\xff\xfe", b"[x]\nsecret\n"])
+def test_a_file_that_is_damaged_is_told_and_nothing_of_it(home: Path, text: bytes) -> None:
+    path = home / ".aws/credentials"
+    path.write_bytes(text)
+    with pytest.raises(UsageError) as caught:
+        found({"HOME": str(home)}, S3)
+    assert str(caught.value) == f"{path} cannot be read: it is no file of profiles"
+
+
+def test_the_application_default_of_google_is_found(home: Path) -> None:
+    folder = home / ".config/gcloud"
+    folder.mkdir(parents=True)
+    path = folder / "application_default_credentials.json"
+    path.write_text("{}")
+    expected = {"GOOGLE_APPLICATION_CREDENTIALS": str(path)}
+    assert found({"HOME": str(home)}, GS) == expected
+    assert found({"CLOUDSDK_CONFIG": str(folder)}, GS) == expected
+    assert found({"HOME": str(home), "GOOGLE_SERVICE_ACCOUNT": "/x"}, GS) == {}
+
+
+def test_a_connection_string_of_azure_is_taken_apart() -> None:
+    text = (
+        "DefaultEndpointsProtocol=https;AccountName=account;AccountKey=aZ+/0==;"
+        "BlobEndpoint=https://blob.site:10000/account"
+    )
+    assert found({"AZURE_STORAGE_CONNECTION_STRING": text}, AZ) == {
+        "AZURE_STORAGE_ACCOUNT_KEY": "aZ+/0==",
+        "AZURE_STORAGE_ENDPOINT": "https://blob.site:10000/account",
+    }
+    signed = "BlobEndpoint=https://x;SharedAccessSignature=sv=2024&sig=a%3D"
+    assert found({"AZURE_STORAGE_CONNECTION_STRING": signed}, AZ) == {
+        "AZURE_STORAGE_SAS_TOKEN": "sv=2024&sig=a%3D", "AZURE_STORAGE_ENDPOINT": "https://x",
+    }  # fmt: skip
+    assert found({"AZURE_STORAGE_KEY": "key"}, AZ) == {"AZURE_STORAGE_ACCOUNT_KEY": "key"}
