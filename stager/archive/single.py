@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from contextlib import closing
 from itertools import cycle
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from stager.archive.damage import explained
 from stager.archive.decompress import ReadAhead, decompressed_into
@@ -19,14 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.archive.target import Limits
-    from stager.disk.partial import Partial
 
 #: Bytes that are written at a time, a multiple of SMALLEST_HOLE; such pieces that may wait for it.
 _PIECE, _WAITING = 1 << 20, 4
 _ZEROS = bytes(SMALLEST_HOLE)
 
 
-def decompress(compressed: IO[bytes], name: str, partial: Partial, limits: Limits) -> str:
+class Target(Protocol):
+    """A new file."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Put ``data`` at ``offset`` bytes."""
+
+    def allocate(self, size: int, extents: tuple[()]) -> None:
+        """Give the file its size; no more data will come."""
+
+
+def decompress(compressed: IO[bytes], name: str, partial: Target, limits: Limits) -> str:
     """Decompress the file of that ``name`` into ``partial``.
 
     Return the xxh3-128 of what was written, in hexadecimal. Raise UsageError if that is more than
@@ -53,7 +62,7 @@ def _buffers(count: int) -> Iterator[memoryview]:
 class _Whole:
     """What a file of that ``name`` decompresses to, written without its zeros."""
 
-    def __init__(self, name: str, partial: Partial, limits: Limits) -> None:
+    def __init__(self, name: str, partial: Target, limits: Limits) -> None:
         self._name = name
         self._partial = partial
         self._limits = limits

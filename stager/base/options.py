@@ -68,6 +68,10 @@ class Share(StrEnum):
     ALL = "all"
 
 
+#: The value of an option that may have patterns and was given without one.
+ITSELF = ("",)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of one directive. A field's name is the key that the user writes."""
@@ -82,8 +86,9 @@ class Options:
     exclude: tuple[str, ...] = ()
     #: Whether the source is an archive that is unpacked at the destination.
     extract: bool = False
-    #: Whether the source is a compressed file that is decompressed at the destination.
-    decompress: bool = False
+    #: `ITSELF` if the source is a compressed file that is decompressed at the destination; for a
+    #: folder, patterns of the files in it that are; see `tree.compressed`.
+    decompress: tuple[str, ...] = ()
     mode: Mode = Mode.COPY
     #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
@@ -133,7 +138,7 @@ class Options:
         So the source must be read for each node without a copy, and how much room the copy takes
         is known at its end.
         """
-        return self.extract or self.decompress
+        return self.extract or bool(self.decompress)
 
 
 #: The type of each option's value, by the option's name: that of its default.

@@ -57,8 +57,8 @@ class Reason(StrEnum):
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
     #: With and without decompress.
-    DECOMPRESSED = "the decompressed file is there"
-    COMPRESSED = "the compressed file is there"
+    DECOMPRESSED = "it was decompressed"
+    COMPRESSED = "it was not decompressed"
     #: With and without mode=shard, and with another by=.
     PART_ONLY = "a part is there, the whole is wanted"
     NOT_SPLIT = "the whole is there, a part is wanted"
@@ -203,8 +203,8 @@ def other_source(item: StageItem, record: Record | None) -> Reason | None:
 
 
 def made_differently(item: StageItem, record: Record | None) -> Reason | None:
-    """Return a reason if the copy of a file was made with or without decompress. Pure."""
-    if record is None or record.decompressed == item.options.decompress:
+    """Return a reason if the copy was made with or without decompress. Pure."""
+    if record is None or record.decompressed == bool(item.options.decompress):
         return None
     return Reason.DECOMPRESSED if record.decompressed else Reason.COMPRESSED
 

@@ -19,6 +19,7 @@ from stager.copies.survey import (
     check_folder,
     check_trees_above,
     damage,
+    made_differently,
     other_source,
     own_lstat,
 )
@@ -103,7 +104,7 @@ def judge_tree(
     copy, tree = record.copy_facts, record.tree
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return Reason.REPLACED
-    if reason := _made_differently(item, source, tree):
+    if reason := made_differently(item, record) or _made_differently(item, source, tree):
         return reason
     if _is_too_open(item, source, there):
         return Reason.TOO_OPEN

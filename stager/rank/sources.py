@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import Mode, Relocate
+from stager.base.options import ITSELF, Mode, Options, Relocate
 from stager.base.progress import Kind, doing
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
 from stager.source.access import look_at
-from stager.source.facts import Source
+from stager.source.facts import Selection, Source
 from stager.wire.codec import (
     BYTES,
     FLAG,
@@ -67,6 +67,12 @@ SOURCES = tuple_of(
 )
 
 
+def selection_of(options: Options) -> Selection:
+    """Return what an item stages of a folder."""
+    decompress = () if options.decompress == ITSELF else options.decompress
+    return Selection(options.include, options.exclude, decompress)
+
+
 def look_at_sources(
     context: Context, items: Sequence[StageItem], listings: Listings
 ) -> tuple[Source, ...]:
@@ -92,12 +98,10 @@ def _look_at(
     copied: Sequence[tuple[str, str]],
     listings: Listings,
 ) -> Source:
-    options = item.options
     # What was staged for all users is used only by those who could read the source.
     source = look_at(
-        item.source, options.include, options.exclude, listings, request.remote,
-        to_be_read=item.shared,
-    )  # fmt: skip
+        item.source, selection_of(item.options), listings, request.remote, to_be_read=item.shared
+    )
     check_options(item, source)
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
@@ -115,8 +119,15 @@ def check_options(item: StageItem, source: Source) -> None:
         raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
     if source.is_tree and options.extract:
         raise UsageError(f"{item.source} is a folder; extract is for archives")
-    if source.is_tree and options.decompress:
-        raise UsageError(f"{item.source} is a folder; decompress is for single files")
+    if source.is_tree and options.decompress == ITSELF:
+        raise UsageError(
+            f"{item.source} is a folder; name the files in it that are to be decompressed by a "
+            "pattern, such as decompress=*"
+        )
+    if not source.is_tree and options.decompress not in ((), ITSELF):
+        raise UsageError(
+            f"{item.source} is not a folder; write decompress alone, without a pattern"
+        )
     if becomes_tree and item.shared:
         raise PolicyRefusal(
             f"{item.destination} would be a folder, but beneath {item.root} only single files are "

@@ -26,7 +26,7 @@ from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for
 from stager.rank.report import Delivered, Progress, item_report, tell
-from stager.rank.sources import SOURCES, look_at_sources
+from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
 from stager.source.facts import Listings, Source
 from stager.wire.codec import (
@@ -319,6 +319,10 @@ class StageRun:
         found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
         together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
         reuse = found[0]
+        if task.item.options.decompress:
+            from stager.rank.decompress_cargo import DecompressTreeCargo
+
+            return DecompressTreeCargo(task, listing, reuse)
         if task.item.options.mode is not Mode.SHARD:
             return TreeCargo(task, listing, reuse)
         from stager.rank.shard_cargo import ShardCargo
@@ -334,7 +338,7 @@ class StageRun:
         found: list[Listing] = []
 
         def look() -> None:
-            listing = self._listings.get(item.source, options.include, options.exclude)
+            listing = self._listings.get(item.source, selection_of(options))
             if listing is not None:
                 found.append(permitted(item.source, listing, source.mode, options.share))
 

@@ -84,7 +84,7 @@ class Task:
             used_by_job=self.job,
             lifetime=self._lifetime(before),
             pinned=bool(before and before.pinned),
-            decompressed=self.item.options.decompress,
+            decompressed=bool(self.item.options.decompress),
             tree=tree,
         )
 

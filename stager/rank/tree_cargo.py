@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stager.rank.task import Task
     from stager.source.access import TreeReader
     from stager.tree.listing import Listing
+    from stager.tree.stream import NewTree
     from stager.wire.transfer import Transferred
 
 #: Bytes of a table's row besides the path: thirteen columns of numbers and a digest.
@@ -147,14 +148,19 @@ class TreeCargo(Cargo):
         task, stream = self.task, self.stream
         assert stream is not None
         if self._tree:
-            with self._tree.writing():
+            target = self._open_target(self._tree)
+            with target.writing():
                 for row in stream.without_data:
                     if self._lacks[row]:
-                        self._tree.create(row)
-            self.writer = StreamWriter(self._tree, stream, self._lacks)
+                        target.create(row)
+            self.writer = StreamWriter(target, stream, self._lacks)
         if task.sends:
             self.reader = reader = self._open_stream(stream)
             self.stack.callback(reader.close)
+
+    def _open_target(self, tree: PartialTree) -> NewTree:
+        """Return what the received files are written to."""
+        return tree
 
     def _open_stream(self, stream: Stream) -> TreeReader:
         task = self.task

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import OPTION_TYPES, Mode, Options, Relocate
+from stager.base.options import ITSELF, OPTION_TYPES, Mode, Options, Relocate
 from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
@@ -127,8 +127,11 @@ def _check_format(text: str, source: Field, options: Mapping[str, Any]) -> None:
     if "extract" in options and not archive_suffix(source.value):
         known = " ".join(ARCHIVES)
         raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
-    if "decompress" in options and not compressed_suffix(source.value):
-        problem = f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}"
+    if options.get("decompress") == ITSELF and not compressed_suffix(source.value):
+        problem = (
+            f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}; for files "
+            "in a folder write a pattern: decompress=*"
+        )
         raise DirectiveError(problem, text, source.at)
 
 
@@ -174,6 +177,11 @@ class _Chosen:
                 raise self._fault(f"'{key}' takes no value", option.at + len(key))
             self.values[key] = True
             return
+        if key == "decompress" and self._is_given_apart(equals):
+            raise self._fault("'decompress' is given twice", option.at)
+        if key == "decompress" and not equals:
+            self.values[key] = ITSELF
+            return
         if not equals:
             raise self._fault(f"'{key}' needs a value: {key}=…", option.at)
         at = option.at + len(key) + len("=")
@@ -184,6 +192,11 @@ class _Chosen:
         else:
             assert key == "by", f"no function reads the option {key}"
             self.values[key] = self._numbered_pattern(value, at)
+
+    def _is_given_apart(self, equals: str) -> bool:
+        """Whether decompress was given without a pattern, or is now, but not only."""
+        before = self.values.get("decompress", ())
+        return before == ITSELF or bool(before and not equals)
 
     def check_mode(self, option: Field) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with the mode."""

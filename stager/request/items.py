@@ -13,7 +13,7 @@ from typing import Any
 
 from stager.base.errors import UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
-from stager.base.options import DEFAULT_OPTIONS, Mode, Options
+from stager.base.options import DEFAULT_OPTIONS, ITSELF, Mode, Options
 from stager.base.paths import SHARD_LIST
 from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
@@ -71,13 +71,14 @@ class StageItem:
 def copy_name(source: str, options: Options) -> str:
     """Return the last part of the source's path, without the suffix of what is unpacked.
 
-    >>> copy_name("/shared/set.gz", Options(decompress=True))
+    >>> copy_name("/shared/set.gz", Options(decompress=("",)))
     'set'
     """
     name = source.rstrip("/").rpartition("/")[2]
     if options.extract:
         return name[: len(name) - len(archive_suffix(name))]
-    return name[: len(name) - len(compressed_suffix(name))] if options.decompress else name
+    is_single = options.decompress == ITSELF
+    return name[: len(name) - len(compressed_suffix(name))] if is_single else name
 
 
 @dataclass(frozen=True, slots=True)

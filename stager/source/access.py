@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.base.extents import Extent
-    from stager.source.facts import Listings, Source
+    from stager.source.facts import Listings, Selection, Source
     from stager.source.settings import RemoteSettings
     from stager.tree.stream import Stream
 
@@ -45,8 +45,7 @@ class SourceReader(TreeReader, Protocol):
 
 def look_at(
     path: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
+    selection: Selection,
     listings: Listings,
     settings: RemoteSettings,
     *,
@@ -58,13 +57,13 @@ def look_at(
     that can be staged; UsageError if a single file has patterns.
     """
     if not is_url(path):
-        return look_at_source(path, include, exclude, listings, to_be_read=to_be_read)
+        return look_at_source(path, selection, listings, to_be_read=to_be_read)
     # Slow to import, and not needed for files.
     if Location.parse(path).is_folder:
         from stager.source.prefix import look_at_prefix
 
-        return look_at_prefix(path, include, exclude, listings, settings)
-    if include or exclude:
+        return look_at_prefix(path, selection, listings, settings)
+    if selection.include or selection.exclude:
         raise UsageError(
             f"{path} is one object; remove include and exclude, or write a '/' behind it for all "
             "that lies beneath"

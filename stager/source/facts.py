@@ -1,15 +1,16 @@
-"""Describe a source as it was when rank 0 looked at it. Pure."""
+"""Describe a source as it was when rank 0 looked at it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stager.disk.record import SourceFacts
     from stager.tree.listing import Listing
+    from stager.tree.patterns import Patterns
     from stager.tree.venv import Interpreter
 
 
@@ -47,6 +48,20 @@ class Source:
         return bool(self.listing)
 
 
+class Selection(NamedTuple):
+    """What is staged of a folder: patterns of what is included and excluded, and of the files that
+    are decompressed; see `tree.patterns` and `tree.compressed`.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    decompress: tuple[str, ...] = ()
+
+
+#: All of a folder, as it is.
+EVERYTHING = Selection()
+
+
 class Listings:
     """The listings of source folders, by path and patterns. Each folder is listed once.
 
@@ -54,25 +69,39 @@ class Listings:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Listing] = {}
+        self._found: dict[tuple[str, Selection], Listing] = {}
 
-    def get(self, path: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> Listing | None:
+    def get(self, path: str, selection: Selection = EVERYTHING) -> Listing | None:
         """Return the listing of the folder, or None if there is none yet."""
-        return self._found.get((path, include, exclude))
+        return self._found.get((path, selection))
 
     def list_once(
-        self,
-        path: str,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        look: Callable[[], Listing],
+        self, path: str, selection: Selection, look: Callable[[Patterns | None], Listing]
     ) -> Listing:
-        """Return the listing of the folder; call ``look`` for it if there is none yet."""
-        key = path, include, exclude
+        """Return the listing of the folder; call ``look`` for it if there is none yet.
+
+        It is given the patterns of what is staged, if there are any. Raise what it raises, and
+        UsageError if two files would have one path when they are decompressed.
+        """
+        key = path, selection
         if key not in self._found:
-            self._found[key] = look()
+            self._found[key] = _list(path, selection, look)
         return self._found[key]
 
     def clear(self) -> None:
         """Forget all listings: the folders may have changed."""
         self._found.clear()
+
+
+def _list(path: str, selection: Selection, look: Callable[[Patterns | None], Listing]) -> Listing:
+    if not any(selection):
+        return look(None)
+    from stager.tree.patterns import Patterns  # slow to import
+
+    chosen = selection.include or selection.exclude
+    listing = look(Patterns(selection.include, selection.exclude) if chosen else None)
+    if not selection.decompress:
+        return listing
+    from stager.tree.compressed import decompressed_listing
+
+    return decompressed_listing(listing, selection.decompress, path)

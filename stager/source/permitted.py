@@ -48,7 +48,7 @@ def _rows_with_acl(path: str, listing: Listing) -> Iterable[int]:
     rows: dict[bytes, list[int]] = {}
     for row, kind in enumerate(listing.kinds):
         if row and kind in (Kind.FILE, Kind.FOLDER) and listing.modes[row] & READ:
-            rows.setdefault(listing.paths[row].rpartition(b"/")[0], []).append(row)
+            rows.setdefault(listing.source_path(row).rpartition(b"/")[0], []).append(row)
     every = chain.from_iterable(rows.values())
     try:
         root = os.open(path, OPEN_FOLDER)
@@ -80,7 +80,7 @@ def _look_everywhere(root: int, listing: Listing, rows: Mapping[bytes, list[int]
             else:
                 # There is no listxattrat(2) before Linux 6.13.
                 base = b"/proc/self/fd/%d/" % descriptor
-            return [has_acl(base + listing.paths[row][start:]) for row in rows[folder]]
+            return [has_acl(base + listing.source_path(row)[start:]) for row in rows[folder]]
         finally:
             os.close(descriptor)
 

@@ -17,17 +17,17 @@ from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.disk.record import SourceFacts
-from stager.source.facts import Listings, Source
+from stager.source.facts import EVERYTHING, Listings, Selection, Source
 from stager.source.way import READ, reach
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
+    from stager.tree.patterns import Patterns
 
 
 def look_at_source(
     path: str,
-    include: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
+    selection: Selection = EVERYTHING,
     listings: Listings | None = None,
     *,
     to_be_read: bool = False,
@@ -49,15 +49,13 @@ def look_at_source(
         raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
-        listing = listings.list_once(
-            path, include, exclude, lambda: _list(path, facts, include, exclude)
-        )
+        listing = listings.list_once(path, selection, lambda patterns: _list(path, facts, patterns))
         identity = replace(facts_of(facts), size=listing.size)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
             closed_by=closed_by,
         )  # fmt: skip
-    if include or exclude:
+    if selection.include or selection.exclude:
         raise UsageError(
             f"{path} is not a folder; remove include and exclude, which are for folders"
         )
@@ -68,16 +66,10 @@ def look_at_source(
     return Source(facts_of(facts), mode, facts.st_gid, allocated, closed_by=closed_by)
 
 
-def _list(
-    path: str, facts: os.stat_result, include: tuple[str, ...], exclude: tuple[str, ...]
-) -> Listing:
+def _list(path: str, facts: os.stat_result, patterns: Patterns | None) -> Listing:
     from stager.tree.walk import walk  # not needed for a file
 
-    if not include and not exclude:
-        return walk(path, facts)
-    from stager.tree.patterns import Patterns  # slow to import
-
-    return walk(path, facts, Patterns(include, exclude))
+    return walk(path, facts, patterns)
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:

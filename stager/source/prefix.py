@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import SourceError
 from stager.disk.record import SourceFacts
-from stager.source.facts import Listings, Source
+from stager.source.facts import Listings, Selection, Source
 from stager.source.remote import MODE, Store, Version
 from stager.tree.listing import Kind, Listing, Row, text_of
 
@@ -30,33 +30,20 @@ _LONGEST_NAME = 255
 
 
 def look_at_prefix(
-    url: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    listings: Listings,
-    settings: RemoteSettings,
+    url: str, selection: Selection, listings: Listings, settings: RemoteSettings
 ) -> Source:
     """Look at what lies beneath ``url``; list it if it is not in ``listings`` yet.
 
     Raise SourceError if there is nothing, or something that cannot be a file in a folder.
     """
-    listing = listings.list_once(
-        url, include, exclude, lambda: _list(url, include, exclude, settings)
-    )
+    listing = listings.list_once(url, selection, lambda patterns: _list(url, patterns, settings))
     facts = SourceFacts(listing.size, listing.mtimes[0], 0, 0)
     return Source(
         facts, _FOLDER_MODE, os.getegid(), listing.allocated(), listing.files, listing.digest()
     )
 
 
-def _list(
-    url: str, include: tuple[str, ...], exclude: tuple[str, ...], settings: RemoteSettings
-) -> Listing:
-    patterns: Patterns | None = None
-    if include or exclude:
-        from stager.tree.patterns import Patterns  # slow to import
-
-        patterns = Patterns(include, exclude)
+def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> Listing:
     store = Store(url, settings)
     above = f"{store.location.path}/" if store.location.path else ""
     # The object at the place of the folder itself is the sign by which some programs mark one.
@@ -164,7 +151,7 @@ class PrefixReader:
         listing, row = self._stream.listing, part.row
         listed = Version(listing.sizes[row], listing.mtimes[row], listing.inodes[row])
         version, retries = self._store.fetch(
-            self._above + os.fsdecode(listing.paths[row]),
+            self._above + os.fsdecode(listing.source_path(row)),
             self._versions.get(row, listed),
             buffer[part.start : part.start + part.length],
             part.offset,

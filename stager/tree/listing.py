@@ -91,7 +91,8 @@ class Listing:
     #: Uids and gids.
     owners: array[int]
     groups: array[int]
-    #: By row: the target of a symbolic link, or the path of a hard link's file.
+    #: By row: the target of a symbolic link, the path of a hard link's file, or the path at the
+    #: source of a file that is decompressed, which is another one there.
     targets: dict[int, bytes] = field(default_factory=dict)
     #: By row: where a file with holes has data.
     extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
@@ -160,9 +161,18 @@ class Listing:
 
     def part(self, rows: Iterable[int], *more: Row) -> Self:
         """Return the listing of some of the ``rows``, and of ``more`` rows with them."""
-        return self.of(chain(map(self._row, rows), more))
+        return self.of(chain(map(self.row, rows), more))
 
-    def _row(self, number: int) -> Row:
+    def is_decompressed(self, number: int) -> bool:
+        """Whether the copy of the row's file is what is decompressed from it."""
+        return self.kinds[number] == Kind.FILE and number in self.targets
+
+    def source_path(self, number: int) -> bytes:
+        """Return the path of the row's entry at the source."""
+        return self.targets[number] if self.is_decompressed(number) else self.paths[number]
+
+    def row(self, number: int) -> Row:
+        """Return one row."""
         numbers = (column[number] for column in self._columns)
         few = self.targets.get(number, b""), self.extents.get(number)
         return Row._make((self.paths[number], Kind(self.kinds[number]), *numbers, *few))

@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 from array import array
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from stager.base.options import Share
@@ -149,6 +151,17 @@ class PartialTree:
         try:
             write_all(descriptor, data, offset)
         except OSError:
+            os.close(descriptor)
+            raise
+        self._complete(row, descriptor)
+
+    @contextmanager
+    def filling(self, row: int) -> Iterator[int]:
+        """Make the row's file for a program that fills it. Yield its descriptor."""
+        descriptor = self._create(row)
+        try:
+            yield descriptor
+        except BaseException:
             os.close(descriptor)
             raise
         self._complete(row, descriptor)
@@ -299,7 +312,9 @@ def _without_facts(listing: Listing) -> Listing:
 
     uid = os.getuid()
     owners = array("Q", (0 if kind == Kind.HARD_LINK else uid for kind in listing.kinds))
+    # What a file was decompressed from cannot be seen of the copy.
+    targets = {row: one for row, one in listing.targets.items() if not listing.is_decompressed(row)}
     return replace(
         listing, modes=zeros("Q"), inodes=zeros("Q"), owners=owners, groups=zeros("Q"),
-        mtimes=zeros("q"), sizes=zeros("Q"), extents={},
+        mtimes=zeros("q"), sizes=zeros("Q"), targets=targets, extents={},
     )  # fmt: skip

@@ -182,7 +182,7 @@ class StreamReader:
         self._read(self._large[1], buffer, part)
 
     def _path(self, row: int) -> bytes:
-        return self._folder + b"/" + self._stream.listing.paths[row]
+        return self._folder + b"/" + self._stream.listing.source_path(row)
 
     def _open_root(self) -> None:
         try:
@@ -197,7 +197,8 @@ class StreamReader:
     def _open(self, row: int) -> int:
         """Open the row's file. Nothing is read of another one."""
         try:
-            descriptor = open_beneath(self._root, self._stream.listing.paths[row], OPEN_FILE)
+            path = self._stream.listing.source_path(row)
+            descriptor = open_beneath(self._root, path, OPEN_FILE)
         except OSError as error:
             if error.errno in _REPLACED:
                 raise _changed(self._path(row)) from None
@@ -299,6 +300,13 @@ class Tree(Protocol):
 
     def write(self, row: int, data: memoryview, offset: int) -> None:
         """Write ``data`` at ``offset`` of the row's file."""
+
+
+class NewTree(Tree, Protocol):
+    """A tree whose files are made; those without data are not in the stream."""
+
+    def create(self, row: int) -> None:
+        """Make the row's file, which has no data."""
 
 
 class StreamWriter:

@@ -8,6 +8,7 @@ import pytest
 
 from stager.base.options import (
     DEFAULT_OPTIONS,
+    ITSELF,
     OPTION_TYPES,
     Lifetime,
     Mode,
@@ -26,7 +27,7 @@ ALL = Options(
     include=("*.py", "lib/"),
     exclude=("x,y",),
     extract=True,
-    decompress=True,
+    decompress=("*.gz", "b"),
     mode=Mode.SHARD,
     by="part-{n}",
 )
@@ -88,7 +89,7 @@ def test_messages_always_show_how_a_copy_is_validated() -> None:
         (DEFAULT_OPTIONS, True),
         (Options(validate=Validate.SIZE, lifetime=Lifetime.JOB), True),
         (Options(extract=True), False),
-        (Options(decompress=True), False),
+        (Options(decompress=ITSELF), False),
         (Options(include=("a",)), False),
         (Options(exclude=("a",)), False),
         (Options(relocate=Relocate.VENV), False),
@@ -101,5 +102,5 @@ def test_a_whole_copy_is_all_of_the_source_unchanged(options: Options, whole: bo
 
 def test_what_is_unpacked_is_made_of_other_bytes() -> None:
     assert Options(extract=True).is_unpacked
-    assert Options(decompress=True).is_unpacked
+    assert Options(decompress=ITSELF).is_unpacked
     assert not Options(relocate=Relocate.VENV).is_unpacked

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.base.options import Options, Share, Validate
+from stager.base.options import ITSELF, Options, Share, Validate
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -130,8 +130,8 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "its permissions are wider than the source's",
         "relocated differently",
         "shared differently",
-        "the decompressed file is there",
-        "the compressed file is there",
+        "it was decompressed",
+        "it was not decompressed",
         "a part is there, the whole is wanted",
         "the whole is there, a part is wanted",
         "split differently",
@@ -151,7 +151,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
 def test_a_copy_with_and_without_decompress_are_not_each_other(
     reason: Reason | None, *, was: bool, now: bool
 ) -> None:
-    item = StageItem("/shared/x.gz", "/nvme/x", "/nvme", Options(decompress=now))
+    item = StageItem("/shared/x.gz", "/nvme/x", "/nvme", Options(decompress=ITSELF if now else ()))
     assert made_differently(item, replace(RECORD, decompressed=was)) == reason
     assert made_differently(item, None) is None
 
@@ -233,7 +233,7 @@ def test_a_copy_that_was_decompressed_is_current_for_decompress_alone(
     assert record
     item = StageItem(str(node.source), str(node.copy), str(node.disk), Options(validate=validate))
     plain, decompressed = (
-        replace(item, options=replace(item.options, decompress=chosen)) for chosen in (False, True)
+        replace(item, options=replace(item.options, decompress=chosen)) for chosen in ((), ITSELF)
     )
     source = look_at_source(str(node.source))
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import pytest
 import zstandard
 
 from stager.base.errors import SourceError
-from stager.base.options import Share, Validate, Verify
+from stager.base.options import ITSELF, Share, Validate, Verify
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
 from stager.disk.reader import FileReader
@@ -68,7 +69,7 @@ class CompressedWorld(World):
 
     def wanted(self, **options: object) -> tuple[StageItem, ...]:
         """Return the item, with ``decompress`` and these options."""
-        return self.items(**{"source": str(self.source), "decompress": True, **options})
+        return self.items(**{"source": str(self.source), "decompress": ITSELF, **options})
 
     def record(self) -> Record:
         """Return the record of the copy on this node."""
@@ -132,11 +133,11 @@ def test_a_copy_with_and_one_without_decompress_replace_each_other(
     world: CompressedWorld,
 ) -> None:
     world.run(items=world.wanted())
-    (item,) = world.run(items=world.wanted(decompress=False)).items
-    assert (item.received, item.reasons) == (world.nodes, ["the decompressed file is there"])
+    (item,) = world.run(items=world.wanted(decompress=())).items
+    assert (item.received, item.reasons) == (world.nodes, ["it was decompressed"])
     assert world.copy.read_bytes() == world.source.read_bytes()
     (item,) = world.run(items=world.wanted()).items
-    assert (item.received, item.reasons) == (world.nodes, ["the compressed file is there"])
+    assert (item.received, item.reasons) == (world.nodes, ["it was not decompressed"])
     assert world.copy.read_bytes() == world.data
 
 
@@ -260,5 +261,151 @@ def test_a_folder_is_not_decompressed(world: CompressedWorld) -> None:
     world.source = world.source.with_name("folder.gz")
     world.on_first(world.source.mkdir)
     assert messages(world.run(items=world.wanted())) == [
-        f"2 node0: {world.source} is a folder; decompress is for single files"
+        (
+            f"2 node0: {world.source} is a folder; name the files in it that are to be decompressed by "
+            "a pattern, such as decompress=*"
+        )
+    ]
+
+
+class CompressedTree(CompressedWorld):
+    """Nodes to which a folder is staged that has compressed files in it."""
+
+    def make(self, suffix: str) -> None:
+        self.source = self.source.with_name("set")
+        self.on_first(self.fill)
+
+    def fill(self) -> None:
+        """Make the folder: small and large files, one that is not compressed, and links."""
+        (self.source / "deep").mkdir(parents=True)
+        for suffix, compress in COMPRESS.items():
+            (self.source / f"small{suffix}.txt{suffix}").write_bytes(
+                compress(b"small" + suffix.encode())
+            )
+        (self.source / "deep/large.gz").write_bytes(gzip.compress(self.data, 1) * 3)
+        (self.source / "plain.gz.txt").write_bytes(b"plain")
+        (self.source / "left.gz").write_bytes(b"not compressed at all")
+        os.link(self.source / "small.gz.txt.gz", self.source / "deep/again.gz")
+        (self.source / "link").symlink_to("plain.gz.txt")
+
+    def wanted(self, **options: object) -> tuple[StageItem, ...]:
+        chosen = {"decompress": ("*",), "exclude": ("left.gz",), **options}
+        return self.items(**{"source": str(self.source), **chosen})
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What the copy must have."""
+        small = {f"small{suffix}.txt": b"small" + suffix.encode() for suffix in COMPRESS}
+        return {
+            **small, "deep/large": self.data * 3, "plain.gz.txt": b"plain",
+            "deep/again": b"small.gz", "link": b"plain",
+        }  # fmt: skip
+
+    def assert_copied(self) -> None:
+        found = {
+            str(path.relative_to(self.copy)): path.read_bytes()
+            for path in self.copy.rglob("*")
+            if not path.is_dir()
+        }
+        assert found == self.files
+
+
+@pytest.fixture
+def tree(comm: MPI.Intracomm, folder: Path) -> CompressedTree:
+    return CompressedTree(comm, folder)
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_files_of_a_folder_are_decompressed(tree: CompressedTree, verify: Verify) -> None:
+    # Chunks that are smaller than the large file.
+    transfer = Settings(chunk=4096, depth=4)
+    (item,) = tree.run(items=tree.wanted(verify=verify), transfer=transfer).items
+    tree.assert_copied()
+    size = sum(
+        path.stat().st_size
+        for path in tree.source.rglob("*")
+        if path.is_file() and path.name not in ("left.gz", "again.gz", "link")
+    )
+    assert (item.received, item.size, item.source_bytes_read) == (tree.nodes, size, size)
+    assert (tree.copy / "deep/again").samefile(tree.copy / "small.gz.txt")
+    source = (tree.source / "deep/large.gz").stat()
+    assert (tree.copy / "deep/large").stat().st_mtime_ns == source.st_mtime_ns
+    for validate in Validate:
+        (again,) = tree.run(items=tree.wanted(validate=validate)).items
+        assert (again.current == tree.nodes) is (validate is not Validate.ALWAYS)
+    tree.assert_copied()
+
+
+def test_only_a_changed_file_is_decompressed_again(tree: CompressedTree) -> None:
+    tree.run(items=tree.wanted())
+    inode = (tree.copy / "deep/large").stat().st_ino
+    tree.on_first(
+        lambda: (tree.source / "small.xz.txt.xz").write_bytes(COMPRESS[".xz"](b"small.xz"))
+    )
+    (item,) = tree.run(items=tree.wanted()).items
+    assert item.tree
+    assert (item.received, item.tree.moved) == (tree.nodes, 1)
+    assert (tree.copy / "deep/large").stat().st_ino == inode
+    tree.assert_copied()
+
+
+def test_a_node_that_lacks_the_folder_reads_the_source_folder(tree: CompressedTree) -> None:
+    tree.run(items=tree.wanted())
+    tree.on_last(lambda: shutil.rmtree(tree.copy))
+    (item,) = tree.run(items=tree.wanted()).items
+    assert (item.received, item.senders) == ([tree.nodes[-1]], [])
+    tree.assert_copied()
+
+
+def test_a_folder_with_and_one_without_decompress_replace_each_other(tree: CompressedTree) -> None:
+    tree.run(items=tree.wanted())
+    (item,) = tree.run(items=tree.wanted(decompress=())).items
+    assert (item.received, item.reasons) == (tree.nodes, ["it was decompressed"])
+    assert (tree.copy / "deep/large.gz").exists()
+    (item,) = tree.run(items=tree.wanted()).items
+    assert (item.received, item.reasons) == (tree.nodes, ["it was not decompressed"])
+    tree.assert_copied()
+
+
+@pytest.mark.parametrize("name", ["left.gz", "deep/large.gz"])
+def test_a_damaged_file_in_a_folder_is_named(tree: CompressedTree, name: str) -> None:
+    tree.run(items=tree.wanted())
+
+    def spoil() -> None:
+        text = (tree.source / name).read_bytes()
+        (tree.source / name).write_bytes(text[: len(text) // 2])
+
+    tree.on_first(spoil)
+    outcome = tree.run(items=tree.wanted(exclude=()), transfer=Settings(chunk=4096, depth=4))
+    for failure in outcome.failures:
+        assert failure.code == SourceError.code
+        assert failure.message.startswith(f"{tree.source}/")
+        assert " cannot be decompressed: the file is damaged (" in failure.message
+    assert [failure.node for failure in outcome.failures] == tree.nodes
+    assert tree.partial() == []
+    tree.assert_copied()
+
+
+def test_files_that_decompress_to_one_path_are_refused(tree: CompressedTree) -> None:
+    tree.on_first(lambda: (tree.source / "deep/large").write_bytes(b""))
+    assert messages(tree.run(items=tree.wanted())) == [
+        (
+            f"2 node0: {tree.source}/deep/large.gz would be decompressed to deep/large, which is there "
+            "as well; leave one of them out with exclude=, or name others with decompress="
+        )
+    ]
+
+
+def test_a_folder_that_unpacks_to_too_much_is_refused(tree: CompressedTree) -> None:
+    most = len(tree.data) * 3 + 10
+    outcome = tree.run(items=tree.wanted(), space=Space(unpacked_size=most))
+    assert [failure.code for failure in outcome.failures] == [2] * len(tree.nodes)
+    assert "that the site allows (unpacked_size)" in outcome.failures[0].message
+    assert not tree.copy.exists()
+    assert tree.partial() == []
+
+
+def test_a_pattern_for_a_single_file_is_refused(world: CompressedWorld) -> None:
+    assert messages(world.run(items=world.wanted(decompress=("*",)))) == [
+        f"2 node0: {world.source} is not a folder; write decompress alone, without a pattern"
     ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.options import Mode, Options
+from stager.base.options import ITSELF, Mode, Options
 from stager.copies.survey import Reason, Survey
 from stager.disk.record import SourceFacts
 from stager.rank.plan import (
@@ -106,7 +106,7 @@ def test_an_unpacked_archive_is_not_sent_to_others() -> None:
     assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
 
 
-@pytest.mark.parametrize("options", [Options(extract=True), Options(decompress=True)])
+@pytest.mark.parametrize("options", [Options(extract=True), Options(decompress=ITSELF)])
 def test_what_is_unpacked_is_read_again_and_written_in_order(options: Options) -> None:
     source = Source(SourceFacts(9, 1, 1, 1), 0o644, 0, 9)
     item = StageItem("/shared/x.tar.gz", "/nvme/x", "/nvme", options)

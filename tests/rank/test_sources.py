@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import Mode, Options, Relocate
+from stager.base.options import ITSELF, Mode, Options, Relocate
 from stager.disk.record import SourceFacts
 from stager.rank.sources import check_options
 from stager.request.items import StageItem
@@ -29,8 +29,11 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
         UsageError("/shared/x is a folder; extract is for archives"),
     ),
     "decompress a folder": (
-        Options(decompress=True), False, FOLDER,
-        UsageError("/shared/x is a folder; decompress is for single files"),
+        Options(decompress=ITSELF), False, FOLDER,
+        UsageError(
+            "/shared/x is a folder; name the files in it that are to be decompressed by a pattern, "
+            "such as decompress=*"
+        ),
     ),
     "a folder for all users": (
         Options(), True, FOLDER,
@@ -62,8 +65,8 @@ def test_options_that_do_not_fit_the_source_are_refused(
         (Options(), True, FILE),
         (Options(), False, FOLDER),
         (Options(extract=True), False, FILE),
-        (Options(decompress=True), False, FILE),
-        (Options(decompress=True), True, FILE),
+        (Options(decompress=ITSELF), False, FILE),
+        (Options(decompress=ITSELF), True, FILE),
         (Options(relocate=Relocate.VENV), False, FOLDER),
         (Options(relocate=Relocate.VENV, extract=True), False, FILE),
         (Options(mode=Mode.SHARD), False, FOLDER),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.base.options import Options
+from stager.base.options import ITSELF, Options
 from stager.disk.record import SourceFacts
 from stager.rank.stage import settle
 from stager.request.items import StageItem
@@ -36,7 +36,7 @@ def test_a_file_goes_into_a_folder_if_any_node_has_one_at_its_destination(
 
 
 def test_what_is_decompressed_goes_into_a_folder_without_its_suffix() -> None:
-    item = StageItem("/shared/x.gz", "/nvme/dst", "/nvme", Options(decompress=True))
+    item = StageItem("/shared/x.gz", "/nvme/dst", "/nvme", Options(decompress=ITSELF))
     for is_folder, destination in ((True, "/nvme/dst/x"), (False, "/nvme/dst")):
         (settled,) = settle([item], [FILE], [[is_folder], [False]])
         assert settled.destination == destination

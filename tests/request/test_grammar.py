@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError, UsageError
-from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
+from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive, print_value
 from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.script import parse_script
@@ -534,7 +534,10 @@ def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive)
     options.append(f"mode={directive.options.mode}")
     options += [f"by={directive.options.by}"] * bool(directive.options.by)
     options += ["extract"] * directive.options.extract
-    options += ["decompress"] * directive.options.decompress
+    options += [
+        f"decompress={pattern}" if pattern else "decompress"
+        for pattern in directive.options.decompress
+    ]
     options += [f"include={pattern}" for pattern in directive.options.include]
     options += [f"exclude={pattern}" for pattern in directive.options.exclude]
     words = [directive.source, directive.destination, *options]
@@ -577,22 +580,34 @@ def test_extract_takes_no_value_and_is_for_archives() -> None:
     )
 
 
-def test_decompress_takes_no_value_and_is_for_compressed_files() -> None:
+def test_decompress_without_a_pattern_is_for_compressed_files() -> None:
     for suffix in (".gz", ".zst", ".xz", ".bz2", ".GZ", ".tar.gz"):
         (directive,) = parse_value(f"/a{suffix}:/b,decompress")
-        assert directive == Directive(f"/a{suffix}", "/b", Options(decompress=True))
+        assert directive == Directive(f"/a{suffix}", "/b", Options(decompress=ITSELF))
         assert parse_script([f"#STAGE /a{suffix} /b decompress"]) == (directive,)
-    text = "/a.gz:/b,decompress=yes"
-    assert value_fault(text) == message("'decompress' takes no value", text, 19)
+
+
+def test_decompress_with_patterns_is_for_folders() -> None:
+    (directive,) = parse_value("/a:/b,decompress=*.gz,decompress=/x/*")
+    assert directive == Directive("/a", "/b", Options(decompress=("*.gz", "/x/*")))
+    assert parse_script(["#STAGE /a /b decompress=*.gz decompress=/x/*"]) == (directive,)
+    assert print_value([directive]).endswith(",decompress=*.gz,decompress=/x/*")
+    for options in ("decompress=*,decompress", "decompress,decompress=*", "decompress,decompress"):
+        text = f"/a.gz:/b,{options}"
+        column = text.rindex("decompress")
+        assert value_fault(text) == message("'decompress' is given twice", text, column)
+    text = "/a:/b,decompress=!x"
+    assert value_fault(text).startswith("'!x' is not a valid pattern")
 
 
 @pytest.mark.parametrize("source", ["/a", "/a.tgz", "/a.zip", "/gz", "/a.gz/", "/.gz", "/...xz"])
 def test_only_a_compressed_file_is_decompressed(source: str) -> None:
     text = f"{source}:/b,decompress"
-    known = ".gz .zst .xz .bz2"
-    assert value_fault(text) == message(
-        f"'decompress' needs a compressed file as source: {known}", text, 0
+    problem = (
+        "'decompress' needs a compressed file as source: .gz .zst .xz .bz2; for files in a folder "
+        "write a pattern: decompress=*"
     )
+    assert value_fault(text) == message(problem, text, 0)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +629,7 @@ def test_what_cannot_be_combined_with_decompress_is_refused(options: str, option
 
 def test_decompress_may_be_combined_with_defaults() -> None:
     (directive,) = parse_value("/a.gz:/b,mode=copy,relocate=none,decompress,share=all")
-    assert directive.options == Options(decompress=True, share=Share.ALL)
+    assert directive.options == Options(decompress=ITSELF, share=Share.ALL)
 
 
 # mode=shard

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
-from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
+from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
 from stager.request import compact
 from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest
@@ -232,7 +232,7 @@ def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.Mo
 
 def test_an_item_that_is_decompressed_has_a_name_without_the_suffix() -> None:
     for source, options, name in (
-        ("/data/set.tar.GZ", Options(decompress=True), "set.tar"),
+        ("/data/set.tar.GZ", Options(decompress=ITSELF), "set.tar"),
         ("/data/set.tar.GZ", Options(extract=True), "set"),
         ("/data/set.gz", Options(), "set.gz"),
     ):

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import Lifetime, Mode, Options, Share, Validate, Verify
+from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
 from stager.request.directive import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy, Shared, SourceSection
@@ -356,7 +356,7 @@ def test_what_is_unpacked_takes_the_archives_name_without_its_end(suffix: str) -
 
 @pytest.mark.parametrize("suffix", [".gz", ".ZST", ".xz", ".bz2"])
 def test_what_is_decompressed_takes_the_name_of_its_source_without_the_suffix(suffix: str) -> None:
-    options = Options(decompress=True)
+    options = Options(decompress=ITSELF)
     (item,) = resolve([Directive(f"/data/set.tar{suffix}", "/nvme/", options)], SITE)
     assert item.destination == "/nvme/set.tar"
     assert str(item.options) == "validate=stat, decompress"

@@ -14,7 +14,7 @@ import pytest
 
 from stager.base.errors import SourceError, UsageError
 from stager.disk.record import SourceFacts
-from stager.source.facts import Listings, Source
+from stager.source.facts import Listings, Selection, Source
 from stager.source.posix import data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home
@@ -128,7 +128,7 @@ def test_include_and_exclude_are_refused_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "img").touch()
     for patterns in ((("a",), ()), ((), ("a",))):
         with pytest.raises(UsageError) as caught:
-            look_at_source(f"{tmp_path}/img", *patterns)
+            look_at_source(f"{tmp_path}/img", Selection(*patterns))
         assert str(caught.value) == (
             f"{tmp_path}/img is not a folder; remove include and exclude, which are for folders"
         )
@@ -154,17 +154,17 @@ def test_a_folder_is_described_by_its_stat_and_its_listing(tmp_path: Path) -> No
 def test_a_folder_is_listed_once_for_the_same_patterns(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     path, listings = str(tmp_path), Listings()
-    assert listings.get(path, (), ()) is None
+    assert listings.get(path) is None
     look_at_source(path, listings=listings)
-    look_at_source(path, exclude=("a",), listings=listings)
+    look_at_source(path, Selection(exclude=("a",)), listings)
     (tmp_path / "b").touch()
     assert look_at_source(path, listings=listings).files == 1
-    assert look_at_source(path, exclude=("a",), listings=listings).files == 0
-    found = listings.get(path, (), ())
+    assert look_at_source(path, Selection(exclude=("a",)), listings).files == 0
+    found = listings.get(path)
     assert found
     assert found.paths == [b"", b"a"]
     listings.clear()
-    assert listings.get(path, (), ()) is None
+    assert listings.get(path) is None
     assert look_at_source(path, listings=listings).files == 2
 
 

@@ -14,7 +14,7 @@ import xxhash
 from moto.server import ThreadedMotoServer
 
 from stager.base.errors import IntegrityError, SourceError
-from stager.source.facts import Listings
+from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.prefix import PrefixReader, list_objects, look_at_prefix
 from stager.source.remote import Version
 from stager.source.settings import RemoteSettings
@@ -79,8 +79,8 @@ def contents(bucket: Bucket) -> dict[bytes, bytes]:
 
 def test_what_lies_beneath_is_a_folder(contents: dict[bytes, bytes]) -> None:
     listings = Listings()
-    source = look_at_prefix(URL, (), (), listings, SETTINGS)
-    listing = listings.get(URL, (), ())
+    source = look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
     assert listing
     found = {listing.paths[row]: listing.sizes[row] for row in listing.rows(Kind.FILE)}
     assert found == {path: len(data) for path, data in contents.items()}
@@ -94,7 +94,7 @@ def test_a_folder_is_the_same_until_an_object_changes(
     bucket: Bucket, contents: dict[bytes, bytes]
 ) -> None:
     def look() -> str:
-        return look_at_prefix(URL, (), (), Listings(), SETTINGS).listing
+        return look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS).listing
 
     before = look()
     assert look() == before
@@ -105,8 +105,8 @@ def test_a_folder_is_the_same_until_an_object_changes(
 @pytest.mark.parametrize("size", [1 << 20, 8 << 20])
 def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) -> None:
     listings = Listings()
-    look_at_prefix(URL, (), (), listings, SETTINGS)
-    listing = listings.get(URL, (), ())
+    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
     assert listing
     stream = Stream(listing, b"\1" * len(listing))
     reader = PrefixReader(URL, stream, SETTINGS)
@@ -124,8 +124,8 @@ def test_an_object_that_was_replaced_is_not_mixed(
     bucket: Bucket, contents: dict[bytes, bytes], part: int
 ) -> None:
     listings = Listings()
-    look_at_prefix(URL, (), (), listings, SETTINGS)
-    listing = listings.get(URL, (), ())
+    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
     assert listing
     stream = Stream(listing, b"\1" * len(listing))
     reader = PrefixReader(URL, stream, SETTINGS)
@@ -141,11 +141,25 @@ def test_an_object_that_was_replaced_is_not_mixed(
 
 
 def test_patterns_select_objects(contents: dict[bytes, bytes]) -> None:
-    listings = Listings()
-    look_at_prefix(URL, ("/below/**",), ("deep/",), listings, SETTINGS)
-    listing = listings.get(URL, ("/below/**",), ("deep/",))
+    listings, selection = Listings(), Selection(("/below/**",), ("deep/",))
+    look_at_prefix(URL, selection, listings, SETTINGS)
+    listing = listings.get(URL, selection)
     assert listing
     assert listing.paths == [b"", b"below", b"below/b"]
+
+
+def test_an_object_that_is_decompressed_is_read_by_its_own_name(bucket: Bucket) -> None:
+    bucket.put("folder/a.gz", b"compressed")
+    listings, selection = Listings(), Selection(decompress=("*",))
+    look_at_prefix(URL, selection, listings, SETTINGS)
+    listing = listings.get(URL, selection)
+    assert listing
+    assert listing.paths == [b"", b"a"]
+    reader = PrefixReader(URL, Stream(listing, b"\1\1"), SETTINGS)
+    buffer = bytearray(10)
+    reader.read_into(memoryview(buffer), 0)
+    reader.close()
+    assert buffer == b"compressed"
 
 
 def test_marks_of_folders_are_no_files(bucket: Bucket) -> None:
@@ -153,34 +167,34 @@ def test_marks_of_folders_are_no_files(bucket: Bucket) -> None:
     bucket.put("folder/sub/", b"")
     bucket.put("folder/sub/a", b"a")
     listings = Listings()
-    look_at_prefix(URL, (), (), listings, SETTINGS)
-    listing = listings.get(URL, (), ())
+    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
     assert listing
     assert listing.paths == [b"", b"sub", b"sub/a"]
     assert list(listing.rows(Kind.FILE)) == [2]
 
 
 def test_all_of_a_bucket_is_a_folder(contents: dict[bytes, bytes]) -> None:
-    source = look_at_prefix("s3://bucket/", (), (), Listings(), SETTINGS)
+    source = look_at_prefix("s3://bucket/", EVERYTHING, Listings(), SETTINGS)
     assert source.files == 6
 
 
 def test_more_objects_than_one_answer_has(bucket: Bucket) -> None:
     for number in range(1001):
         bucket.put(f"folder/{number}", b"x")
-    assert look_at_prefix(URL, (), (), Listings(), SETTINGS).files == 1001
+    assert look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS).files == 1001
 
 
 def test_nothing_beneath_is_told(bucket: Bucket) -> None:
     with pytest.raises(SourceError) as caught:
-        look_at_prefix(URL, (), (), Listings(), SETTINGS)
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == f"{URL}: there are no objects beneath it; check the URL"
 
 
 def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
     bucket.put("folder/a//b", b"x")
     with pytest.raises(SourceError) as caught:
-        look_at_prefix(URL, (), (), Listings(), SETTINGS)
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == (
         f"{URL}: an object in it has an empty part, '.' or '..' in its path; "
         "stage what lies beside it by a longer URL"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
-from stager.base.options import Lifetime, Mode, Options, Relocate, Validate, Verify
+from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
 from stager.base.text import columns
 from stager.request.directive import Directive
 from stager.tree.patterns import is_numbered_pattern as is_numbered
@@ -61,7 +61,7 @@ DECOMPRESSED = st.builds(
     Directive,
     PATHS.map("{}x.zst".format),
     DESTINATIONS,
-    st.builds(Options, decompress=st.just(True)),
+    st.builds(Options, decompress=st.just(ITSELF)),
 )
 SHARDS = st.builds(
     Directive,
