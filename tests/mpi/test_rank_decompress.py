@@ -262,8 +262,8 @@ def test_a_folder_is_not_decompressed(world: CompressedWorld) -> None:
     world.on_first(world.source.mkdir)
     assert messages(world.run(items=world.wanted())) == [
         (
-            f"2 node0: {world.source} is a folder; name the files in it that are to be decompressed by "
-            "a pattern, such as decompress=*"
+            f"2 node0: {world.source} is a folder; name the files in it that are to be "
+            "decompressed by a pattern, such as decompress=*"
         )
     ]
 
@@ -390,8 +390,8 @@ def test_files_that_decompress_to_one_path_are_refused(tree: CompressedTree) -> 
     tree.on_first(lambda: (tree.source / "deep/large").write_bytes(b""))
     assert messages(tree.run(items=tree.wanted())) == [
         (
-            f"2 node0: {tree.source}/deep/large.gz would be decompressed to deep/large, which is there "
-            "as well; leave one of them out with exclude=, or name others with decompress="
+            f"2 node0: {tree.source}/deep/large.gz would be decompressed to deep/large, which is "
+            "there as well; leave one of them out with exclude=, or name others with decompress="
         )
     ]
 
