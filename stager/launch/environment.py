@@ -7,7 +7,6 @@ the ranks are started.
 from __future__ import annotations
 
 import sys
-from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -35,7 +34,7 @@ _KEPT = (
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
     "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
-#: What the vendors' own tools read of credentials, by the kind of store. Of endpoints: `ENDPOINTS`.
+#: What the vendors' own tools read of credentials, by the scheme of the URL that needs them.
 _AWS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
     "AWS_DEFAULT_REGION", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME",
@@ -49,12 +48,12 @@ _AZURE = (
     "AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
     "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST",
 )  # fmt: skip
-_GOOGLE = (
-    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-)  # fmt: skip
+_GOOGLE = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY")
+_CREDENTIALS = {
+    Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE, Scheme.HF: ("HF_TOKEN",),
+}  # fmt: skip
 #: The ends of the names of the vendors' endpoints.
-_VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com")
-_CREDENTIALS = {Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE}
+_VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com", ".huggingface.co")
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -69,10 +68,10 @@ def rank_environment(
     ``for_launcher`` is what this launcher needs besides. Raise UsageError if the request is too
     long, PolicyRefusal for a store's endpoint that the site does not allow.
     """
-    sources = [item.source for item in request.items]
-    schemes = {Location.parse(source).scheme for source in sources if is_url(source)}
+    urls = (item.source for item in request.items if is_url(item.source))
+    schemes = dict.fromkeys(Location.parse(url).scheme for url in urls)
     return {
-        **(_credentials(environment, policy, schemes) if schemes else {}),
+        **_credentials(environment, policy, schemes),
         **step_environment(environment, policy, request.job, for_launcher),
         REQUEST_VARIABLE: request.to_json(),
     }
@@ -82,7 +81,17 @@ def _credentials(
     environment: Mapping[str, str], policy: Policy, schemes: Iterable[Scheme]
 ) -> dict[str, str]:
     """Return what opens stores of these kinds: it reaches the ranks by their environment alone."""
-    for name in ENDPOINTS:
+    names: list[str] = []
+    for scheme in schemes:
+        endpoints = ENDPOINTS.get(scheme, ())
+        _check_endpoints(environment, policy, endpoints)
+        names += (*_CREDENTIALS.get(scheme, ()), *endpoints)
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _check_endpoints(environment: Mapping[str, str], policy: Policy, names: Iterable[str]) -> None:
+    """Raise PolicyRefusal if one of the variables has an endpoint that the site does not allow."""
+    for name in names:
         endpoint = environment.get(name, "").rstrip("/")
         if endpoint and not _is_vendors(endpoint) and endpoint not in policy.source.endpoints:
             allowed = " or ".join(policy.source.endpoints) or "none but the vendors'"
@@ -90,8 +99,6 @@ def _credentials(
                 f"{name} names the endpoint {endpoint}, but this site allows {allowed}; ask the "
                 "administrator (endpoints in [source] of stage.toml)"
             )
-    names = chain(ENDPOINTS, *(_CREDENTIALS.get(scheme, ()) for scheme in schemes))
-    return {name: environment[name] for name in names if name in environment}
 
 
 def _is_vendors(endpoint: str) -> bool:

@@ -15,6 +15,7 @@ from stager.base.errors import UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
 from stager.base.options import DEFAULT_OPTIONS, ITSELF, Mode, Options
 from stager.base.paths import SHARD_LIST
+from stager.source.location import name_of
 from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
@@ -74,7 +75,7 @@ def copy_name(source: str, options: Options) -> str:
     >>> copy_name("/shared/set.gz", Options(decompress=("",)))
     'set'
     """
-    name = source.rstrip("/").rpartition("/")[2]
+    name = name_of(source)
     if options.extract:
         return name[: len(name) - len(archive_suffix(name))]
     is_single = options.decompress == ITSELF

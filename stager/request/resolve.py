@@ -8,7 +8,7 @@ from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
-from stager.source.location import is_url
+from stager.source.location import is_url, without_revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +48,8 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
 def _check_url(url: str, policy: Policy) -> None:
     """Raise PolicyRefusal if the site does not allow that ``url`` is staged."""
     allowed = policy.source.allow
-    if any(url.startswith(one if one.endswith("/") else f"{one}/") for one in allowed):
+    name = f"{without_revision(url)}/"
+    if any(name.startswith(one if one.endswith("/") else f"{one}/") for one in allowed):
         return
     where = f"only from {' or '.join(allowed)}" if allowed else "from no URL"
     raise PolicyRefusal(

@@ -1,11 +1,11 @@
-"""Look at a source, and open it to be read: on a mounted filesystem, in a store or on the web."""
+"""Look at a source, and open it to be read: on a filesystem, in a store, on the web or a hub."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import UsageError
-from stager.source.location import Location, is_url
+from stager.source.location import Location, Scheme, is_url
 from stager.source.posix import PosixFile, look_at_source
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ def look_at(
     """
     if not is_url(path):
         return look_at_source(path, selection, listings, to_be_read=to_be_read)
+    location = Location.parse(path)
     # Slow to import, and not needed for files.
-    if Location.parse(path).is_folder:
+    if location.scheme is Scheme.HF:
+        from stager.source.hub import look_at_model
+
+        return look_at_model(path, selection, listings, settings)
+    if location.is_folder:
         from stager.source.prefix import look_at_prefix
 
         return look_at_prefix(path, selection, listings, settings)
@@ -94,6 +99,10 @@ def open_tree(path: str, source: Source, stream: Stream, settings: RemoteSetting
         from stager.tree.stream import StreamReader
 
         return StreamReader(path, stream, source=source.facts.inode)
-    from stager.source.prefix import PrefixReader
+    if Location.parse(path).scheme is Scheme.HF:
+        from stager.source.hub import open_model
 
-    return PrefixReader(path, stream, settings)
+        return open_model(path, source, stream, settings)
+    from stager.source.prefix import open_prefix
+
+    return open_prefix(path, stream, settings)

@@ -1,4 +1,4 @@
-"""Read the URL of a source: an object in a store, or a file on the web. Pure."""
+"""Read the URL of a source: in a store, on the web, or on a hub of models. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class Scheme(StrEnum):
     AZ = "az"
     S3 = "s3"
     GS = "gs"
+    #: A model or a data set on a hub.
+    HF = "hf"
     HTTPS = "https"
     #: Only where the site names it: nobody proves who answers.
     HTTP = "http"
@@ -26,8 +28,14 @@ class Scheme(StrEnum):
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 #: What a URL of each kind looks like.
 _SHAPES = {Scheme.AZ: "az://ACCOUNT/CONTAINER/PATH", Scheme.S3: "s3://BUCKET/KEY",
-           Scheme.GS: "gs://BUCKET/KEY", Scheme.HTTPS: "https://HOST/PATH",
-           Scheme.HTTP: "http://HOST/PATH"}  # fmt: skip
+           Scheme.GS: "gs://BUCKET/KEY", Scheme.HF: "hf://ORG/MODEL[@REVISION]",
+           Scheme.HTTPS: "https://HOST/PATH", Scheme.HTTP: "http://HOST/PATH"}  # fmt: skip
+#: What a hub has besides models.
+_HUB_KINDS = ("datasets",)
+#: A name on a hub; a revision, as git lets it be; and the one that is meant if none is written.
+_HUB_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*")
+_MAIN = "main"
 
 
 def is_url(source: str) -> bool:
@@ -40,6 +48,9 @@ class Location(NamedTuple):
 
     ``account`` is that of az:// alone; ``container`` is a bucket or a host. ``path`` has no slash
     at its end. It is empty for a whole bucket.
+
+    For hf:// the ``account`` is empty or ``datasets``, ``container`` is an organization or a user,
+    and ``path`` is the name of the model or data set.
     """
 
     scheme: Scheme
@@ -47,6 +58,8 @@ class Location(NamedTuple):
     container: str
     path: str
     is_folder: bool = False
+    #: A branch, tag or commit: of hf:// alone.
+    revision: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -64,6 +77,8 @@ class Location(NamedTuple):
                 "job's description; give credentials by the environment"
             )
         account, rest = "", url[found.end() :]
+        if scheme is Scheme.HF:
+            return cls._of_hub(rest)
         if scheme is Scheme.AZ:
             account, _, rest = rest.partition("/")
         container, _, path = rest.partition("/")
@@ -79,6 +94,38 @@ class Location(NamedTuple):
             raise ValueError("has an empty part, '.' or '..' in its path")
         path = _unquoted(path) if scheme.is_web else path
         return cls(scheme, account, container, path, is_folder)
+
+    @classmethod
+    def _of_hub(cls, rest: str) -> Self:
+        """Return what ``ORG/MODEL[@REVISION]`` names, with ``datasets/`` before it or without."""
+        name, at, revision = rest.partition("@")
+        kind, parts = "", name.removesuffix("/").split("/")
+        if parts[0] in _HUB_KINDS:
+            kind = parts.pop(0)
+        if len(parts) > 2:
+            raise ValueError("names a file or folder of a model; stage the model, with include=")
+        if len(parts) < 2 or (at and not revision):
+            raise ValueError(f"is not complete; write {_SHAPES[Scheme.HF]}")
+        if not all(_HUB_NAME.fullmatch(part) for part in parts):
+            raise ValueError("has a name that no hub has: letters, digits, '-', '_' and '.' only")
+        if at and not _REVISION.fullmatch(revision):
+            raise ValueError("has a revision that is no branch, tag or commit")
+        organization, name = parts
+        return cls(Scheme.HF, kind, organization, name, True, revision or _MAIN)
+
+
+def name_of(url: str) -> str:
+    """Return the last part of the path of a source, which may be no URL.
+
+    >>> name_of("hf://org/model@refs/pr/1"), name_of("/shared/set/")
+    ('model', 'set')
+    """
+    return without_revision(url).rstrip("/").rpartition("/")[2]
+
+
+def without_revision(url: str) -> str:
+    """Return the URL, or path, without the revision that hf:// may have."""
+    return url.partition("@")[0] if url.startswith(f"{Scheme.HF}://") else url
 
 
 def _unquoted(path: str) -> str:

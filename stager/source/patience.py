@@ -6,6 +6,7 @@ import random
 import re
 import time
 from dataclasses import dataclass
+from socket import gaierror
 from typing import TYPE_CHECKING, TypeVar
 
 from obstore import exceptions
@@ -27,6 +28,8 @@ _STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
 _LATER = frozenset({"408", "429", "500", "502", "503", "504"})
 #: The text of a store's answer, in the XML of S3 and Azure.
 _ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+#: The text of a refusal in plain words, as hubs write it. What has a '?' may be a signed URL.
+_PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
 #: How much of what a server said is repeated.
 _MOST_SAID = 200
 
@@ -35,12 +38,44 @@ class ShortBodyError(Exception):
     """An answer ended early."""
 
 
+class AnswerError(Exception):
+    """A server answered with an error's ``status``, and ``said`` why."""
+
+    def __init__(self, status: int, reason: str, said: str = "") -> None:
+        super().__init__(f"status code: {status} {reason}")
+        self.said = said
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the refusals of a kind of server mean: a text, and a remedy.
+
+    ``unknown`` is for status 401, and ``denied`` for 403.
+    """
+
+    unknown: tuple[str, str]
+    denied: tuple[str, str]
+
+
+_TO_STORE = Access(
+    (
+        "the store does not know you",
+        "check that your credentials are in the job's environment, and still valid",
+    ),
+    (
+        "you may not read it",
+        "check that your credentials are in the job's environment, and permit reading",
+    ),
+)
+
+
 class Patience:
     """Repeats a request until it succeeds, or ``limit`` seconds have passed without any success."""
 
-    def __init__(self, url: str, limit: float) -> None:
+    def __init__(self, url: str, limit: float, access: Access = _TO_STORE) -> None:
         self._url = url
         self._limit = limit
+        self._access = access
         self._deadline = time.monotonic() + limit
         self._pause = _FIRST_PAUSE
         self.retries = 0
@@ -50,10 +85,10 @@ class Patience:
         while True:
             try:
                 return act(self._begin_anew)
-            except (exceptions.BaseError, OSError, ShortBodyError) as error:
+            except (exceptions.BaseError, OSError, ShortBodyError, AnswerError) as error:
                 if isinstance(error, exceptions.PreconditionError):
                     raise changed(self._url) from None
-                failure = _explained(error)
+                failure = _explained(error, self._access)
                 pause = self._pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
                 if not failure.may_pass or time.monotonic() + pause > self._deadline:
                     raise SourceError(self._message(failure)) from None
@@ -82,26 +117,20 @@ class _Explained:
     may_pass: bool = False
 
 
-def _explained(error: Exception) -> _Explained:
+def _explained(error: Exception, access: Access) -> _Explained:
     """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
     text = str(error).partition("\n\nDebug source")[0]
-    answer = _ANSWER.search(text)
-    said = f" ({': '.join(filter(None, answer.groups()))})" if answer else ""
-    said = printable(said)[:_MOST_SAID]
+    said = _said(error, text)
     found = _STATUS.search(text)
     answered, status = found.groups() if found else ("", "")
     if isinstance(error, FileNotFoundError) or status in ("404", "410"):
         return _Explained(f"no such object{said}", "check the URL")
     if isinstance(error, exceptions.UnauthenticatedError) or status == "401":
-        return _Explained(
-            f"the store does not know you{said}",
-            "check that your credentials are in the job's environment, and still valid",
-        )
+        what, remedy = access.unknown
+        return _Explained(f"{what}{said}", remedy)
     if isinstance(error, exceptions.PermissionDeniedError) or status == "403":
-        return _Explained(
-            f"you may not read it{said}",
-            "check that your credentials are in the job's environment, and permit reading",
-        )
+        what, remedy = access.denied
+        return _Explained(f"{what}{said}", remedy)
     if status:
         return _Explained(
             f"the store answered with {answered}{said}",
@@ -109,6 +138,18 @@ def _explained(error: Exception) -> _Explained:
             may_pass=status in _LATER,
         )
     return _explained_connection(error)
+
+
+def _said(error: Exception, text: str) -> str:
+    """Return the server's own words in brackets, or nothing."""
+    if isinstance(error, AnswerError):
+        said = error.said
+    elif answer := _ANSWER.search(text):
+        said = ": ".join(filter(None, answer.groups()))
+    else:
+        plain = _PLAIN_REFUSAL.search(text)
+        said = plain[1].strip() if plain else ""
+    return f" ({printable(said)[:_MOST_SAID]})" if said else ""
 
 
 def _explained_connection(error: Exception) -> _Explained:
@@ -128,7 +169,7 @@ def _explained_connection(error: Exception) -> _Explained:
             "an object in it has an empty part, '.' or '..' in its path",
             "stage what lies beside it by a longer URL",
         )
-    if "dns" in lower:
+    if "dns" in lower or isinstance(getattr(error, "reason", None), gaierror):
         return _Explained("its host is not known here", "check the URL", may_pass=True)
     if isinstance(error, ShortBodyError):
         return _Explained(str(error), "", may_pass=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import SourceError
 from stager.disk.record import SourceFacts
@@ -37,7 +37,12 @@ def look_at_prefix(
     Raise SourceError if there is nothing, or something that cannot be a file in a folder.
     """
     listing = listings.list_once(url, selection, lambda patterns: _list(url, patterns, settings))
-    facts = SourceFacts(listing.size, listing.mtimes[0], 0, 0)
+    return folder(listing)
+
+
+def folder(listing: Listing, revision: str = "") -> Source:
+    """Return the folder that ``listing`` is of. Pure."""
+    facts = SourceFacts(listing.size, listing.mtimes[0], 0, 0, revision)
     return Source(
         facts, _FOLDER_MODE, os.getegid(), listing.allocated(), listing.files, listing.digest()
     )
@@ -61,6 +66,8 @@ def list_objects(
     url: str, objects: Mapping[bytes, Version], patterns: Patterns | None = None
 ) -> Listing:
     """Return the listing of a folder with these ``objects``, which are beneath ``url``. Pure.
+
+    ``url`` ends in a slash.
 
     An empty object in the place of a folder is the sign by which some programs mark one. The time
     of each folder is that of the newest object. Raise SourceError if a path cannot be that of a
@@ -121,22 +128,44 @@ class _LeftOut:
         return self._known[path]
 
 
-class PrefixReader:
-    """Reads a stream from the objects beneath ``url``; several threads may read at once.
+class Objects(Protocol):
+    """Where the objects of a folder are read: a `Store`, or the files of a hub."""
+
+    def fetch(
+        self, path: str, version: Version, buffer: memoryview, offset: int
+    ) -> tuple[Version, int]:
+        """Fill ``buffer`` from a version of the object at ``path``, from ``offset`` bytes on.
+
+        Return the version with its ETag, and how often a request was repeated. Several threads may
+        call it. Raise IntegrityError, SourceError.
+        """
+
+
+def open_prefix(url: str, stream: Stream, settings: RemoteSettings) -> ObjectsReader:
+    """Return what reads a stream from the objects beneath ``url``."""
+    store = Store(url, settings)
+    above = f"{store.location.path}/" if store.location.path else ""
+    return ObjectsReader(store, above, stream, settings.requests)
+
+
+class ObjectsReader:
+    """Reads a stream from objects, whose paths are ``above`` and those of the stream's listing.
+
+    Several threads may read at once; ``requests`` are under way at once for each.
 
     ``bytes_read`` counts the bytes, and ``retries`` the requests that were repeated. Raise
     IntegrityError if an object is another version than the one listed, SourceError if one cannot be
     read.
     """
 
-    def __init__(self, url: str, stream: Stream, settings: RemoteSettings) -> None:
-        self._store = Store(url, settings)
+    def __init__(self, objects: Objects, above: str, stream: Stream, requests: int) -> None:
+        self._objects = objects
+        self._above = above
         self._stream = stream
-        self._above = f"{self._store.location.path}/" if self._store.location.path else ""
         #: The versions of objects that are read in parts, with their ETags.
         self._versions: dict[int, Version] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(settings.requests)
+        self._pool = ThreadPoolExecutor(requests)
         self.bytes_read = self.retries = 0
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -150,7 +179,7 @@ class PrefixReader:
     def _read(self, buffer: memoryview, part: Part) -> None:
         listing, row = self._stream.listing, part.row
         listed = Version(listing.sizes[row], listing.mtimes[row], listing.inodes[row])
-        version, retries = self._store.fetch(
+        version, retries = self._objects.fetch(
             self._above + os.fsdecode(listing.source_path(row)),
             self._versions.get(row, listed),
             buffer[part.start : part.start + part.length],

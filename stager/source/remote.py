@@ -138,25 +138,14 @@ class Store:
         Return the version with its ETag, and how often a request was repeated.
         """
         url = self._url + path[len(self.location.path) :].lstrip("/")
-        done = 0
 
-        def read(again: Callable[[], None]) -> None:
-            nonlocal done, version
+        def ask(done: int) -> Iterator[memoryview]:
+            nonlocal version
             version, blocks = self._ask(url, path, version, offset + done, len(buffer) - done)
-            for block in blocks:
-                if done + len(block) > len(buffer):
-                    raise changed(url)
-                buffer[done : done + len(block)] = block
-                done += len(block)
-                count()
-                again()
-            if done < len(buffer):
-                raise ShortBodyError("the connection was closed before the end")
+            return blocks
 
-        with doing(Kind.READ, url):
-            patience = self._patience(url)
-            patience.keep(read)
-        return version, patience.retries
+        retries = fill(buffer, url, ask, self._patience(url))
+        return version, retries
 
     def _patience(self, url: str) -> Patience:
         return Patience(url, self._settings.patience)
@@ -165,12 +154,49 @@ class Store:
         self, url: str, path: str, version: Version, offset: int, length: int
     ) -> tuple[Version, Iterator[memoryview]]:
         """Ask for a range. Return the version that it is of, with its ETag, and the bytes."""
-        options: Any = {"range": (offset, offset + length), **version.condition}
-        found = obstore.get(self._store, path, options=options)
+        found, blocks = ask_range(self._store, path, offset, length, version.condition)
         now = Version.of(found.meta)
         if found.range != (offset, offset + length) or now != version:
             raise changed(url)
-        return now, map(memoryview, found.stream(min_chunk_size=_BLOCK))
+        return now, blocks
+
+
+def ask_range(
+    store: Any, path: str, offset: int, length: int, condition: Mapping[str, Any]
+) -> tuple[Any, Iterator[memoryview]]:
+    """Ask a store of the library for a range. Return its answer, and the bytes."""
+    options: Any = {"range": (offset, offset + length), **condition}
+    found = obstore.get(store, path, options=options)
+    return found, map(memoryview, found.stream(min_chunk_size=_BLOCK))
+
+
+def fill(
+    buffer: memoryview,
+    url: str,
+    ask: Callable[[int], Iterator[memoryview]],
+    patience: Patience,
+) -> int:
+    """Fill ``buffer`` with what ``ask`` yields; it is told how many bytes are there already.
+
+    Return how often a request was repeated. Raise SourceError, or IntegrityError if there is more.
+    """
+    done = 0
+
+    def read(again: Callable[[], None]) -> None:
+        nonlocal done
+        for block in ask(done):
+            if done + len(block) > len(buffer):
+                raise changed(url)
+            buffer[done : done + len(block)] = block
+            done += len(block)
+            count()
+            again()
+        if done < len(buffer):
+            raise ShortBodyError("the connection was closed before the end")
+
+    with doing(Kind.READ, url):
+        patience.keep(read)
+    return patience.retries
 
 
 class ObjectReader:
@@ -222,19 +248,7 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
 
     for port in _ports(location, settings):
         leave_untagged(port)
-    client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT),
-        "read_timeout": timedelta(seconds=_READ_TIMEOUT),
-        "timeout": timedelta(days=1),  # of a whole answer, which may be large
-        "allow_http": settings.allow_http,
-        "user_agent": "slurm-stage",
-    }
-    if settings.proxy:
-        client["proxy_url"] = settings.proxy
-    if settings.ca_file:
-        client["root_certificate"] = _read(settings.ca_file)
-    # Repetitions are counted and bounded here.
-    options: Any = {"client_options": client, "retry_config": {"max_retries": 0}}
+    options = library_options(settings)
     match location.scheme:
         case Scheme.S3:
             return store.S3Store(location.container, **options)
@@ -247,16 +261,39 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
             return store.HTTPStore.from_url(base, **options)
 
 
+def library_options(settings: RemoteSettings, **headers: str) -> dict[str, Any]:
+    """Return the options of the library's stores; ``headers`` go with each request.
+
+    Repetitions are not left to the library: they are counted and bounded here.
+    """
+    client: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT),
+        "read_timeout": timedelta(seconds=_READ_TIMEOUT),
+        "timeout": timedelta(days=1),  # of a whole answer, which may be large
+        "allow_http": settings.allow_http,
+        "user_agent": "slurm-stage",
+    }
+    if settings.proxy:
+        client["proxy_url"] = settings.proxy
+    if settings.ca_file:
+        client["root_certificate"] = read_authorities(settings.ca_file)
+    if headers:
+        client["default_headers"] = headers
+    return {"client_options": client, "retry_config": {"max_retries": 0}}
+
+
 def _ports(location: Location, settings: RemoteSettings) -> Iterator[int]:
     """Yield the ports to which the library will connect, besides those of the vendors."""
     web = [f"{location.scheme}://{location.container}"] if location.scheme.is_web else []
-    for url in (*web, settings.proxy, *(os.environ.get(name, "") for name in ENDPOINTS)):
+    named = (os.environ.get(name, "") for name in ENDPOINTS.get(location.scheme, ()))
+    for url in (*web, settings.proxy, *named):
         with suppress(ValueError):
             if port := urlsplit(url).port:
                 yield port
 
 
-def _read(path: str) -> bytes:
+def read_authorities(path: str) -> bytes:
+    """Return what is in the file with the certificates of the site's own authorities."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -20,8 +20,13 @@ class RemoteSettings:
     allow_http: bool = False
 
 
-#: The variables in which a job's environment may name another endpoint than the vendor's.
-ENDPOINTS = (
-    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT",
-)  # fmt: skip
+#: The variables in which a job's environment may name another endpoint than the vendor's, by
+#: scheme.
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
+}
+#: The endpoint of hf:// if that variable is not set.
+HUB = "https://huggingface.co"
 DEFAULT_REMOTE = RemoteSettings()

@@ -105,6 +105,7 @@ def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> Non
 
 
 URL = replace(ITEM, source="s3://bucket/key")
+HUB_URL = "hf://org/model"
 
 
 def test_credentials_reach_the_ranks_of_a_stage_with_a_url_alone() -> None:
@@ -157,6 +158,25 @@ def test_a_stores_credentials_reach_no_stage_of_another_kind_of_store() -> None:
     assert set(rank_environment(job, POLICY, request)) & set(job) == {"AWS_SECRET_ACCESS_KEY"}
     request = replace(REQUEST, items=(replace(ITEM, source="https://host/x"),))
     assert not set(rank_environment(job, POLICY, request)) & set(job)
+
+
+def test_the_token_of_a_hub_reaches_the_ranks_of_a_stage_from_it_alone() -> None:
+    job = {"HF_TOKEN": "hf_secret", "HF_ENDPOINT": "https://huggingface.co/", "HF_HOME": "/home/u"}
+    found = rank_environment(job, POLICY, replace(REQUEST, items=(URL,)))
+    assert not set(job) & set(found)
+    found = rank_environment(job, POLICY, replace(REQUEST, items=(replace(URL, source=HUB_URL),)))
+    assert {name: found[name] for name in job if name in found} == {
+        "HF_TOKEN": "hf_secret", "HF_ENDPOINT": "https://huggingface.co/",
+    }  # fmt: skip
+
+
+def test_an_endpoint_of_another_scheme_is_of_no_matter() -> None:
+    job = {"AWS_ENDPOINT_URL": "https://elsewhere", "HF_ENDPOINT": "https://mirror"}
+    request = replace(REQUEST, items=(replace(URL, source="gs://bucket/key"),))
+    assert not set(job) & set(rank_environment(job, POLICY, request))
+    with pytest.raises(PolicyRefusal) as caught:
+        rank_environment(job, POLICY, replace(REQUEST, items=(replace(URL, source=HUB_URL),)))
+    assert str(caught.value).startswith("HF_ENDPOINT names the endpoint https://mirror, but this ")
 
 
 def test_another_step_has_the_same_environment_without_a_request() -> None:

@@ -32,7 +32,7 @@ BLANK_RULE = (
 NOTHING = "source and destination are missing: write SRC:DST"
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
 NO_URL = "the destination is a URL; choose a path on the nodes' disks"
-UNKNOWN_URL = "is a URL of an unknown kind; known: az://, s3://, gs://, https://, http://"
+UNKNOWN_URL = "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://"
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share"
 )
@@ -191,6 +191,9 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
         "s3://bucket/folder/:/b",
         "s3://bucket/:/b",
         "az://account/container/:/b",
+        "hf://org/model:/b",
+        "hf://org/model@refs/pr/1:/b",
+        "hf://datasets/org/set.v2@v1.0:/b",
     ],
 )
 def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
@@ -212,6 +215,18 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ("https://host/folder/", "ends in '/', but a web server cannot be asked what lies beneath"),
         ("https://host/", "ends in '/', but a web server cannot be asked what lies beneath"),
         ("s3://bucket/folder//", "has an empty part, '.' or '..' in its path"),
+        ("hf://model", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        ("hf://datasets/set", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        ("hf://org/model@", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        (
+            "hf://org/model/config.json",
+            "names a file or folder of a model; stage the model, with include=",
+        ),
+        (
+            "hf://org/..",
+            "has a name that no hub has: letters, digits, '-', '_' and '.' only",
+        ),
+        ("hf://org/model@a b", "has a revision that is no branch, tag or commit"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
         ("https://me@host/a", "has a user in it; give credentials by the environment"),
         (

@@ -52,7 +52,7 @@ ITEMS = st.builds(
         st.lists(TEXTS, max_size=2).map(tuple),
         st.lists(TEXTS, max_size=2).map(tuple),
         st.booleans(),
-        st.booleans(),
+        st.just(ITSELF) | st.lists(TEXTS, max_size=2).map(tuple),
         st.sampled_from(Mode),
         TEXTS,
     ),

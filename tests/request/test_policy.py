@@ -411,7 +411,7 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
         (
             '[source]\nallow = ["ftp://host/"]',
-            "source.allow.0: must begin with one of az://, s3://, gs://, https://, http://",
+            "source.allow.0: must begin with one of az://, s3://, gs://, hf://, https://, http://",
         ),
         (
             '[source]\nendpoints = ["s3.site"]',

@@ -374,7 +374,7 @@ def test_what_is_spread_over_the_nodes_has_a_list_of_who_holds_what() -> None:
     assert (spread.shard_list, copied.shard_list) == ("/nvme/a/.stage-shards.tsv", "")
 
 
-ALLOWED = ("https://data.site", "s3://bucket/public/", "gs://")
+ALLOWED = ("https://data.site", "s3://bucket/public/", "gs://", "hf://org/", "hf://other/model")
 
 
 @pytest.mark.parametrize(
@@ -394,10 +394,20 @@ def test_a_url_that_the_site_allows_is_an_item(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["hf://org/model@refs/pr/1", "hf://org/model", "hf://other/model@v1"]
+)
+def test_a_model_of_a_hub_has_its_name_without_the_revision(url: str) -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(allow=ALLOWED))
+    [item] = resolve([Directive(url, "/nvme/")], site)
+    assert (item.source, item.destination) == (url, "/nvme/model")
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "https://data.site.elsewhere/a", "https://data.site:8443/a", "http://data.site/a",
         "s3://bucket/private/a", "s3://bucket/publicity/a", "az://account/container/a",
+        "hf://organ/model", "hf://datasets/org/model", "hf://other/model2", "hf://other/model-x@v1",
     ],
 )  # fmt: skip
 def test_a_url_that_only_resembles_an_allowed_one_is_refused(url: str) -> None:

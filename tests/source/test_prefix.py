@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source.facts import EVERYTHING, Listings, Selection
-from stager.source.prefix import PrefixReader, list_objects, look_at_prefix
+from stager.source.prefix import list_objects, look_at_prefix, open_prefix
 from stager.source.remote import Version
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
@@ -109,7 +109,7 @@ def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) 
     listing = listings.get(URL)
     assert listing
     stream = Stream(listing, b"\1" * len(listing))
-    reader = PrefixReader(URL, stream, SETTINGS)
+    reader = open_prefix(URL, stream, SETTINGS)
     buffer = memoryview(bytearray(stream.size))
     for offset in range(0, stream.size, size):
         reader.read_into(buffer[offset : offset + size], offset)
@@ -128,7 +128,7 @@ def test_an_object_that_was_replaced_is_not_mixed(
     listing = listings.get(URL)
     assert listing
     stream = Stream(listing, b"\1" * len(listing))
-    reader = PrefixReader(URL, stream, SETTINGS)
+    reader = open_prefix(URL, stream, SETTINGS)
     buffer = memoryview(bytearray(part))
     reader.read_into(buffer, 0)
     bucket.store.put("folder/a.bin", os.urandom(3_000_000))
@@ -155,7 +155,7 @@ def test_an_object_that_is_decompressed_is_read_by_its_own_name(bucket: Bucket) 
     listing = listings.get(URL, selection)
     assert listing
     assert listing.paths == [b"", b"a"]
-    reader = PrefixReader(URL, Stream(listing, b"\1\1"), SETTINGS)
+    reader = open_prefix(URL, Stream(listing, b"\1\1"), SETTINGS)
     buffer = bytearray(10)
     reader.read_into(memoryview(buffer), 0)
     reader.close()
