@@ -53,6 +53,8 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
         found |= _from_google(environment)
     if Scheme.AZ in schemes:
         found |= _from_azure(environment)
+    if Scheme.HF in schemes:
+        found |= _from_hub(environment)
     return {**found, **environment}
 
 
@@ -112,3 +114,14 @@ def _from_azure(environment: Mapping[str, str]) -> dict[str, str]:
     if key := environment.get("AZURE_STORAGE_KEY"):
         found["AZURE_STORAGE_ACCOUNT_KEY"] = key
     return found
+
+
+def _from_hub(environment: Mapping[str, str]) -> dict[str, str]:
+    cache = environment.get("XDG_CACHE_HOME") or str(_home(environment) / ".cache")
+    folder = environment.get("HF_HOME") or f"{cache}/huggingface"
+    path = Path(environment.get("HF_TOKEN_PATH") or f"{folder}/token").expanduser()
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return {}
+    return {"HF_TOKEN": token} if token else {}

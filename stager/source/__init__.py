@@ -1,8 +1,9 @@
 """Where do the bytes come from, and what identifies a source?
 
-`posix` looks at files and folders on mounted filesystems; `location` reads URLs, and `remote` looks
-at the objects that they name and reads ranges of them. Each tells what identifies a version
-(`disk.record.SourceFacts`), and its reader has the methods of `disk.reader.FileReader`.
-`rank.sources` and `rank.file_cargo` choose between them by `location.is_url`. Objects are single
-files as yet: not folders, and not archives to unpack.
+`posix` looks at files and folders on mounted filesystems. `location` reads URLs; `remote` looks at
+the objects that they name and reads ranges of them, `prefix` does so with all that lies beneath a
+folder of a store, and `hub` with a model of a hub, which `hub_api` asks. Each tells what identifies
+a version (`disk.record.SourceFacts`). `access` chooses between them, and has the methods of their
+readers. A new scheme is named in `location`, and what it needs of a job's environment in `settings`
+and `launch.environment`.
 """

@@ -1,4 +1,4 @@
-"""Real servers on the login machine of the test cluster: nginx with TLS, and a server of S3."""
+"""Real servers on the login machine of the test cluster: of the web, of S3, and a hub."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.hub import Hub
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What the servers are called by the nodes, and their ports.
 HOST, HTTPS_PORT, S3_PORT = "login", 8443, 5000
+#: A hub, and its server of large files. Ranks do not announce themselves to ports below 1024.
+HUB_PORT, CDN_PORT = 8445, 444
 _CONFIG = """
 daemon off; worker_processes 2; pid {folder}/pid; error_log {folder}/error.log; user root;
 events {{ }}
@@ -69,11 +73,32 @@ def nginx(site: Site) -> Iterator[Nginx]:
     server = Nginx(site)
     shutil.rmtree(server.folder, ignore_errors=True)
     server.files.mkdir(parents=True)
-    subprocess.run(["sh", "-ec", _CERTIFICATES], cwd=server.folder, check=True, capture_output=True)
+    _certify(server.folder)
     config = _CONFIG.format(folder="/shared/nginx", port=HTTPS_PORT)
     (server.folder / "nginx.conf").write_text(config)
     with running(site, ["nginx", "-c", "/shared/nginx/nginx.conf"], HTTPS_PORT):
         yield server
+
+
+@contextmanager
+def hub(site: Site) -> Iterator[Hub]:
+    """Start a hub on the login machine, and end it after the block."""
+    served = Hub(site.shared("hub"))
+    shutil.rmtree(served.folder, ignore_errors=True)
+    served.create()
+    served.endpoint = f"https://{HOST}:{HUB_PORT}"
+    _certify(served.folder)
+    program = Path(__file__).parents[1] / "support/hub.py"
+    ports = str(HUB_PORT), str(CDN_PORT)
+    keys = "/shared/hub/cert.pem", "/shared/hub/key.pem"
+    argv = [sys.executable, str(program), "/shared/hub", *ports, HOST, *keys]
+    with running(site, argv, HUB_PORT):
+        yield served
+
+
+def _certify(folder: Path) -> None:
+    """Make an authority, ca.pem, and a certificate by it."""
+    subprocess.run(["sh", "-ec", _CERTIFICATES], cwd=folder, check=True, capture_output=True)
 
 
 @contextmanager

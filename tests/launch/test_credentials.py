@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 S3, AZ, GS = "s3://bucket/key", "az://account/container/path", "gs://bucket/key"
+HUB = "hf://org/model"
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_files_are_read_only_for_their_own_stores(home: Path, sources: tuple[str
 
 @pytest.mark.parametrize("environment", [{}, {"HOME": ""}, {"HOME": "/nonexistent"}])
 def test_without_files_there_is_nothing(environment: dict[str, str]) -> None:
-    assert found(environment, S3, AZ, GS) == {}
+    assert found(environment, S3, AZ, GS, HUB) == {}
 
 
 def test_a_profile_that_is_missing_is_told(home: Path) -> None:
@@ -124,3 +125,16 @@ def test_a_connection_string_of_azure_is_taken_apart() -> None:
         "AZURE_STORAGE_SAS_TOKEN": "sv=2024&sig=a%3D", "AZURE_STORAGE_ENDPOINT": "https://x",
     }  # fmt: skip
     assert found({"AZURE_STORAGE_KEY": "key"}, AZ) == {"AZURE_STORAGE_ACCOUNT_KEY": "key"}
+
+
+def test_the_token_of_a_login_at_the_hub_is_found(home: Path) -> None:
+    folder = home / ".cache/huggingface"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text("hf_secret\n")
+    expected = {"HF_TOKEN": "hf_secret"}
+    assert found({"HOME": str(home)}, HUB) == expected
+    assert found({"HF_HOME": str(folder)}, HUB) == expected
+    assert found({"XDG_CACHE_HOME": str(home / ".cache")}, HUB) == expected
+    assert found({"HF_TOKEN_PATH": f"{folder}/token"}, HUB) == expected
+    assert found({"HOME": str(home), "HF_TOKEN": "other"}, HUB) == {}
+    assert found({"HOME": str(home)}, S3) == {}
