@@ -137,4 +137,4 @@ def test_the_token_of_a_login_at_the_hub_is_found(home: Path) -> None:
     assert found({"XDG_CACHE_HOME": str(home / ".cache")}, HUB) == expected
     assert found({"HF_TOKEN_PATH": f"{folder}/token"}, HUB) == expected
     assert found({"HOME": str(home), "HF_TOKEN": "other"}, HUB) == {}
-    assert found({"HOME": str(home)}, S3) == {}
+    assert found({"HOME": str(home)}, GS) == {}
