@@ -34,6 +34,10 @@ _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
 _MOST_SAID = 200
 
 
+class NoObjectError(SourceError):
+    """There is no such object."""
+
+
 class ShortBodyError(Exception):
     """An answer ended early."""
 
@@ -91,7 +95,8 @@ class Patience:
                 failure = _explained(error, self._access)
                 pause = self._pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
                 if not failure.may_pass or time.monotonic() + pause > self._deadline:
-                    raise SourceError(self._message(failure)) from None
+                    kind = NoObjectError if failure.is_missing else SourceError
+                    raise kind(self._message(failure)) from None
                 self.retries += 1
                 time.sleep(pause)
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -115,6 +120,7 @@ class _Explained:
     text: str
     remedy: str
     may_pass: bool = False
+    is_missing: bool = False
 
 
 def _explained(error: Exception, access: Access) -> _Explained:
@@ -124,7 +130,7 @@ def _explained(error: Exception, access: Access) -> _Explained:
     found = _STATUS.search(text)
     answered, status = found.groups() if found else ("", "")
     if isinstance(error, FileNotFoundError) or status in ("404", "410"):
-        return _Explained(f"no such object{said}", "check the URL")
+        return _Explained(f"no such object{said}", "check the URL", is_missing=True)
     if isinstance(error, exceptions.UnauthenticatedError) or status == "401":
         what, remedy = access.unknown
         return _Explained(f"{what}{said}", remedy)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import obstore
 import xxhash
+from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
@@ -24,7 +25,7 @@ from stager.base.progress import Kind, count, doing
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
 from stager.source.location import Location, Scheme
-from stager.source.patience import Patience, ShortBodyError, changed
+from stager.source.patience import NoObjectError, Patience, ShortBodyError, changed
 from stager.source.settings import ENDPOINTS
 
 if TYPE_CHECKING:
@@ -90,7 +91,15 @@ def tag_of(etag: str) -> int:
 def look_at_object(url: str, settings: RemoteSettings) -> Source:
     """Look at the object that ``url`` names. Raise SourceError."""
     store = Store(url, settings)
-    found = store.look()
+    try:
+        found = store.look()
+    except NoObjectError:
+        if not store.has_any_beneath():
+            raise
+        raise SourceError(
+            f"{url}: no such object, but there are objects beneath it; for all of these, write a "
+            "'/' at its end"
+        ) from None
     return Source(found.facts, MODE, os.getegid(), found.size)
 
 
@@ -113,6 +122,15 @@ class Store:
         with doing(Kind.READ, self._url):
             found = self._patience(self._url).keep(lambda _: obstore.head(self._store, path))
         return Version.of(found)
+
+    def has_any_beneath(self) -> bool:
+        """Whether there are objects beneath the URL, as far as the store tells."""
+        if self.location.scheme.is_web:
+            return False
+        with suppress(exceptions.BaseError, OSError), doing(Kind.READ, self._url):
+            pages = obstore.list(self._store, self.location.path, chunk_size=1)
+            return any(pages)
+        return False
 
     def list(self) -> dict[str, Version]:
         """Return all objects beneath the URL, by path in the store."""

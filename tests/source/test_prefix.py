@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from stager.base.errors import IntegrityError, SourceError
 from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.prefix import list_objects, look_at_prefix, open_prefix
-from stager.source.remote import Version
+from stager.source.remote import Version, look_at_object
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.patterns import Patterns
@@ -189,6 +189,19 @@ def test_nothing_beneath_is_told(bucket: Bucket) -> None:
     with pytest.raises(SourceError) as caught:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == f"{URL}: there are no objects beneath it; check the URL"
+
+
+def test_a_folder_without_its_slash_is_told(contents: dict[bytes, bytes]) -> None:
+    for url in ("s3://bucket/folder", "s3://bucket/folder/below"):
+        with pytest.raises(SourceError) as caught:
+            look_at_object(url, SETTINGS)
+        assert str(caught.value) == (
+            f"{url}: no such object, but there are objects beneath it; for all of these, write a "
+            "'/' at its end"
+        )
+    with pytest.raises(SourceError) as caught:
+        look_at_object("s3://bucket/fold", SETTINGS)
+    assert str(caught.value) == "s3://bucket/fold: no such object; check the URL"
 
 
 def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
