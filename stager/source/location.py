@@ -117,10 +117,14 @@ class Location(NamedTuple):
 def name_of(url: str) -> str:
     """Return the last part of the path of a source, which may be no URL.
 
-    >>> name_of("hf://org/model@refs/pr/1"), name_of("/shared/set/")
-    ('model', 'set')
+    >>> name_of("hf://org/model@refs/pr/1"), name_of("/shared/set/"), name_of("https://host/a%20b")
+    ('model', 'set', 'a b')
     """
-    return without_revision(url).rstrip("/").rpartition("/")[2]
+    name = without_revision(url).rstrip("/").rpartition("/")[2]
+    if not url.startswith((f"{Scheme.HTTPS}://", f"{Scheme.HTTP}://")):
+        return name
+    plain = _unquoted(name)
+    return plain if plain.isprintable() and "/" not in plain else name
 
 
 def without_revision(url: str) -> str:

@@ -235,6 +235,9 @@ def test_an_item_that_is_decompressed_has_a_name_without_the_suffix() -> None:
         ("/data/set.tar.GZ", Options(decompress=ITSELF), "set.tar"),
         ("/data/set.tar.GZ", Options(extract=True), "set"),
         ("/data/set.gz", Options(), "set.gz"),
+        ("https://host/my%20set.gz", Options(decompress=ITSELF), "my set"),
+        ("https://host/a%2Fb%00", Options(), "a%2Fb%00"),
+        ("s3://bucket/a%20b", Options(), "a%20b"),
     ):
         assert StageItem(source, "/nvme/x", "/nvme", options).name == name
 
