@@ -30,6 +30,7 @@ _AWS_GIVEN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGN
 _AWS_ELSEWHERE = ("credential_process", "sso_session", "sso_start_url", "role_arn")
 _GOOGLE_GIVEN = (
     "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_SKIP_SIGNATURE",
 )  # fmt: skip
 #: The parts of Azure's connection strings, and the variables that say the same.
 _AZURE = {

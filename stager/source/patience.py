@@ -22,6 +22,8 @@ T = TypeVar("T")
 #: Seconds before the first and the last repetitions, each of which waits about twice as long as the
 #: one before.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+#: Where the library asks for credentials of a cloud's virtual machine, if it knows no others.
+_METADATA = "://169.254.169.254/"
 #: The status in a message of the library, as ``503 Service Unavailable``, and those of requests
 #: that may succeed later.
 _STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
@@ -126,6 +128,12 @@ class _Explained:
 def _explained(error: Exception, access: Access) -> _Explained:
     """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
     text = str(error).partition("\n\nDebug source")[0]
+    if _METADATA in text:
+        return _Explained(
+            "no credentials were found for it",
+            "put yours into the job's environment, or, for what is public, AWS_SKIP_SIGNATURE=true "
+            "(AZURE_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE)",
+        )
     said = _said(error, text)
     found = _STATUS.search(text)
     answered, status = found.groups() if found else ("", "")

@@ -22,6 +22,7 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.base.linux import leave_untagged
 from stager.base.progress import Kind, count, doing
+from stager.base.text import printable
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
 from stager.source.location import Location, Scheme
@@ -114,7 +115,11 @@ class Store:
         self._url = url
         self.location = Location.parse(url)
         self._settings = settings
-        self._store = _store(self.location, settings)
+        try:
+            self._store = _store(self.location, settings)
+        except exceptions.BaseError as error:  # such as half of a key
+            problem = printable(str(error).partition("\n")[0].partition(" error: ")[2])
+            raise SourceError(f"{url}: {problem}; check your credentials") from None
 
     def look(self) -> Version:
         """Return the version of the object that the URL names."""

@@ -204,6 +204,13 @@ def test_a_folder_without_its_slash_is_told(contents: dict[bytes, bytes]) -> Non
     assert str(caught.value) == "s3://bucket/fold: no such object; check the URL"
 
 
+def test_half_of_a_key_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
+    assert str(caught.value) == f"{URL}: Missing SecretAccessKey; check your credentials"
+
+
 def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
     bucket.put("folder/a//b", b"x")
     with pytest.raises(SourceError) as caught:

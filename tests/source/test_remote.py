@@ -158,3 +158,20 @@ def test_without_an_etag_the_time_tells_versions_apart(web: Web) -> None:
     web.etag = ""
     data, _ = read(web)
     assert data == web.data
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "az://account/container/x", "gs://bucket/x"])
+def test_without_credentials_it_is_told_how_to_give_them(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer comes from where a cloud's machine would find its own."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(SourceError) as caught:
+        look_at_object(url, replace(SETTINGS, proxy="http://127.0.0.1:1", patience=0.2))
+    assert str(caught.value) == (
+        f"{url}: no credentials were found for it; put yours into the job's environment, or, for "
+        "what is public, AWS_SKIP_SIGNATURE=true (AZURE_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE)"
+    )
