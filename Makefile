@@ -29,7 +29,10 @@ ROOT := $(filter 0,$(shell id -u))
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
 	cppcheck clang-format clang-tidy shellcheck nginx-light openssl \
-	python3-venv python3-dev procps util-linux e2fsprogs
+	python3-venv python3-dev procps util-linux e2fsprogs $(if $(shell command -v npm),,npm)
+# A server of Azure's blobs for the tests. Its libraries are those of that day.
+AZURITE = azurite@3.33.0
+AZURITE_DAY = 2026-11-01
 SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
 	tests/cluster/namespaces.sh
 
@@ -38,7 +41,7 @@ SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/t
 demo: .venv/.done
 	.venv/bin/stagectl demo
 
-test: .venv/.done packages
+test: .venv/.done packages build/azurite/.done
 	.venv/bin/python -m pytest $(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
@@ -108,6 +111,13 @@ endif
 	$$python -m venv --clear .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
 	@touch $@
+
+build/azurite/.done: Makefile | packages
+ifneq ($(ROOT),)
+	@npm install --silent --prefer-offline --no-audit --no-fund --ignore-scripts \
+		--before $(AZURITE_DAY) --prefix build/azurite $(AZURITE)
+	@touch $@
+endif
 
 clean:
 	rm -rf .venv build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

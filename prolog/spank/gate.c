@@ -111,11 +111,30 @@ static bool read_task(spank_t spank, struct gate *gate)
 	return snprintf(gate->name, sizeof(gate->name), "%u.%u", gate->job, gate->restart) > 0;
 }
 
-/* Whether the helper gets a variable: Slurm's own, and a few about the user and the place. */
+/*
+ * Whether the helper gets a variable: Slurm's own, a few about the user and the place, and what
+ * opens stores. Of these, it passes on to the ranks what they need.
+ */
 static bool is_for_helper(const char *variable)
 {
-	static const char *const names[] = { "SLURM_", "SLURMD_", "HOME=", "USER=",  "LOGNAME=",
-					     "LANG=",  "TZ=",	  "TERM=", "TMPDIR=" };
+	static const char *const names[] = { "SLURM_",
+					     "SLURMD_",
+					     "HOME=",
+					     "USER=",
+					     "LOGNAME=",
+					     "LANG=",
+					     "TZ=",
+					     "TERM=",
+					     "TMPDIR=",
+					     "AWS_",
+					     "AZURE_",
+					     "GOOGLE_",
+					     "HF_",
+					     "CLOUDSDK_CONFIG=",
+					     "XDG_CACHE_HOME=",
+					     "XDG_RUNTIME_DIR=",
+					     "REGISTRY_AUTH_FILE=",
+					     "DOCKER_CONFIG=" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (strncmp(variable, names[i], strlen(names[i])) == 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
+from stager.base.progress import count
 from stager.base.text import printable
 
 if TYPE_CHECKING:
@@ -22,16 +23,22 @@ T = TypeVar("T")
 #: Seconds before the first and the last repetitions, each of which waits about twice as long as the
 #: one before.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-#: Where the library asks for credentials of a cloud's virtual machine, if it knows no others.
-_METADATA = "://169.254.169.254/"
 #: The status in a message of the library, as ``503 Service Unavailable``, and those of requests
 #: that may succeed later.
 _STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
 _LATER = frozenset({"408", "429", "500", "502", "503", "504"})
-#: The text of a store's answer, in the XML of S3 and Azure.
-_ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+#: Those that say no more by themselves.
+_REFUSED = frozenset({"400", "401", "403"})
+#: The text of a store's answer, in the XML of S3 and Azure: of the message the first line, since
+#: Azure adds a request's number and time. Azure says apart from it that a signature has expired.
+_ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<\n]*)[^<]*</Message>)?")
+_PAST = re.compile(r"Signature not valid in the specified time frame[^<]*")
+#: The codes of S3 for credentials that have expired. Their status is 400.
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenExpired"})
 #: The text of a refusal in plain words, as hubs write it. What has a '?' may be a signed URL.
 _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
+#: Where the library asks for the identity of a machine of the vendor's, if it has no credentials.
+_IDENTITY = ("//169.254.", "//metadata.google.internal")
 #: How much of what a server said is repeated.
 _MOST_SAID = 200
 
@@ -42,6 +49,10 @@ class NoObjectError(SourceError):
 
 class ShortBodyError(Exception):
     """An answer ended early."""
+
+
+class LongBodyError(Exception):
+    """An answer had more bytes than were asked for."""
 
 
 class AnswerError(Exception):
@@ -82,36 +93,39 @@ class Patience:
         self._url = url
         self._limit = limit
         self._access = access
-        self._deadline = time.monotonic() + limit
-        self._pause = _FIRST_PAUSE
         self.retries = 0
+        # Since something came: the time, the failures, and how long to wait after the next.
+        self._begun, self._failures, self._pause = time.monotonic(), 0, _FIRST_PAUSE
 
     def keep(self, act: Callable[[Callable[[], None]], T]) -> T:
         """Return what ``act`` returns. It may call what it is given when it gets on."""
         while True:
             try:
                 return act(self._begin_anew)
-            except (exceptions.BaseError, OSError, ShortBodyError, AnswerError) as error:
+            except (
+                exceptions.BaseError, OSError, ShortBodyError, LongBodyError, AnswerError,
+            ) as error:  # fmt: skip
                 if isinstance(error, exceptions.PreconditionError):
                     raise changed(self._url) from None
                 failure = _explained(error, self._access)
                 pause = self._pause * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
-                if not failure.may_pass or time.monotonic() + pause > self._deadline:
+                if not failure.may_pass or time.monotonic() + pause > self._begun + self._limit:
                     kind = NoObjectError if failure.is_missing else SourceError
                     raise kind(self._message(failure)) from None
                 self.retries += 1
+                self._failures += 1
+                count()  # the limit here decides, and not that of a stage that stalls
                 time.sleep(pause)
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _begin_anew(self) -> None:
-        self._deadline = time.monotonic() + self._limit
-        self._pause = _FIRST_PAUSE
+        self._begun, self._failures, self._pause = time.monotonic(), 0, _FIRST_PAUSE
 
     def _message(self, failure: _Explained) -> str:
         text = f"{self._url}: {failure.text}"
         if not failure.may_pass:
             return f"{text}; {failure.remedy}"
-        times = f"{self.retries + 1} times in {self._limit:g} s"
+        times = f"{self._failures + 1} times in {time.monotonic() - self._begun:.0f} s"
         return f"{text}, {times}; submit again later, or tell those who run the store"
 
 
@@ -125,18 +139,26 @@ class _Explained:
     is_missing: bool = False
 
 
+def is_refusal(error: Exception) -> bool:
+    """Return whether a store refused a request because of who asked, or how."""
+    found = _STATUS.search(str(error))
+    return found is not None and found[2] in _REFUSED
+
+
 def _explained(error: Exception, access: Access) -> _Explained:
     """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
     text = str(error).partition("\n\nDebug source")[0]
-    if _METADATA in text:
+    said = _said(error, text)
+    found = _STATUS.search(text)
+    answered, status = found.groups() if found else ("", "")
+    if status not in _LATER and any(place in text for place in _IDENTITY):
         return _Explained(
             "no credentials were found for it",
             "put yours into the job's environment, or, for what is public, AWS_SKIP_SIGNATURE=true "
             "(AZURE_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE)",
         )
-    said = _said(error, text)
-    found = _STATUS.search(text)
-    answered, status = found.groups() if found else ("", "")
+    if _has_expired(text):
+        return _Explained(f"your credentials have expired{said}", "renew them and submit again")
     if isinstance(error, FileNotFoundError) or status in ("404", "410"):
         return _Explained(f"no such object{said}", "check the URL", is_missing=True)
     if isinstance(error, exceptions.UnauthenticatedError) or status == "401":
@@ -154,12 +176,19 @@ def _explained(error: Exception, access: Access) -> _Explained:
     return _explained_connection(error)
 
 
+def _has_expired(text: str) -> bool:
+    """Whether a store says that the credentials have expired."""
+    answer = _ANSWER.search(text)
+    return bool(_PAST.search(text) or (answer and answer[1] in _EXPIRED))
+
+
 def _said(error: Exception, text: str) -> str:
     """Return the server's own words in brackets, or nothing."""
     if isinstance(error, AnswerError):
         said = error.said
     elif answer := _ANSWER.search(text):
-        said = ": ".join(filter(None, answer.groups()))
+        past = _PAST.search(text)
+        said = ": ".join(filter(None, (*answer.groups(), past and past[0])))
     else:
         plain = _PLAIN_REFUSAL.search(text)
         said = plain[1].strip() if plain else ""
@@ -185,6 +214,8 @@ def _explained_connection(error: Exception) -> _Explained:
         )
     if "dns" in lower or isinstance(getattr(error, "reason", None), gaierror):
         return _Explained("its host is not known here", "check the URL", may_pass=True)
+    if isinstance(error, LongBodyError):
+        return _Explained(str(error), "tell those who run the store")
     if isinstance(error, ShortBodyError):
         return _Explained(str(error), "", may_pass=True)
     if "timed out" in lower or "kind: timeout" in lower:

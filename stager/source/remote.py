@@ -26,7 +26,14 @@ from stager.base.text import printable
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
 from stager.source.location import Location, Scheme
-from stager.source.patience import NoObjectError, Patience, ShortBodyError, changed
+from stager.source.patience import (
+    LongBodyError,
+    NoObjectError,
+    Patience,
+    ShortBodyError,
+    changed,
+    is_refusal,
+)
 from stager.source.settings import ENDPOINTS
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Bytes that the library hands over at a time. They are a sign of life.
 _BLOCK = 256 << 10
-#: Seconds for a connection, and without a byte on one.
+#: Most seconds for a connection, and without a byte on one.
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 20
 #: Objects in one answer of a store that lists them: the most that all stores give.
 _PAGE = 1000
@@ -123,10 +130,20 @@ class Store:
 
     def look(self) -> Version:
         """Return the version of the object that the URL names."""
-        path = self.location.path
         with doing(Kind.READ, self._url):
-            found = self._patience(self._url).keep(lambda _: obstore.head(self._store, path))
-        return Version.of(found)
+            return self._patience(self._url).keep(lambda _: self._head())
+
+    def _head(self) -> Version:
+        path = self.location.path
+        try:
+            return Version.of(obstore.head(self._store, path))
+        except FileNotFoundError:
+            raise
+        except exceptions.BaseError as error:
+            if not is_refusal(error):
+                raise
+        # No text comes with such an answer: why the store refuses is told by one with a body.
+        return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
 
     def has_any_beneath(self) -> bool:
         """Whether there are objects beneath the URL, as far as the store tells."""
@@ -209,7 +226,7 @@ def fill(
         nonlocal done
         for block in ask(done):
             if done + len(block) > len(buffer):
-                raise changed(url)
+                raise LongBodyError("it sends more bytes than it was asked for")
             buffer[done : done + len(block)] = block
             done += len(block)
             count()
@@ -278,6 +295,9 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
         case Scheme.GS:
             return store.GCSStore(location.container, **options)
         case Scheme.AZ:
+            # The name of the vendor's own tool, which the library does not know.
+            if key := os.environ.get("AZURE_STORAGE_KEY"):
+                options["account_key"] = key
             return store.AzureStore(location.container, account_name=location.account, **options)
         case _:
             base = f"{location.scheme}://{location.container}"
@@ -290,8 +310,8 @@ def library_options(settings: RemoteSettings, **headers: str) -> dict[str, Any]:
     Repetitions are not left to the library: they are counted and bounded here.
     """
     client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT),
-        "read_timeout": timedelta(seconds=_READ_TIMEOUT),
+        "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT, settings.patience)),
+        "read_timeout": timedelta(seconds=min(_READ_TIMEOUT, settings.patience)),
         "timeout": timedelta(days=1),  # of a whole answer, which may be large
         "allow_http": settings.allow_http,
         "user_agent": "slurm-stage",

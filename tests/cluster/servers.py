@@ -1,8 +1,9 @@
-"""Real servers on the login machine of the test cluster: of the web, of S3, and a hub."""
+"""Real servers on the login machine of the test cluster: of the web, of stores, and a hub."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,15 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.cluster.site import PYTHON, REPOSITORY
 from tests.support.hub import Hub
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.cluster.site import Site
 
 #: What the servers are called by the nodes, and their ports.
-HOST, HTTPS_PORT, S3_PORT = "login", 8443, 5000
+HOST, HTTPS_PORT, S3_PORT, BLOB_PORT = "login", 8443, 5000, 10000
 #: A hub, and its server of large files. Ranks do not announce themselves to ports below 1024.
 HUB_PORT, CDN_PORT = 8445, 444
 _CONFIG = """
@@ -45,6 +47,24 @@ openssl req $key -subj /CN={HOST} -keyout key.pem -out cert.csr
 echo "subjectAltName=DNS:{HOST}" >names
 openssl x509 -req -days 2 -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names \\
     -out cert.pem
+"""
+
+#: Azurite, where the Makefile installs it.
+_AZURITE = REPOSITORY / "build/azurite/node_modules/azurite/dist/src/blob/main.js"
+#: Makes a container; the library of the ranks cannot. As Azure's Shared Key demands it.
+_MAKE_CONTAINER = """
+import base64, hashlib, hmac, os, urllib.request
+from email.utils import formatdate
+account, endpoint, container = {account!r}, {endpoint!r}, {container!r}
+sent = {{"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}}
+named = "".join(f"{{name}}:{{value}}\\n" for name, value in sent.items())
+place = f"/{{account}}/{{account}}/{{container}}\\nrestype:container"
+text = "PUT" + 5 * "\\n" + "text/plain" + 7 * "\\n" + named + place
+key = base64.b64decode(os.environ["AZURE_STORAGE_ACCOUNT_KEY"])
+signature = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
+sent |= {{"Authorization": f"SharedKey {{account}}:{{signature}}", "Content-Type": "text/plain"}}
+url = f"{{endpoint}}/{{container}}?restype=container"
+urllib.request.urlopen(urllib.request.Request(url, b"", sent, method="PUT"), timeout=30)
 """
 
 
@@ -109,10 +129,62 @@ def s3(site: Site) -> Iterator[str]:
         yield f"http://{HOST}:{S3_PORT}"
 
 
+class Azurite:
+    """A server of Azure's blobs with one account and one container."""
+
+    account, container = "ouraccount", "data"
+    endpoint = f"http://{HOST}:{BLOB_PORT}/{account}"
+
+    def __init__(self, site: Site, key: str) -> None:
+        self._site = site
+        self.log = site.shared("azurite.log")
+        #: What a user's environment holds.
+        self.environment = {
+            "AZURE_STORAGE_ACCOUNT_KEY": key, "AZURE_STORAGE_ENDPOINT": self.endpoint,
+        }  # fmt: skip
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a blob as alice does."""
+        self._site.shared("blob").write_bytes(data)
+        self._run(
+            "import obstore, sys; from obstore.store import AzureStore\n"
+            f'store = AzureStore("{self.container}", account_name="{self.account}", '
+            'client_options={"allow_http": True})\n'
+            f'obstore.put(store, {path!r}, open("/shared/blob", "rb").read())'
+        )
+
+    def make_container(self) -> None:
+        """Make the container."""
+        names = {"account": self.account, "endpoint": self.endpoint, "container": self.container}
+        self._run(_MAKE_CONTAINER.format(**names))
+
+    def _run(self, program: str) -> None:
+        self._site.run([PYTHON, "-c", program], env=self.environment)
+
+    def served(self) -> tuple[int, int]:
+        """Return how many requests for data there were, and the bytes that were sent."""
+        sent = re.findall(r'"GET \S+ HTTP/1.1" 20[06] (\d+)', self.log.read_text())
+        return len(sent), sum(map(int, sent))
+
+
 @contextmanager
-def running(site: Site, argv: list[str], port: int) -> Iterator[None]:
+def azurite(site: Site, key: str) -> Iterator[Azurite]:
+    """Start a server of Azure's blobs on the login machine, whose account has this ``key``."""
+    server = Azurite(site, key)
+    line = f"exec node {_AZURITE} --inMemoryPersistence --blobHost 0.0.0.0 --blobPort {BLOB_PORT}"
+    accounts = {"AZURITE_ACCOUNTS": f"{server.account}:{key}"}
+    argv = ["sh", "-c", f"{line} >/shared/{server.log.name} 2>&1"]
+    with running(site, argv, BLOB_PORT, accounts):
+        server.make_container()
+        yield server
+
+
+@contextmanager
+def running(
+    site: Site, argv: list[str], port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Run a server on the login machine until the end of the block."""
-    process = site.popen(argv, user="root", env={"HOME": "/root"})
+    process = site.popen(argv, user="root", env={"HOME": "/root", **(environment or {})})
     try:
         deadline = time.monotonic() + 60
         probe = f"exec 3<>/dev/tcp/127.0.0.1/{port}"

@@ -63,6 +63,8 @@ def test_each_byte_is_asked_for_once(web: Web) -> None:
         ([lambda handler: handler.refuse(500)], 1),
         ([Handler.cut_off], 1),
         ([Handler.cut_off] * 4, 4),
+        ([Handler.reset], 1),
+        ([Handler.say_less], 1),
     ],
 )
 def test_what_may_pass_is_tried_again(web: Web, faults: list[Fault], retries: int) -> None:
@@ -70,6 +72,14 @@ def test_what_may_pass_is_tried_again(web: Web, faults: list[Fault], retries: in
     data, reader = read(web)
     assert data == web.data
     assert (reader.retries, reader.bytes_read) == (retries, 3_000_000)
+
+
+def test_what_follows_an_answer_is_not_part_of_it(web: Web) -> None:
+    web.faults = [Handler.send_more_than_it_says]
+    data, reader = read(web)
+    assert data == web.data
+    # If the connection is used again, what follows there is no answer.
+    assert reader.retries <= 1
 
 
 def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
@@ -104,6 +114,10 @@ def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
             "the store answered with 418 I'm a teapot; tell those who run the store",
         ),
         (
+            Handler.send_more,
+            "it sends more bytes than it was asked for; tell those who run the store",
+        ),
+        (
             Handler.redirect_in_circle,
             "it is redirected in a circle, or too often; check the URL",
         ),
@@ -114,6 +128,59 @@ def test_what_will_not_pass_is_told_at_once(web: Web, fault: Fault, message: str
     with pytest.raises(SourceError) as caught:
         read(web)
     assert str(caught.value) == f"{web.url}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "message"),
+    [
+        (
+            400,
+            b"<Code>ExpiredToken</Code><Message>It has expired.</Message><Token-0>x</Token-0>",
+            (
+                "your credentials have expired (ExpiredToken: It has expired.); renew them and "
+                "submit again"
+            ),
+        ),
+        (
+            403,
+            (
+                b"<Code>AuthenticationFailed</Code><Message>It failed.\nRequestId:1</Message>"
+                b"<Detail>Signature not valid in the specified time frame: Expiry [then]</Detail>"
+            ),
+            (
+                "your credentials have expired (AuthenticationFailed: It failed.: Signature not "
+                "valid in the specified time frame: Expiry [then]); renew them and submit again"
+            ),
+        ),
+        (
+            403,
+            b"<Code>AccessDenied</Code>",
+            (
+                "you may not read it (AccessDenied); check that your credentials are in the job's "
+                "environment, and permit reading"
+            ),
+        ),
+    ],
+)
+def test_a_refusal_is_told_in_the_stores_words(
+    web: Web, status: int, text: bytes, message: str
+) -> None:
+    web.refusal = status
+
+    def refuse(handler: Handler) -> bool:
+        return handler.refuse(status, text)
+
+    web.faults = [refuse]
+    with pytest.raises(SourceError) as caught:
+        look_at_object(web.url, SETTINGS)
+    assert str(caught.value) == f"{web.url}: {message}"
+
+
+def test_a_server_that_hangs_is_given_up(web: Web) -> None:
+    web.faults = [Handler.hang] * 9
+    with pytest.raises(SourceError) as caught:
+        read(web, replace(SETTINGS, patience=0.5))
+    assert str(caught.value).startswith(f"{web.url}: the server did not answer, ")
 
 
 def test_a_store_that_fails_for_too_long_is_given_up(web: Web) -> None:

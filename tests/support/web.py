@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ class Web:
         self.sent = 0
         #: What happens to the next requests for data; then all goes well.
         self.faults: list[Fault] = []
+        #: The status with which questions for the object's facts are refused.
+        self.refusal = 0
         self.port = 0
         self.lock = threading.Lock()
 
@@ -44,6 +48,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         """Answer with the facts of the object."""
         self.web.log.append("HEAD")
+        if self.web.refusal:
+            self.answer(self.web.refusal, b"", body=False)
+            return
         self.answer(200, self.web.data, body=False)
 
     def do_GET(self) -> None:
@@ -57,12 +64,17 @@ class Handler(BaseHTTPRequestHandler):
         if condition and condition != self.web.etag:
             self.answer(412, b"")
             return
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        first, last = self.asked()
         data = self.web.data[first : last + 1]
         span = f"bytes {first}-{first + len(data) - 1}/{len(self.web.data)}"
         with self.web.lock:
             self.web.sent += len(data)
         self.answer(206, data, span)
+
+    def asked(self) -> tuple[int, int]:
+        """Return the first and the last byte that are asked for."""
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        return first, last
 
     def answer(self, status: int, data: bytes, span: str = "", *, body: bool = True) -> None:
         """Send one answer."""
@@ -83,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def cut_off(self) -> bool:
         """Answer with all headers and a part of the body, and close the connection."""
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        first, last = self.asked()
         self.send_response(206)
         self.send_header("Content-Length", str(last + 1 - first))
         self.send_header("ETag", self.web.etag)
@@ -92,6 +104,42 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.web.data[first : first + (last - first) // 2])
         self.close_connection = True
+        return True
+
+    def reset(self) -> bool:
+        """Answer with a part of the body, and reset the connection."""
+        self.cut_off()
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        return True
+
+    def hang(self) -> bool:
+        """Answer nothing until the client gives up."""
+        self.connection.recv(1)
+        self.close_connection = True
+        return True
+
+    def send_more(self) -> bool:
+        """Answer with a longer body than was asked for, and say so."""
+        first, last = self.asked()
+        span = f"bytes {first}-{last}/{len(self.web.data)}"
+        self.answer(206, self.web.data[first : last + 1] + b"more", span)
+        return True
+
+    def send_more_than_it_says(self) -> bool:
+        """Answer with a longer body than the answer's own length."""
+        first, last = self.asked()
+        span = f"bytes {first}-{last}/{len(self.web.data)}"
+        self.answer(206, self.web.data[first : last + 1], span)
+        self.wfile.write(b"more")
+        return True
+
+    def say_less(self) -> bool:
+        """Answer with a part of what was asked for, as if that were all."""
+        first, last = self.asked()
+        span = f"bytes {first}-{last}/{len(self.web.data)}"
+        self.answer(206, self.web.data[first : last - 9], span)
         return True
 
     def redirect_in_circle(self) -> bool:
