@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.site import PYTHON, REPOSITORY
@@ -17,6 +16,7 @@ from tests.support.hub import Hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from tests.cluster.site import Site
 
@@ -123,9 +123,9 @@ def _certify(folder: Path) -> None:
 
 @contextmanager
 def s3(site: Site) -> Iterator[str]:
-    """Start a server of S3 on the login machine. Yield its endpoint."""
-    program = Path(sys.prefix) / "bin/moto_server"
-    with running(site, [str(program), "-H", "0.0.0.0", "-p", str(S3_PORT)], S3_PORT):
+    """Start a server of S3 on the login machine. Yield its endpoint. It logs to /shared/s3.log."""
+    line = f"exec {sys.prefix}/bin/moto_server -H 0.0.0.0 -p {S3_PORT} >/shared/s3.log 2>&1"
+    with running(site, ["sh", "-c", line], S3_PORT):
         yield f"http://{HOST}:{S3_PORT}"
 
 
