@@ -80,9 +80,8 @@ def source_policy(endpoint: str, readers: int) -> str:
 
 @contextmanager
 def bucket(site: Site, readers: int) -> Iterator[Bucket]:
-    with s3(site) as endpoint:
-        with site.policy(source_policy(endpoint, readers)):
-            yield Bucket(site, endpoint)
+    with s3(site) as endpoint, site.policy(source_policy(endpoint, readers)):
+        yield Bucket(site, endpoint)
 
 
 def staged(site: Site, store: Bucket, *directives: str, script: str = "true") -> Job:
