@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.site import PYTHON, REPOSITORY
@@ -16,7 +17,6 @@ from tests.support.hub import Hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from tests.cluster.site import Site
 
