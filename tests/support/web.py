@@ -159,7 +159,7 @@ def web_server() -> Iterator[Web]:
     handler = type("OwnHandler", (Handler,), {"web": web})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         web.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield web
