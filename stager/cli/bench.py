@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.errors import PolicyRefusal
+from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Options
 from stager.base.outcome import Rate
 from stager.base.text import printable
 from stager.cli.absolute import absolute
+from stager.cli.bench_here import Sweep, measure_disk, measure_source, numbers, sizes
 from stager.cli.console import complain, say
-from stager.cli.options import json_option, run_options
+from stager.cli.options import json_option, load_policy, run_options
 from stager.cli.render import rate_lines
 from stager.cli.staging import build_request, find_nodes, print_outcome
 from stager.request.items import StageItem
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from stager.cli.options import RunOptions
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--source",
-    metavar="FILE",
+    metavar="SRC",
     default="",
-    help="A file on shared storage; one node measures how fast it can be read.",
+    help="Measure how fast this file on shared storage is read. A URL or a folder is measured "
+    "as with --here.",
 )
 @click.option(
     "--root",
@@ -44,17 +48,65 @@ if TYPE_CHECKING:
     default=256,
     metavar="MIB",
     show_default=True,
-    help="Size in MiB of the test file and of the largest block that is sent.",
+    help="Size in MiB of the test file and of the largest block that is sent. With --here, the "
+    "most that is read or written for each row.",
 )
+@click.option(
+    "--here",
+    is_flag=True,
+    help="Measure this machine alone, by block size and number of threads: the source, or "
+    "without --source the disk.",
+)
+@click.option(
+    "--blocks",
+    metavar="LIST",
+    default="",
+    callback=sizes,
+    help="With --here, the sizes of blocks, such as 4K,1M; of a URL, how much a request asks for.",
+)
+@click.option(
+    "--threads",
+    metavar="LIST",
+    default="",
+    callback=numbers,
+    help="With --here, the numbers of threads, or of requests at once.  [default: 1,4,16]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=2,
+    metavar="S",
+    show_default=True,
+    help="With --here, the most seconds for each row.",
+)
+@click.option("--random", is_flag=True, help="With --here, take blocks in random order.")
 @run_options
 @json_option
-def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> int:
+def bench(
+    source: str,
+    root: str,
+    size: int,
+    here: bool,
+    blocks: tuple[int, ...],
+    threads: tuple[int, ...],
+    seconds: float,
+    random: bool,
+    run: RunOptions,
+    as_json: bool,
+) -> int:
     """Measure the network, the disks and the source of this job's nodes.
 
     Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
     slowest of them. Nothing is staged, and the files that are written are removed. Run it inside a
     job, or with --local.
+
+    With --here, and for a URL, this machine alone makes requests of different sizes from different
+    numbers of threads, past the page cache: to choose what stage.toml should say. That needs no
+    job.
     """
+    if here or is_url(source) or os.path.isdir(source):
+        sweep = Sweep(blocks, threads, random, seconds, size << 20)
+        return _bench_here(source, root, sweep, run, as_json=as_json)
     rates: list[Rate] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -75,13 +127,32 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
     return outcome.code
 
 
+def _bench_here(source: str, root: str, sweep: Sweep, run: RunOptions, *, as_json: bool) -> int:
+    """Measure the source, or the disk of a staging folder, from this machine."""
+    if run.local:
+        raise UsageError("--here measures this machine itself: remove --local")
+    if source:
+        rules = load_policy(run.config, simulated=True)
+        return measure_source(
+            source if is_url(source) else absolute(source), rules, sweep, as_json=as_json
+        )
+    return measure_disk(
+        _root(root, load_policy(run.config, simulated=False)), sweep, as_json=as_json
+    )
+
+
 def _item(source: str, root: str, rules: Policy) -> StageItem:
     """Return what to measure: the source and a staging folder. Raise PolicyRefusal."""
+    root = _root(root, rules)
+    return StageItem(absolute(source) if source else "", f"{root}/bench", root, Options())
+
+
+def _root(root: str, rules: Policy) -> str:
+    """Return the staging folder to measure. Raise PolicyRefusal."""
     roots = {known or "/": known for known in rules.roots}
     if root and root not in roots:
         known = " or ".join(roots)
         raise PolicyRefusal(
             f"{root} is not a staging folder (one of `roots` in stage.toml); use --root {known}"
         )
-    root = roots[root] if root else rules.roots[0]
-    return StageItem(absolute(source) if source else "", f"{root}/bench", root, Options())
+    return roots[root] if root else rules.roots[0]

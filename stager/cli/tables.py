@@ -19,7 +19,9 @@ HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB
 FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
 USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
 #: Columns that are aligned to the right.
-_ALIGNED_RIGHT = ("SIZE", "FILES", "COPIES")
+_ALIGNED_RIGHT = (
+    "SIZE", "FILES", "COPIES", "BLOCK", "THREADS", "RATE", "IOPS", "P50", "P99", "RETRIES",
+)  # fmt: skip
 #: Seconds within which one transfer ends on all nodes.
 _SAME_TRANSFER = 10
 
