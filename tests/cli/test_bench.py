@@ -109,8 +109,10 @@ def test_bench_of_a_folder_needs_no_job(desk: Desk) -> None:
                         "--seconds", "0.01", "--random")  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     assert plain(ran.out) == [
-        f"{desk.folder}/set: 2 files, 4.9 KiB, in random order; "
-        + "each row for at most 0.01 s or 256.0 MiB",
+        (
+            f"{desk.folder}/set: 2 files, 4.9 KiB, in random order; each row for at most 0.01 s or "
+            "256.0 MiB"
+        ),
         *TABLE,
         "read 4.0 KiB 1 R N T T 0",
         "read: fastest is R with 1 thread and blocks of 4.0 KiB",
