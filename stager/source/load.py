@@ -23,7 +23,7 @@ from stager.disk.files import opened, stage_errors
 from stager.disk.reader import OPEN_FILE
 from stager.disk.unnamed import UnnamedFile
 from stager.source.access import look_at
-from stager.source.facts import Listings
+from stager.source.facts import EVERYTHING, Listings
 from stager.source.location import Location, Scheme, is_url
 from stager.tree.listing import Kind
 
@@ -104,8 +104,8 @@ def _aligned(size: int) -> memoryview:
 def open_source(path: str, settings: RemoteSettings) -> Target:
     """Return what reads the file, folder or URL. Raise SourceError if there is nothing to read."""
     listings = Listings()
-    source = look_at(path, (), (), listings, settings)
-    listing = listings.get(path, (), ())
+    source = look_at(path, EVERYTHING, listings, settings)
+    listing = listings.get(path)
     if not listing:
         if not source.facts.size:
             raise SourceError(f"{path} is empty, so it cannot be measured; name a larger file")
