@@ -15,6 +15,7 @@ from stager.base.errors import UsageError
 from stager.base.loads import Load, Measured, best
 from stager.base.text import bytes_text, printable
 from stager.cli.tables import table
+from stager.launch.credentials import with_credentials
 from stager.source.location import Location, is_url
 from stager.source.settings import ENDPOINTS
 
@@ -55,6 +56,7 @@ def measure_source(source: str, rules: Policy, sweep: Sweep, *, as_json: bool) -
             Location.parse(source)
         except ValueError as error:
             raise UsageError(f"{source} {error}") from None
+        os.environ.update(with_credentials(os.environ, [source]))
     target = open_source(source, _settings(source, rules))
     blocks = sweep.blocks or (_OF_STORES if is_url(source) else _OF_FILES)
     return _measure(source, target, replace(sweep, blocks=blocks), ("read",), as_json=as_json)
