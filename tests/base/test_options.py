@@ -42,7 +42,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "include": tuple,
         "exclude": tuple,
         "extract": bool,
-        "decompress": bool,
+        "decompress": tuple,
         "mode": Mode,
         "by": str,
         "share": Share,
@@ -73,7 +73,8 @@ def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
     assert list(ALL.given()) == [
         ("validate", "size"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
         ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
-        ("decompress", ""), ("mode", "shard"), ("by", "part-{n}"),
+        ("decompress", "*.gz"),
+        ("decompress", "b"), ("mode", "shard"), ("by", "part-{n}"),
     ]  # fmt: skip
     assert list(DEFAULT_OPTIONS.given()) == []
 
