@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from stager.base.errors import PolicyRefusal
 from stager.request.items import REQUEST_VARIABLE
 from stager.source.location import Location, Scheme, is_url
-from stager.source.settings import ENDPOINTS
+from stager.source.settings import AUTH_FILE, ENDPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,6 +54,7 @@ _GOOGLE = (
 )  # fmt: skip
 _CREDENTIALS = {
     Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE, Scheme.HF: ("HF_TOKEN",),
+    Scheme.DOCKER: (AUTH_FILE,),
 }  # fmt: skip
 #: The ends of the names of the vendors' endpoints.
 _VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com", ".huggingface.co")

@@ -2,7 +2,7 @@ r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only gram
 
 A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,`` ``;``
 ``\`` or a blank makes that character part of a path; other blanks around a field are dropped. The
-colons in a URL's ``scheme://host:port`` separate nothing.
+colons in a URL's ``scheme://host:port`` separate nothing, nor does that before an image's tag.
 
 A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
 
@@ -33,6 +33,7 @@ from stager.request.lexer import (
     split_words,
     strip,
 )
+from stager.source.image_name import is_image
 from stager.source.location import Location, is_url
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 MAX_LIST = 120 * 1024
 #: The part of a URL in which a colon separates nothing.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
+#: The same of an image, as far as its tag or digest: another colon follows.
+_IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 _LINE = "#STAGE SRC DST [key=value…]"
 
@@ -94,7 +97,8 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
     """Return source and destination, which one ``:`` separates."""
     if not paths:
         raise DirectiveError("source and destination are missing: write SRC:DST", text, end)
-    url = _URL.match("".join(c.char for c in paths))
+    start = "".join(c.char for c in paths)
+    url = _IMAGE.match(start) or _URL.match(start)
     protected = url.end() if url else 0
     pieces = split(paths[protected:], ":", end)
     if len(pieces) == 1:
@@ -124,10 +128,12 @@ def _build(text: str, source: Field, destination: Field, options: Sequence[Field
 
 def _check_format(text: str, source: Field, options: Mapping[str, Any]) -> None:
     """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
-    if "extract" in options and not archive_suffix(source.value):
+    is_packed = not is_image(source.value)  # whatever its tag ends in
+    if "extract" in options and not (is_packed and archive_suffix(source.value)):
         known = " ".join(ARCHIVES)
         raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
-    if options.get("decompress") == ITSELF and not compressed_suffix(source.value):
+    is_compressed = is_packed and compressed_suffix(source.value)
+    if options.get("decompress") == ITSELF and not is_compressed:
         problem = (
             f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}; for files "
             "in a folder write a pattern: decompress=*"

@@ -15,6 +15,7 @@ from stager.base.errors import UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
 from stager.base.options import DEFAULT_OPTIONS, ITSELF, Mode, Options
 from stager.base.paths import SHARD_LIST
+from stager.source.image_name import ImageName, is_image
 from stager.source.location import name_of
 from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
@@ -72,9 +73,13 @@ class StageItem:
 def copy_name(source: str, options: Options) -> str:
     """Return the last part of the source's path, without the suffix of what is unpacked.
 
+    Of an image it is the name of a file for it.
+
     >>> copy_name("/shared/set.gz", Options(decompress=("",)))
     'set'
     """
+    if is_image(source):
+        return ImageName.parse(source).file_name
     name = name_of(source)
     if options.extract:
         return name[: len(name) - len(archive_suffix(name))]
@@ -173,5 +178,7 @@ class StageRequest:
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
         space = data.pop("space")
         space = Space(**{**space, "roots": tuple(space["roots"])})
-        remote = RemoteSettings(**data.pop("remote"))
+        remote = data.pop("remote")
+        registries = tuple(remote.pop("insecure_registries"))
+        remote = RemoteSettings(**remote, insecure_registries=registries)
         return cls(items=items, transfer=Settings(**transfer), space=space, remote=remote, **data)

@@ -26,6 +26,7 @@ from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.root.rules import byte_size, percentage, shared_owner
+from stager.source.image_name import is_registry
 from stager.source.location import Scheme
 from stager.source.settings import RemoteSettings
 from stager.wire.settings import Algorithm
@@ -86,6 +87,12 @@ def _endpoint(text: str) -> str:
     return text.rstrip("/")
 
 
+def _registry(text: str) -> str:
+    if not is_registry(text):
+        raise ValueError("must be a host with a '.' or a port, such as registry.site.org:5000")
+    return text
+
+
 Root = Annotated[str, AfterValidator(_plain_absolute)]
 Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
@@ -124,6 +131,7 @@ Count = Annotated[int, BeforeValidator(_count)]
 
 UrlStart = Annotated[str, AfterValidator(_url_start)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
+Registry = Annotated[str, AfterValidator(_registry)]
 
 
 class _Section(BaseModel):
@@ -207,12 +215,17 @@ class SourceSection(_Section):
     #: A file on all nodes with certificates of the site's own authorities; a proxy.
     ca_file: Root | Literal[""] = ""
     proxy: Endpoint | Literal[""] = ""
+    #: Registries without TLS, or with a certificate that is not checked.
+    insecure_registries: tuple[Registry, ...] = ()
 
     @property
     def settings(self) -> RemoteSettings:
         """What of it the ranks need."""
         allow_http = any(one.startswith("http://") for one in (*self.allow, *self.endpoints))
-        return RemoteSettings(self.requests, self.patience, self.ca_file, self.proxy, allow_http)
+        return RemoteSettings(
+            self.requests, self.patience, self.ca_file, self.proxy, allow_http,
+            self.insecure_registries,
+        )  # fmt: skip
 
 
 class Shared(_Section):

@@ -1,10 +1,12 @@
-"""Read the URL of a source: in a store, on the web, or on a hub of models. Pure."""
+"""Read the URL of a source: in a store, on the web, on a hub of models, or an image. Pure."""
 
 from __future__ import annotations
 
 import re
 from enum import StrEnum
 from typing import NamedTuple, Self
+
+from stager.source.image_name import ImageName
 
 
 class Scheme(StrEnum):
@@ -18,6 +20,8 @@ class Scheme(StrEnum):
     HTTPS = "https"
     #: Only where the site names it: nobody proves who answers.
     HTTP = "http"
+    #: A container image in a registry; see `image_name`.
+    DOCKER = "docker"
 
     @property
     def is_web(self) -> bool:
@@ -29,7 +33,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 #: What a URL of each kind looks like.
 _SHAPES = {Scheme.AZ: "az://ACCOUNT/CONTAINER/PATH", Scheme.S3: "s3://BUCKET/KEY",
            Scheme.GS: "gs://BUCKET/KEY", Scheme.HF: "hf://ORG/MODEL[@REVISION]",
-           Scheme.HTTPS: "https://HOST/PATH", Scheme.HTTP: "http://HOST/PATH"}  # fmt: skip
+           Scheme.HTTPS: "https://HOST/PATH", Scheme.HTTP: "http://HOST/PATH",
+           Scheme.DOCKER: "docker://REGISTRY/NAME:TAG"}  # fmt: skip
 #: What a hub has besides models.
 _HUB_KINDS = ("datasets",)
 #: A name on a hub; a revision, as git lets it be; and the one that is meant if none is written.
@@ -46,8 +51,8 @@ def is_url(source: str) -> bool:
 class Location(NamedTuple):
     """One object, or all that lies beneath a folder: a URL that ends in a slash.
 
-    ``account`` is that of az:// alone; ``container`` is a bucket or a host. ``path`` has no slash
-    at its end. It is empty for a whole bucket.
+    ``account`` is that of az:// alone; ``container`` is a bucket, a host or a registry.
+    ``path`` has no slash at its end. It is empty for a whole bucket.
 
     For hf:// the ``account`` is empty or ``datasets``, ``container`` is an organization or a user,
     and ``path`` is the name of the model or data set.
@@ -76,15 +81,26 @@ class Location(NamedTuple):
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
                 "job's description; give credentials by the environment"
             )
-        account, rest = "", url[found.end() :]
+        rest = url[found.end() :]
         if scheme is Scheme.HF:
             return cls._of_hub(rest)
+        return cls._of_image(url) if scheme is Scheme.DOCKER else cls._of_object(scheme, rest)
+
+    @classmethod
+    def _of_image(cls, url: str) -> Self:
+        container, _, path = url.partition("://")[2].partition("/")
+        _check_no_user(container)
+        ImageName.parse(url)
+        return cls(Scheme.DOCKER, "", container, path)
+
+    @classmethod
+    def _of_object(cls, scheme: Scheme, rest: str) -> Self:
+        """Return what a URL of a store or a web server names, by what is behind its scheme."""
+        account, is_folder = "", rest.endswith("/")
         if scheme is Scheme.AZ:
             account, _, rest = rest.partition("/")
         container, _, path = rest.partition("/")
-        if "@" in container:
-            raise ValueError("has a user in it; give credentials by the environment")
-        is_folder = url.endswith("/")
+        _check_no_user(container)
         if not container or not (path or is_folder) or (scheme is Scheme.AZ and not account):
             raise ValueError(f"is not complete; write {_SHAPES[scheme]}")
         if is_folder and scheme.is_web:
@@ -112,6 +128,11 @@ class Location(NamedTuple):
             raise ValueError("has a revision that is no branch, tag or commit")
         organization, name = parts
         return cls(Scheme.HF, kind, organization, name, True, revision or _MAIN)
+
+
+def _check_no_user(host: str) -> None:
+    if "@" in host:
+        raise ValueError("has a user in it; give credentials by the environment")
 
 
 def name_of(url: str) -> str:

@@ -18,8 +18,12 @@ class RemoteSettings:
     proxy: str = ""
     #: Whether stores may be spoken to without TLS, because the site names such a one.
     allow_http: bool = False
+    #: Registries that may be spoken to without TLS, or with a certificate that nobody checks.
+    insecure_registries: tuple[str, ...] = ()
 
 
+#: The variable that names the file of credentials for registries (containers-auth.json).
+AUTH_FILE = "REGISTRY_AUTH_FILE"
 #: The variables in which a job's environment may name another endpoint than the vendor's, by
 #: scheme.
 ENDPOINTS = {

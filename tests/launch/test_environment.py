@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,12 @@ from stager.base.options import Options, Validate
 from stager.launch.environment import rank_environment, step_environment
 from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
+from stager.launch.registry import with_credentials
 from stager.request.items import StageItem, StageRequest
 from stager.request.policy import Launch, Policy, SourceSection
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
@@ -29,7 +34,8 @@ REQUEST_JSON = (
     '"algorithm": "auto", "requests": 1, "direct": true}, '
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
-    '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", "allow_http": false}, '
+    '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
+    '"allow_http": false, "insecure_registries": []}, '
     '"job": 17, "status_file": "", "step": "", '
     '"directives": "", "shared_owner": 0, "dry_run": false, "bench": 0, "local_root": "", '
     '"key": "' + "0f" * 32 + '"}'
@@ -119,6 +125,23 @@ def test_credentials_reach_the_ranks_of_a_stage_with_a_url_alone() -> None:
     assert {name: found[name] for name in job if name in found} == {
         "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": "https://s3.site:9000/",
     }  # fmt: skip
+
+
+def test_the_file_of_credentials_for_registries_is_found_where_tools_keep_it(
+    tmp_path: Path,
+) -> None:
+    request = replace(REQUEST, items=(replace(ITEM, source="docker://docker.io/image"),))
+    job = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": ""}
+    assert with_credentials(job, request) == job
+    for place in (".docker/config.json", ".config/containers/auth.json"):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        found = with_credentials(job, request)
+        assert found == {**job, "REGISTRY_AUTH_FILE": str(path)}
+        assert with_credentials(found, request) == found
+        assert rank_environment(found, POLICY, request)["REGISTRY_AUTH_FILE"] == str(path)
+    assert with_credentials(job, REQUEST) == job
 
 
 def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:

@@ -32,7 +32,9 @@ BLANK_RULE = (
 NOTHING = "source and destination are missing: write SRC:DST"
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
 NO_URL = "the destination is a URL; choose a path on the nodes' disks"
-UNKNOWN_URL = "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://"
+UNKNOWN_URL = (
+    "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://, docker://"
+)
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share"
 )
@@ -194,6 +196,10 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
         "hf://org/model:/b",
         "hf://org/model@refs/pr/1:/b",
         "hf://datasets/org/set.v2@v1.0:/b",
+        "docker://host:5000/team/image:/b",
+        "docker://docker.io/image:v1.2-rc_3:/b",
+        "docker://docker.io/image@sha256:" + "0" * 64 + ":/b",
+        "docker://docker.io/image:v1@sha256:" + "0" * 64 + ":/b",
     ],
 )
 def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
@@ -228,6 +234,15 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ),
         ("hf://org/model@a b", "has a revision that is no branch, tag or commit"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
+        ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
+        ("docker://docker.io", "is not complete; write docker://REGISTRY/NAME:TAG"),
+        (
+            "docker://library/ubuntu:22.04",
+            (
+                "has no registry: library is no host with a '.' or a port; write "
+                "docker://REGISTRY/NAME:TAG, for instance with docker.io"
+            ),
+        ),
         ("https://me@host/a", "has a user in it; give credentials by the environment"),
         (
             "https://host/a?sig=secret",

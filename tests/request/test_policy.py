@@ -59,6 +59,7 @@ requests = 3
 patience = 5.5
 ca_file = "/etc/site.pem"
 proxy = "http://proxy:3128"
+insecure_registries = ["registry:5000"]
 
 [shared]
 owner = "nobody"
@@ -127,6 +128,7 @@ def test_the_defaults_are_these() -> None:
             "patience": 60,
             "ca_file": "",
             "proxy": "",
+            "insecure_registries": (),
         },
         "shared": {"owner": "", "roots": ()},
         "metrics": {"textfile": ""},
@@ -177,6 +179,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "patience": 5.5,
             "ca_file": "/etc/site.pem",
             "proxy": "http://proxy:3128",
+            "insecure_registries": ("registry:5000",),
         },
         "shared": {"owner": "nobody", "roots": ("/nvme/all",)},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
@@ -411,7 +414,17 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("lock_timeout = nan", "lock_timeout: Input should be a finite number"),
         (
             '[source]\nallow = ["ftp://host/"]',
-            "source.allow.0: must begin with one of az://, s3://, gs://, hf://, https://, http://",
+            (
+                "source.allow.0: must begin with one of az://, s3://, gs://, hf://, https://, "
+                "http://, docker://"
+            ),
+        ),
+        (
+            '[source]\ninsecure_registries = ["registry"]',
+            (
+                "source.insecure_registries.0: must be a host with a '.' or a port, such as "
+                "registry.site.org:5000"
+            ),
         ),
         (
             '[source]\nendpoints = ["s3.site"]',

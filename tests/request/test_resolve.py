@@ -403,6 +403,20 @@ def test_a_model_of_a_hub_has_its_name_without_the_revision(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("team/image:v1", "team+image+v1.sqsh"),
+        ("image", "image.sqsh"),
+        ("image@sha256:" + "0123456789abcdef" * 4, "image+0123456789ab.sqsh"),
+    ],
+)
+def test_the_copy_of_an_image_is_named_after_it(image: str, name: str) -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(allow=("docker://host:5000/",)))
+    [item] = resolve([Directive(f"docker://host:5000/{image}", "/nvme/")], site)
+    assert (item.destination, item.name) == (f"/nvme/{name}", name)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "https://data.site.elsewhere/a", "https://data.site:8443/a", "http://data.site/a",

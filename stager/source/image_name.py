@@ -1,0 +1,91 @@
+"""Read the name of a container image in a registry. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Self
+
+#: The scheme of URLs that name an image.
+SCHEME = "docker://"
+#: What an image is if neither tag nor digest is written.
+_DEFAULT_TAG = "latest"
+#: The parts of a name as registries define them (opencontainers/distribution-spec).
+_REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_PART}(/{_PART})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+#: Digits of a digest in the name of a file, which are enough to tell images apart.
+_SHOWN = 12
+
+
+def is_image(source: str) -> bool:
+    """Return whether a source is the URL of an image."""
+    return source.startswith(SCHEME)
+
+
+def is_registry(text: str) -> bool:
+    """Return whether ``text`` is a registry: a host, perhaps with a port.
+
+    A name without a dot and a port is none: tools look for such an image at docker.io.
+
+    >>> is_registry("docker.io"), is_registry("login:5000"), is_registry("library")
+    (True, True, False)
+    """
+    is_host = "." in text or ":" in text or text == "localhost"
+    return is_host and _REGISTRY.fullmatch(text) is not None
+
+
+class ImageName(NamedTuple):
+    """An image, ``name``, in a ``registry``; the ``digest`` is empty unless it was written."""
+
+    registry: str
+    name: str
+    tag: str
+    digest: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Return the image that ``url`` names. Raise ValueError, which says what is wrong."""
+        registry, _, path = url.removeprefix(SCHEME).partition("/")
+        rest, at, digest = path.partition("@")
+        name, colon, tag = rest.partition(":")
+        if not (registry and name):
+            raise ValueError(f"is not complete; write {SCHEME}REGISTRY/NAME:TAG")
+        if not is_registry(registry):
+            raise ValueError(
+                f"has no registry: {registry} is no host with a '.' or a port; write "
+                f"{SCHEME}REGISTRY/NAME:TAG, for instance with docker.io"
+            )
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                "names no image: its name has lower-case letters, digits and single . _ - between "
+                "them only"
+            )
+        if colon and not _TAG.fullmatch(tag):
+            raise ValueError("has a tag that no image can have")
+        if at and not _DIGEST.fullmatch(digest):
+            raise ValueError("has a digest that is not sha256: and 64 hexadecimal digits")
+        return cls(registry, name, tag, digest)
+
+    @property
+    def repository(self) -> str:
+        """The image without tag and digest, as skopeo takes it."""
+        return f"{SCHEME}{self.registry}/{self.name}"
+
+    @property
+    def reference(self) -> str:
+        """The image as it was asked for, as skopeo takes it: by digest if one was written."""
+        if self.digest:
+            return f"{self.repository}@{self.digest}"
+        return f"{self.repository}:{self.tag or _DEFAULT_TAG}"
+
+    @property
+    def file_name(self) -> str:
+        """The name of a file for the image, as enroot names it.
+
+        >>> ImageName.parse("docker://nvcr.io/nvidia/cuda:12.4").file_name
+        'nvidia+cuda+12.4.sqsh'
+        """
+        digits = self.digest.removeprefix("sha256:")[:_SHOWN]
+        return "+".join(filter(None, (*self.name.split("/"), self.tag or digits))) + ".sqsh"

@@ -1,0 +1,71 @@
+"""The names of container images."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.source.image_name import ImageName, is_image, is_registry
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("url", "image", "reference"),
+    [
+        ("docker.io/ubuntu", ("docker.io", "ubuntu", "", ""), "docker.io/ubuntu:latest"),
+        ("h:5000/a/b-c:v1", ("h:5000", "a/b-c", "v1", ""), "h:5000/a/b-c:v1"),
+        (f"localhost/a@{DIGEST}", ("localhost", "a", "", DIGEST), f"localhost/a@{DIGEST}"),
+        (f"a.b/c__d:v@{DIGEST}", ("a.b", "c__d", "v", DIGEST), f"a.b/c__d@{DIGEST}"),
+    ],
+)
+def test_an_image_is_asked_for_by_its_digest_or_tag(
+    url: str, image: tuple[str, ...], reference: str
+) -> None:
+    found = ImageName.parse(f"docker://{url}")
+    assert (tuple(found), found.reference) == (image, f"docker://{reference}")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", "is not complete; write docker://REGISTRY/NAME:TAG"),
+        ("host:5000/", "is not complete; write docker://REGISTRY/NAME:TAG"),
+        ("host:5000/:tag", "is not complete; write docker://REGISTRY/NAME:TAG"),
+        *(
+            (
+                f"{registry}/a",
+                (
+                    f"has no registry: {registry} is no host with a '.' or a port; write "
+                    "docker://REGISTRY/NAME:TAG, for instance with docker.io"
+                ),
+            )
+            for registry in ("library", "-a.b", "a.b:", "a.b:port", "a_b.c", "[::1]:5000")
+        ),
+        *(
+            (
+                f"host:5000/{name}",
+                (
+                    "names no image: its name has lower-case letters, digits and single . _ - "
+                    "between them only"
+                ),
+            )
+            for name in ("Image", "a//b", "../a", "a/", "a/..", "a.-b", "a b", "a%2f")
+        ),
+        ("host:5000/a:", "has a tag that no image can have"),
+        ("host:5000/a:.v", "has a tag that no image can have"),
+        ("host:5000/a:" + "v" * 129, "has a tag that no image can have"),
+        ("host:5000/a@sha256:12", "has a digest that is not sha256: and 64 hexadecimal digits"),
+        ("host:5000/a@", "has a digest that is not sha256: and 64 hexadecimal digits"),
+    ],
+)
+def test_what_names_no_image_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"^(is|has|names) ") as caught:
+        ImageName.parse(f"docker://{url}")
+    assert str(caught.value) == problem
+
+
+def test_only_docker_urls_are_images() -> None:
+    assert [is_image(one) for one in ("docker://h:1/a", "https://h/docker://", "/docker://")] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert not is_registry("")
