@@ -26,9 +26,10 @@ UNIT = not cluster and not mpi and not install
 ROOT := $(filter 0,$(shell id -u))
 
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
+# (On a machine with systemd, docker-registry and nginx-light start a service, which no test uses.)
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
-	cppcheck clang-format clang-tidy shellcheck nginx-light openssl \
+	cppcheck clang-format clang-tidy shellcheck nginx-light openssl skopeo umoci docker-registry \
 	python3-venv python3-dev procps util-linux e2fsprogs $(if $(shell command -v npm),,npm)
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0

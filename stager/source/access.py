@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import UsageError
+from stager.source.image_name import is_image
 from stager.source.location import Location, Scheme, is_url
 from stager.source.posix import PosixFile, look_at_source
 
@@ -60,6 +61,12 @@ def look_at(
         return look_at_source(path, selection, listings, to_be_read=to_be_read)
     location = Location.parse(path)
     # Slow to import, and not needed for files.
+    if is_image(path):
+        if selection.include or selection.exclude:
+            raise UsageError(f"{path} is one image; remove include and exclude")
+        from stager.source.registry import look_at_image
+
+        return look_at_image(path, settings)
     if location.scheme is Scheme.HF:
         from stager.source.hub import look_at_model
 

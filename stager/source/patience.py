@@ -55,6 +55,14 @@ class LongBodyError(Exception):
     """An answer had more bytes than were asked for."""
 
 
+class RefusedError(Exception):
+    """A request failed, and whoever made it knows why."""
+
+    def __init__(self, text: str, remedy: str = "", *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.why = _Explained(text, remedy, may_pass)
+
+
 class AnswerError(Exception):
     """A server answered with an error's ``status``, and ``said`` why."""
 
@@ -87,10 +95,16 @@ _TO_STORE = Access(
 
 
 class Patience:
-    """Repeats a request until it succeeds, or ``limit`` seconds have passed without any success."""
+    """Repeats a request until it succeeds, or ``limit`` seconds have passed without any success.
 
-    def __init__(self, url: str, limit: float, access: Access = _TO_STORE) -> None:
+    ``server`` is what a message calls the other end.
+    """
+
+    def __init__(
+        self, url: str, limit: float, access: Access = _TO_STORE, *, server: str = "store"
+    ) -> None:
         self._url = url
+        self._server = server
         self._limit = limit
         self._access = access
         self.retries = 0
@@ -104,6 +118,7 @@ class Patience:
                 return act(self._begin_anew)
             except (
                 exceptions.BaseError, OSError, ShortBodyError, LongBodyError, AnswerError,
+                RefusedError,
             ) as error:  # fmt: skip
                 if isinstance(error, exceptions.PreconditionError):
                     raise changed(self._url) from None
@@ -126,7 +141,7 @@ class Patience:
         if not failure.may_pass:
             return f"{text}; {failure.remedy}"
         times = f"{self._failures + 1} times in {time.monotonic() - self._begun:.0f} s"
-        return f"{text}, {times}; submit again later, or tell those who run the store"
+        return f"{text}, {times}; submit again later, or tell those who run the {self._server}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,8 @@ def is_refusal(error: Exception) -> bool:
 
 def _explained(error: Exception, access: Access) -> _Explained:
     """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
+    if isinstance(error, RefusedError):
+        return error.why
     text = str(error).partition("\n\nDebug source")[0]
     said = _said(error, text)
     found = _STATUS.search(text)

@@ -1,0 +1,145 @@
+"""Complete the files of an unpacked image, so that they can be packed and used as a container.
+
+The image's configuration is not in its layers. Its environment and its command are written where
+enroot, and so pyxis, look for them: ``/etc/environment`` and ``/etc/rc``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stager.base.errors import SourceError
+from stager.base.progress import count
+from stager.disk.files import OPEN_FOLDER, opened, write_all
+
+#: Bytes of a configuration, which is small.
+_MOST = 4 << 20
+#: To open a folder, and to fail with ENOTDIR for a link in its place.
+_NO_LINK = OPEN_FOLDER | os.O_NOFOLLOW
+#: What the user needs of files and of folders, to pack them.
+_READ, _ENTER = stat.S_IRUSR | stat.S_IWUSR, stat.S_IRWXU
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What an image says of how it is used; ``created`` is in seconds since 1970, 0 if unknown."""
+
+    environment: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    folder: str = "/"
+    created: int = 0
+
+    @classmethod
+    def of(cls, data: Any) -> ImageConfig:
+        """Return what the JSON object ``data`` says. Raise ValueError or TypeError."""
+        config = data.get("config") or {}
+        return cls(
+            environment=_texts(config.get("Env")),
+            entrypoint=_texts(config.get("Entrypoint")),
+            command=_texts(config.get("Cmd")),
+            folder=str(config.get("WorkingDir") or "/"),
+            created=_seconds(str(data.get("created") or "")),
+        )
+
+    @property
+    def script(self) -> str:
+        """The script that enroot starts: the entrypoint with what is given, or with the command."""
+        folder = shlex.quote(self.folder)
+        entrypoint = "".join(f"{shlex.quote(one)} " for one in self.entrypoint)
+        command = shlex.join(self.command or (() if self.entrypoint else ("/bin/sh",)))
+        return (
+            f"mkdir -p {folder} 2>/dev/null\n"
+            f"cd {folder} && unset OLDPWD || exit 1\n"
+            "[ ! -s /etc/rc.local ] || . /etc/rc.local\n"
+            f'[ $# -eq 0 ] || exec {entrypoint}"$@"\n'
+            f"exec {entrypoint}{command}\n"
+        )
+
+
+def config_of(layout: str) -> ImageConfig:
+    """Return the configuration of the only image in an OCI layout. Raise SourceError."""
+    try:
+        (image,) = _load(f"{layout}/index.json")["manifests"]
+        manifest = _load(_blob(layout, image))
+        return ImageConfig.of(_load(_blob(layout, manifest["config"])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SourceError("the image's configuration cannot be read; check the image") from None
+
+
+def complete(root: str, config: ImageConfig) -> None:
+    """Let the user read all files beneath ``root``, and add what the ``config`` says.
+
+    What is written gets the time of the image, so that one image always becomes the same file. An
+    image may have a link anywhere: none is followed. Raise OSError.
+    """
+    _make_readable(root)
+    with opened(root, OPEN_FOLDER) as folder:
+        with suppress(FileExistsError):
+            os.mkdir("etc", 0o755, dir_fd=folder)
+        with suppress(NotADirectoryError), opened("etc", _NO_LINK, folder) as etc:
+            environment = "".join(f"{one}\n" for one in config.environment if "\n" not in one)
+            _write(etc, "environment", environment, config.created)
+            _write(etc, "rc", config.script, config.created)
+            os.utime(etc, (config.created, config.created))
+        os.utime(folder, (config.created, config.created))
+
+
+def _write(folder: int, name: str, text: str, time: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened(name, flags, folder) as file:
+        os.fchmod(file, 0o644)
+        write_all(file, text.encode(errors="replace"), 0)
+        os.utime(file, (time, time))
+
+
+def _make_readable(root: str) -> None:
+    """Give the user the permissions on files and folders that root would not need."""
+    folders = [root]
+    for folder in folders:  # grows while it is read
+        _grant(folder, os.lstat(folder).st_mode, _ENTER)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                count()
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    folders.append(entry.path)
+                elif stat.S_ISREG(mode):
+                    _grant(entry.path, mode, _READ)
+
+
+def _grant(path: str, mode: int, wanted: int) -> None:
+    if mode & wanted != wanted:
+        os.chmod(path, stat.S_IMODE(mode) | wanted)
+
+
+def _blob(layout: str, descriptor: Any) -> str:
+    algorithm, _, digits = descriptor["digest"].partition(":")
+    if not (algorithm.isalnum() and digits.isalnum()):
+        raise ValueError("this is no digest")
+    return f"{layout}/blobs/{algorithm}/{digits}"
+
+
+def _load(path: str) -> Any:
+    with open(path, "rb") as file:
+        return json.loads(file.read(_MOST))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in value or ())
+
+
+def _seconds(text: str) -> int:
+    try:
+        return max(0, int(datetime.fromisoformat(text).timestamp()))
+    except (ValueError, OverflowError):
+        return 0

@@ -1,0 +1,120 @@
+"""The files of unpacked images, which may be hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stager.base.errors import SourceError
+from stager.source.image_tree import ImageConfig, complete, config_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = {
+    "created": "2026-11-22T10:00:00.123456789Z",
+    "config": {
+        "Env": ["PATH=/bin", "GREETING=hello you"],
+        "Entrypoint": ["/bin/echo", "a b"],
+        "Cmd": ["$HOME"],
+        "WorkingDir": "/work dir",
+    },
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+def write_layout(folder: Path, config: Any) -> str:
+    blobs = folder / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    (blobs / "c").write_text(json.dumps(config))
+    (blobs / "m").write_text(json.dumps({"config": {"digest": "sha256:c"}}))
+    (folder / "index.json").write_text(json.dumps({"manifests": [{"digest": "sha256:m"}]}))
+    return str(folder)
+
+
+def test_the_configuration_is_read_from_the_layout(tmp_path: Path) -> None:
+    assert config_of(write_layout(tmp_path, CONFIG)) == ImageConfig(
+        ("PATH=/bin", "GREETING=hello you"), ("/bin/echo", "a b"), ("$HOME",), "/work dir",
+        1_795_341_600,
+    )  # fmt: skip
+    assert ImageConfig.of({"created": "yesterday", "config": None}) == ImageConfig()
+
+
+@pytest.mark.parametrize("config", [None, [], {"config": []}, {"config": {"Env": 1}}])
+def test_a_strange_configuration_is_a_fault_of_the_image(tmp_path: Path, config: object) -> None:
+    layout = write_layout(tmp_path, config)
+    if config == {"config": []}:
+        assert config_of(layout) == ImageConfig()
+        return
+    with pytest.raises(SourceError) as caught:
+        config_of(layout)
+    assert str(caught.value) == "the image's configuration cannot be read; check the image"
+
+
+def test_a_digest_leads_to_no_other_file(tmp_path: Path) -> None:
+    layout = write_layout(tmp_path, CONFIG)
+    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:../../secret"}]}')
+    (tmp_path / "secret").write_text("{}")
+    with pytest.raises(SourceError):
+        config_of(layout)
+
+
+def test_environment_and_command_are_where_enroot_looks_for_them(root: Path) -> None:
+    (root / "etc").mkdir()
+    (root / "etc/environment").write_text("OLD=1\n")
+    complete(str(root), ImageConfig.of(CONFIG))
+    assert (root / "etc/environment").read_text() == "PATH=/bin\nGREETING=hello you\n"
+    script = (root / "etc/rc").read_text().replace("/work dir", str(root))
+
+    def output(*argv: str) -> str:
+        line = ["sh", "-s", *argv]
+        return subprocess.run(
+            line, input=script, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    assert output() == "a b $HOME\n"
+    assert output("x  y") == "a b x  y\n"
+
+
+def test_without_entrypoint_and_command_a_shell_is_started() -> None:
+    assert ImageConfig().script.splitlines()[-1] == "exec /bin/sh"
+    assert ImageConfig(entrypoint=("/init",)).script.splitlines()[-1] == "exec /init "
+
+
+def test_no_link_leads_out_of_the_image(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    (outside / "file").chmod(0o400)
+    (root / "link").symlink_to(outside / "file")
+    (root / "folder").symlink_to(outside)
+    (root / "etc").symlink_to(outside)
+    complete(str(root), ImageConfig.of(CONFIG))
+    assert os.listdir(outside) == ["file"]
+    assert (outside / "file").stat().st_mode & 0o777 == 0o400
+    (root / "etc").unlink()
+    (root / "etc").mkdir()
+    (root / "etc/environment").symlink_to(outside / "file")
+    complete(str(root), ImageConfig.of(CONFIG))
+    assert (outside / "file").read_text() == "mine"
+    assert (root / "etc/environment").read_text().startswith("PATH=")
+
+
+def test_all_files_can_be_read_by_the_user_afterwards(root: Path) -> None:
+    (root / "closed").mkdir()
+    (root / "closed/file").write_text("x")
+    (root / "closed/file").chmod(0)
+    (root / "closed").chmod(0)
+    complete(str(root), ImageConfig())
+    assert (root / "closed").stat().st_mode & 0o777 == 0o700
+    assert (root / "closed/file").stat().st_mode & 0o777 == 0o600
