@@ -132,6 +132,7 @@ static bool is_for_helper(const char *variable)
 					     "HF_",
 					     "CLOUDSDK_CONFIG=",
 					     "XDG_CACHE_HOME=",
+					     "XDG_CONFIG_HOME=",
 					     "XDG_RUNTIME_DIR=",
 					     "REGISTRY_AUTH_FILE=",
 					     "DOCKER_CONFIG=" };

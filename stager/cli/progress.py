@@ -52,6 +52,9 @@ class Progress:
             where = f"{event['holder']} on {event['node']}"
             seconds = seconds_text(event["seconds"])
             self._say(f"{event['destination']}: waiting for {where}, {seconds} so far")
+        elif event["event"] == "making" and self._is_time():
+            doing = f"{event['node']} makes a file of the image"
+            self._say(f"{event['destination']}: {doing}, {seconds_text(event['seconds'])} so far")
         elif event["event"] == "restarted":
             self._say("Slurm lost a connection between the nodes; the staging starts again")
         elif event["event"] == "unwatched" and self._verbose:

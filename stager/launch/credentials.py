@@ -6,15 +6,17 @@ their environment; see `environment`.
 
 from __future__ import annotations
 
+import os
 from configparser import ConfigParser, Error
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stager.base.errors import UsageError
 from stager.source.location import Location, Scheme, is_url
+from stager.source.settings import AUTH_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: The keys of a profile, and the variables that say the same.
 _AWS = {
@@ -56,6 +58,8 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
         found |= _from_azure(environment)
     if Scheme.HF in schemes:
         found |= _from_hub(environment)
+    if Scheme.DOCKER in schemes:
+        found |= _from_registries(environment)
     return {**found, **environment}
 
 
@@ -126,3 +130,22 @@ def _from_hub(environment: Mapping[str, str]) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {"HF_TOKEN": token} if token else {}
+
+
+def _from_registries(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the path of the file alone: what is in it is read by skopeo."""
+    found = next(filter(os.path.isfile, _auth_files(environment)), None)
+    return {AUTH_FILE: found} if found else {}
+
+
+def _auth_files(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield where the file may be, in the order of containers-auth.json(5)."""
+    home = environment.get("HOME", "")
+    for variable, folder, name in (
+        ("XDG_RUNTIME_DIR", "", "containers/auth.json"),
+        ("XDG_CONFIG_HOME", home and f"{home}/.config", "containers/auth.json"),
+        ("DOCKER_CONFIG", home and f"{home}/.docker", "config.json"),
+    ):
+        above = environment.get(variable) or folder
+        if above.startswith("/"):
+            yield f"{above}/{name}"

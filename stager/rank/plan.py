@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.options import Mode
+from stager.source.image_name import is_image
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def settings_for(
     item: StageItem, source: Source, settings: Settings, remote: RemoteSettings
 ) -> Settings:
     """Return the transfer settings of one item."""
+    if is_image(item.source):  # one node makes a file of it, and reads that
+        return replace(settings, readers=1)
     if is_url(item.source):  # each request takes its time, so more bytes are asked for at once
         chunk = max(settings.chunk, _OBJECT_CHUNK)
         depth = max(settings.depth, 2 * remote.requests)

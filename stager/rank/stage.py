@@ -29,6 +29,7 @@ from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
 from stager.source.facts import Listings, Source
+from stager.source.image_name import is_image
 from stager.wire.codec import (
     FLAG,
     NUMBER,
@@ -302,6 +303,10 @@ class StageRun:
             return ArchiveCargo(task)
         if task.source.is_tree:
             return self._make_tree_cargo(task)
+        if is_image(task.item.source):
+            from stager.rank.image_cargo import ImageCargo
+
+            return ImageCargo(task)
         if task.item.options.decompress:
             from stager.rank.decompress_cargo import DecompressCargo
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import Failure, IntegrityError, StageError
 from stager.base.options import Lifetime
 from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
+from stager.source.image_name import is_image
 
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
@@ -56,7 +57,7 @@ class Task:
     @property
     def needs_differ(self) -> bool:
         """Whether the nodes may need more or less room for the copy than each other."""
-        return self.is_tree or self.item.options.is_unpacked
+        return self.is_tree or self.item.options.is_unpacked or is_image(self.item.source)
 
     @property
     def receives(self) -> bool:

@@ -58,6 +58,16 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
     ]
 
 
+def test_that_an_image_is_made_is_a_line_every_five_seconds(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bar=False) as progress:
+        for second in (2.0, 4.0, 6.0, 8.0):
+            clock.now += 2
+            event = {"event": "making", "destination": "/nvme/a", "node": "n2", "seconds": second}
+            progress.show(event)
+    assert lines == ["/nvme/a: n2 makes a file of the image, 6.0 s so far"]
+
+
 @pytest.mark.usefixtures("clock")
 def test_a_second_start_is_told() -> None:
     lines: list[str] = []

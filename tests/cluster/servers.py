@@ -1,4 +1,4 @@
-"""Real servers on the login machine of the test cluster: of the web, of stores, and a hub."""
+"""Real servers on the login machine of the test cluster: of the web, stores, hubs, registries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.site import PYTHON, REPOSITORY
 from tests.support.hub import Hub
+from tests.support.images import MAKE_IMAGE, blobs_sent, credentials, htpasswd, registry_config
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping
 
     from tests.cluster.site import Site
 
 #: What the servers are called by the nodes, and their ports.
-HOST, HTTPS_PORT, S3_PORT, BLOB_PORT = "login", 8443, 5000, 10000
+HOST, HTTPS_PORT, S3_PORT, BLOB_PORT, REGISTRY_PORT = "login", 8443, 5000, 10000, 5001
 #: A hub, and its server of large files. Ranks do not announce themselves to ports below 1024.
 HUB_PORT, CDN_PORT = 8445, 444
 _CONFIG = """
@@ -98,6 +100,49 @@ def nginx(site: Site) -> Iterator[Nginx]:
     (server.folder / "nginx.conf").write_text(config)
     with running(site, ["nginx", "-c", "/shared/nginx/nginx.conf"], HTTPS_PORT):
         yield server
+
+
+class Registry:
+    """A registry with TLS, to which alice may push, and from which she alone may pull."""
+
+    name = f"{HOST}:{REGISTRY_PORT}"
+    #: The path of its authority's certificate, on all machines.
+    certificate = "/shared/registry/ca.pem"
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.folder = site.shared("registry")
+
+    def push(self, image: str, text: str, size: int = 1_000_000) -> None:
+        """Push an image as ``image`` (NAME:TAG): see `MAKE_IMAGE`."""
+        argv = ["bash", "-ec", MAKE_IMAGE, "make", f"{self.name}/{image}", text, str(size)]
+        self._site.run(argv, env={"SSL_CERT_FILE": self.certificate})
+
+    def sent(self) -> Counter[str]:
+        """Return how often each blob was sent."""
+        return blobs_sent((self.folder / "log").read_text())
+
+
+@contextmanager
+def registry(site: Site) -> Iterator[Registry]:
+    """Start a registry on the login machine. Alice has its password where docker keeps it."""
+    server = Registry(site)
+    shutil.rmtree(server.folder, ignore_errors=True)
+    server.folder.mkdir(parents=True)
+    _certify(server.folder)
+    text = registry_config("/shared/registry/images", f":{REGISTRY_PORT}", "/shared/registry")
+    (server.folder / "config.yml").write_text(text)
+    (server.folder / "htpasswd").write_text(htpasswd())
+    (server.folder / "log").touch()
+    program = "exec docker-registry serve /shared/registry/config.yml >/shared/registry/log 2>&1"
+    site.run(["sh", "-c", "umask 077; mkdir -p ~/.docker; cat >~/.docker/config.json"],
+             input=credentials(server.name))  # fmt: skip
+    try:
+        with running(site, ["sh", "-c", program], REGISTRY_PORT):
+            yield server
+    finally:
+        site.run(["rm", "-r", "/home/alice/.docker"])
+        shutil.rmtree(server.folder)
 
 
 @contextmanager

@@ -138,3 +138,16 @@ def test_the_token_of_a_login_at_the_hub_is_found(home: Path) -> None:
     assert found({"HF_TOKEN_PATH": f"{folder}/token"}, HUB) == expected
     assert found({"HOME": str(home), "HF_TOKEN": "other"}, HUB) == {}
     assert found({"HOME": str(home)}, GS) == {}
+
+
+def test_the_file_of_credentials_for_registries_is_found_where_tools_keep_it(home: Path) -> None:
+    image = "docker://docker.io/image"
+    job = {"HOME": str(home), "XDG_RUNTIME_DIR": ""}
+    assert found(job, image) == {}
+    for place in (".docker/config.json", ".config/containers/auth.json"):
+        path = home / place
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        assert found(job, image) == {"REGISTRY_AUTH_FILE": str(path)}
+        assert found({**job, "REGISTRY_AUTH_FILE": "/other"}, image) == {}
+    assert found(job, GS) == {}

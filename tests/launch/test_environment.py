@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +13,8 @@ from stager.base.options import Options, Validate
 from stager.launch.environment import rank_environment, step_environment
 from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
-from stager.launch.registry import with_credentials
 from stager.request.items import StageItem, StageRequest
 from stager.request.policy import Launch, Policy, SourceSection
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
@@ -127,21 +122,12 @@ def test_credentials_reach_the_ranks_of_a_stage_with_a_url_alone() -> None:
     }  # fmt: skip
 
 
-def test_the_file_of_credentials_for_registries_is_found_where_tools_keep_it(
-    tmp_path: Path,
-) -> None:
+def test_the_file_of_credentials_for_registries_reaches_the_ranks_of_an_image_alone() -> None:
+    job = {"REGISTRY_AUTH_FILE": "/home/u/auth.json"}
     request = replace(REQUEST, items=(replace(ITEM, source="docker://docker.io/image"),))
-    job = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": ""}
-    assert with_credentials(job, request) == job
-    for place in (".docker/config.json", ".config/containers/auth.json"):
-        path = tmp_path / place
-        path.parent.mkdir(parents=True)
-        path.write_text("{}")
-        found = with_credentials(job, request)
-        assert found == {**job, "REGISTRY_AUTH_FILE": str(path)}
-        assert with_credentials(found, request) == found
-        assert rank_environment(found, POLICY, request)["REGISTRY_AUTH_FILE"] == str(path)
-    assert with_credentials(job, REQUEST) == job
+    assert rank_environment(job, POLICY, request)["REGISTRY_AUTH_FILE"] == "/home/u/auth.json"
+    request = replace(REQUEST, items=(URL,))
+    assert "REGISTRY_AUTH_FILE" not in rank_environment(job, POLICY, request)
 
 
 def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
