@@ -9,12 +9,13 @@ from typing import NamedTuple, Self
 SCHEME = "docker://"
 #: What an image is if neither tag nor digest is written.
 _DEFAULT_TAG = "latest"
-#: The parts of a name as registries define them (opencontainers/distribution-spec).
-_REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
+#: The parts of a name as registries define them (opencontainers/distribution-spec). They are
+#: compiled where they are used: all ranks import this module.
+_REGISTRY = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_NAME = re.compile(rf"{_PART}(/{_PART})*")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = rf"{_PART}(/{_PART})*"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_DIGEST = r"sha256:[0-9a-f]{64}"
 #: Digits of a digest in the name of a file, which are enough to tell images apart.
 _SHOWN = 12
 
@@ -33,7 +34,7 @@ def is_registry(text: str) -> bool:
     (True, True, False)
     """
     is_host = "." in text or ":" in text or text == "localhost"
-    return is_host and _REGISTRY.fullmatch(text) is not None
+    return is_host and re.fullmatch(_REGISTRY, text) is not None
 
 
 class ImageName(NamedTuple):
@@ -57,14 +58,14 @@ class ImageName(NamedTuple):
                 f"has no registry: {registry} is no host with a '.' or a port; write "
                 f"{SCHEME}REGISTRY/NAME:TAG, for instance with docker.io"
             )
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise ValueError(
                 "names no image: its name has lower-case letters, digits and single . _ - between "
                 "them only"
             )
-        if colon and not _TAG.fullmatch(tag):
+        if colon and not re.fullmatch(_TAG, tag):
             raise ValueError("has a tag that no image can have")
-        if at and not _DIGEST.fullmatch(digest):
+        if at and not re.fullmatch(_DIGEST, digest):
             raise ValueError("has a digest that is not sha256: and 64 hexadecimal digits")
         return cls(registry, name, tag, digest)
 

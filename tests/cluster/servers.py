@@ -118,6 +118,16 @@ class Registry:
         argv = ["bash", "-ec", MAKE_IMAGE, "make", f"{self.name}/{image}", text, str(size)]
         self._site.run(argv, env={"SSL_CERT_FILE": self.certificate})
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Have it answer nothing within a with block, and close no connection."""
+        kill = "kill -{} $(cat /shared/registry/pid)"
+        self._site.run(kill.format("STOP"), user="root")
+        try:
+            yield
+        finally:
+            self._site.run(kill.format("CONT"), user="root")
+
     def sent(self) -> Counter[str]:
         """Return how often each blob was sent."""
         return blobs_sent((self.folder / "log").read_text())
@@ -134,7 +144,7 @@ def registry(site: Site) -> Iterator[Registry]:
     (server.folder / "config.yml").write_text(text)
     (server.folder / "htpasswd").write_text(htpasswd())
     (server.folder / "log").touch()
-    program = "exec docker-registry serve /shared/registry/config.yml >/shared/registry/log 2>&1"
+    program = "cd /shared/registry; echo $$ >pid; exec docker-registry serve config.yml >log 2>&1"
     site.run(["sh", "-c", "umask 077; mkdir -p ~/.docker; cat >~/.docker/config.json"],
              input=credentials(server.name))  # fmt: skip
     try:

@@ -14,6 +14,7 @@ from tests.support.images import BLOBS, NAMES, PASSWORD, encoded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
 URL = f"docker://{Registry.name}/team/img:v1"
@@ -99,20 +100,36 @@ def test_what_cannot_be_pulled_is_told_with_code_4_and_nothing_is_left(
     assert not images.sent()
 
 
-def test_a_pull_that_is_cancelled_leaves_nothing(site: Site, images: Registry) -> None:
-    images.push("team/img:v1", "one", 200_000_000)
+def begun_pull(site: Site) -> Job:
+    """Return a job whose first node is pulling a large image."""
     job = site.sbatch("true", "-N4", f"--stage={URL}:/nvme/")
     deadline = time.monotonic() + 30
     while not list(site.path("n1", "/nvme").glob(".slurm-stage/*/partial/*/image/blobs/*/*")):
         assert time.monotonic() < deadline, job.output()
         time.sleep(0.02)
-    job.cancel()
-    assert job.wait().state == "CANCELLED"
+    return job
+
+
+def assert_nothing_is_left(site: Site) -> None:
     tools = ["pgrep", "-a", "-x", "skopeo|umoci|mksquashfs"]
     deadline = time.monotonic() + 10
     while site.leftovers() or site.run(tools, on="n1", check=False).stdout:
         assert time.monotonic() < deadline, site.leftovers()
         time.sleep(0.1)
+
+
+def test_a_pull_that_is_cancelled_or_hangs_leaves_nothing(site: Site, images: Registry) -> None:
+    images.push("team/img:v1", "one", 200_000_000)
+    job = begun_pull(site)
+    job.cancel()
+    assert job.wait().state == "CANCELLED"
+    assert_nothing_is_left(site)
+    site.write_policy(f"{RULES}[transfer]\nstall_timeout = 5\n")
+    job = begun_pull(site)
+    with images.stopped():
+        assert job.wait().exit_code == "8:0", job.output()
+    assert f"stage: n1: no progress for 5 s while reading {URL}" in job.output()
+    assert_nothing_is_left(site)
 
 
 def test_the_password_is_nowhere(site: Site, images: Registry) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,6 +174,39 @@ def test_a_check_that_fails_ends_it(registry: Registry, tmp_path: Path) -> None:
     source = look_at_image(registry.url, registry.settings)
     with pytest.raises(SpaceError, match=r"^too large$"):
         import_image(registry.url, source.facts.revision, str(tmp_path), registry.settings, check)
+
+
+def test_a_connection_that_fails_is_tried_again(registry: Registry, tmp_path: Path) -> None:
+    source = look_at_image(registry.url, registry.settings)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"127.0.0.1:{proxy.getsockname()[1]}"
+        threading.Thread(target=pass_on, args=(proxy, registry.address), daemon=True).start()
+        url = f"docker://{address}/team/img:v1"
+        settings = replace(registry.settings, patience=20, insecure_registries=(address,))
+        made = import_image(url, source.facts.revision, str(tmp_path), settings, lambda: None)
+        proxy.shutdown(socket.SHUT_RDWR)
+    assert made.retries >= 1
+
+
+def pass_on(proxy: socket.socket, address: str) -> None:
+    """Close the first connections; pass on what comes by the others."""
+    host, port = address.split(":")
+    with suppress(OSError):
+        for number in itertools.count():
+            client, _ = proxy.accept()
+            if number < 3:
+                client.close()
+                continue
+            server = socket.create_connection((host, int(port)))
+            for one, other in ((client, server), (server, client)):
+                threading.Thread(target=pump, args=(one, other), daemon=True).start()
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    with one, suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
 
 
 def test_what_is_missing_is_told_at_once(registry: Registry) -> None:
