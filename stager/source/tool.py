@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _MOST_OUTPUT, _MOST_ERRORS = 8 << 20, 16 << 10
 #: Bytes read at a time, and the seconds between two looks at what the program got done.
 _BLOCK, _PERIOD = 1 << 16, 0.5
+#: Bytes that count as a sign of life. Threads of a program that hangs still wake each other by
+#: writing single bytes (Go).
+_SIGN = 128 << 10
 #: The codes by which a shell says that a program cannot be run, or is not there.
 _NOT_RUN, _NOT_FOUND = 126, 127
 
@@ -96,7 +99,8 @@ class _Child:
                 kept[descriptor] += block
             kept[self._errors] = kept[self._errors][-_MOST_ERRORS:]
             kept[self._output] = kept[self._output][:_MOST_OUTPUT]
-            if done != (done := self._done()):
+            if (now := self._done()) >= done + _SIGN:
+                done = now
                 count()
             check()
         status = os.waitpid(self._pid, 0)[1]

@@ -41,6 +41,13 @@ http {{
     }}
 }}
 """
+#: Starts docker-registry as a process that can be stopped: nsenter would stop with its own child.
+_REGISTRY = """
+cd /shared/registry
+docker-registry serve config.yml >log 2>&1 & echo $! >pid
+trap "kill -CONT $!; kill $!" TERM
+wait
+"""
 #: An authority of the site's own, and the server's certificate by it.
 _CERTIFICATES = f"""
 key="-newkey rsa:2048 -nodes"
@@ -144,11 +151,10 @@ def registry(site: Site) -> Iterator[Registry]:
     (server.folder / "config.yml").write_text(text)
     (server.folder / "htpasswd").write_text(htpasswd())
     (server.folder / "log").touch()
-    program = "cd /shared/registry; echo $$ >pid; exec docker-registry serve config.yml >log 2>&1"
     site.run(["sh", "-c", "umask 077; mkdir -p ~/.docker; cat >~/.docker/config.json"],
              input=credentials(server.name))  # fmt: skip
     try:
-        with running(site, ["sh", "-c", program], REGISTRY_PORT):
+        with running(site, ["sh", "-c", _REGISTRY], REGISTRY_PORT):
             yield server
     finally:
         site.run(["rm", "-r", "/home/alice/.docker"])

@@ -64,6 +64,12 @@ def test_what_it_reads_and_writes_counts_though_it_is_silent(tmp_path: Path) -> 
     assert counted() - before >= 3
 
 
+def test_single_bytes_do_not_count(tmp_path: Path) -> None:
+    before = counted()
+    shell("for i in 1 2 3; do echo >>file; sleep 0.6; done", tmp_path)
+    assert counted() - before <= 1  # the start of Python reads more than that
+
+
 def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
