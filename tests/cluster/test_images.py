@@ -130,8 +130,8 @@ def test_a_pull_that_is_cancelled_or_hangs_leaves_nothing(site: Site, images: Re
         assert job.wait().exit_code == "8:0", job.output()
     reason = job.output().splitlines()[-2]
     assert reason == (
-        f"stage: staging ended early: n1: no progress for 5 s while reading {URL}; submit again; if "
-        "it fails again, use other nodes (--exclude) and tell the administrator"
+        f"stage: staging ended early: n1: no progress for 5 s while reading {URL}; submit again; "
+        "if it fails again, use other nodes (--exclude) and tell the administrator"
     )
     assert_nothing_is_left(site)
 
