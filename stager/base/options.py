@@ -57,6 +57,15 @@ class Mode(StrEnum):
     SHARD = "shard"
 
 
+class FolderLayout(StrEnum):
+    """How the files of a model of a hub lie in its folder."""
+
+    #: As they are named on the hub.
+    PLAIN = "plain"
+    #: As in the cache of the hub's own programs; see `source.hub_cache`.
+    HUB = "hub"
+
+
 class Share(StrEnum):
     """Who besides its owner may read a copy; see `disk.permissions`."""
 
@@ -94,6 +103,7 @@ class Options:
     #: `tree.shard`.
     by: str = ""
     share: Share = Share.SOURCE
+    layout: FolderLayout = FolderLayout.PLAIN
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""

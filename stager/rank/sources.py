@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import ITSELF, Mode, Options, Relocate
+from stager.base.options import ITSELF, FolderLayout, Mode, Options, Relocate
 from stager.base.progress import Kind, doing
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
@@ -70,7 +70,8 @@ SOURCES = tuple_of(
 def selection_of(options: Options) -> Selection:
     """Return what an item stages of a folder."""
     decompress = () if options.decompress == ITSELF else options.decompress
-    return Selection(options.include, options.exclude, decompress)
+    as_cache = options.layout is FolderLayout.HUB
+    return Selection(options.include, options.exclude, decompress, as_cache)
 
 
 def look_at_sources(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError
-from stager.base.options import Relocate
+from stager.base.options import FolderLayout, Relocate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
 from stager.disk.files import made_parents
@@ -165,7 +165,8 @@ class TreeCargo(Cargo):
     def _open_stream(self, stream: Stream) -> TreeReader:
         task = self.task
         if task.plan.from_source:
-            return open_tree(task.item.source, task.source, stream, task.remote)
+            as_cache = task.item.options.layout is FolderLayout.HUB
+            return open_tree(task.item.source, task.source, stream, task.remote, as_cache=as_cache)
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import ITSELF, OPTION_TYPES, Mode, Options, Relocate
+from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Mode, Options, Relocate
 from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
@@ -34,7 +34,7 @@ from stager.request.lexer import (
     strip,
 )
 from stager.source.image_name import is_image
-from stager.source.location import Location, is_url
+from stager.source.location import Location, Scheme, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,6 +123,7 @@ def _build(text: str, source: Field, destination: Field, options: Sequence[Field
     for option in options:
         chosen.check_mode(option)
         chosen.check_decompress(option)
+        chosen.check_layout(option, source.value)
     return Directive(source.value, destination.value, Options(**chosen.values))
 
 
@@ -212,6 +213,17 @@ class _Chosen:
             raise self._fault(f"'{key}' needs mode=shard", option.at)
         if is_shard and (key == "extract" or self.values.get(key) is Relocate.VENV):
             raise self._fault(f"'{key}' cannot be combined with mode=shard", option.at)
+
+    def check_layout(self, option: Field, source: str) -> None:
+        """Raise DirectiveError for an ``option`` that cannot be combined with layout=hub."""
+        if self.values.get("layout") is not FolderLayout.HUB:
+            return
+        key = option.value.partition("=")[0]
+        if key == "layout" and not source.startswith(f"{Scheme.HF}://"):
+            raise self._fault("'layout=hub' needs a model of a hub as source: hf://…", option.at)
+        others = {"mode": Mode.SHARD, "relocate": Relocate.VENV}
+        if key == "decompress" or (key in others and self.values[key] == others[key]):
+            raise self._fault(f"'{option.value}' cannot be combined with layout=hub", option.at)
 
     def check_decompress(self, option: Field) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from stager.base.errors import UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
-from stager.base.options import DEFAULT_OPTIONS, ITSELF, Mode, Options
+from stager.base.options import DEFAULT_OPTIONS, ITSELF, FolderLayout, Mode, Options
 from stager.base.paths import SHARD_LIST
 from stager.source.image_name import ImageName, is_image
-from stager.source.location import name_of
+from stager.source.location import cache_name, name_of
 from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
@@ -80,6 +80,8 @@ def copy_name(source: str, options: Options) -> str:
     """
     if is_image(source):
         return ImageName.parse(source).file_name
+    if options.layout is FolderLayout.HUB:
+        return cache_name(source)
     name = name_of(source)
     if options.extract:
         return name[: len(name) - len(archive_suffix(name))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import Share
+from stager.base.options import FolderLayout, Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
 from stager.source.location import is_url, without_revision
@@ -42,6 +42,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
             f"choose a destination beneath {' or '.join(policy.allowed)}"
         )
     _check_share(destination, directive.options.share, policy)
+    _check_layout(destination, directive)
     return StageItem(directive.source, destination, root, directive.options, shared)
 
 
@@ -64,6 +65,19 @@ def _check_share(destination: str, share: Share, policy: Policy) -> None:
     if share not in (Share.SOURCE, *allowed[policy.allow_share]):
         remedy = "use share=group or remove it" if policy.allow_share == "group" else "remove it"
         raise PolicyRefusal(f"{destination}: this site does not allow share={share}; {remedy}")
+
+
+def _check_layout(destination: str, directive: Directive) -> None:
+    """Raise UsageError if the hub's programs would not find the folder of their cache."""
+    if directive.options.layout is not FolderLayout.HUB:
+        return
+    above, _, name = destination.rpartition("/")
+    expected = copy_name(directive.source, directive.options)
+    if name != expected:
+        raise UsageError(
+            f"{destination}: with layout=hub the last part of the destination must be {expected}, "
+            f"for which programs look in HF_HUB_CACHE; write {above}/ with a '/' at its end"
+        )
 
 
 def _destination(directive: Directive, policy: Policy) -> str:

@@ -100,8 +100,18 @@ def open_file(
     return ObjectReader(path, source, settings)
 
 
-def open_tree(path: str, source: Source, stream: Stream, settings: RemoteSettings) -> TreeReader:
-    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read."""
+def open_tree(
+    path: str,
+    source: Source,
+    stream: Stream,
+    settings: RemoteSettings,
+    *,
+    as_cache: bool = False,
+) -> TreeReader:
+    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read.
+
+    ``as_cache`` is that of its `Selection`.
+    """
     if not is_url(path):
         from stager.tree.stream import StreamReader
 
@@ -109,7 +119,7 @@ def open_tree(path: str, source: Source, stream: Stream, settings: RemoteSetting
     if Location.parse(path).scheme is Scheme.HF:
         from stager.source.hub import open_model
 
-        return open_model(path, source, stream, settings)
+        return open_model(path, source, stream, settings, as_cache=as_cache)
     from stager.source.prefix import open_prefix
 
     return open_prefix(path, stream, settings)

@@ -56,6 +56,8 @@ class Selection(NamedTuple):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     decompress: tuple[str, ...] = ()
+    #: Whether the files of a model are laid out as in the hub's own cache.
+    as_cache: bool = False
 
 
 #: All of a folder, as it is.

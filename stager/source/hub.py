@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from obstore import exceptions, store
 
 from stager.base.errors import SourceError
+from stager.source import hub_cache
 from stager.source.hub_api import ACCESS, HubApi
+from stager.source.location import Location
 from stager.source.patience import Patience, changed
 from stager.source.prefix import ObjectsReader, folder, list_objects
 from stager.source.remote import Version, ask_range, fill, library_options, tag_of
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.source.facts import Listings, Selection, Source
+    from stager.source.prefix import Objects
     from stager.source.settings import RemoteSettings
     from stager.tree.listing import Listing
     from stager.tree.patterns import Patterns
@@ -43,22 +46,35 @@ def look_at_model(
     """
     api = HubApi(url, settings)
     commit = api.commit()
-    listing = listings.list_once(url, selection, lambda patterns: _list(url, api, commit, patterns))
-    return folder(listing, commit)
+
+    def look(patterns: Patterns | None) -> Listing:
+        return _list(url, api, commit, patterns, as_cache=selection.as_cache)
+
+    return folder(listings.list_once(url, selection, look), commit)
 
 
-def _list(url: str, api: HubApi, commit: str, patterns: Patterns | None) -> Listing:
-    files = {
-        os.fsencode(one.path): Version(one.size, TIME, tag_of(one.oid)) for one in api.files(commit)
-    }
+def _list(
+    url: str, api: HubApi, commit: str, patterns: Patterns | None, *, as_cache: bool
+) -> Listing:
+    files = {os.fsencode(one.path): one for one in api.files(commit)}
     if not files:
         raise SourceError(f"{url}: there are no files in it; check the URL")
-    return list_objects(f"{url}/", files, patterns)
+    versions = {path: Version(one.size, TIME, tag_of(one.oid)) for path, one in files.items()}
+    plain = list_objects(f"{url}/", versions, patterns)
+    if not as_cache:
+        return plain
+    blobs = {path: one.blob for path, one in files.items()}
+    return hub_cache.as_cache(plain, blobs, commit, Location.parse(url).revision)
 
 
-def open_model(url: str, source: Source, stream: Stream, settings: RemoteSettings) -> ObjectsReader:
+def open_model(
+    url: str, source: Source, stream: Stream, settings: RemoteSettings, *, as_cache: bool = False
+) -> ObjectsReader:
     """Return what reads a stream from the files of the commit that was looked at."""
-    files = HubFiles(url, source.facts.revision, settings)
+    commit = source.facts.revision
+    files: Objects = HubFiles(url, commit, settings)
+    if as_cache:
+        files = hub_cache.CacheFiles(files, stream.listing, commit)
     return ObjectsReader(files, "", stream, settings.requests)
 
 

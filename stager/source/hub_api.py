@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _TIMEOUT = 20
 #: Bytes that are read at a time, the most of an answer, and the most of one that says what failed.
 _BLOCK, _LARGEST, _LARGEST_REFUSAL = 256 << 10, 64 << 20, 4096
+#: What git calls a commit, or contents.
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _NEXT_PAGE = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
 #: What can be a token; a line end in one would end the header.
@@ -51,11 +52,15 @@ ACCESS = Access(
 
 
 class HubFile(NamedTuple):
-    """A file of a commit: its path, its size in bytes, and what git calls its contents."""
+    """A file of a commit: its path, its size in bytes, and what git calls its contents.
+
+    ``blob`` is what they are called in the hub's own cache.
+    """
 
     path: str
     size: int
     oid: str
+    blob: str
 
 
 class HubApi:
@@ -250,9 +255,13 @@ def _tls(settings: RemoteSettings) -> ssl.SSLContext:
 def _file(entry: Any) -> HubFile:
     """Return a file of the hub's listing. Raise KeyError, TypeError or ValueError."""
     path, size, oid = entry["path"], entry["size"], entry["oid"]
-    if not (isinstance(path, str) and isinstance(oid, str) and type(size) is int and size >= 0):
+    lfs = entry.get("lfs")
+    blob = lfs["oid"] if lfs else oid
+    if not (isinstance(path, str) and type(size) is int and size >= 0):
         raise ValueError("this is no file")
-    return HubFile(path, size, oid)
+    if not (_COMMIT.fullmatch(oid) and _COMMIT.fullmatch(blob)):
+        raise ValueError("this is no name of contents")
+    return HubFile(path, size, oid, blob)
 
 
 def _said(error: HTTPError) -> str:

@@ -40,6 +40,7 @@ _HUB_KINDS = ("datasets",)
 #: A name on a hub; a revision, as git lets it be; and the one that is meant if none is written.
 _HUB_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*")
+_NO_REVISION = re.compile(r"\.\.|//|/\.|/$")
 _MAIN = "main"
 
 
@@ -124,7 +125,7 @@ class Location(NamedTuple):
             raise ValueError(f"is not complete; write {_SHAPES[Scheme.HF]}")
         if not all(_HUB_NAME.fullmatch(part) for part in parts):
             raise ValueError("has a name that no hub has: letters, digits, '-', '_' and '.' only")
-        if at and not _REVISION.fullmatch(revision):
+        if at and (not _REVISION.fullmatch(revision) or _NO_REVISION.search(revision)):
             raise ValueError("has a revision that is no branch, tag or commit")
         organization, name = parts
         return cls(Scheme.HF, kind, organization, name, True, revision or _MAIN)
@@ -146,6 +147,16 @@ def name_of(url: str) -> str:
         return name
     plain = _unquoted(name)
     return plain if plain.isprintable() and "/" not in plain else name
+
+
+def cache_name(url: str) -> str:
+    """Return what the folder of a model, or of a data set, is called in the hub's own cache.
+
+    >>> cache_name("hf://org/model@main"), cache_name("hf://datasets/org/set")
+    ('models--org--model', 'datasets--org--set')
+    """
+    location = Location.parse(url)
+    return "--".join((location.account or "models", location.container, location.path))
 
 
 def without_revision(url: str) -> str:

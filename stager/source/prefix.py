@@ -73,7 +73,7 @@ def list_objects(
     of each folder is that of the newest object. Raise SourceError if a path cannot be that of a
     file.
     """
-    folders = {b""}.union(*map(_above, objects))
+    folders = {b""}.union(*map(folders_above, objects))
     files = {path: one for path, one in objects.items() if path not in folders or one.size}
     if patterns:
         left_out = _LeftOut(patterns)
@@ -91,7 +91,7 @@ def list_objects(
     return Listing.of(patterns.pruned(rows) if patterns else rows)
 
 
-def _above(path: bytes) -> Iterator[bytes]:
+def folders_above(path: bytes) -> Iterator[bytes]:
     """Yield the folders above ``path``."""
     while (at := path.rfind(b"/")) > 0:
         path = path[:at]

@@ -10,6 +10,7 @@ from stager.base.options import (
     DEFAULT_OPTIONS,
     ITSELF,
     OPTION_TYPES,
+    FolderLayout,
     Lifetime,
     Mode,
     Options,
@@ -46,6 +47,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "mode": Mode,
         "by": str,
         "share": Share,
+        "layout": FolderLayout,
     } == OPTION_TYPES
 
 

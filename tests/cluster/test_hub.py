@@ -97,3 +97,25 @@ def test_a_part_of_a_model_is_on_each_node(site: Site, hub: Hub) -> None:
         f"stage: n1: {url}@main: you may not read it (as the hub says); ask for access on its "
         "page, with the account that HF_TOKEN in the job's environment is of\n"
     )
+
+
+def test_a_model_can_be_found_as_in_the_cache_of_the_hubs_own_programs(
+    site: Site, hub: Hub
+) -> None:
+    files = {"weights.bin": os.urandom(30_000), "below/config.json": b"{}"}
+    first = hub.commit("models/org/model", files)
+    folder = "/nvme/hub/models--org--model"
+    with site.policy(policy(hub)):
+        stage(site, hub, f"{STAGECTL} stage {URL}:/nvme/hub/,layout=hub")
+        files["below/config.json"] = b"[]"
+        second = hub.commit("models/org/model", files)
+        text = stage(site, hub, f"{STAGECTL} stage {URL}:/nvme/hub/,layout=hub")
+    # The new contents of a file, and the name of the commit.
+    assert f"stage: {folder}: 2 files, 42 B, 1 file kept, 1 file deleted from {URL}" in text
+    assert first != second
+    for node in site.nodes:
+        copy = site.copy(node, folder)
+        assert (copy / "refs/main").read_text() == second
+        assert files_of(copy / "snapshots" / second) == files
+        assert os.listdir(copy / "snapshots") == [second]
+    assert hub.served() == {"weights.bin": 30_000, "config.json": 4}

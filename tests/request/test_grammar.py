@@ -36,7 +36,8 @@ UNKNOWN_URL = (
     "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://, docker://"
 )
 KNOWN = (
-    "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share"
+    "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
+    "layout"
 )
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
@@ -232,6 +233,7 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
             "hf://org/..",
             "has a name that no hub has: letters, digits, '-', '_' and '.' only",
         ),
+        ("hf://org/model@a/../b", "has a revision that is no branch, tag or commit"),
         ("hf://org/model@a b", "has a revision that is no branch, tag or commit"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
         ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
@@ -714,3 +716,27 @@ def test_a_folder_may_be_spread_over_the_nodes(text: str, directive: Directive) 
 )
 def test_a_mode_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
     assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "problem"),
+    [
+        ("/a:/b,layout=hub", 6, "'layout=hub' needs a model of a hub as source: hf://…"),
+        (
+            "hf://o/m:/b,layout=hub,mode=shard", 23,
+            "'mode=shard' cannot be combined with layout=hub",
+        ),
+        (
+            "hf://o/m:/b,decompress=*.gz,layout=hub", 12,
+            "'decompress=*.gz' cannot be combined with layout=hub",
+        ),
+        (
+            "hf://o/m:/b,relocate=venv,layout=hub", 12,
+            "'relocate=venv' cannot be combined with layout=hub",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_laid_out_as_a_hubs_cache_is_refused(
+    text: str, at: int, problem: str
+) -> None:
+    assert value_fault(text) == message(problem, text, at)

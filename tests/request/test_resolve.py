@@ -12,7 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
+from stager.base.options import (
+    ITSELF,
+    FolderLayout,
+    Lifetime,
+    Mode,
+    Options,
+    Share,
+    Validate,
+    Verify,
+)
 from stager.request.directive import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy, Shared, SourceSection
@@ -431,4 +440,19 @@ def test_a_url_that_only_resembles_an_allowed_one_is_refused(url: str) -> None:
     assert str(caught.value) == (
         f"{url}: this site stages only from {' or '.join(ALLOWED)}; copy it to the shared storage "
         "first, or ask the administrator (allow in [source] of stage.toml)"
+    )
+
+
+def test_a_model_in_the_layout_of_a_hub_has_the_name_that_programs_look_for() -> None:
+    site = Policy(roots=("/nvme",), source=SourceSection(allow=ALLOWED))
+    options = Options(layout=FolderLayout.HUB)
+    url = "hf://org/model@v1"
+    [item] = resolve([Directive(url, "/nvme/hub/", options)], site)
+    assert item.destination == "/nvme/hub/models--org--model"
+    with pytest.raises(UsageError) as caught:
+        resolve([Directive(url, "/nvme/hub/model", options)], site)
+    assert str(caught.value) == (
+        "/nvme/hub/model: with layout=hub the last part of the destination must be "
+        "models--org--model, for which programs look in HF_HUB_CACHE; write /nvme/hub/ with a '/' "
+        "at its end"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -316,3 +317,54 @@ def test_a_file_of_another_size_than_was_listed_is_refused(
     assert str(caught.value) == (
         f"{URL}/weights.bin changed while it was read; submit again when nobody replaces it"
     )
+
+
+def test_a_model_can_be_laid_out_as_in_the_hubs_own_cache(hub: Hub) -> None:
+    data = {"a.bin": os.urandom(50_000), "below/b": b"b", "same": b"b", "c.txt": b"no"}
+    commit = hub.commit("models/org/model", data)
+    selection = Selection(exclude=("*.txt",), as_cache=True)
+    listings = Listings()
+    source = look_at(URL, selection, listings, SETTINGS)
+    listing = listings.get(URL, selection)
+    assert listing
+    tree = hub.state["repositories"]["models/org/model"]["commits"][commit]
+    above, large = f"snapshots/{commit}", hashlib.sha256(data["a.bin"]).hexdigest()
+    names = list(map(os.fsdecode, listing.paths))
+    assert {names[row]: listing.sizes[row] for row in listing.rows(Kind.FILE)} == {
+        f"blobs/{large}": 50_000, f"blobs/{tree['same']}": 1, "refs/main": 40,
+    }  # fmt: skip
+    assert {names[row]: target.decode() for row, target in listing.targets.items()} == {
+        f"{above}/a.bin": f"../../blobs/{large}",
+        f"{above}/same": f"../../blobs/{tree['same']}",
+        f"{above}/below/b": f"../../../blobs/{tree['same']}",
+    }  # fmt: skip
+    assert [os.fsdecode(listing.paths[row]) for row in listing.rows(Kind.FOLDER)] == [
+        "", "blobs", "refs", "snapshots", above, f"{above}/below"
+    ]  # fmt: skip
+    stream = Stream(listing, b"\1" * len(listing))
+    reader = open_tree(URL, source, stream, SETTINGS, as_cache=True)
+    buffer = memoryview(bytearray(stream.size))
+    for offset in range(0, stream.size, 30_000):
+        reader.read_into(buffer[offset : offset + 30_000], offset)
+    reader.close()
+    found: dict[str, bytes] = {}
+    for part in stream.parts(0, stream.size):
+        name = os.fsdecode(listing.paths[part.row])
+        found[name] = bytes(buffer[part.start : part.start + part.length])
+    assert found == {
+        f"blobs/{large}": data["a.bin"], f"blobs/{tree['same']}": b"b",
+        "refs/main": commit.encode(),
+    }  # fmt: skip
+
+
+def test_the_cache_of_a_commit_or_of_a_deep_branch_has_its_refs(hub: Hub) -> None:
+    commit = hub.commit("models/org/model", {"a": b"a"}, "refs/pr/1")
+    selection = Selection(as_cache=True)
+    deep = ["refs", "refs/refs", "refs/refs/pr", "refs/refs/pr/1"]
+    for revision, refs in (("refs/pr/1", deep), (commit, [])):
+        listings = Listings()
+        url = f"{URL}@{revision}"
+        look_at(url, selection, listings, SETTINGS)
+        listing = listings.get(url, selection)
+        assert listing
+        assert [path.decode() for path in listing.paths if path.startswith(b"refs")] == refs

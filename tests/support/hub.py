@@ -185,7 +185,11 @@ class _HubHandler(_Handler):
         ]
         for path, blob in files.items():
             size = len(self.hub.blob(blob))
-            entries.append({"type": "file", "path": path, "size": size, "oid": blob})
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": size, "oid": blob}
+            if size >= LARGE:
+                digest = hashlib.sha256(self.hub.blob(blob)).hexdigest()
+                entry["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}
+            entries.append(entry)
         headers = {}
         if begin + PAGE < len(entries):
             path = f"{self.hub.endpoint}{self.url.path}?recursive=true&cursor={begin + PAGE}"
