@@ -144,11 +144,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def redirect_in_circle(self) -> bool:
         """Send the client to the same place again."""
+        self.web.faults.append(Handler.redirect_in_circle)  # before the next request can come
         self.send_response(302)
         self.send_header("Location", self.path)
         self.send_header("Content-Length", "0")
         self.end_headers()
-        self.web.faults.append(Handler.redirect_in_circle)
         return True
 
 
