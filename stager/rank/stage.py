@@ -269,12 +269,13 @@ class StageRun:
         for index, one in enumerate(items):
             surveys = [of_rank[index] for of_rank in answers]
             settings = settings_for(one.item, one.source, request.transfer, request.remote)
+            plan = plan_item(one.item, one.source, surveys, settings.readers)
             task = Task(
                 item=one.item,
                 source=one.source,
-                plan=plan_item(one.item, one.source, surveys, settings.readers),
+                plan=plan,
                 settings=settings,
-                remote=request.remote,
+                remote=request.remote.shared_by(len(plan.senders)),
                 space=request.space,
                 job=request.job,
                 cache=one.cache,

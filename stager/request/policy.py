@@ -36,6 +36,8 @@ DEFAULT_PATH = Path("/etc/slurm/stage.toml")
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
 _REMEDY = "tell the administrator"
 _MIB = 1 << 20
+#: Slower connections would be cut off by some servers.
+_LOWEST_RATE = 1_000_000
 #: A stage counts as stalled after so many seconds at least: several signs of life are due by then.
 _SHORTEST_LIMIT = 5
 
@@ -116,6 +118,17 @@ def _memory(value: object) -> object:
     return None if value == "auto" else value
 
 
+def _rate(value: object) -> object:
+    try:
+        size = byte_size(value.removesuffix("/s") if isinstance(value, str) else value)
+    except ValueError:
+        text = 'must be a number of bytes a second, or a text such as "5GB/s"'
+        raise ValueError(text) from None
+    if 0 < size < _LOWEST_RATE:
+        raise ValueError(f"must be 0 or at least {_LOWEST_RATE} bytes a second")
+    return size
+
+
 def _whole_pages(size: ByteSize) -> ByteSize:
     if size % ALIGNMENT:
         raise ValueError(f"must be a multiple of {ALIGNMENT}")
@@ -125,6 +138,8 @@ def _whole_pages(size: ByteSize) -> ByteSize:
 Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
 #: Read by the same function as in root's programs, which read these keys too.
 Bytes = Annotated[int, BeforeValidator(byte_size)]
+#: Bytes a second, 0 for no limit.
+Rate = Annotated[int, BeforeValidator(_rate)]
 #: A number from 1 to 64, or 0 for "auto".
 Count = Annotated[int, BeforeValidator(_count)]
 
@@ -210,6 +225,8 @@ class SourceSection(_Section):
     endpoints: tuple[Endpoint, ...] = ()
     #: Requests that each reading node has under way at once.
     requests: Annotated[int, Field(ge=1, le=64, strict=True)] = 8
+    #: Bytes a second that all nodes of a job together may read from stores; 0 for no limit.
+    limit: Rate = 0
     #: Seconds for which a request is repeated while a store fails.
     patience: Annotated[Seconds, Field(le=3600)] = 60
     #: A file on all nodes with certificates of the site's own authorities; a proxy.
@@ -224,7 +241,7 @@ class SourceSection(_Section):
         allow_http = any(one.startswith("http://") for one in (*self.allow, *self.endpoints))
         return RemoteSettings(
             self.requests, self.patience, self.ca_file, self.proxy, allow_http,
-            self.insecure_registries,
+            self.insecure_registries, self.limit,
         )  # fmt: skip
 
 

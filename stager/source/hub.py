@@ -17,6 +17,7 @@ from stager.base.errors import SourceError
 from stager.source import hub_cache
 from stager.source.hub_api import ACCESS, HubApi
 from stager.source.location import Location
+from stager.source.pace import Pace
 from stager.source.patience import Patience, changed
 from stager.source.prefix import ObjectsReader, folder, list_objects
 from stager.source.remote import Version, ask_range, fill, library_options, tag_of
@@ -90,6 +91,7 @@ class HubFiles:
         self._url = url
         self._commit = commit
         self._settings = settings
+        self._pace = Pace(settings.limit)
         self._api = api = HubApi(url, settings)
         self._hub = self._store(api.folder_url(commit))
         #: By path, what reads the last files that are read in parts.
@@ -119,7 +121,7 @@ class HubFiles:
             return blocks
 
         patience = Patience(url, self._settings.patience, ACCESS)
-        return version, fill(buffer, url, ask, patience)
+        return version, fill(buffer, url, ask, patience, self._pace)
 
     def _ask(self, path: str, offset: int, length: int) -> tuple[Any, Iterator[memoryview]]:
         known = self._located.get(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ from stager.base.text import printable
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
 from stager.source.location import Location, Scheme
+from stager.source.pace import Pace
 from stager.source.patience import (
     LongBodyError,
     NoObjectError,
@@ -122,6 +124,7 @@ class Store:
         self._url = url
         self.location = Location.parse(url)
         self._settings = settings
+        self._pace = Pace(settings.limit)
         try:
             self._store = _store(self.location, settings)
         except exceptions.BaseError as error:  # such as half of a key
@@ -184,7 +187,7 @@ class Store:
             version, blocks = self._ask(url, path, version, offset + done, len(buffer) - done)
             return blocks
 
-        retries = fill(buffer, url, ask, self._patience(url))
+        retries = fill(buffer, url, ask, self._patience(url), self._pace)
         return version, retries
 
     def _patience(self, url: str) -> Patience:
@@ -215,6 +218,7 @@ def fill(
     url: str,
     ask: Callable[[int], Iterator[memoryview]],
     patience: Patience,
+    pace: Pace,
 ) -> int:
     """Fill ``buffer`` with what ``ask`` yields; it is told how many bytes are there already.
 
@@ -231,6 +235,8 @@ def fill(
             done += len(block)
             count()
             again()
+            if pause := pace.pause(len(block), time.monotonic()):
+                time.sleep(pause)  # the server waits, too, when the connection's buffers are full
         if done < len(buffer):
             raise ShortBodyError("the connection was closed before the end")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,12 @@ class RemoteSettings:
     allow_http: bool = False
     #: Registries that may be spoken to without TLS, or with a certificate that nobody checks.
     insecure_registries: tuple[str, ...] = ()
+    #: Bytes a second that the whole job may read; 0 for no limit. `shared_by` makes it a rank's.
+    limit: int = 0
+
+    def shared_by(self, readers: int) -> Self:
+        """Return the settings of one of ``readers`` ranks that read at once."""
+        return replace(self, limit=-(-self.limit // readers))
 
 
 #: The variable that names the file of credentials for registries (containers-auth.json).

@@ -182,6 +182,12 @@ def test_only_rank_0_reads_a_folder_and_an_archive_is_written_in_order() -> None
     )
 
 
+@pytest.mark.parametrize(("readers", "limit"), [(1, 10), (3, 4), (10, 1), (11, 1)])
+def test_the_ranks_that_read_share_the_limit(readers: int, limit: int) -> None:
+    assert replace(DEFAULT_REMOTE, limit=10).shared_by(readers).limit == limit
+    assert DEFAULT_REMOTE.shared_by(readers) == DEFAULT_REMOTE
+
+
 def test_an_item_is_planned_by_its_options() -> None:
     world = surveys([True, False])
     assert plan_item(item(), FILE, world, 2) == make_plan(9, world, 2)

@@ -127,7 +127,7 @@ def test_the_json_of_a_request() -> None:
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
-        '"allow_http": false, "insecure_registries": []}, '
+        '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
         '"dry_run": false, "bench": 0, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'

@@ -56,6 +56,7 @@ stall_timeout = 90.5
 allow = ["s3://bucket/", "http://data.site"]
 endpoints = ["https://s3.site:9000/"]
 requests = 3
+limit = "5GB/s"
 patience = 5.5
 ca_file = "/etc/site.pem"
 proxy = "http://proxy:3128"
@@ -125,6 +126,7 @@ def test_the_defaults_are_these() -> None:
             "allow": (),
             "endpoints": (),
             "requests": 8,
+            "limit": 0,
             "patience": 60,
             "ca_file": "",
             "proxy": "",
@@ -176,6 +178,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "allow": ("s3://bucket/", "http://data.site"),
             "endpoints": ("https://s3.site:9000",),
             "requests": 3,
+            "limit": 5_000_000_000,
             "patience": 5.5,
             "ca_file": "/etc/site.pem",
             "proxy": "http://proxy:3128",
@@ -425,6 +428,14 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
                 "source.insecure_registries.0: must be a host with a '.' or a port, such as "
                 "registry.site.org:5000"
             ),
+        ),
+        (
+            '[source]\nlimit = "1kB/s"',
+            "source.limit: must be 0 or at least 1000000 bytes a second",
+        ),
+        (
+            '[source]\nlimit = "5Gb/min"',
+            'source.limit: must be a number of bytes a second, or a text such as "5GB/s"',
         ),
         (
             '[source]\nendpoints = ["s3.site"]',
