@@ -29,7 +29,7 @@ ROOT := $(filter 0,$(shell id -u))
 # (On a machine with systemd, docker-registry and nginx-light start a service, which no test uses.)
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
-	cppcheck clang-format clang-tidy shellcheck nginx-light openssl skopeo umoci docker-registry \
+	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
 	python3-venv python3-dev procps util-linux e2fsprogs $(if $(shell command -v npm),,npm)
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0

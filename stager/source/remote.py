@@ -36,7 +36,7 @@ from stager.source.patience import (
     changed,
     is_refusal,
 )
-from stager.source.settings import ENDPOINTS
+from stager.source.settings import ENDPOINTS, GOOGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -299,11 +299,10 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
         case Scheme.S3:
             return store.S3Store(location.container, **options)
         case Scheme.GS:
-            return store.GCSStore(location.container, **options)
+            # Without it, the file of a key could name a server that the site does not allow.
+            base = os.environ.get("GOOGLE_BASE_URL") or GOOGLE
+            return store.GCSStore(location.container, base_url=base, **options)
         case Scheme.AZ:
-            # The name of the vendor's own tool, which the library does not know.
-            if key := os.environ.get("AZURE_STORAGE_KEY"):
-                options["account_key"] = key
             return store.AzureStore(location.container, account_name=location.account, **options)
         case _:
             base = f"{location.scheme}://{location.container}"

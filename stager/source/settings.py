@@ -36,8 +36,11 @@ AUTH_FILE = "REGISTRY_AUTH_FILE"
 ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
     "hf": ("HF_ENDPOINT",),
 }
 #: The endpoint of hf:// if that variable is not set.
 HUB = "https://huggingface.co"
+#: The endpoint of gs:// likewise.
+GOOGLE = "https://storage.googleapis.com"
 DEFAULT_REMOTE = RemoteSettings()
