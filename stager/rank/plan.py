@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 #: reads alone unless it proves slower than the network: with a fast source, turns only cost time.
 _AUTO_READERS = 4
 _WORTH_READERS = 64 << 20
-#: Bytes of an object that are asked for at once.
-_OBJECT_CHUNK = 8 << 20
+#: Bytes of an object that are asked for at once by a single reader, and by each of several; and
+#: the most bytes of buffers for that. All readers share the buffers of a rank.
+_OBJECT_CHUNK, _OBJECT_CHUNKS, _OBJECT_MEMORY = 8 << 20, 4 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,31 @@ def settings_for(
     """Return the transfer settings of one item."""
     if is_image(item.source):  # one node makes a file of it, and reads that
         return replace(settings, readers=1)
-    if is_url(item.source):  # each request takes its time, so more bytes are asked for at once
-        chunk = max(settings.chunk, _OBJECT_CHUNK)
-        depth = max(settings.depth, 2 * remote.requests)
-        settings = replace(settings, chunk=chunk, depth=depth, requests=remote.requests)
+    if is_url(item.source):
+        settings = _settings_for_objects(source.facts.size, settings, remote.requests)
     if item.options.is_unpacked:  # while it is received, so it must be written in order
         return replace(settings, writers=1)
     if source.is_tree and not is_url(item.source):  # rank 0 has listed it: its caches know of it
         return replace(settings, readers=1)
     return settings
+
+
+def _settings_for_objects(size: int, settings: Settings, requests: int) -> Settings:
+    """Return the settings for objects of ``size`` bytes in all.
+
+    Each request takes its time, so more bytes are asked for at once. Connections are slower than
+    the network, so ``auto`` does not wait to see that one reader is.
+    """
+    readers = settings.readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
+    chunk = max(settings.chunk, _OBJECT_CHUNK if readers == 1 else _OBJECT_CHUNKS)
+    depth = min(2 * requests * readers, max(2, _OBJECT_MEMORY // chunk))
+    return replace(
+        settings,
+        readers=readers,
+        chunk=chunk,
+        depth=max(settings.depth, depth),
+        requests=requests,
+    )
 
 
 def plan_item(

@@ -117,7 +117,9 @@ def test_each_object_beneath_a_folder_is_read_once(site: Site) -> None:
             staged(site, store, directive)
         wanted["part-07.bin"] = b"another version"
         assert [files(site.copy(node, "/nvme/set")) for node in site.nodes] == [wanted] * 4
-        assert Counter(store.asked()) - before == REQUESTS
+        # Several readers ask for less at once.
+        more = Counter(["set/deep/er/large.bin"] * 2)
+        assert Counter(store.asked()) - before == REQUESTS + more
 
 
 def test_objects_are_spread_and_an_archive_is_unpacked(site: Site) -> None:

@@ -188,6 +188,26 @@ def test_the_ranks_that_read_share_the_limit(readers: int, limit: int) -> None:
     assert DEFAULT_REMOTE.shared_by(readers) == DEFAULT_REMOTE
 
 
+@pytest.mark.parametrize(
+    ("size", "readers", "requests", "expected"),
+    [
+        (1000, 0, 8, Settings(readers=1, chunk=8 << 20, depth=16, requests=8)),
+        (64 << 20, 0, 8, Settings(readers=4, chunk=4 << 20, depth=64, requests=8)),
+        (64 << 20, 1, 8, Settings(readers=1, chunk=8 << 20, depth=16, requests=8)),
+        (1000, 2, 8, Settings(readers=2, chunk=4 << 20, depth=32, requests=8)),
+        (64 << 20, 0, 64, Settings(readers=4, chunk=4 << 20, depth=64, requests=64)),
+        (1000, 1, 1, Settings(readers=1, chunk=8 << 20, depth=2, requests=1)),
+    ],
+)
+def test_all_readers_of_an_object_have_buffers_for_their_requests(
+    size: int, readers: int, requests: int, expected: Settings
+) -> None:
+    url = replace(item(), source="s3://bucket/object")
+    source = replace(FILE, facts=replace(FILE.facts, size=size))
+    remote = replace(DEFAULT_REMOTE, requests=requests)
+    assert settings_for(url, source, Settings(readers=readers), remote) == expected
+
+
 def test_an_item_is_planned_by_its_options() -> None:
     world = surveys([True, False])
     assert plan_item(item(), FILE, world, 2) == make_plan(9, world, 2)
