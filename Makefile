@@ -74,6 +74,7 @@ bench: .venv/.done packages
 	.venv/bin/python -m tests.bench.cache
 	.venv/bin/python -m tests.bench.trees
 	.venv/bin/python -m tests.bench.decompress
+	.venv/bin/python -m tests.bench.sources
 
 soak: .venv/.done packages
 	.venv/bin/python -m tests.cluster.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
