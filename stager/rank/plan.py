@@ -90,6 +90,14 @@ def _settings_for_objects(size: int, settings: Settings, requests: int) -> Setti
     )
 
 
+def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
+    """Return the ``settings`` for what is sent by ``plan``: one thread reads a node's copy.
+
+    Only readers of stores may be called by several threads at once.
+    """
+    return settings if plan.from_source else replace(settings, requests=1)
+
+
 def plan_item(
     item: StageItem, source: Source, surveys: Sequence[Survey], readers: int
 ) -> TransferPlan:

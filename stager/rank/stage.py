@@ -24,7 +24,7 @@ from stager.copies.survey import (
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
-from stager.rank.plan import plan_item, settings_for
+from stager.rank.plan import plan_item, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
@@ -274,7 +274,7 @@ class StageRun:
                 item=one.item,
                 source=one.source,
                 plan=plan,
-                settings=settings,
+                settings=settings_to_send(settings, plan),
                 remote=request.remote.shared_by(len(plan.senders)),
                 space=request.space,
                 job=request.job,

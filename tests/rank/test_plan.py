@@ -18,6 +18,7 @@ from stager.rank.plan import (
     plan_item,
     plan_parts,
     settings_for,
+    settings_to_send,
 )
 from stager.request.items import StageItem
 from stager.source.facts import Source
@@ -206,6 +207,13 @@ def test_all_readers_of_an_object_have_buffers_for_their_requests(
     source = replace(FILE, facts=replace(FILE.facts, size=size))
     remote = replace(DEFAULT_REMOTE, requests=requests)
     assert settings_for(url, source, Settings(readers=readers), remote) == expected
+
+
+def test_one_thread_reads_a_copy_that_is_sent() -> None:
+    settings = Settings(requests=8)
+    from_source, from_copy = make_plan(9, surveys([False])), make_plan(9, surveys([True, False]))
+    assert settings_to_send(settings, from_source) == settings
+    assert settings_to_send(settings, from_copy) == replace(settings, requests=1)
 
 
 def test_an_item_is_planned_by_its_options() -> None:
