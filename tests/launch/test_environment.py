@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -106,6 +108,11 @@ def test_nothing_passes_to_the_ranks_but_the_allowed(job: dict[str, str]) -> Non
 
 
 URL = replace(ITEM, source="s3://bucket/key")
+#: A URL of each kind that credentials may open.
+URLS = (
+    "s3://bucket/key", "az://account/container/path", "gs://bucket/key", "hf://org/model",
+    "docker://docker.io/image",
+)  # fmt: skip
 HUB_URL = "hf://org/model"
 
 
@@ -193,3 +200,16 @@ def test_another_step_has_the_same_environment_without_a_request() -> None:
     expected = {**GIVEN, "SLURM_JOB_ID": "17"}
     del expected["STAGE_REQUEST"]
     assert step_environment(job, POLICY, 17) == expected
+
+
+def test_the_administrators_document_lists_all_that_opens_stores() -> None:
+    text = (Path(__file__).parents[2] / "slurm-config/README.md").read_text()
+    table = text.partition("## Credentials for URLs")[2].partition("\n## ")[0]
+    names = re.compile(r"`([A-Z0-9_]+)`")
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    job = dict.fromkeys(names.findall(table), "https://huggingface.co")
+    for (_, scheme, passed, *_), url in zip(rows, URLS, strict=True):
+        assert scheme == f" `{url.partition('//')[0]}` "
+        request = replace(REQUEST, items=(replace(ITEM, source=url),))
+        found = rank_environment(job, POLICY, request)
+        assert set(found) & set(job) == set(names.findall(passed))
