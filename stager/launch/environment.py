@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from stager.base.errors import PolicyRefusal
 from stager.request.items import REQUEST_VARIABLE
-from stager.source.location import Location, Scheme, is_url
+from stager.source.location import Location, Scheme, is_endpoint, is_url
 from stager.source.settings import AUTH_FILE, ENDPOINTS
 
 if TYPE_CHECKING:
@@ -106,11 +105,9 @@ def _check_endpoints(environment: Mapping[str, str], policy: Policy, names: Iter
 
 
 def _is_vendors(endpoint: str) -> bool:
-    try:
-        parts = urlsplit(endpoint)
-    except ValueError:
-        return False
-    return parts.scheme == "https" and f".{parts.hostname}".endswith(_VENDORS)
+    scheme, _, rest = endpoint.partition("://")
+    host = rest.partition("/")[0].partition(":")[0]
+    return scheme == "https" and is_endpoint(endpoint) and f".{host}".endswith(_VENDORS)
 
 
 def step_environment(

@@ -35,6 +35,14 @@ _SHAPES = {Scheme.AZ: "az://ACCOUNT/CONTAINER/PATH", Scheme.S3: "s3://BUCKET/KEY
            Scheme.GS: "gs://BUCKET/KEY", Scheme.HF: "hf://ORG/MODEL[@REVISION]",
            Scheme.HTTPS: "https://HOST/PATH", Scheme.HTTP: "http://HOST/PATH",
            Scheme.DOCKER: "docker://REGISTRY/NAME:TAG"}  # fmt: skip
+#: An account of Azure, a bucket or container, and a host with its port. The library makes a host of
+#: each, so it must not contain what ends a host's name.
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_CONTAINER = re.compile(r"[A-Za-z0-9$_][A-Za-z0-9._-]*")
+_HOST = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])"
+    r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+)
 #: What a hub has besides models.
 _HUB_KINDS = ("datasets",)
 #: A name on a hub; a revision, as git lets it be; and the one that is meant if none is written.
@@ -42,6 +50,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*")
 _NO_REVISION = re.compile(r"\.\.|//|/\.|/$")
 _MAIN = "main"
+
+
+def is_endpoint(url: str) -> bool:
+    """Return whether ``url`` is that of a server: a host, a port and a plain path, nothing else."""
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    is_plain = re.fullmatch(r"[A-Za-z0-9._~/-]*", path) is not None
+    return scheme in ("https", "http") and is_plain and _HOST.fullmatch(host) is not None
 
 
 def is_url(source: str) -> bool:
@@ -107,9 +123,15 @@ class Location(NamedTuple):
         if is_folder and scheme.is_web:
             raise ValueError("ends in '/', but a web server cannot be asked what lies beneath")
         path = path.removesuffix("/")
+        if account and not _ACCOUNT.fullmatch(account):
+            raise ValueError("has an account that no store has: lower-case letters and digits only")
+        if not (_HOST if scheme.is_web else _CONTAINER).fullmatch(container):
+            raise ValueError(f"has a name that no {'host' if scheme.is_web else 'bucket'} has")
+        path = _unquoted(path) if scheme.is_web else path
         if path and any(part in ("", ".", "..") for part in path.split("/")):
             raise ValueError("has an empty part, '.' or '..' in its path")
-        path = _unquoted(path) if scheme.is_web else path
+        if not path.isprintable():
+            raise ValueError("has a character in its path that cannot be printed")
         return cls(scheme, account, container, path, is_folder)
 
     @classmethod
@@ -145,7 +167,10 @@ def name_of(url: str) -> str:
     name = without_revision(url).rstrip("/").rpartition("/")[2]
     if not url.startswith((f"{Scheme.HTTPS}://", f"{Scheme.HTTP}://")):
         return name
-    plain = _unquoted(name)
+    try:
+        plain = _unquoted(name)
+    except ValueError:
+        return name
     return plain if plain.isprintable() and "/" not in plain else name
 
 
@@ -167,4 +192,7 @@ def without_revision(url: str) -> str:
 def _unquoted(path: str) -> str:
     from urllib.parse import unquote  # slow to import; all ranks import this module
 
-    return unquote(path)
+    try:
+        return unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError("has a '%' in its path that stands for no character") from None

@@ -156,6 +156,10 @@ def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
         ("https://evilamazonaws.com", False),
         ("https://amazonaws.com.evil", False),
         ("https://[x", False),
+        ("https://127.0.0.1:9000\\@x.core.windows.net", False),
+        ("https://x@s3.amazonaws.com", False),
+        ("https://s3.amazonaws.com:abc", False),
+        ("https://x y.amazonaws.com", False),
     ],
 )
 def test_the_vendors_own_endpoints_need_not_be_named(endpoint: str, is_vendors: bool) -> None:

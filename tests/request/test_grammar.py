@@ -236,6 +236,23 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ("hf://org/model@a/../b", "has a revision that is no branch, tag or commit"),
         ("hf://org/model@a b", "has a revision that is no branch, tag or commit"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
+        ("https://host/a%2F%2e%2E%2fb", "has an empty part, '.' or '..' in its path"),
+        ("https://host/a%0Ab", "has a character in its path that cannot be printed"),
+        ("https://host/%ff", "has a '%' in its path that stands for no character"),
+        ("https://[bad/x", "has a name that no host has"),
+        ("https://host:99999/x", "has a name that no host has"),
+        ("s3://bu cket/k", "has a name that no bucket has"),
+        (
+            "az://evil.com#/c/k",
+            (
+                "has a '?' or '#': what follows may be a secret, which others would see in the "
+                "job's description; give credentials by the environment"
+            ),
+        ),
+        (
+            "az://evil.com/c/k",
+            "has an account that no store has: lower-case letters and digits only",
+        ),
         ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
         ("docker://docker.io", "is not complete; write docker://REGISTRY/NAME:TAG"),
         (
