@@ -45,10 +45,21 @@ def _moved(row: Row, moved: Mapping[bytes, bytes]) -> Row:
     path = moved.get(row.path, row.path)
     if row.kind is Kind.HARD_LINK:
         row = row._replace(target=moved.get(row.target, row.target))
+    elif row.kind is Kind.LINK:
+        row = row._replace(target=_link_target(row, moved))
     elif path != row.path:
         # Its holes are read: what decompresses it needs every byte.
         row = row._replace(target=row.path, extents=None)
     return row._replace(path=path)
+
+
+def _link_target(row: Row, moved: Mapping[bytes, bytes]) -> bytes:
+    """Return the target of a symbolic link, without its suffix if it is decompressed."""
+    above = row.path.rpartition(b"/")[0]
+    new = moved.get(os.path.normpath(os.path.join(above, row.target)))
+    if new is None or row.target.startswith(b"/"):
+        return row.target
+    return row.target.rpartition(b"/")[0] + row.target.rpartition(b"/")[1] + new.rpartition(b"/")[2]
 
 
 def _without_suffix(path: bytes) -> bytes:

@@ -61,6 +61,25 @@ def test_further_paths_of_a_file_are_decompressed_with_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "target", "new"),
+    [
+        (b"latest", b"a.gz", b"a"),
+        (b"b/latest", b"../a.gz", b"../a"),
+        (b"b/latest", b"./c.xz", b"./c"),
+        (b"latest", b"/set/a.gz", b"/set/a.gz"),
+        (b"latest", b"absent.gz", b"absent.gz"),
+    ],
+)
+def test_links_lead_to_what_was_decompressed(path: bytes, target: bytes, new: bytes) -> None:
+    rows = [
+        FOLDER, Row(b"b", Kind.FOLDER), Row(b"a.gz", Kind.FILE), Row(b"b/c.xz", Kind.FILE),
+        Row(path, Kind.LINK, target=target),
+    ]  # fmt: skip
+    listing = decompressed_listing(Listing.of(rows), ["*"], "/set")
+    assert listing.targets[listing.paths.index(path)] == new
+
+
+@pytest.mark.parametrize(
     ("names", "taken"), [((b"a.gz", b"a"), "a.gz"), ((b"a.gz", b"a.xz"), "a.xz")]
 )
 def test_a_path_that_is_taken_is_refused(names: tuple[bytes, ...], taken: str) -> None:
