@@ -79,6 +79,8 @@ def _from_aws(environment: Mapping[str, str]) -> dict[str, str]:
             f"the profile {name}, which AWS_PROFILE names, is neither in {secrets} nor in {config}"
         )
     found = {_AWS[key]: value for key, value in profile.items() if key in _AWS}
+    if environment.get("AWS_DEFAULT_REGION"):
+        found.pop("AWS_REGION", None)  # the library would take it before the other
     if any(environment.get(name) for name in _AWS_GIVEN):
         return {name: found[name] for name in ("AWS_REGION", "AWS_ENDPOINT_URL") if name in found}
     elsewhere = [key for key in _AWS_ELSEWHERE if key in profile]
@@ -124,10 +126,10 @@ def _from_azure(environment: Mapping[str, str]) -> dict[str, str]:
 def _from_hub(environment: Mapping[str, str]) -> dict[str, str]:
     cache = environment.get("XDG_CACHE_HOME") or str(_home(environment) / ".cache")
     folder = environment.get("HF_HOME") or f"{cache}/huggingface"
-    path = Path(environment.get("HF_TOKEN_PATH") or f"{folder}/token").expanduser()
+    path = Path(environment.get("HF_TOKEN_PATH") or f"{folder}/token")
     try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        token = path.expanduser().read_text(encoding="ascii").strip()
+    except (OSError, ValueError, RuntimeError):  # the last, if a home is not known
         return {}
     return {"HF_TOKEN": token} if token else {}
 

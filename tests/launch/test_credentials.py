@@ -50,6 +50,15 @@ def test_a_profile_gives_keys_region_and_endpoint(home: Path) -> None:
     assert found({"HOME": str(home), "AWS_DEFAULT_PROFILE": "lab"}, S3) == lab
 
 
+def test_the_region_of_the_environment_goes_before_that_of_a_profile(home: Path) -> None:
+    given = {"HOME": str(home), "AWS_DEFAULT_REGION": "us-east-2"}
+    assert found(given, S3) == {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S%1"}
+
+
+def test_a_home_that_is_not_known_is_no_error() -> None:
+    assert found({"HF_TOKEN_PATH": "~nobody-of-that-name/token"}, HUB) == {}
+
+
 def test_files_elsewhere_are_named_by_variables(home: Path) -> None:
     files = {
         "AWS_SHARED_CREDENTIALS_FILE": str(home / ".aws/credentials"),
