@@ -9,6 +9,7 @@ import json
 import os
 import re
 import ssl
+from contextlib import suppress
 from http.client import HTTPException, IncompleteRead
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError
@@ -118,7 +119,7 @@ class HubApi:
             with self._open(url) as answer:
                 return str(answer.geturl())
         except _ElsewhereError as elsewhere:
-            if urlsplit(elsewhere.url).scheme not in ("https", "http"):
+            if _server(elsewhere.url)[0] not in ("https", "http"):
                 raise AnswerError(502, "Bad Gateway", "a file is on no web server") from None
             leave_port_untagged(elsewhere.url)
             return elsewhere.url
@@ -150,9 +151,11 @@ class HubApi:
                             raise self._not_understood()
                         count()
                         again()
+                    if answer.length:  # so many bytes were to come
+                        raise ShortBodyError("the connection was closed before the end")
                     link = _NEXT_PAGE.search(answer.headers.get("Link", ""))
             except _ElsewhereError as elsewhere:
-                host = urlsplit(elsewhere.url).hostname
+                host = _server(elsewhere.url)[1]
                 raise AnswerError(302, "Found", f"it is redirected to {host}") from None
             except IncompleteRead:
                 raise ShortBodyError("the connection was closed before the end") from None
@@ -176,7 +179,7 @@ class HubApi:
                 if error.code in range(300, 400):
                     raise OSError("too many redirections") from None
                 raise AnswerError(error.code, error.reason, _said(error)) from None
-        except HTTPException as error:
+        except (HTTPException, ValueError) as error:
             raise OSError(f"no answer of a web server: {type(error).__name__}") from None
         return answer
 
@@ -213,7 +216,7 @@ class _SameServer(HTTPRedirectHandler):
 
 def leave_port_untagged(url: str) -> None:
     """Have connections to this web server left alone by the library of `launch.peers`."""
-    if url and (port := urlsplit(url).port):
+    if port := _server(url)[2]:
         leave_untagged(port)
 
 
@@ -234,8 +237,10 @@ def _authorization() -> dict[str, str]:
 
 def _server(url: str) -> tuple[str, str | None, int | None]:
     """Return what tells servers apart: a token that one may see is not shown to another one."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    with suppress(ValueError):  # another server may redirect to what is no URL
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port
+    return "", None, None
 
 
 def _tls(settings: RemoteSettings) -> ssl.SSLContext:
@@ -257,8 +262,9 @@ def _file(entry: Any) -> HubFile:
     path, size, oid = entry["path"], entry["size"], entry["oid"]
     lfs = entry.get("lfs")
     blob = lfs["oid"] if lfs else oid
-    if not (isinstance(path, str) and type(size) is int and size >= 0):
+    if not (isinstance(path, str) and type(size) is int and 0 <= size < 2**63):
         raise ValueError("this is no file")
+    path.encode()  # raises a ValueError if it is no text
     if not (_COMMIT.fullmatch(oid) and _COMMIT.fullmatch(blob)):
         raise ValueError("this is no name of contents")
     return HubFile(path, size, oid, blob)

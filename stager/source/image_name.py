@@ -37,6 +37,11 @@ def is_registry(text: str) -> bool:
     return is_host and re.fullmatch(_REGISTRY, text) is not None
 
 
+def is_digest(text: str) -> bool:
+    """Return whether ``text`` is the digest of an image."""
+    return re.fullmatch(_DIGEST, text) is not None
+
+
 class ImageName(NamedTuple):
     """An image, ``name``, in a ``registry``; the ``digest`` is empty unless it was written."""
 

@@ -93,8 +93,12 @@ def complete(root: str, config: ImageConfig) -> None:
 
 
 def _write(folder: int, name: str, text: str, time: int) -> None:
-    with suppress(FileNotFoundError):
+    try:
         os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        raise SourceError(f"the image has a folder /etc/{name}; check the image") from None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with opened(name, flags, folder) as file:
         os.fchmod(file, 0o644)

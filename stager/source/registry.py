@@ -20,7 +20,7 @@ from stager.base.text import printable
 from stager.disk.files import as_stage_error, remove_tree
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
-from stager.source.image_name import ImageName
+from stager.source.image_name import ImageName, is_digest
 from stager.source.image_tree import complete, config_of
 from stager.source.patience import Patience, RefusedError
 from stager.source.settings import AUTH_FILE
@@ -52,6 +52,8 @@ _BEGINNING = re.compile(
 )
 #: The same level as of `stagectl pack`: mksquashfs's own, 15, takes ten times as long.
 _ZSTD = ("-comp", "zstd", "-Xcompression-level", "3")
+#: More bytes than any layer has.
+_LARGEST_LAYER = 1 << 50
 #: The image in the folder where it is made, its files, and the file that is made of them.
 _LAYOUT, _TAG, _ROOT, _FILE = "image", "stage", "root", "image.sqsh"
 
@@ -146,7 +148,7 @@ class _Registry:
             raise RefusedError("the registry did not answer", may_pass=True) from None
         if done.code:
             self._check_space(done)
-            raise _refusal(_said(done), self.name.name)
+            raise _refusal(_said(done), self.name)
         return done
 
     def run(self, *argv: str) -> None:
@@ -260,9 +262,11 @@ _MEANINGS = (
 )  # fmt: skip
 
 
-def _refusal(said: str, name: str) -> RefusedError:
-    """Return the error for what skopeo ``said`` of the image ``name``."""
-    text = said.lower().replace(name, "")
+def _refusal(said: str, image: ImageName) -> RefusedError:
+    """Return the error for what skopeo ``said`` of the image, whose name may be a word of that."""
+    text = said.lower()
+    for reference in (f"{image.registry.lower()}/{image.name}", f"/v2/{image.name}/"):
+        text = text.replace(reference, "")
     for signs, problem, remedy, may_pass in _MEANINGS:
         if any(sign in text for sign in signs):
             return RefusedError(f"{problem} (skopeo: {said})", remedy, may_pass=may_pass)
@@ -273,18 +277,36 @@ def _for_this_machine(url: str, manifest: bytes) -> str:
     """Return the digest of the image for this machine in a list of several, else nothing."""
     machine = os.uname().machine
     wanted = "linux", _ARCHITECTURES.get(machine, machine)
-    for one in _read(url, manifest, lambda data: data.get("manifests") or []):
-        platform = one.get("platform", {})
-        if (platform.get("os"), platform.get("architecture")) == wanted:
-            return str(one["digest"])
-    return ""
+
+    def take(data: Any) -> str:
+        for one in data.get("manifests") or []:
+            platform = one.get("platform", {})
+            if (platform.get("os"), platform.get("architecture")) == wanted:
+                return _digest(one["digest"])
+        return ""
+
+    return _read(url, manifest, take)
 
 
 def _layers_size(url: str, manifest: bytes) -> int:
     """Return the bytes of the layers; those of a list of images have none."""
     return _read(
-        url, manifest, lambda data: sum(int(one["size"]) for one in data.get("layers", ()))
+        url, manifest, lambda data: sum(_size(one["size"]) for one in data.get("layers", ()))
     )
+
+
+def _digest(text: Any) -> str:
+    """Return a digest. Raise ValueError for anything else, TypeError for what is no text."""
+    if not is_digest(text):
+        raise ValueError("this is no digest")
+    return str(text)
+
+
+def _size(size: Any) -> int:
+    """Return a number of bytes. Raise ValueError for anything else."""
+    if type(size) is not int or not 0 <= size <= _LARGEST_LAYER:
+        raise ValueError("this is no size")
+    return size
 
 
 def _read(url: str, manifest: bytes, take: Callable[[Any], T]) -> T:

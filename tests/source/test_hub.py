@@ -12,6 +12,7 @@ import pytest
 from stager.base.errors import IntegrityError, SourceError
 from stager.source.access import look_at, open_tree
 from stager.source.facts import EVERYTHING, Listings, Selection
+from stager.source.hub_api import _file, _server
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.stream import Stream
@@ -368,3 +369,19 @@ def test_the_cache_of_a_commit_or_of_a_deep_branch_has_its_refs(hub: Hub) -> Non
         listing = listings.get(url, selection)
         assert listing
         assert [path.decode() for path in listing.paths if path.startswith(b"refs")] == refs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"path": "a\ud800"}, {"size": 2**70}, {"size": -1}, {"size": True}, {"oid": "x"}, {"path": 5}],
+)
+def test_an_odd_entry_of_a_listing_is_no_file(change: dict[str, object]) -> None:
+    entry = {"path": "a", "size": 1, "oid": "0" * 40}
+    assert _file(entry).path == "a"
+    with pytest.raises((ValueError, TypeError)):
+        _file({**entry, **change})
+
+
+def test_a_redirection_to_no_url_leads_to_no_server() -> None:
+    for url in ("https://h:99999/x", "https://[bad/x"):
+        assert _server(url) == ("", None, None)

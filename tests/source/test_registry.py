@@ -20,7 +20,15 @@ import pytest
 from stager.base.errors import SourceError, SpaceError, UsageError
 from stager.source.access import look_at
 from stager.source.facts import Listings, Selection
-from stager.source.registry import import_image, look_at_image
+from stager.source.image_name import ImageName
+from stager.source.registry import (
+    _ARCHITECTURES,
+    _for_this_machine,
+    _layers_size,
+    _refusal,
+    import_image,
+    look_at_image,
+)
 from stager.source.settings import RemoteSettings
 from tests.support.images import BLOBS, MAKE_IMAGE, NAMES, blobs_sent, registry_config
 
@@ -278,3 +286,43 @@ def test_an_image_has_no_patterns(registry: Registry) -> None:
     with pytest.raises(UsageError) as caught:
         look_at(registry.url, Selection(("*.py",)), Listings(), registry.settings)
     assert str(caught.value) == f"{registry.url} is one image; remove include and exclude"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b'{"layers": [{"size": 1e999}]}',
+        b'{"layers": [{"size": -500}]}',
+        b'{"layers": [{"size": 1' + b"0" * 400 + b"}]}",
+        b'{"layers": [{"size": "1"}]}',
+        b'{"layers": 5}',
+        b"[1]",
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_a_manifest_with_odd_sizes_is_told(manifest: bytes) -> None:
+    with pytest.raises(SourceError) as caught:
+        _layers_size("docker://host:1/a", manifest)
+    assert str(caught.value) == "docker://host:1/a: its manifest cannot be read; check the image"
+
+
+@pytest.mark.parametrize("digest", ["\\u0000", "\\ud800", "sha256:1", "--help"])
+def test_a_list_of_images_with_odd_digests_is_told(digest: str) -> None:
+    machine = os.uname().machine
+    platform = {"os": "linux", "architecture": _ARCHITECTURES.get(machine, machine)}
+    text = f'{{"manifests": [{{"platform": {json.dumps(platform)}, "digest": "{digest}"}}]}}'
+    with pytest.raises(SourceError) as caught:
+        _for_this_machine("docker://host:1/a", text.encode())
+    assert str(caught.value) == "docker://host:1/a: its manifest cannot be read; check the image"
+
+
+@pytest.mark.parametrize("name", ["a", "t", "e", "team/unauthorized"])
+def test_the_name_of_an_image_is_not_taken_for_what_is_said(name: str) -> None:
+    image = ImageName("host:1", name, "latest", "")
+    for said, meant in (
+        ("unauthorized: authentication required", "you may not read it"),
+        ("manifest unknown", "no such image"),
+    ):
+        text = f"reading manifest latest in host:1/{name}: {said}"
+        assert str(_refusal(text, image)) == f"{meant} (skopeo: {text})"
