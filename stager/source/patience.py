@@ -117,8 +117,8 @@ class Patience:
             try:
                 return act(self._begin_anew)
             except (
-                exceptions.BaseError, OSError, ShortBodyError, LongBodyError, AnswerError,
-                RefusedError,
+                exceptions.BaseError, OSError, ValueError, ShortBodyError, LongBodyError,
+                AnswerError, RefusedError,
             ) as error:  # fmt: skip
                 if isinstance(error, exceptions.PreconditionError):
                     raise changed(self._url) from None
@@ -164,6 +164,8 @@ def _explained(error: Exception, access: Access) -> _Explained:
     """Say in plain words what the library raised. No URL is repeated: it may have a signature."""
     if isinstance(error, RefusedError):
         return error.why
+    if isinstance(error, ValueError):  # the library cannot put it into a request
+        return _Explained(f"it cannot be asked for ({printable(str(error))})", "check the URL")
     text = str(error).partition("\n\nDebug source")[0]
     said = _said(error, text)
     found = _STATUS.search(text)
@@ -186,7 +188,7 @@ def _explained(error: Exception, access: Access) -> _Explained:
         return _Explained(f"{what}{said}", remedy)
     if status:
         return _Explained(
-            f"the store answered with {answered}{said}",
+            f"the store answered with {printable(answered)[:_MOST_SAID]}{said}",
             "tell those who run the store",
             may_pass=status in _LATER,
         )
@@ -226,7 +228,7 @@ def _explained_connection(error: Exception) -> _Explained:
         return _Explained("the server cannot send parts of a file", "stage it from elsewhere")
     if "path segment" in lower:
         return _Explained(
-            "an object in it has an empty part, '.' or '..' in its path",
+            "an object in it has an empty part, '.', '..' or a control character in its path",
             "stage what lies beside it by a longer URL",
         )
     if "dns" in lower or isinstance(getattr(error, "reason", None), gaierror):

@@ -6,6 +6,7 @@ Stores have no folders: the parts of an object's path are made into those of the
 from __future__ import annotations
 
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _FOLDER_MODE = 0o700
 #: Bytes of a name on the filesystems of Linux.
 _LONGEST_NAME = 255
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def look_at_prefix(
@@ -105,7 +107,8 @@ def _check(url: str, path: bytes, is_folder: bool) -> None:
     if is_folder:
         raise SourceError(f"{url}{name} is an object, and there are others beneath it; {remedy}")
     parts = path.split(b"/")
-    if any(part in (b"", b".", b"..") or b"\0" in part for part in parts):
+    # The library puts no control character into a request.
+    if any(part in (b"", b".", b"..") for part in parts) or _CONTROL.search(path):
         raise SourceError(f"{url}{name} cannot be the path of a file; {remedy}")
     if max(map(len, parts)) > _LONGEST_NAME:
         most = f"a name in it has more than {_LONGEST_NAME} bytes"

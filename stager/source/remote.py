@@ -52,6 +52,8 @@ _PAGE = 1000
 #: Permissions of the copy of an object: what opens the object is a credential of the user's.
 MODE = 0o600
 _SECOND = 10**9
+#: The last second of a time in 64 bits of nanoseconds, with a sign.
+_LATEST = (2**63 - 1) // _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Version:
         """Return the version that a store's answer describes."""
         etag = meta["e_tag"] or ""
         # Some answers have fractions of seconds.
-        seconds = int(meta["last_modified"].timestamp())
+        seconds = min(int(meta["last_modified"].timestamp()), _LATEST)
         return cls(meta["size"], seconds * _SECOND, tag_of(etag), etag)
 
     @classmethod
@@ -110,6 +112,11 @@ def look_at_object(url: str, settings: RemoteSettings) -> Source:
             f"{url}: no such object, but there are objects beneath it; for all of these, write a "
             "'/' at its end"
         ) from None
+    if not found.etag and found.mtime_ns <= 0:
+        raise SourceError(
+            f"{url}: the server gives neither an ETag nor a date (Last-Modified), so its versions "
+            "cannot be told apart; stage it from elsewhere"
+        )
     return Source(found.facts, MODE, os.getegid(), found.size)
 
 
@@ -127,8 +134,9 @@ class Store:
         self._pace = Pace(settings.limit)
         try:
             self._store = _store(self.location, settings)
-        except exceptions.BaseError as error:  # such as half of a key
-            problem = printable(str(error).partition("\n")[0].partition(" error: ")[2])
+        except (exceptions.BaseError, ValueError) as error:  # such as half of a key
+            text = str(error).partition("\n")[0]
+            problem = printable(text.partition(" error: ")[2] or text)
             raise SourceError(f"{url}: {problem}; check your credentials") from None
 
     def look(self) -> Version:

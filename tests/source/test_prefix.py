@@ -6,6 +6,7 @@ import os
 import urllib.parse
 import urllib.request
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import obstore
@@ -185,6 +186,12 @@ def test_more_objects_than_one_answer_has(bucket: Bucket) -> None:
     assert look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS).files == 1001
 
 
+def test_a_date_far_away_is_taken_as_the_last_that_a_file_can_have() -> None:
+    when = datetime(9999, 12, 31, tzinfo=UTC)
+    version = Version.of({"size": 1, "e_tag": None, "last_modified": when})
+    assert list_objects(URL, {b"a": version}).mtimes[1] == 9_223_372_036 * 10**9
+
+
 def test_nothing_beneath_is_told(bucket: Bucket) -> None:
     with pytest.raises(SourceError) as caught:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
@@ -216,7 +223,7 @@ def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
     with pytest.raises(SourceError) as caught:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == (
-        f"{URL}: an object in it has an empty part, '.' or '..' in its path; "
+        f"{URL}: an object in it has an empty part, '.', '..' or a control character in its path; "
         "stage what lies beside it by a longer URL"
     )
 
@@ -231,6 +238,10 @@ def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
         (
             [b"x/../b"],
             f"{URL}x/../b cannot be the path of a file; leave it out with exclude=/x/../b",
+        ),
+        (
+            [b"x/a\nb"],
+            f"{URL}x/a?b cannot be the path of a file; leave it out with exclude=/x/a?b",
         ),
         (
             [b"n" * 256],

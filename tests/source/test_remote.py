@@ -221,6 +221,16 @@ def test_an_object_that_is_replaced_is_not_mixed(web: Web) -> None:
     assert str(caught.value) == message
 
 
+def test_a_server_that_tells_no_versions_apart_is_refused(web: Web) -> None:
+    web.etag = web.modified = ""
+    with pytest.raises(SourceError) as caught:
+        look_at_object(web.url, SETTINGS)
+    assert str(caught.value) == (
+        f"{web.url}: the server gives neither an ETag nor a date (Last-Modified), so its versions "
+        "cannot be told apart; stage it from elsewhere"
+    )
+
+
 def test_without_an_etag_the_time_tells_versions_apart(web: Web) -> None:
     web.etag = ""
     data, _ = read(web)

@@ -20,6 +20,7 @@ class Web:
     def __init__(self) -> None:
         self.data = b""
         self.etag = '"1"'
+        self.modified = "Sat, 21 Nov 2026 10:00:00 GMT"
         #: The methods and ranges that were asked for, and the bytes that were sent as data.
         self.log: list[str] = []
         self.sent = 0
@@ -80,13 +81,18 @@ class Handler(BaseHTTPRequestHandler):
         """Send one answer."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", self.web.etag)
-        self.send_header("Last-Modified", "Sat, 21 Nov 2026 10:00:00 GMT")
+        self.send_version()
         if span:
             self.send_header("Content-Range", span)
         self.end_headers()
         if body:
             self.wfile.write(data)
+
+    def send_version(self) -> None:
+        """Send the headers that tell the object's version."""
+        for name, value in (("ETag", self.web.etag), ("Last-Modified", self.web.modified)):
+            if value:
+                self.send_header(name, value)
 
     def refuse(self, status: int, text: bytes = b"") -> bool:
         """Answer with a status and a text alone."""
@@ -98,8 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         first, last = self.asked()
         self.send_response(206)
         self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("ETag", self.web.etag)
-        self.send_header("Last-Modified", "Sat, 21 Nov 2026 10:00:00 GMT")
+        self.send_version()
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.web.data)}")
         self.end_headers()
         self.wfile.write(self.web.data[first : first + (last - first) // 2])
