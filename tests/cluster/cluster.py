@@ -43,6 +43,7 @@ PROJECT, PROJECT_MEMBERS = 6001, ("alice", "carol")
 SITE_ACCOUNT = "stage"
 ACCOUNTS = {**USERS, SITE_ACCOUNT: 5010}
 MAX_NODES = 32
+_CHECKOUT = Path(__file__).parents[2]
 CPUS_PER_NODE = 16
 SLURMCTLD_PORT = 6817
 SLURMD_PORT = 6818
@@ -328,7 +329,7 @@ class Cluster:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={"PATH": LOGIN_PATH, "LANG": "C.UTF-8"},
+                env={"PATH": LOGIN_PATH, "LANG": "C.UTF-8", "CHECKOUT": str(_CHECKOUT)},
                 cwd="/",
                 umask=0o022,
                 start_new_session=True,

@@ -81,10 +81,25 @@ mount_shared() {
     done
 }
 
+# Mounts a /tmp in which only the checkout is to be seen, if it is there: servers run from it.
+mount_tmp() {
+    case "$CHECKOUT" in
+    /tmp/*)
+        mkdir -p /cluster/checkout
+        mount --bind "$CHECKOUT" /cluster/checkout
+        mount -t tmpfs -o mode=1777 tmpfs /tmp
+        mkdir -p "$CHECKOUT"
+        mount --bind /cluster/checkout "$CHECKOUT"
+        umount /cluster/checkout
+        ;;
+    *) mount -t tmpfs -o mode=1777 tmpfs /tmp ;;
+    esac
+}
+
 # Mounts what each machine has of its own.
 mount_private() {
     hostname "$1"
-    mount -t tmpfs -o mode=1777 tmpfs /tmp
+    mount_tmp
     mount -t tmpfs -o mode=1777 tmpfs /dev/shm
     mount -t tmpfs -o mode=755 tmpfs /run
     mkdir -p /run/munge /run/lock
