@@ -241,7 +241,7 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ("https://host/%ff", "has a '%' in its path that stands for no character"),
         ("https://[bad/x", "has a name that no host has"),
         ("https://host:99999/x", "has a name that no host has"),
-        ("s3://bu cket/k", "has a name that no bucket has"),
+        ("s3://my bucket/k", "has a name that no bucket has"),
         (
             "az://evil.com#/c/k",
             (
