@@ -145,7 +145,7 @@ def _objects(path: str, source: Source, settings: RemoteSettings) -> tuple[Objec
         return HubFiles(path, source.facts.revision, settings), ""
     from stager.source.remote import Store
 
-    return Store(path, settings), f"{location.path}/" if location.path else ""
+    return Store(path, settings), location.above
 
 
 class RemoteFiles:

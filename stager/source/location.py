@@ -83,6 +83,11 @@ class Location(NamedTuple):
     #: A branch, tag or commit: of hf:// alone.
     revision: str = ""
 
+    @property
+    def above(self) -> str:
+        """What the paths of all objects in the folder begin with."""
+        return f"{self.path}/" if self.path else ""
+
     @classmethod
     def parse(cls, url: str) -> Self:
         """Return what ``url`` names. Raise ValueError, which says what is wrong with it."""

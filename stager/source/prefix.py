@@ -52,7 +52,7 @@ def folder(listing: Listing, revision: str = "") -> Source:
 
 def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> Listing:
     store = Store(url, settings)
-    above = f"{store.location.path}/" if store.location.path else ""
+    above = store.location.above
     # The object at the place of the folder itself is the sign by which some programs mark one.
     found = {
         os.fsencode(path.removeprefix(above)): one
@@ -147,8 +147,7 @@ class Objects(Protocol):
 def open_prefix(url: str, stream: Stream, settings: RemoteSettings) -> ObjectsReader:
     """Return what reads a stream from the objects beneath ``url``."""
     store = Store(url, settings)
-    above = f"{store.location.path}/" if store.location.path else ""
-    return ObjectsReader(store, above, stream, settings.requests)
+    return ObjectsReader(store, store.location.above, stream, settings.requests)
 
 
 class ObjectsReader:

@@ -230,7 +230,8 @@ def fill(
 ) -> int:
     """Fill ``buffer`` with what ``ask`` yields; it is told how many bytes are there already.
 
-    Return how often a request was repeated. Raise SourceError, or IntegrityError if there is more.
+    Return how often a request was repeated. Raise SourceError, also if there is more, and what
+    ``ask`` raises of an object that changed.
     """
     done = 0
 

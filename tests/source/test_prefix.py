@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source.facts import EVERYTHING, Listings, Selection
-from stager.source.prefix import list_objects, look_at_prefix, open_prefix
+from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
 from stager.source.remote import Version, look_at_object
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
@@ -78,6 +78,16 @@ def contents(bucket: Bucket) -> dict[bytes, bytes]:
     return {os.fsencode(name): one for name, one in data.items()}
 
 
+def opened() -> tuple[Stream, ObjectsReader]:
+    """List all that lies beneath the folder, and open it to be read."""
+    listings = Listings()
+    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
+    assert listing
+    stream = Stream(listing, b"\1" * len(listing))
+    return stream, open_prefix(URL, stream, SETTINGS)
+
+
 def test_what_lies_beneath_is_a_folder(contents: dict[bytes, bytes]) -> None:
     listings = Listings()
     source = look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
@@ -105,12 +115,8 @@ def test_a_folder_is_the_same_until_an_object_changes(
 
 @pytest.mark.parametrize("size", [1 << 20, 8 << 20])
 def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) -> None:
-    listings = Listings()
-    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
-    listing = listings.get(URL)
-    assert listing
-    stream = Stream(listing, b"\1" * len(listing))
-    reader = open_prefix(URL, stream, SETTINGS)
+    stream, reader = opened()
+    listing = stream.listing
     buffer = memoryview(bytearray(stream.size))
     for offset in range(0, stream.size, size):
         reader.read_into(buffer[offset : offset + size], offset)
@@ -124,12 +130,7 @@ def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) 
 def test_an_object_that_was_replaced_is_not_mixed(
     bucket: Bucket, contents: dict[bytes, bytes], part: int
 ) -> None:
-    listings = Listings()
-    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
-    listing = listings.get(URL)
-    assert listing
-    stream = Stream(listing, b"\1" * len(listing))
-    reader = open_prefix(URL, stream, SETTINGS)
+    _, reader = opened()
     buffer = memoryview(bytearray(part))
     reader.read_into(buffer, 0)
     bucket.store.put("folder/a.bin", os.urandom(3_000_000))
