@@ -143,7 +143,7 @@ def _broadcast(
         return broadcast(
             group,
             layout,
-            1 if plan.apart else len(plan.senders),
+            plan.readers,
             task.settings,
             reader=cargo.reader,
             writer=cargo.writer,
@@ -156,10 +156,10 @@ def _broadcast(
 def _digester(cargo: Cargo) -> Digester | None:
     """Return what computes the digest of the data on this rank, None if none does.
 
-    That the receivers have the senders' bytes is known by the keyed digests: they hash once.
+    One rank has to: that the others have the same bytes is known by the keyed digests.
     """
     task = cargo.task
-    if task.rank in task.plan.senders or task.plan.apart:
+    if task.rank == task.plan.senders[0] or task.plan.apart:
         return cargo.digester or Digest()
     return None
 

@@ -85,7 +85,7 @@ def _measure_wire(context: Context, size: int, settings: Settings) -> Rate:
         reader = _AnyBytes() if comm.rank == 0 else None
         comm.Barrier()
         begun = time.monotonic()
-        broadcast(comm, layout, 1, settings, reader=reader, writer=None, digest=Digest())
+        broadcast(comm, layout, [1], settings, reader=reader, writer=None, digest=Digest())
         best = min(best, max(context.channel.allgather(time.monotonic() - begun, REAL)))
     return Rate("wire", size, best, algorithm=settings.algorithm)
 

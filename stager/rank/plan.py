@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from stager.wire.settings import Settings
 
 
-#: Readers that ``auto`` stands for, and bytes of a file that is worth more than one. The first
-#: reads alone unless it proves slower than the network: with a fast source, turns only cost time.
-_AUTO_READERS = 4
+#: Readers that ``auto`` stands for: so many at first, then more while that makes it faster. One
+#: reads a file alone unless it proves slower than the network: with a fast source, turns only cost
+#: time. Connections to a store are slower than that. Of more readers of objects each would have
+#: less than four chunks in the buffers, which all share.
+_AUTO_READERS, _AUTO_OBJECT_READERS = (1, 4), (4, 8, 16)
+#: Bytes of a source that is worth more readers than one.
 _WORTH_READERS = 64 << 20
 #: Bytes of an object that are asked for at once by a single reader, and by each of several; and
 #: the most bytes of buffers for that. All readers share the buffers of a rank.
@@ -48,6 +51,8 @@ class TransferPlan:
     from_source: bool
     #: Digest in the record of the sender's copy; empty if the source is read.
     digest: str
+    #: How many of the senders read at first, and how many where these are too slow.
+    readers: tuple[int, ...] = (1,)
     #: Whether each receiver reads its own part from the source, and nothing is broadcast.
     apart: bool = False
 
@@ -64,7 +69,7 @@ def settings_for(
     if is_image(item.source):  # one node makes a file of it, and reads that
         return replace(settings, readers=1)
     if is_url(item.source):
-        settings = _settings_for_objects(source.facts.size, settings, remote.requests)
+        settings = _settings_for_objects(source.facts.size, settings, remote)
     if item.options.is_unpacked:  # while it is received, so it must be written in order
         return replace(settings, writers=1)
     if source.is_tree and not is_url(item.source):  # rank 0 has listed it: its caches know of it
@@ -72,22 +77,30 @@ def settings_for(
     return settings
 
 
-def _settings_for_objects(size: int, settings: Settings, requests: int) -> Settings:
+def _settings_for_objects(size: int, settings: Settings, remote: RemoteSettings) -> Settings:
     """Return the settings for objects of ``size`` bytes in all.
 
-    Each request takes its time, so more bytes are asked for at once. Connections are slower than
-    the network, so ``auto`` does not wait to see that one reader is.
+    Each request takes its time, so more bytes are asked for at once. The readers share a limit, so
+    their number does not change where there is one.
     """
-    readers = settings.readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
-    chunk = max(settings.chunk, _OBJECT_CHUNK if readers == 1 else _OBJECT_CHUNKS)
-    depth = min(2 * requests * readers, max(2, _OBJECT_MEMORY // chunk))
+    counts = _counts(size, settings.readers, _AUTO_OBJECT_READERS)
+    most = counts[-1]
+    chunk = max(settings.chunk, _OBJECT_CHUNK if most == 1 else _OBJECT_CHUNKS)
+    depth = min(2 * remote.requests * most, max(2, _OBJECT_MEMORY // chunk))
     return replace(
         settings,
-        readers=readers,
+        readers=counts[0] if remote.limit else settings.readers,
         chunk=chunk,
         depth=max(settings.depth, depth),
-        requests=requests,
+        requests=remote.requests,
     )
+
+
+def _counts(size: int, chosen: int, auto: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many ranks read ``size`` bytes at first, and later: ``chosen``, 0 for ``auto``."""
+    if chosen:
+        return (chosen,)
+    return auto if size >= _WORTH_READERS else (1,)
 
 
 def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
@@ -101,20 +114,25 @@ def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
 def plan_item(
     item: StageItem, source: Source, surveys: Sequence[Survey], readers: int
 ) -> TransferPlan:
-    """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`."""
+    """Plan one item from ``surveys``, which are in rank order.
+
+    ``readers`` is the number of ranks that read the source in turns; 0 chooses it by the size.
+    """
+    size = source.facts.size
     if item.options.mode is Mode.SHARD:
-        return plan_parts(source.facts.size, surveys)
+        return plan_parts(size, surveys)
+    auto = _AUTO_OBJECT_READERS if is_url(item.source) else _AUTO_READERS
     from_copies = not item.options.is_unpacked
-    return make_plan(source.facts.size, surveys, readers, from_copies=from_copies)
+    return make_plan(size, surveys, _counts(size, readers, auto), from_copies=from_copies)
 
 
 def make_plan(
-    size: int, surveys: Sequence[Survey], readers: int = 0, *, from_copies: bool = True
+    size: int, surveys: Sequence[Survey], readers: Sequence[int] = (1,), *, from_copies: bool = True
 ) -> TransferPlan:
     """Plan an item of ``size`` bytes that every node gets whole.
 
     A node that has a current copy sends it, if ``from_copies``. Else the first receivers read the
-    source: up to ``readers`` of them, where 0 chooses the number by the size.
+    source: ``readers[0]`` of them at first, and the next number where these are too slow.
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
@@ -122,10 +140,10 @@ def make_plan(
     fresh = tuple(rank for rank in current if surveys[rank].fresh and from_copies)
     holders = fresh if receivers else current
     digest = surveys[holders[0]].digest if holders else ""
-    most = readers or (_AUTO_READERS if size >= _WORTH_READERS else 1)
     # One holder sends alone: a second one would have to receive what the first reads.
-    senders = holders[:1] or receivers[:most]
-    return TransferPlan(size, receivers, current, senders, not holders, digest)
+    senders = holders[:1] or receivers[: readers[-1]]
+    counts = tuple(dict.fromkeys(min(count, len(senders)) for count in readers))
+    return TransferPlan(size, receivers, current, senders, not holders, digest, counts)
 
 
 def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:

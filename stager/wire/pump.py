@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi4py import MPI
 
 from stager.base.progress import Kind, count, wait_for
-from stager.wire.ring import FAILED, OK, TAKE_TURNS, Filler
+from stager.wire.ring import FAILED, LATE, MORE_READERS, OK, Filler
+from stager.wire.turns import Growth
 
 if TYPE_CHECKING:
     from stager.base.errors import StageError
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from stager.wire.ring import Drain, Reader, Ring
     from stager.wire.turns import Turns
 
-#: The first reader calls for the others if it was waited for during this share of the time, after
-#: so many chunks.
-_SLOW_READER, _TRIAL = 0.5, 16
 #: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
 #: one chunk on a fast network.
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
@@ -85,7 +83,7 @@ class Pump:
         self._pause = _FIRST_PAUSE
         #: What is noted as waited for.
         self._waits_for: Kind | None = None
-        self._started = time.monotonic()
+        self._growth = Growth(turns, ring.depth, time.monotonic())
         self.reading = self.writing = 0.0
         self._filler: Filler | None = None
         if turns.has_turn:
@@ -128,7 +126,7 @@ class Pump:
             index = self._begun
             message = self._ring.message(index)
             if self._turns.is_own(index):
-                self._call_for_others(index, message)
+                self._note_pace(index, message)
             request = self._forward.receive(index, message)
             self._begun += 1
             if request:
@@ -144,20 +142,16 @@ class Pump:
             return self._filler is not None and self._filler.has(self._begun)
         return self._ring.has_room(self._begun) and self._ring.take(self._begun)
 
-    def _call_for_others(self, index: int, message: memoryview) -> None:
-        """Tell all readers to take turns, if this one reads alone and is slower than the wire."""
-        if self._turns.can_spread and index >= _TRIAL and message[-1] == OK:
-            elapsed = time.monotonic() - self._started
-            if self.reading > _SLOW_READER * elapsed:
-                message[-1] = TAKE_TURNS
-                self._turns.first = self._behind(index)
-
-    def _behind(self, index: int) -> int:
-        """Return the first chunk that no rank can have begun while ``index`` has its buffer.
-
-        The ring has room up to the chunk before, for which the reader may be waiting.
-        """
-        return index + self._ring.depth + 1
+    def _note_pace(self, index: int, message: memoryview) -> None:
+        """Tell all ranks if this own chunk is late, and on rank 0 if more ranks are to read."""
+        if message[-1] != OK:
+            return
+        now = time.monotonic()
+        is_held_up = self._filler is not None and self._filler.is_held_up
+        if self._growth.is_late(now, self.reading, is_held_up=is_held_up):
+            message[-1] = LATE
+        if self._growth.is_due(index, now):
+            message[-1] = MORE_READERS
 
     def _complete(self) -> bool:
         """Act on the requests that are done. Return whether there was one."""
@@ -200,9 +194,14 @@ class Pump:
         if status == FAILED:
             self._failed = min(self._failed, index)
             self._end = min(self._end, index + self._ring.depth)
-        elif status == TAKE_TURNS:
-            self._turns.first = self._behind(index)
-            self._fill_from(self._turns.first)
+        elif status == LATE:
+            self._growth.count_late()
+        elif status == MORE_READERS:
+            # No rank can have begun that chunk while this one has its buffer: the ring has room for
+            # those before, and a reader may be waiting for room for its next one.
+            self._turns.grow(index + self._ring.depth + self._turns.readers)
+            if self._turns.has_turn:
+                self._fill_from(self._turns.first)
 
     def _pass(self, index: int) -> None:
         """Release the chunk if all its sends are done."""
@@ -222,12 +221,15 @@ class Pump:
             wait_for(kind)
 
     def _rest(self) -> None:
-        """Sleep, so that the other threads have the cores, and note what was waited for."""
+        """Sleep, so that the other threads have the cores."""
         self._note_wait()
         before = time.monotonic()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        seconds = time.monotonic() - before
+        self._note_rest(time.monotonic() - before)
+
+    def _note_rest(self, seconds: float) -> None:
+        """Count for how long it was waited, and for what."""
         if self._receiving or self._begun == self._end:
             return  # the network is what is slow
         if self._ring.has(self._begun):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stager.wire.layout import Layout
 
 #: Values of the status byte behind each chunk's data. By it all ranks learn at the same chunk that
-#: the chunk's reader failed, or that the readers are to take turns.
-OK, FAILED, TAKE_TURNS = 0, 1, 2
+#: the chunk's reader failed, that it was waited for, or that more ranks are to read.
+OK, FAILED, LATE, MORE_READERS = 0, 1, 2, 3
 STATUS_SIZE = 1
 #: Threads that write where the site sets no number: enough to keep a fast disk busy, and fewer
 #: where cores are few.
@@ -140,6 +140,8 @@ class Filler:
         self._ring = ring
         self._filled: set[int] = set()
         self.error: StageError | None = None
+        #: Whether a thread waits for a buffer, rather than all of them read.
+        self.is_held_up = False
         self._indices = iter(indices)
         self._next = threading.Lock()
         self._threads = [start_thread(self._run) for _ in range(threads)]
@@ -160,7 +162,12 @@ class Filler:
         """Take the next chunk and a buffer for it. Return None if there is none."""
         with self._next:  # chunks get their buffers in order
             index = next(self._indices, None)
-            return index if index is not None and self._ring.take(index) else None
+            if index is None:
+                return None
+            self.is_held_up = not self._ring.has_room(index)
+            is_taken = self._ring.take(index)
+            self.is_held_up = False
+            return index if is_taken else None
 
     def _run(self) -> None:
         while (index := self._take()) is not None:

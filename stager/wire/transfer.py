@@ -7,7 +7,7 @@ read, hash and write have the cores.
 
 Every message carries a status byte behind its data. When a reader fails at a chunk, all ranks see
 it there, and all stop behind the chunks that may be under way already. In the same way the first
-reader calls for the others where it is slower than the network.
+reader calls for others where reading is slower than the network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stager.wire.route import best_depth, choose
 from stager.wire.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -59,7 +59,7 @@ class Transferred:
 def broadcast(
     comm: MPI.Intracomm,
     layout: Layout,
-    readers: int,
+    readers: Sequence[int],
     settings: Settings,
     *,
     reader: Reader | None,
@@ -71,14 +71,14 @@ def broadcast(
     """Move the file's data from the ``reader`` of the first ranks to the ``writer`` of each.
 
     Collective over ``comm``, with the same ``layout``, ``readers`` and ``settings`` on all ranks.
-    Each byte is read once. The first ``readers`` ranks take turns in reading; if ``settings`` leave
-    their number open, rank 0 begins alone, and the others join only if it proves too slow.
+    Each byte is read once. The first ``readers[0]`` ranks take turns in reading; the next number
+    of them is tried where these prove too slow.
     ``progress`` is called with the bytes that have passed this rank. ``digest`` and ``keyed`` are
     digests to compute on this rank. What reader and writer raise is returned as ``error``.
     """
     begun = time.monotonic()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
-    turns = Turns(comm.rank, readers, first=0 if settings.readers else Turns.NEVER)
+    turns = Turns(comm.rank, readers)
     ring = Ring(layout, ring_depth(settings, comm.size))
     drain = Drain(writer, layout, ring, settings.writers, digest, keyed)
     route = forward(comm, algorithm, turns, ring.depth)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ from stager.wire.settings import Algorithm
 from stager.wire.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    Data = tuple[memoryview, Any]
 
 CHUNKS = 300
 
@@ -31,7 +34,8 @@ CHUNKS = 300
 class Request:
     """A message in transit. It is true, like MPI's requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: memoryview) -> None:
+        self.message = message
         self.done = False
 
     @staticmethod
@@ -56,10 +60,10 @@ class Network:
     def after(self, delay: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._count), act))
 
-    def post(self, key: tuple[int, int, int], *, sending: bool) -> Request:
+    def post(self, key: tuple[int, int, int], message: memoryview, *, sending: bool) -> Request:
         posted = self._sends if sending else self._receives
         assert key not in posted
-        posted[key] = request = Request()
+        posted[key] = request = Request(message)
         if key in self._sends and key in self._receives:
             self._matched.append((key, self._sends.pop(key), self._receives.pop(key)))
         return request
@@ -73,8 +77,7 @@ class Network:
                 waiting.append((key, send, receive))
                 continue
             self._out[source] = self._in[target] = self.now + 1
-            for request in (send, receive):
-                self.after(1, lambda request=request: setattr(request, "done", True))  # type: ignore[misc]
+            self.after(1, partial(_arrive, send, receive))
         self._matched = waiting
         if not self._events:
             return False
@@ -82,6 +85,11 @@ class Network:
         while self._events and self._events[0][0] <= self.now:
             heapq.heappop(self._events)[2]()
         return True
+
+
+def _arrive(send: Request, receive: Request) -> None:
+    receive.message[:] = send.message
+    send.done = receive.done = True
 
 
 class Comm:
@@ -92,17 +100,18 @@ class Comm:
         self.rank = rank
         self.size = network.size
 
-    def Irecv(self, _: object, source: int, tag: int) -> Request:  # noqa: N802
-        return self._network.post((source, self.rank, tag), sending=False)
+    def Irecv(self, data: Data, source: int, tag: int) -> Request:  # noqa: N802
+        return self._network.post((source, self.rank, tag), data[0], sending=False)
 
-    def Isend(self, _: object, target: int, tag: int) -> Request:  # noqa: N802
-        return self._network.post((self.rank, target, tag), sending=True)
+    def Isend(self, data: Data, target: int, tag: int) -> Request:  # noqa: N802
+        return self._network.post((self.rank, target, tag), data[0], sending=True)
 
 
 class Filler:
-    """Reads each chunk in a tenth of a unit."""
+    """Reads one chunk at a time, each in ``units``."""
 
     made: list[Filler]
+    units = 0.1
 
     def __init__(
         self, network: Network, _: Layout, ring: Ring, indices: Iterator[int], threads: int
@@ -129,8 +138,12 @@ class Filler:
             self._busy = False
             self._next = next(self._indices, None)
 
-        self._network.after(0.1, read)
+        self._network.after(self.units, read)
         return True
+
+    @property
+    def is_held_up(self) -> bool:
+        return self._next is not None and not self._busy and not self._ring.has_room(self._next)
 
     def has(self, index: int) -> bool:
         found = index in self._filled
@@ -151,22 +164,33 @@ class Drain:
         self._network.after(self._free - self._network.now, lambda: self._ring.release(index))
 
 
-def units_a_chunk(
-    monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, size: int, readers: int
-) -> float:
-    """Return the time of a transfer on such a network, divided by its number of chunks."""
+def transfer(
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: Algorithm,
+    size: int,
+    readers: Sequence[int],
+    *,
+    reading: float = 0.1,
+    chunks: int = CHUNKS,
+) -> tuple[float, int]:
+    """Return the time of a transfer on such a network, and how many ranks read its last chunk.
+
+    The time is divided by the number of chunks. ``reading`` is the time to read one.
+    """
     network = Network(size)
-    layout = Layout.dense(CHUNKS, 1)
+    layout = Layout.dense(chunks, 1)
     monkeypatch.setattr(module, "MPI", SimpleNamespace(Request=Request))
     monkeypatch.setattr(module, "Filler", lambda _, *rest: Filler(network, *rest))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: network.now))
+    monkeypatch.setattr(Filler, "units", reading)
     Filler.made = []
     pumps: list[Any] = []
     for rank in range(size):
         ring = Ring(layout, depth=16)
-        turns = Turns(rank, readers, 0)
+        turns = Turns(rank, readers)
         comm: Any = Comm(network, rank)
         forward = PointToPoint(comm, turns, algorithm, ring.depth)
-        reader: Any = object() if rank < readers else None
+        reader: Any = object() if rank < max(readers) else None
         drain: Any = Drain(network, ring)
         pumps.append(Pump(layout, ring, forward, turns, reader, drain))
     running = True
@@ -176,9 +200,13 @@ def units_a_chunk(
             steps = [filler.step() for filler in Filler.made]
             steps += [pump._begin() | pump._complete() for pump in pumps]
             moved = any(steps)
+        before = network.now
         running = network.advance()
-    assert [pump._passed for pump in pumps] == [CHUNKS] * size
-    return network.now / CHUNKS
+        for pump in pumps:
+            pump._note_rest(network.now - before)
+    assert [pump._passed for pump in pumps] == [chunks] * size
+    (last,) = {pump._turns.readers for pump in pumps}
+    return network.now / chunks, last
 
 
 @pytest.mark.parametrize(
@@ -199,4 +227,24 @@ def test_the_rate_does_not_fall_with_the_number_of_nodes(
 ) -> None:
     if MPI.COMM_WORLD.size == 1:  # once is enough: the ranks here are simulated
         # If all ranks read in turns, each receives only what the others read.
-        assert 0.7 < units_a_chunk(monkeypatch, algorithm, size, readers) < most
+        units, _ = transfer(monkeypatch, algorithm, size, [readers])
+        assert 0.7 < units < most
+
+
+@pytest.mark.parametrize(
+    ("reading", "last", "most"),
+    [
+        (0.1, 4, 1.3),  # the network is slower than one reader
+        (6, 8, 1.45),  # four readers would take 1.5
+        (32, 16, 4),  # four readers would take 8
+    ],
+)
+def test_more_ranks_read_until_the_network_is_what_is_slow(
+    monkeypatch: pytest.MonkeyPatch, reading: float, last: int, most: float
+) -> None:
+    if MPI.COMM_WORLD.size == 1:
+        units, readers = transfer(
+            monkeypatch, Algorithm.TREE, 17, [4, 8, 16], reading=reading, chunks=600
+        )
+        assert 0.7 < units < most
+        assert readers == last

@@ -21,6 +21,7 @@ from stager.wire.settings import Algorithm, Settings
 from stager.wire.transfer import Transferred, broadcast, ring_depth
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mpi4py import MPI
@@ -65,12 +66,12 @@ class World:
         self,
         layout: Layout | None = None,
         *,
-        readers: int = 1,
+        readers: Sequence[int] = (1,),
         how: Settings = Settings(depth=3),  # noqa: B008 - frozen
     ) -> Transferred:
-        readers = min(readers, self.comm.size)
+        readers = [min(count, self.comm.size) for count in readers]
         layout = layout or Layout.dense(len(self.data), CHUNK)
-        reader = self.reader if self.comm.rank < readers else None
+        reader = self.reader if self.comm.rank < max(readers) else None
         return broadcast(
             self.comm, layout, readers, how, reader=reader, writer=self.writer, digest=Digest()
         )
@@ -97,12 +98,11 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
 @given(
     size=st.integers(0, 40_000),
     chunk=st.integers(1, 9_000),
-    readers=st.integers(1, 7),
+    readers=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(sorted),
     how=st.builds(
         Settings,
         depth=st.integers(1, 9),
         writers=st.integers(1, 3),
-        readers=st.integers(0, 1),  # 0: others help a slow reader; 1: all take turns
         algorithm=st.sampled_from(list(Algorithm)),
     ),
 )
@@ -114,7 +114,7 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_size_chunk_depth_and_algorithm(
-    comm: MPI.Intracomm, size: int, chunk: int, readers: int, how: Settings
+    comm: MPI.Intracomm, size: int, chunk: int, readers: list[int], how: Settings
 ) -> None:
     chunk = max(chunk, size // 200)
     world = World(comm, random_bytes(size))
@@ -145,7 +145,7 @@ def test_a_file_that_is_one_hole_moves_nothing(comm: MPI.Intracomm) -> None:
 
 def test_readers_take_turns(comm: MPI.Intracomm) -> None:
     world = World(comm, random_bytes(8 * CHUNK + 1))
-    world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=3, readers=comm.size)))
+    world.assert_arrived(world.move(readers=[comm.size]))
     chunks = len(range(comm.rank, 9, comm.size))
     expected = chunks * CHUNK - (CHUNK - 1 if comm.rank == 8 % comm.size else 0)
     assert world.reader.bytes_read == expected
@@ -164,7 +164,7 @@ def test_other_readers_help_a_slow_one(comm: MPI.Intracomm, algorithm: Algorithm
     data = random_bytes(100 * CHUNK)
     world = World(comm, data)
     world.reader = Slow(data)
-    result = world.move(readers=3, how=Settings(depth=4, algorithm=algorithm))
+    result = world.move(readers=[1, 3], how=Settings(depth=4, algorithm=algorithm))
     world.assert_arrived(result)
     assert comm.allreduce(world.reader.bytes_read) == len(data)
     if 0 < comm.rank < 3:
@@ -175,9 +175,9 @@ def test_a_reader_that_is_not_slow_reads_alone(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine any reader may seem slow; with this threshold none does.
-    monkeypatch.setattr("stager.wire.pump._SLOW_READER", 2.0)
+    monkeypatch.setattr("stager.wire.turns._SLOW_READER", 2.0)
     world = World(comm, random_bytes(100 * CHUNK))
-    world.assert_arrived(world.move(readers=comm.size, how=Settings(depth=4)))
+    world.assert_arrived(world.move(readers=[1, comm.size], how=Settings(depth=4)))
     assert world.reader.bytes_read in ((100 * CHUNK,) if comm.rank == 0 else (0,))
 
 
@@ -192,7 +192,7 @@ def test_progress_ends_at_the_whole_size(comm: MPI.Intracomm) -> None:
     passed: list[int] = []
     layout = Layout.dense(2 * CHUNK + 5, CHUNK)
     reader = Memory(random_bytes(layout.size)) if comm.rank == 0 else None
-    broadcast(comm, layout, 1, Settings(), reader=reader, writer=None, progress=passed.append)
+    broadcast(comm, layout, [1], Settings(), reader=reader, writer=None, progress=passed.append)
     assert passed == sorted(passed)
     assert passed[-1] == layout.size
 
@@ -209,8 +209,8 @@ def test_a_reader_that_fails_stops_all_ranks(
     failing = fails_at // CHUNK % min(readers, comm.size)
     if comm.rank != failing:
         world.reader.fails_at = None
-    how = Settings(depth=3, readers=readers, algorithm=algorithm)
-    result = world.move(readers=readers, how=how)
+    how = Settings(depth=3, algorithm=algorithm)
+    result = world.move(readers=[readers], how=how)
     assert bytes(world.writer.data) == world.data[:fails_at]
     assert str(result.error) == ("the source is gone" if comm.rank == failing else "None")
 
@@ -244,7 +244,7 @@ def test_a_source_that_became_shorter_is_an_error(comm: MPI.Intracomm, folder: P
         path.write_bytes(random_bytes(CHUNK + 10))
         reader = FileReader(str(path))
     result = broadcast(
-        comm, Layout.dense(3 * CHUNK, CHUNK), 1, Settings(), reader=reader, writer=None
+        comm, Layout.dense(3 * CHUNK, CHUNK), [1], Settings(), reader=reader, writer=None
     )
     if reader:
         assert str(result.error) == f"{path} became shorter while it was read"

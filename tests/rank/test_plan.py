@@ -44,7 +44,7 @@ WORLDS = st.lists(st.booleans(), min_size=1, max_size=12).map(surveys)
     [
         ([False], TransferPlan(9, (0,), (), (0,), True, ""), (0,)),
         ([True], TransferPlan(9, (), (0,), (0,), False, "digest"), (0,)),
-        ([False] * 3, TransferPlan(9, (0, 1, 2), (), (0, 1), True, ""), (0, 1, 2)),
+        ([False] * 3, TransferPlan(9, (0, 1, 2), (), (0, 1), True, "", (2,)), (0, 1, 2)),
         ([True] * 3, TransferPlan(9, (), (0, 1, 2), (0,), False, "digest"), (0,)),
         ([False, True, False], TransferPlan(9, (0, 2), (1,), (1,), False, "digest"), (1, 0, 2)),
         ([False, True, True], TransferPlan(9, (0,), (1, 2), (1,), False, "digest"), (1, 0)),
@@ -54,7 +54,7 @@ WORLDS = st.lists(st.booleans(), min_size=1, max_size=12).map(surveys)
 def test_a_plan_and_its_members(
     current: list[bool], plan: TransferPlan, members: tuple[int, ...]
 ) -> None:
-    made = make_plan(9, surveys(current), readers=2)
+    made = make_plan(9, surveys(current), [2])
     assert (made, made.members) == (plan, members)
 
 
@@ -79,31 +79,45 @@ def test_the_source_is_read_exactly_when_nobody_is_current(world: list[Survey]) 
 
 
 @settings(max_examples=200, deadline=None)
-@given(WORLDS, st.integers(0, 20))
+@given(WORLDS, st.lists(st.integers(1, 20), min_size=1, max_size=3).map(sorted))
 def test_the_members_are_the_senders_and_the_receivers_without_repeats(
-    world: list[Survey], readers: int
+    world: list[Survey], readers: list[int]
 ) -> None:
     plan = make_plan(9, world, readers)
     assert plan.members[: len(plan.senders)] == plan.senders
     assert sorted(plan.members) == sorted({*plan.senders, *plan.receivers})
-    assert plan.senders == (plan.current[:1] or plan.receivers[: readers or 1])
+    assert plan.senders == (plan.current[:1] or plan.receivers[: readers[-1]])
+    assert plan.readers[-1] == len(plan.senders)
+    assert set(plan.readers) == {min(count, len(plan.senders)) for count in readers}
 
 
 @settings(max_examples=100, deadline=None)
 @given(WORLDS, st.integers(0, 2**62))
 def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: int) -> None:
-    assert make_plan(size, world, 3) == replace(make_plan(9, world, 3), size=size)
+    assert make_plan(size, world, [3]) == replace(make_plan(9, world, [3]), size=size)
 
 
-@pytest.mark.parametrize(("size", "readers"), [(1, 1), ((64 << 20) - 1, 1), (64 << 20, 4)])
-def test_auto_takes_four_readers_for_a_large_file(size: int, readers: int) -> None:
-    assert len(make_plan(size, surveys([False] * 5)).senders) == readers
+@pytest.mark.parametrize(
+    ("source", "size", "readers"),
+    [
+        ("/shared/x", (64 << 20) - 1, (1,)),
+        ("/shared/x", 64 << 20, (1, 4)),
+        ("s3://bucket/x", (64 << 20) - 1, (1,)),
+        ("s3://bucket/x", 64 << 20, (4, 8, 10)),
+    ],
+)
+def test_auto_takes_more_readers_for_a_large_source(
+    source: str, size: int, readers: tuple[int, ...]
+) -> None:
+    large = replace(FILE, facts=replace(FILE.facts, size=size))
+    plan = plan_item(replace(item(), source=source), large, surveys([False] * 10), 0)
+    assert (plan.readers, plan.senders) == (readers, tuple(range(readers[-1])))
 
 
 def test_an_unpacked_archive_is_not_sent_to_others() -> None:
-    plan = make_plan(9, surveys([True, False]), 4, from_copies=False)
+    plan = make_plan(9, surveys([True, False]), [4], from_copies=False)
     assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
-    plan = make_plan(9, surveys([True, True]), 4, from_copies=False)
+    plan = make_plan(9, surveys([True, True]), [4], from_copies=False)
     assert plan == TransferPlan(9, (), (0, 1), (0,), False, "digest")
 
 
@@ -192,11 +206,11 @@ def test_the_ranks_that_read_share_the_limit(readers: int, limit: int) -> None:
 @pytest.mark.parametrize(
     ("size", "readers", "requests", "expected"),
     [
-        (1000, 0, 8, Settings(readers=1, chunk=8 << 20, depth=16, requests=8)),
-        (64 << 20, 0, 8, Settings(readers=4, chunk=4 << 20, depth=64, requests=8)),
+        (1000, 0, 8, Settings(readers=0, chunk=8 << 20, depth=16, requests=8)),
+        (64 << 20, 0, 8, Settings(readers=0, chunk=4 << 20, depth=64, requests=8)),
         (64 << 20, 1, 8, Settings(readers=1, chunk=8 << 20, depth=16, requests=8)),
         (1000, 2, 8, Settings(readers=2, chunk=4 << 20, depth=32, requests=8)),
-        (64 << 20, 0, 64, Settings(readers=4, chunk=4 << 20, depth=64, requests=64)),
+        (64 << 20, 0, 64, Settings(readers=0, chunk=4 << 20, depth=64, requests=64)),
         (1000, 1, 1, Settings(readers=1, chunk=8 << 20, depth=2, requests=1)),
     ],
 )
@@ -207,6 +221,9 @@ def test_all_readers_of_an_object_have_buffers_for_their_requests(
     source = replace(FILE, facts=replace(FILE.facts, size=size))
     remote = replace(DEFAULT_REMOTE, requests=requests)
     assert settings_for(url, source, Settings(readers=readers), remote) == expected
+    first = readers or (4 if size >= 64 << 20 else 1)
+    limited = settings_for(url, source, Settings(readers=readers), replace(remote, limit=1))
+    assert limited == replace(expected, readers=first), "who reads shares the limit"
 
 
 def test_one_thread_reads_a_copy_that_is_sent() -> None:
@@ -218,7 +235,7 @@ def test_one_thread_reads_a_copy_that_is_sent() -> None:
 
 def test_an_item_is_planned_by_its_options() -> None:
     world = surveys([True, False])
-    assert plan_item(item(), FILE, world, 2) == make_plan(9, world, 2)
-    from_source = make_plan(9, world, 2, from_copies=False)
+    assert plan_item(item(), FILE, world, 2) == make_plan(9, world, [2])
+    from_source = make_plan(9, world, [2], from_copies=False)
     assert plan_item(item(extract=True), FILE, world, 2) == from_source
     assert plan_item(item(mode=Mode.SHARD), FOLDER, world, 2) == plan_parts(9, world)
