@@ -1,16 +1,18 @@
 """Complete the files of an unpacked image, so that they can be packed and used as a container.
 
-The image's configuration is not in its layers. Its environment and its command are written where
-enroot, and so pyxis, look for them: ``/etc/environment`` and ``/etc/rc``.
+The image's configuration is not in its layers. Its environment, its command and its volumes are
+written where enroot, and so pyxis, look for them: in ``/etc/environment``, ``/etc/rc`` and
+``/etc/fstab``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,8 +25,14 @@ from stager.disk.files import OPEN_FOLDER, opened, write_all
 _MOST = 4 << 20
 #: To open a folder, and to fail with ENOTDIR for a link in its place.
 _NO_LINK = OPEN_FOLDER | os.O_NOFOLLOW
-#: What the user needs of files and of folders, to pack them.
-_READ, _ENTER = stat.S_IRUSR | stat.S_IWUSR, stat.S_IRWXU
+#: What the user needs of files and of folders, to pack them, and to make folders there.
+_READ, _ENTER = stat.S_IRUSR, stat.S_IRWXU
+#: A folder that is made if the image lacks it. Others are left alone: in ``/etc/fstab``, blanks and
+#: variables mean something.
+_PLAIN_FOLDER = re.compile(r"(/(?!\.{1,2}(/|$))[\w.+@=,:~-]{1,255}){1,64}/?", re.ASCII)
+#: ``/etc/rc`` reads ``/etc/rc.local``, where enroot's users change the command. The image's own is
+#: that of a machine that boots and often ends with ``exit 0``: the command would never be started.
+_RC_LOCAL = "# /etc/rc reads this before it starts the command.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class ImageConfig:
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     folder: str = "/"
+    volumes: tuple[str, ...] = ()
     created: int = 0
 
     @classmethod
@@ -46,6 +55,7 @@ class ImageConfig:
             entrypoint=_texts(config.get("Entrypoint")),
             command=_texts(config.get("Cmd")),
             folder=str(config.get("WorkingDir") or "/"),
+            volumes=tuple(filter(_PLAIN_FOLDER.fullmatch, sorted(_texts(config.get("Volumes"))))),
             created=_seconds(str(data.get("created") or "")),
         )
 
@@ -62,6 +72,12 @@ class ImageConfig:
             f'[ $# -eq 0 ] || exec {entrypoint}"$@"\n'
             f"exec {entrypoint}{command}\n"
         )
+
+    @property
+    def mounts(self) -> str:
+        """What enroot mounts: the volumes, which can be written where the rest cannot."""
+        options = "none x-create=dir,bind,rw,nosuid,nodev"
+        return "".join(f"${{ENROOT_ROOTFS}}{one} {one} {options}\n" for one in self.volumes)
 
 
 def config_of(layout: str) -> ImageConfig:
@@ -88,8 +104,30 @@ def complete(root: str, config: ImageConfig) -> None:
             environment = "".join(f"{one}\n" for one in config.environment if "\n" not in one)
             _write(etc, "environment", environment, config.created)
             _write(etc, "rc", config.script, config.created)
+            _write(etc, "rc.local", _RC_LOCAL, config.created)
+            _write(etc, "fstab", config.mounts, config.created)
             os.utime(etc, (config.created, config.created))
+        for path in filter(_PLAIN_FOLDER.fullmatch, (config.folder, *config.volumes)):
+            _make_folder(folder, path, config.created)
         os.utime(folder, (config.created, config.created))
+
+
+def _make_folder(root: int, path: str, time: int) -> None:
+    """Make a folder and those above it, as far as they are missing and no link or file is there."""
+    with suppress(NotADirectoryError), ExitStack() as stack:
+        folder = root
+        for name in path.strip("/").split("/"):
+            before = os.fstat(folder).st_mtime_ns
+            is_new = True
+            try:
+                os.mkdir(name, dir_fd=folder)
+                os.utime(folder, ns=(before, before))
+            except FileExistsError:
+                is_new = False
+            folder = stack.enter_context(opened(name, _NO_LINK, folder))
+            if is_new:
+                os.fchmod(folder, 0o755)
+                os.utime(folder, (time, time))
 
 
 def _write(folder: int, name: str, text: str, time: int) -> None:

@@ -22,6 +22,7 @@ CONFIG = {
         "Entrypoint": ["/bin/echo", "a b"],
         "Cmd": ["$HOME"],
         "WorkingDir": "/work dir",
+        "Volumes": {"/srv/two": {}, "/srv/one": {}, "/a b": {}, "/${HOME}": {}, "/../up": {}},
     },
 }
 
@@ -45,7 +46,7 @@ def write_layout(folder: Path, config: Any) -> str:
 def test_the_configuration_is_read_from_the_layout(tmp_path: Path) -> None:
     assert config_of(write_layout(tmp_path, CONFIG)) == ImageConfig(
         ("PATH=/bin", "GREETING=hello you"), ("/bin/echo", "a b"), ("$HOME",), "/work dir",
-        1_795_341_600,
+        ("/srv/one", "/srv/two"), 1_795_341_600,
     )  # fmt: skip
     assert ImageConfig.of({"created": "yesterday", "config": None}) == ImageConfig()
 
@@ -86,6 +87,42 @@ def test_environment_and_command_are_where_enroot_looks_for_them(root: Path) -> 
     assert output("x  y") == "a b x  y\n"
 
 
+def test_volumes_are_mounted_and_nothing_else_that_the_image_names(root: Path) -> None:
+    (root / "etc").mkdir()
+    (root / "etc/fstab").write_text("/dev/sda1 /boot ext4 defaults 0 1\n")
+    complete(str(root), ImageConfig.of(CONFIG))
+    assert (root / "etc/fstab").read_text() == (
+        "${ENROOT_ROOTFS}/srv/one /srv/one none x-create=dir,bind,rw,nosuid,nodev\n"
+        "${ENROOT_ROOTFS}/srv/two /srv/two none x-create=dir,bind,rw,nosuid,nodev\n"
+    )
+    assert sorted(path.name for path in (root / "srv").iterdir()) == ["one", "two"]
+    complete(str(root), ImageConfig())
+    assert (root / "etc/fstab").read_text() == ""
+
+
+def test_what_an_image_does_when_it_boots_does_not_end_the_command(root: Path) -> None:
+    (root / "etc").mkdir()
+    (root / "etc/rc.local").write_text("#!/bin/sh\nexit 0\n")
+    config = ImageConfig(entrypoint=("/bin/echo",), command=("started",), folder=str(root))
+    complete(str(root), config)
+    script = (root / "etc/rc").read_text().replace("/etc/rc.local", f"{root}/etc/rc.local")
+    done = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"started\n"
+
+
+def test_the_folder_that_the_command_starts_in_is_made_where_it_is_missing(root: Path) -> None:
+    (root / "srv").mkdir()
+    os.utime(root / "srv", (7, 7))
+    before = os.umask(0o077)
+    try:
+        complete(str(root), ImageConfig(folder="/srv/work/here", created=9))
+    finally:
+        os.umask(before)
+    facts = [(root / path).stat() for path in ("srv", "srv/work", "srv/work/here")]
+    assert [(one.st_mode & 0o777, one.st_mtime) for one in facts[1:]] == [(0o755, 9), (0o755, 9)]
+    assert facts[0].st_mtime == 7
+
+
 def test_without_entrypoint_and_command_a_shell_is_started() -> None:
     assert ImageConfig().script.splitlines()[-1] == "exec /bin/sh"
     assert ImageConfig(entrypoint=("/init",)).script.splitlines()[-1] == "exec /init "
@@ -99,6 +136,7 @@ def test_no_link_leads_out_of_the_image(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to(outside / "file")
     (root / "folder").symlink_to(outside)
     (root / "etc").symlink_to(outside)
+    complete(str(root), ImageConfig(folder="/folder/new", volumes=("/link/new",)))
     complete(str(root), ImageConfig.of(CONFIG))
     assert os.listdir(outside) == ["file"]
     assert (outside / "file").stat().st_mode & 0o777 == 0o400
@@ -115,6 +153,8 @@ def test_all_files_can_be_read_by_the_user_afterwards(root: Path) -> None:
     (root / "closed/file").write_text("x")
     (root / "closed/file").chmod(0)
     (root / "closed").chmod(0)
+    (root / "program").touch(mode=0o555)
     complete(str(root), ImageConfig())
     assert (root / "closed").stat().st_mode & 0o777 == 0o700
-    assert (root / "closed/file").stat().st_mode & 0o777 == 0o600
+    assert (root / "closed/file").stat().st_mode & 0o777 == 0o400
+    assert (root / "program").stat().st_mode & 0o777 == 0o555

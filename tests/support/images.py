@@ -32,7 +32,7 @@ chmod 700 first/locked; rm -r $work
 BLOBS = 4
 #: What is in it, and in the squashfs file, as unsquashfs lists the names.
 NAMES = ["", "/data", "/data/added", "/data/kept", "/data/link", "/data/random", "/etc",
-         "/etc/environment", "/etc/rc", "/locked"]  # fmt: skip
+         "/etc/environment", "/etc/fstab", "/etc/rc", "/etc/rc.local", "/locked"]  # fmt: skip
 
 
 def registry_config(folder: str, address: str, certificates: str = "") -> str:
