@@ -52,6 +52,8 @@ _BEGINNING = re.compile(
 )
 #: The same level as of `stagectl pack`: mksquashfs's own, 15, takes ten times as long.
 _ZSTD = ("-comp", "zstd", "-Xcompression-level", "3")
+#: umoci 0.4.7 reads no layers by zstd. Those by gzip, which is the usual, stay as they are.
+_GZIP = ("--dest-compress-format", "gzip", "--dest-compress-level", "1")
 #: More bytes than any layer has.
 _LARGEST_LAYER = 1 << 50
 #: The image in the folder where it is made, its files, and the file that is made of them.
@@ -135,7 +137,7 @@ class _Registry:
         """Copy the image into `_LAYOUT`. Return how often that was tried again."""
         argv = (
             "skopeo", "copy", "--quiet", "--remove-signatures", f"--src-tls-verify={self._verify}",
-            f"{self.name.repository}@{digest}", f"oci:{_LAYOUT}:{_TAG}",
+            *_GZIP, f"{self.name.repository}@{digest}", f"oci:{_LAYOUT}:{_TAG}",
         )  # fmt: skip
         patience = Patience(self._url, self._settings.patience, server="registry")
         patience.keep(lambda _: self._ask(argv))  # layers that have come are not asked for again

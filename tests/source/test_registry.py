@@ -175,6 +175,23 @@ def test_what_was_looked_at_is_pulled_though_the_tag_moved(
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b"one\n"
 
 
+def test_layers_may_be_compressed_by_zstd(registry: Registry, tmp_path: Path) -> None:
+    layout, url = f"oci:{tmp_path}/layout:tag", registry.url.replace("team/img", "team/zstd")
+    copy, plain = ["skopeo", "copy", "--quiet"], ["--src-tls-verify=false"]
+    zstd = ["--dest-compress-format", "zstd"]
+    subprocess.run([*copy, *plain, *zstd, registry.url, layout], check=True)
+    subprocess.run([*copy, "--dest-tls-verify=false", layout, url], check=True)
+    manifest = ["skopeo", "inspect", "--raw", "--tls-verify=false", url]
+    layers = json.loads(subprocess.run(manifest, capture_output=True, check=True).stdout)["layers"]
+    assert {one["mediaType"].rpartition("+")[2] for one in layers} == {"zstd"}
+    source = look_at_image(url, registry.settings)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    made = import_image(url, source.facts.revision, str(folder), registry.settings, lambda: None)
+    argv = ["unsquashfs", "-cat", made.path, "data/kept"]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"one\n"
+
+
 def test_a_check_that_fails_ends_it(registry: Registry, tmp_path: Path) -> None:
     def check() -> None:
         raise SpaceError("too large")
