@@ -254,8 +254,8 @@ _MEANINGS = (
     _Meaning(("no such host",), "its host is not known here", may_pass=True),
     _Meaning(
         (
-            "connection refused", "connection reset", "timeout", "eof", "too many requests",
-            "toomanyrequests", "network is unreachable", "no route to host",
+            "connection refused", "connection reset", "closed idle connection", "timeout", "eof",
+            "too many requests", "toomanyrequests", "network is unreachable", "no route to host",
             "status: 408", "status: 429", "status: 50", "status code 50",
         ),
         "the registry cannot be reached, or fails",

@@ -343,3 +343,11 @@ def test_the_name_of_an_image_is_not_taken_for_what_is_said(name: str) -> None:
     ):
         text = f"reading manifest latest in host:1/{name}: {said}"
         assert str(_refusal(text, image)) == f"{meant} (skopeo: {text})"
+
+
+@pytest.mark.parametrize("said", ["EOF", "http: server closed idle connection"])
+def test_a_connection_that_was_closed_may_be_opened_again(said: str) -> None:
+    text = f'pinging container registry host:1: Get "https://host:1/v2/": {said}'
+    failure = _refusal(text, ImageName("host:1", "a", "latest", ""))
+    assert failure.why.may_pass
+    assert str(failure) == f"the registry cannot be reached, or fails (skopeo: {text})"
