@@ -140,7 +140,7 @@ def test_the_password_is_nowhere(site: Site, images: Registry) -> None:
     images.push("team/img:v1", "one", 20_000_000)
     script = (
         f"{STAGECTL} stage --verbose {URL}:{COPY} &\n"
-        "for look in $(seq 40); do ps -eo args; sleep 0.05; done\n"
+        "while kill -0 $!; do ps -eo args; sleep 0.05; done 2>/dev/null\n"
         "wait $! || exit; scontrol show job $SLURM_JOB_ID"
     )
     job = site.sbatch(script, "-N4")
