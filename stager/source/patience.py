@@ -27,8 +27,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 #: that may succeed later.
 _STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
 _LATER = frozenset({"408", "429", "500", "502", "503", "504"})
-#: Those that say no more by themselves.
-_REFUSED = frozenset({"400", "401", "403"})
+#: Those of a request for headers after which the object itself may say more: why it is refused, or
+#: that it is not, where a server does not answer such requests.
+_ASK_FOR_BODY = frozenset({"400", "401", "403", "405", "501"})
 #: The text of a store's answer, in the XML of S3 and Azure: of the message the first line, since
 #: Azure adds a request's number and time. Azure says apart from it that a signature has expired.
 _ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<\n]*)[^<]*</Message>)?")
@@ -37,6 +38,11 @@ _PAST = re.compile(r"Signature not valid in the specified time frame[^<]*")
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenExpired"})
 #: The text of a refusal in plain words, as hubs write it. What has a '?' may be a signed URL.
 _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
+#: What the library says of an answer whose headers it cannot use.
+_UNUSABLE = re.compile(
+    r"error: ((?:Invalid (?:last modified|content length)|Content-Length Header missing"
+    r"|Received header|Requested \d)[^\n]*)"
+)
 #: Where the library asks for the identity of a machine of the vendor's, if it has no credentials.
 _IDENTITY = ("//169.254.", "//metadata.google.internal")
 #: How much of what a server said is repeated.
@@ -154,10 +160,10 @@ class _Explained:
     is_missing: bool = False
 
 
-def is_refusal(error: Exception) -> bool:
-    """Return whether a store refused a request because of who asked, or how."""
+def may_say_more(error: Exception) -> bool:
+    """Return whether a store that refused a request for headers may say more with a body."""
     found = _STATUS.search(str(error))
-    return found is not None and found[2] in _REFUSED
+    return found is not None and found[2] in _ASK_FOR_BODY
 
 
 def _explained(error: Exception, access: Access) -> _Explained:
@@ -214,31 +220,52 @@ def _said(error: Exception, text: str) -> str:
     return f" ({printable(said)[:_MOST_SAID]})" if said else ""
 
 
-def _explained_connection(error: Exception) -> _Explained:
-    lower = str(error).lower()  # the cause is in the second part
-    if "redirect" in lower:
-        return _Explained("it is redirected in a circle, or too often", "check the URL")
-    if "certificate" in lower or "invalid peer" in lower:
-        return _Explained(
+#: The library's message repeats the URL, which may have any words in it.
+_ANY_URL = re.compile(r"https?://\S+")
+_UNKNOWN_HOST = _Explained("its host is not known here", "check the URL", may_pass=True)
+#: What parts of the library's message mean, in lower case; the cause is in its second part.
+_MEANINGS = (
+    (("redirect",), _Explained("it is redirected in a circle, or too often", "check the URL")),
+    (
+        ("certificate", "invalid peer"),
+        _Explained(
             "the server's certificate is not valid for this name, or not trusted",
             "check the URL; for an authority of the site's own, the administrator names it by "
             "ca_file in [source] of stage.toml",
-        )
-    if "range request" in lower or "not supported" in lower:
-        return _Explained("the server cannot send parts of a file", "stage it from elsewhere")
-    if "path segment" in lower:
-        return _Explained(
+        ),
+    ),
+    (
+        ("range request", "not supported"),
+        _Explained("the server cannot send parts of a file", "stage it from elsewhere"),
+    ),
+    (
+        ("path segment",),
+        _Explained(
             "an object in it has an empty part, '.', '..' or a control character in its path",
             "stage what lies beside it by a longer URL",
-        )
-    if "dns" in lower or isinstance(getattr(error, "reason", None), gaierror):
-        return _Explained("its host is not known here", "check the URL", may_pass=True)
+        ),
+    ),
+    (("dns error",), _UNKNOWN_HOST),
+    (("timed out", "kind: timeout"), _Explained("the server did not answer", "", may_pass=True)),
+)
+
+
+def _explained_connection(error: Exception) -> _Explained:
     if isinstance(error, LongBodyError):
         return _Explained(str(error), "tell those who run the store")
     if isinstance(error, ShortBodyError):
         return _Explained(str(error), "", may_pass=True)
-    if "timed out" in lower or "kind: timeout" in lower:
-        return _Explained("the server did not answer", "", may_pass=True)
+    if unusable := _UNUSABLE.search(str(error)):
+        return _Explained(
+            f"the server's answer cannot be used ({printable(unusable[1])[:_MOST_SAID]})",
+            "stage it from elsewhere, or tell those who run the server",
+        )
+    if isinstance(getattr(error, "reason", None), gaierror):
+        return _UNKNOWN_HOST
+    text = _ANY_URL.sub("", str(error)).lower()
+    for parts, meaning in _MEANINGS:
+        if any(part in text for part in parts):
+            return meaning
     return _Explained("the connection failed", "", may_pass=True)
 
 

@@ -34,7 +34,7 @@ from stager.source.patience import (
     Patience,
     ShortBodyError,
     changed,
-    is_refusal,
+    may_say_more,
 )
 from stager.source.settings import ENDPOINTS, GOOGLE
 
@@ -148,12 +148,9 @@ class Store:
         path = self.location.path
         try:
             return Version.of(obstore.head(self._store, path))
-        except FileNotFoundError:
-            raise
-        except exceptions.BaseError as error:
-            if not is_refusal(error):
+        except (exceptions.BaseError, FileNotFoundError) as error:
+            if not may_say_more(error):
                 raise
-        # No text comes with such an answer: why the store refuses is told by one with a body.
         return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
 
     def has_any_beneath(self) -> bool:

@@ -130,6 +130,26 @@ def test_what_will_not_pass_is_told_at_once(web: Web, fault: Fault, message: str
     assert str(caught.value) == f"{web.url}: {message}"
 
 
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_server_that_gives_no_headers_alone_is_asked_for_a_byte(web: Web, status: int) -> None:
+    """As some do, and what signs only requests for data."""
+    web.refusal = status
+    data, _ = read(web)
+    assert data == web.data
+    assert web.log[:2] == ["HEAD", "bytes=0-0"]
+
+
+def test_an_answer_whose_headers_cannot_be_used_is_told_at_once(web: Web) -> None:
+    web.modified = "yesterday"
+    with pytest.raises(SourceError) as caught:
+        read(web)
+    assert str(caught.value) == (
+        f"{web.url}: the server's answer cannot be used (Invalid last modified 'yesterday': input "
+        "contains invalid characters); stage it from elsewhere, or tell those who run the server"
+    )
+    assert web.log == ["HEAD"]
+
+
 @pytest.mark.parametrize(
     ("status", "text", "message"),
     [
@@ -194,10 +214,11 @@ def test_a_store_that_fails_for_too_long_is_given_up(web: Web) -> None:
     assert rest == "times in 1 s; submit again later, or tell those who run the store"
 
 
-def test_a_server_that_is_not_there_is_named(web: Web) -> None:
+@pytest.mark.parametrize("path", ["x", "redirect/certificate.pem"])
+def test_a_server_that_is_not_there_is_named(path: str) -> None:
     with pytest.raises(SourceError) as caught:
-        look_at_object("http://127.0.0.1:1/x", replace(SETTINGS, patience=0.2))
-    assert str(caught.value).startswith("http://127.0.0.1:1/x: the connection failed, ")
+        look_at_object(f"http://127.0.0.1:1/{path}", replace(SETTINGS, patience=0.2))
+    assert str(caught.value).startswith(f"http://127.0.0.1:1/{path}: the connection failed, ")
 
 
 def test_a_name_that_does_not_resolve_is_told() -> None:
