@@ -36,6 +36,8 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<\n]*)[^<]*</Messag
 _PAST = re.compile(r"Signature not valid in the specified time frame[^<]*")
 #: The codes of S3 for credentials that have expired. Their status is 400.
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenExpired"})
+#: The code of S3 for a request that is signed for another region than the bucket's.
+_OTHER_REGION = "AuthorizationHeaderMalformed"
 #: The text of a refusal in plain words, as hubs write it. What has a '?' may be a signed URL.
 _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
 #: What the library says of an answer whose headers it cannot use.
@@ -195,10 +197,17 @@ def _explained(error: Exception, access: Access) -> _Explained:
     if status:
         return _Explained(
             f"the store answered with {printable(answered)[:_MOST_SAID]}{said}",
-            "tell those who run the store",
+            _remedy(text),
             may_pass=status in _LATER,
         )
     return _explained_connection(error)
+
+
+def _remedy(text: str) -> str:
+    answer = _ANSWER.search(text)
+    if answer and answer[1] == _OTHER_REGION:
+        return "set AWS_REGION to the region of the bucket"
+    return "tell those who run the store"
 
 
 def _has_expired(text: str) -> bool:
@@ -225,6 +234,14 @@ _ANY_URL = re.compile(r"https?://\S+")
 _UNKNOWN_HOST = _Explained("its host is not known here", "check the URL", may_pass=True)
 #: What parts of the library's message mean, in lower case; the cause is in its second part.
 _MEANINGS = (
+    # The answer of S3 for a bucket in another region.
+    (
+        ("redirect without location",),
+        _Explained(
+            "it is redirected, but not told where to",
+            "check the URL, and for s3: that AWS_REGION is the region of the bucket",
+        ),
+    ),
     (("redirect",), _Explained("it is redirected in a circle, or too often", "check the URL")),
     (
         ("certificate", "invalid peer"),

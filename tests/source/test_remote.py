@@ -121,6 +121,13 @@ def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
             Handler.redirect_in_circle,
             "it is redirected in a circle, or too often; check the URL",
         ),
+        (
+            Handler.redirect_nowhere,
+            (
+                "it is redirected, but not told where to; check the URL, and for s3: that "
+                "AWS_REGION is the region of the bucket"
+            ),
+        ),
     ],
 )
 def test_what_will_not_pass_is_told_at_once(web: Web, fault: Fault, message: str) -> None:
@@ -170,6 +177,14 @@ def test_an_answer_whose_headers_cannot_be_used_is_told_at_once(web: Web) -> Non
             (
                 "your credentials have expired (AuthenticationFailed: It failed.: Signature not "
                 "valid in the specified time frame: Expiry [then]); renew them and submit again"
+            ),
+        ),
+        (
+            400,
+            b"<Code>AuthorizationHeaderMalformed</Code><Message>expecting 'us-east-1'</Message>",
+            (
+                "the store answered with 400 Bad Request (AuthorizationHeaderMalformed: expecting "
+                "'us-east-1'); set AWS_REGION to the region of the bucket"
             ),
         ),
         (

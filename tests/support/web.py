@@ -147,6 +147,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(206, self.web.data[first : last - 9], span)
         return True
 
+    def redirect_nowhere(self) -> bool:
+        """Redirect, as S3 does for a bucket in another region, without the place."""
+        self.answer(301, b"")
+        return True
+
     def redirect_in_circle(self) -> bool:
         """Send the client to the same place again."""
         self.web.faults.append(Handler.redirect_in_circle)  # before the next request can come
