@@ -30,7 +30,8 @@ ROOT := $(filter 0,$(shell id -u))
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
 	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
-	python3-venv python3-dev procps util-linux e2fsprogs $(if $(shell command -v npm),,npm)
+	python3-venv python3-dev python3-swift procps util-linux e2fsprogs \
+	$(if $(shell command -v npm),,npm)
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01

@@ -235,20 +235,20 @@ def azurite(site: Site, key: str) -> Iterator[Azurite]:
     line = f"exec node {_AZURITE} --inMemoryPersistence --blobHost 0.0.0.0 --blobPort {BLOB_PORT}"
     accounts = {"AZURITE_ACCOUNTS": f"{server.account}:{key}"}
     argv = ["sh", "-c", f"{line} >/shared/{server.log.name} 2>&1"]
-    with running(site, argv, BLOB_PORT, accounts):
+    with running(site, argv, BLOB_PORT, environment=accounts):
         server.make_container()
         yield server
 
 
 @contextmanager
 def running(
-    site: Site, argv: list[str], port: int, environment: Mapping[str, str] | None = None
+    site: Site, argv: list[str], *ports: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Run a server on the login machine until the end of the block."""
+    """Run a server of these ports on the login machine until the end of the block."""
     process = site.popen(argv, user="root", env={"HOME": "/root", **(environment or {})})
     try:
         deadline = time.monotonic() + 60
-        probe = f"exec 3<>/dev/tcp/127.0.0.1/{port}"
+        probe = " && ".join(f"exec 3<>/dev/tcp/127.0.0.1/{port}" for port in ports)
         while site.run(probe, check=False).returncode:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, f"{argv[0]} does not listen"

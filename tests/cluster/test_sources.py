@@ -1,4 +1,4 @@
-"""Objects in stores and files on the web are read once and broadcast, by ordinary users' jobs."""
+"""Files on the web are read once and broadcast, by ordinary users' jobs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.servers import HOST, HTTPS_PORT, nginx, s3, write_object
-from tests.cluster.site import POLICY, PYTHON, STAGECTL
+from tests.cluster.servers import HOST, HTTPS_PORT, nginx, write_object
+from tests.cluster.site import POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 SIZE = 40_000_001
 URL = f"https://{HOST}:{HTTPS_PORT}/object.bin"
 COPY = "/nvme/object.bin"
-#: What no record, log, list of processes or description of a job may have in it.
-SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
-#: Makes a bucket, and an object in it.
-FILL = """
-import os, urllib.request, obstore
-bucket = os.environ["AWS_ENDPOINT_URL"] + "/bucket"
-urllib.request.urlopen(urllib.request.Request(bucket, method="PUT"), timeout=30)
-store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
-with open("/shared/object.bin", "rb") as file:
-    obstore.put(store, "folder/object.bin", file.read())
-"""
 
 
 @pytest.fixture
@@ -129,34 +118,3 @@ def test_a_site_that_names_no_urls_refuses_them(site: Site) -> None:
         f"stage: {URL}: this site stages from no URL; copy it to the shared storage first, or ask "
         "the administrator (allow in [source] of stage.toml)" in str(caught.value)
     )
-
-
-def test_an_object_of_s3_arrives_and_its_credentials_are_nowhere(site: Site) -> None:
-    data = os.urandom(SIZE)
-    site.shared("object.bin").write_bytes(data)
-    with s3(site) as endpoint:
-        given = {
-            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1",
-        }  # fmt: skip
-        source = f'[source]\nallow = ["s3://bucket/"]\nendpoints = ["{endpoint}"]\n'
-        site.run([PYTHON, "-c", FILL], env=given)
-        script = (
-            f"{STAGECTL} stage --verbose s3://bucket/folder/object.bin:{COPY} &\n"
-            "sleep 0.5; ps -eo args; wait $! || exit; scontrol show job $SLURM_JOB_ID"
-        )
-        with site.policy(POLICY + source):
-            job = site.sbatch(script, "-N4", env=given)
-            assert job.wait().exit_code == "0:0", job.output()
-            assert_copies(site, data)
-            assert SECRET not in job.output()
-        with site.policy(POLICY + source.replace(endpoint, "https://elsewhere")):
-            job = site.sbatch(f"{STAGECTL} stage s3://bucket/folder/object.bin:{COPY}", env=given)
-            assert job.wait().exit_code == "3:0", job.output()
-            assert job.output() == (
-                f"stage: AWS_ENDPOINT_URL names the endpoint {endpoint}, but this site allows "
-                "https://elsewhere; ask the administrator (endpoints in [source] of stage.toml)\n"
-            )
-    records = [record.read_text() for node in site.nodes for record in site.records(node)]
-    logs = [log.read_text(errors="replace") for log in (site.base / "log").iterdir()]
-    assert not [text for text in records + logs if SECRET in text]

@@ -1,14 +1,16 @@
-"""Objects of Azure and of Google's store are read once and broadcast, by users' jobs."""
+"""Objects of S3, of Azure and of Google's store are read once and broadcast, by users' jobs."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import re
 from typing import TYPE_CHECKING
 
 from tests.cluster.servers import Azurite, azurite, s3
-from tests.cluster.site import POLICY, STAGECTL
+from tests.cluster.site import POLICY, STAGECTL, digest
+from tests.cluster.swift import SECRET, Swift, swift
 
 if TYPE_CHECKING:
     from tests.cluster.site import Site
@@ -18,9 +20,15 @@ KEY = base64.b64encode(b"the key of an account of Azure, in base64").decode()
 SIZE = 20_000_001
 BLOB = f"az://{Azurite.account}/{Azurite.container}/folder/object.bin"
 COPY = "/nvme/object.bin"
-#: Stages, and prints what others can see of it.
-LOOKED_AT = f"""
-{STAGECTL} stage --verbose {BLOB}:{COPY} &
+#: An object of S3 and its bytes: 1 GiB, and an odd one, if S3_OBJECT_MIB=1024 is set by hand.
+OBJECT = "s3://bucket/folder/object.bin"
+OBJECT_SIZE = (int(os.environ.get("S3_OBJECT_MIB", "64")) << 20) + 1
+
+
+def looked_at(url: str) -> str:
+    """Return a script that stages, and prints what others can see of it."""
+    return f"""
+{STAGECTL} stage --verbose {url}:{COPY} &
 while kill -0 $!; do ps -eo args; sleep 0.1; done 2>&-
 wait $! || exit
 scontrol show job $SLURM_JOB_ID
@@ -30,6 +38,67 @@ scontrol show job $SLURM_JOB_ID
 def assert_copies(site: Site, data: bytes) -> None:
     for node in site.nodes:
         assert site.copy(node, COPY).read_bytes() == data
+
+
+def assert_nowhere(site: Site, secret: str) -> None:
+    records = [record.read_text() for node in site.nodes for record in site.records(node)]
+    logs = [log.read_text(errors="replace") for log in (site.base / "log").iterdir()]
+    assert not [text for text in records + logs if secret in text]
+
+
+def s3_policy(readers: int, endpoint: str = Swift.endpoint) -> str:
+    return (
+        f'{POLICY}[source]\nallow = ["s3://bucket/"]\nendpoints = ["{endpoint}"]\n'
+        f"[transfer]\nreaders = {readers}\n"
+    )
+
+
+def assert_refused(site: Site, store: Swift) -> None:
+    """Assert what a user is told who has a wrong key, or whose endpoint is not allowed."""
+    wrong = {**store.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
+    with site.policy(s3_policy(1)):
+        job = site.sbatch("echo it runs", "-N4", f"--stage={OBJECT}:{COPY}", env=wrong)
+        assert job.wait().exit_code == "4:0", job.output()
+    assert job.output() == (
+        f"stage: n1: {OBJECT}: you may not read it (SignatureDoesNotMatch: The request "
+        "signature we calculated does not match the signature you provided. Check your key and "
+        "signing method.); check that your credentials are in the job's environment, and "
+        "permit reading\n"
+        "stage: the job's own program was not started (exit code 4)\n"
+    )
+    with site.policy(s3_policy(1, "https://elsewhere")):
+        job = site.sbatch(f"{STAGECTL} stage {OBJECT}:{COPY}", env=store.environment)
+        assert job.wait().exit_code == "3:0", job.output()
+    assert job.output() == (
+        f"stage: AWS_ENDPOINT_URL names the endpoint {store.endpoint}, but this site allows "
+        "https://elsewhere; ask the administrator (endpoints in [source] of stage.toml)\n"
+    )
+
+
+def test_each_byte_of_an_object_of_s3_is_served_once_and_its_key_is_nowhere(site: Site) -> None:
+    directive = f"--stage={OBJECT}:{COPY}"
+    with swift(site) as store:
+        for readers in (1, 4):
+            data = os.urandom(OBJECT_SIZE)
+            store.fill({"folder/object.bin": data})  # the second time, it is replaced
+            before = len(store.reads())
+            with site.policy(s3_policy(readers)):
+                job = site.sbatch("true", "-N4", directive, env=store.environment)
+                assert job.wait(timeout=600).exit_code == "0:0", job.output()
+                again = site.sbatch(looked_at(OBJECT), "-N4", env=store.environment)
+                assert again.wait().exit_code == "0:0", again.output()
+            digests = {digest(site.copy(node, COPY)) for node in site.nodes}
+            assert digests == {hashlib.sha256(data).hexdigest()}
+            assert f"stage: {COPY}: current on n[1-4] (4 nodes), nothing moved" in again.output()
+            assert f" from {OBJECT} to n[1-4] (4 nodes) in " in job.output()
+            # For both jobs together: what was sent begins where other bytes ended.
+            reads = sorted(store.reads()[before:])
+            ends = [read.start + read.size for read in reads]
+            assert [*(read.start for read in reads), OBJECT_SIZE] == [0, *ends]
+            assert "stager.rank" in again.output()
+            assert SECRET not in job.output() + again.output()
+        assert_refused(site, store)
+    assert_nowhere(site, SECRET)
 
 
 def azure_policy(readers: int) -> str:
@@ -49,15 +118,13 @@ def test_each_byte_of_a_blob_is_served_once_and_its_key_is_nowhere(site: Site) -
                 assert job.wait().exit_code == "0:0", job.output()
                 assert_copies(site, data)
                 assert store.served() == (asked, served)
-                again = site.sbatch(LOOKED_AT, "-N4", env=store.environment)
+                again = site.sbatch(looked_at(BLOB), "-N4", env=store.environment)
                 assert again.wait().exit_code == "0:0", again.output()
             assert f"stage: {COPY}: current on n[1-4] (4 nodes), nothing moved" in again.output()
             assert store.served() == (asked, served)
             assert "stager.rank" in again.output()
             assert KEY not in job.output() + again.output()
-    records = [record.read_text() for node in site.nodes for record in site.records(node)]
-    logs = [log.read_text(errors="replace") for log in (site.base / "log").iterdir()]
-    assert not [text for text in records + logs if KEY in text]
+    assert_nowhere(site, KEY)
 
 
 def test_a_wrong_key_of_azure_is_told_in_the_stores_words(site: Site) -> None:
