@@ -241,12 +241,16 @@ def _read(path: str) -> bytes:
 def site_facts() -> SiteFacts:
     """Return what Slurm's commands say of the whole site."""
     config = (line.partition("=") for line in _slurm("scontrol", "show", "config").splitlines())
+    slurm = {key.strip(): value.strip() for key, sign, value in config if sign}
+    if slurm.get("PlugStackConfig") == "(null)":  # slurm.conf does not name it: beside slurm.conf
+        folder = os.path.dirname(slurm.get("SLURM_CONF", ""))
+        slurm["PlugStackConfig"] = f"{folder}/plugstack.conf" if folder else ""
     partitions = {}
     for line in _slurm("scontrol", "--oneliner", "show", "partition").splitlines():
         keys = dict(word.split("=", 1) for word in line.split() if "=" in word)
         partitions[keys.get("PartitionName", "")] = keys
     return SiteFacts(
-        {key.strip(): value.strip() for key, sign, value in config if sign},
+        slurm,
         partitions,
         frozenset(re.findall(r"[\w./-]+", _slurm("srun", "--mpi=list"))),
     )

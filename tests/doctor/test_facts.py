@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.doctor.facts import ABSENT, UNSEEN, NodeFacts, Place, PluginLine, node_facts, place
+from stager.doctor.facts import (
+    ABSENT,
+    UNSEEN,
+    NodeFacts,
+    Place,
+    PluginLine,
+    node_facts,
+    place,
+    site_facts,
+)
 from tests.support.users import USER, as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
@@ -96,3 +105,17 @@ def test_the_facts_of_another_node_arrive_as_they_were(tmp_path: Path, plugstack
 def test_what_is_not_facts_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         NodeFacts.from_wire({**facts(tmp_path).to_wire(), **change})
+
+
+@pytest.mark.parametrize(
+    ("named", "found"), [("(null)", "/etc/slurm/plugstack.conf"), ("/etc/p.conf", "/etc/p.conf")]
+)
+def test_plugstack_conf_is_beside_slurm_conf_unless_that_names_it(
+    named: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f"PlugStackConfig         = {named}\nSLURM_CONF              = /etc/slurm/slurm.conf"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n[ $1 = show ] && echo '{lines}'\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert site_facts().slurm["PlugStackConfig"] == found
