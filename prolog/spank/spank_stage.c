@@ -17,8 +17,13 @@
 
 SPANK_PLUGIN(slurm_stage, 1)
 
-/* Read from the file by `stagectl doctor`, which compares it with the Python package's. */
+#define TEXT_OF(value) #value
+#define TEXT(value) TEXT_OF(value)
+/* Read from the file by `stagectl doctor`, which compares them with the Python package's version,
+ * and with that of Slurm. */
 __attribute__((used)) static const char version[] = "slurm-stage " STAGE_VERSION;
+__attribute__((used)) static const char built_for[] =
+	"slurm-stage for Slurm " TEXT(SLURM_VERSION_NUMBER);
 
 static bool submitting(void)
 {

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -25,6 +26,7 @@ from pydantic import TypeAdapter
 
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
+from stager.doctor.disks import Disk, disk_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,8 +38,9 @@ _MOUNTERS = ("fusermount", "fusermount3")
 #: The owner of what is not there, of what this user cannot see, and of what is not looked at
 #: because a filesystem is mounted there, which may never answer.
 ABSENT, UNSEEN, MOUNTED = -1, -2, -3
-#: How the plugin names its version (spank_stage.c).
+#: How the plugin names its version, and that of the Slurm it was built for (spank_stage.c).
 _PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
+_PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Seconds in which Slurm's commands must end.
@@ -62,6 +65,10 @@ class PluginLine:
     config: str
     #: Of the file ``plugin``; empty if it names none.
     version: str
+    #: The major version of the Slurm that it was built for, such as ``24.11``; empty likewise.
+    slurm: str = ""
+    #: The plugins that are listed before it.
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,11 @@ class NodeFacts:
     #: The setuid programs by which users mount filesystems, and whether others may see those.
     fuse: list[str] = field(default_factory=list)
     fuse_for_others: bool = False
+    #: The filesystems of the roots, and of the prefix.
+    disks: list[Disk] = field(default_factory=list)
+    prefix_disk: Disk | None = None
+    #: The clock: seconds since 1970.
+    time: float = 0.0
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -153,6 +165,9 @@ def node_facts(
         peers=place(f"{sys.prefix}/{paths.PEERS_LIBRARY}"),
         fuse=[path for path in map(shutil.which, _MOUNTERS) if path and place(path).mode & S_ISUID],
         fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
+        disks=[disk for root in roots if (disk := disk_of(root or "/"))],
+        prefix_disk=disk_of(sys.prefix),
+        time=time.time(),
     )
 
 
@@ -201,8 +216,27 @@ def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list
     return list(found)
 
 
-def _plugin_lines(path: str, depth: int = 0) -> Iterator[PluginLine]:
+def _plugin_lines(path: str) -> Iterator[PluginLine]:
     """Yield the lines for this plugin in plugstack.conf and in the files that it includes."""
+    before: list[str] = []
+    for _, plugin, *arguments in _plugstack(path):
+        if os.path.basename(plugin) == "spank_stage.so":
+            given = dict(word.split("=", 1) for word in arguments if "=" in word)
+            library = _read(plugin)
+            version, slurm = _PLUGIN_VERSION.search(library), _PLUGIN_SLURM.search(library)
+            yield PluginLine(
+                plugin=plugin,
+                python=given.get("python", ""),
+                config=given.get("config", ""),
+                version=version[1].decode(errors="replace") if version else "",
+                slurm=_major(int(slurm[1], 16)) if slurm else "",
+                after=tuple(before),
+            )
+        before.append(os.path.basename(plugin))
+
+
+def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:
+    """Yield the words of each line for a plugin, in the order in which Slurm loads them."""
     if not path or depth > _MOST_DEEP:
         return
     for line in _read(path).decode(errors="replace").splitlines():
@@ -210,14 +244,14 @@ def _plugin_lines(path: str, depth: int = 0) -> Iterator[PluginLine]:
         if words[:1] == ["include"]:
             for pattern in words[1:]:
                 for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
-                    yield from _plugin_lines(name, depth + 1)
-        elif len(words) > 1 and os.path.basename(words[1]) == "spank_stage.so":
-            given = dict(word.split("=", 1) for word in words[2:] if "=" in word)
-            version = _PLUGIN_VERSION.search(_read(words[1]))
-            yield PluginLine(
-                words[1], given.get("python", ""), given.get("config", ""),
-                version[1].decode(errors="replace") if version else "",
-            )  # fmt: skip
+                    yield from _plugstack(name, depth + 1)
+        elif len(words) > 1:
+            yield words
+
+
+def _major(number: int) -> str:
+    """Return the major version in a SLURM_VERSION_NUMBER (slurm_version.h)."""
+    return f"{number >> 16 & 0xFF:02}.{number >> 8 & 0xFF:02}"
 
 
 def _sysctl(name: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 
 if TYPE_CHECKING:
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 #: Users' folders that job_container makes anew for each job, unless the site says otherwise.
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
+#: Filesystems that nodes share; those of FUSE may be such as well.
+_SHARED = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
+        "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
+    }
+)  # fmt: skip
+#: Filesystems in memory.
+_IN_MEMORY = frozenset({"ramfs", "tmpfs"})
+#: The share of a disk, and of its files, below which it is told as full.
+_FULL = 0.05
+#: Seconds between clocks that are told: the nodes are not asked at the very same moment.
+_CLOCKS = 60
+#: The plugin of pyxis, which needs the image that it starts.
+_PYXIS = "spank_pyxis.so"
 #: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
 _CLEAN_UP = 50
 _ELSEWHERE = "use -w NODE, or run this in a job or on a compute node"
@@ -136,6 +152,46 @@ def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield _ok("roots", f"{root.path}: users cannot move each other's files")
 
 
+def disks(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Copies can be written to the node's own disks."""
+    for disk in node.disks if node.computes else ():
+        room = f"{bytes_text(disk.free)} of {bytes_text(disk.size)} free"
+        if disk.kind in _SHARED or disk.kind.startswith("fuse"):
+            yield _problem(
+                "disk",
+                f"{disk.path} is on {disk.kind}, which nodes share: each would write its own copy "
+                "there: name a folder on the node's own disk in stage.toml (roots)",
+            )
+        elif disk.fault:
+            yield _problem(
+                "disk",
+                f"{disk.path}: no file can be made there ({disk.fault}): see to the disk, its "
+                "mount and the folder's mode",
+            )
+        elif disk.free < _FULL * disk.size or disk.free_files < _FULL * disk.files:
+            yield _note("disk", f"{disk.path} ({disk.kind}) is almost full: {room}")
+        elif disk.kind in _IN_MEMORY:
+            yield _note(
+                "disk", f"{disk.path} is in memory ({disk.kind}), which copies take: {room}"
+            )
+        elif not disk.direct:
+            text = f"{disk.path} ({disk.kind}) has no O_DIRECT: copies pass through the page cache"
+            yield _note("disk", text)
+        else:
+            yield _ok("disk", f"{disk.path} ({disk.kind}): {room}")
+
+
+def prefix(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The package is read from the node's own disk."""
+    disk = node.prefix_disk
+    if disk and (disk.kind in _SHARED or disk.kind.startswith("fuse")):
+        yield _note(
+            "prefix",
+            f"{node.prefix} is on {disk.kind}: all nodes of a job read it at once when ranks "
+            "start: install it on each node's own disk",
+        )
+
+
 def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The records of all users are in a folder of root's."""
     for root, folder in zip(node.roots, node.records, strict=False):
@@ -227,20 +283,33 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         remedy = "name it once (without it, TaskProlog must stage)"
         yield _problem("plugin", f"spank_stage.so {how} in {path}: {remedy}")
     for line in node.plugins:
-        yield from _plugin(line, node)
+        yield from _plugin(line, node, examined)
 
 
-def _plugin(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
+def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     install = "install plugin and package together (packaging/install)"
     version = line.version or "unknown"
+    slurm = examined.site.slurm.get("SLURM_VERSION", "")
     if line.version != node.package:
         text = f"{line.plugin} has version {version}, this package {node.package}: {install}"
         yield _problem("plugin", text)
     elif line.python and not line.python.startswith(f"{node.prefix}/"):
         text = f"python={line.python} in plugstack.conf is not of {node.prefix}: {install}"
         yield _problem("plugin", text)
+    elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
+        yield _problem(
+            "plugin",
+            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}: build it with "
+            "this Slurm's headers (packaging/install)",
+        )
     else:
         yield _ok("plugin", f"{line.plugin} has version {version}, as this package")
+    if _PYXIS in line.after:
+        yield _problem(
+            "plugin",
+            f"{_PYXIS} is before spank_stage.so in plugstack.conf, so containers are started "
+            "before their images are staged: list spank_stage.so first",
+        )
 
 
 def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
@@ -302,6 +371,20 @@ def _same(
     names = [name for name, own in values.items() if own == usual]
     if len(names) == len(values) > 1:
         yield _ok(subject, f"{what} is the same everywhere"), names
+
+
+def clocks(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """All clocks show the same time."""
+    times = {name: node.time for name, node in examined.nodes.items() if node.computes}
+    middle = sorted(times.values())[len(times) // 2] if times else 0
+    for name, time in times.items():
+        if abs(time - middle) > _CLOCKS:
+            off = f"{abs(time - middle):.0f} s {'ahead' if time > middle else 'behind'}"
+            text = (
+                f"the clock is {off}, so ages of copies are wrong: have it set (chrony, "
+                "systemd-timesyncd)"
+            )
+            yield _problem("clock", text), [name]
 
 
 def exclusive(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
@@ -391,10 +474,10 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, records, shared_roots, trusted, run_folder, plugins, connections,
-    fuse,
+    sysctls, tmpfs, taken, roots, disks, records, shared_roots, trusted, prefix, run_folder,
+    plugins, connections, fuse,
 )  # fmt: skip
-SITE_RULES = (same_config, account, exclusive, ports, mpi, job_container, clean_up)
+SITE_RULES = (same_config, clocks, account, exclusive, ports, mpi, job_container, clean_up)
 
 
 def examine(examined: Examined) -> dict[Finding, list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import re
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ NO_NODE = (
     "this is no compute node, so its disks were not checked; use -w NODE, or run this in a job or "
     "on a compute node"
 )
+#: A line about a disk on which nothing is wrong.
+DISK = re.compile(r"(?:ok|note) +(\S+): /nvme (?:\(|is in memory).*")
 SITE = [
     (
         "note     partition main: users share nodes, and reach each other's ports: see "
@@ -57,10 +60,15 @@ def sysctls(where: str) -> list[str]:
     return lines
 
 
+def judged(output: str) -> list[str]:
+    """The lines of the doctor. What is said of disks, which depends on the machine, is left out."""
+    return [DISK.sub(r"disk     \1", line) for line in output.splitlines()]
+
+
 def doctor(site: Site, user: str, on: str) -> list[str]:
     """The lines of the doctor, less the last, which counts them."""
     done = site.run([STAGECTL, "doctor"], user=user, on=on, check=False)
-    *lines, counts = done.stdout.splitlines()
+    *lines, counts = judged(done.stdout)
     problems = sum(line.startswith("problem ") for line in lines)
     assert (done.returncode, done.stderr) == (int(problems > 0), "")
     assert counts.startswith(f"stage: {problems} problem")
@@ -70,7 +78,7 @@ def doctor(site: Site, user: str, on: str) -> list[str]:
 def in_job(site: Site, user: str = "alice") -> list[str]:
     job = site.sbatch(f"{STAGECTL} doctor", "-N4", user=user)
     job.wait()
-    return job.output().splitlines()[:-1]
+    return judged(job.output())[:-1]
 
 
 def test_a_login_node_is_told_what_holds_for_the_site(site: Site) -> None:
@@ -99,6 +107,7 @@ def test_a_node_is_told_what_holds_there(site: Site) -> None:
                 f"note     n1: {FUSE}",
                 *SITE,
                 "ok       n1: /nvme: users cannot move each other's files",
+                "disk     n1",
                 f"ok       n1: {FILES}",
                 "ok       n1: /run/slurm-stage belongs to root, and jobs are marked there",
                 f"ok       n1: {PLUGIN}",
@@ -117,6 +126,7 @@ def test_a_job_is_told_what_holds_on_all_its_nodes(site: Site) -> None:
                 f"note     n[1-4]: {FUSE}",
                 *SITE,
                 "ok       n[1-4]: /nvme: users cannot move each other's files",
+                "disk     n[1-4]",
                 "ok       n[1-4]: /nvme/.slurm-stage belongs to root",
                 "ok       n[1-4]: /nvme/shared: only root and stage can write there",
                 f"ok       n[1-4]: {FILES}",
@@ -132,20 +142,38 @@ def test_a_job_is_told_what_holds_on_all_its_nodes(site: Site) -> None:
 
 
 @contextmanager
-def faults(site: Site) -> Iterator[None]:
-    """Put one fault on each of three nodes: another stage.toml, an open root, a taken name."""
-    other = "/shared/other.toml"
-    site.run(f"cp /etc/slurm/stage.toml {other}; echo '# more' >>{other}", user="root")
-    site.run(f"chmod 666 {other}; mount --bind {other} /etc/slurm/stage.toml", user="root", on="n3")
-    site.path("n2", "/nvme").chmod(0o777)
-    site.run("mkdir /nvme/.slurm-stage", user="bob", on="n4")
+def replaced(site: Site, node: str, path: str, *edits: str) -> Iterator[None]:
+    """Replace a file on one node by a copy of it, which the shell commands ``edits`` change."""
+    copy = f"/shared/doctor.{node}.{Path(path).name}"
+    site.run([*["cp", "--preserve=mode"], path, copy], user="root", on=node)
+    for edit in edits:
+        site.run(f"{edit} {copy}", user="root")
+    site.run(["mount", "--bind", copy, path], user="root", on=node)
     try:
         yield
     finally:
-        site.run("umount /etc/slurm/stage.toml", user="root", on="n3")
-        site.run(f"rm {other}", user="root")
-        site.path("n2", "/nvme").chmod(0o1777)
-        site.run("rmdir /nvme/.slurm-stage", user="root", on="n4")
+        site.run(["umount", path], user="root", on=node)
+        site.run(["rm", copy], user="root")
+
+
+@contextmanager
+def faults(site: Site) -> Iterator[None]:
+    """Put faults on each of the nodes."""
+    with ExitStack() as stack:
+        stack.enter_context(
+            replaced(site, "n3", "/etc/slurm/stage.toml", "echo '# more' >>", "chmod 666")
+        )
+        pyxis = "sed -i '1i optional /usr/lib/spank_pyxis.so'"
+        stack.enter_context(replaced(site, "n4", "/etc/slurm/plugstack.conf", pyxis))
+        another = r"sed -i 's/for Slurm 0x....../for Slurm 0x2a0b05/'"
+        stack.enter_context(replaced(site, "n2", f"{PREFIX}/lib/spank_stage.so", another))
+        site.path("n2", "/nvme").chmod(0o777)
+        stack.callback(site.path("n2", "/nvme").chmod, 0o1777)
+        site.run("mkdir /nvme/.slurm-stage", user="bob", on="n4")
+        stack.callback(site.run, "rmdir /nvme/.slurm-stage", user="root", on="n4")
+        site.run("mount --bind /nvme /nvme; mount -o remount,bind,ro /nvme", user="root", on="n1")
+        stack.callback(site.run, "umount /nvme", user="root", on="n1")
+        yield
 
 
 def test_each_fault_is_told_with_its_node_and_the_remedy(site: Site) -> None:
@@ -158,8 +186,22 @@ def test_each_fault_is_told_with_its_node_and_the_remedy(site: Site) -> None:
             told = in_job(site)
     finally:
         site.reconfigure()
+    version = site.run("sinfo --version").stdout.split()[1]
     expected = [line for line in sysctls("n[1-4]") if line.startswith("problem")] + [
         "problem  n2: /nvme: users can move each other's files: chmod +t /nvme",
+        f"problem  n1: {NOT_MADE}",
+        (
+            "problem  n1: /nvme: no file can be made there (Read-only file system): see to the "
+            "disk, its mount and the folder's mode"
+        ),
+        (
+            f"problem  n2: {PREFIX}/lib/spank_stage.so is built for Slurm 42.11, and this is "
+            f"{version}: build it with this Slurm's headers (packaging/install)"
+        ),
+        (
+            "problem  n4: spank_pyxis.so is before spank_stage.so in plugstack.conf, so containers "
+            "are started before their images are staged: list spank_stage.so first"
+        ),
         (
             "problem  n4: /nvme/.slurm-stage is not a folder of root's with mode 0755: remove it, "
             "and have it made at boot (a line in /etc/tmpfiles.d)"

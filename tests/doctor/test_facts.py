@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,10 +31,13 @@ def plugstack(tmp_path: Path) -> Path:
     """A plugstack.conf whose folder of further files names the plugin."""
     (tmp_path / "plugstack.conf.d").mkdir()
     (tmp_path / "plugstack.conf.d/stage.conf").write_text(
-        f"# required /old/spank_stage.so\nrequired {tmp_path}/spank_stage.so "
+        "# required /old/spank_stage.so\noptional /usr/lib/first.so\n"
+        f"required {tmp_path}/spank_stage.so "
         "python=/opt/bin/python3 config=/etc/stage.toml # ours\noptional /usr/lib/other.so\n"
     )
-    (tmp_path / "spank_stage.so").write_bytes(b"\x7fELF\0slurm-stage 1.2.3\0more")
+    (tmp_path / "spank_stage.so").write_bytes(
+        b"\x7fELF\0slurm-stage 1.2.3\0slurm-stage for Slurm 0x180b05\0more"
+    )
     path = tmp_path / "plugstack.conf"
     path.write_text("include plugstack.conf.d/*.conf\ninclude plugstack.conf\n")
     return path
@@ -65,9 +69,13 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
 def test_the_plugin_is_found_in_included_files_with_its_version(
     tmp_path: Path, plugstack: Path
 ) -> None:
-    line = PluginLine(f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3")
+    first, *more = facts(tmp_path, str(plugstack)).plugins
+    assert first == PluginLine(
+        f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3", "24.11",
+        ("first.so",),
+    )  # fmt: skip
     # The file includes itself as well: that ends.
-    assert set(facts(tmp_path, str(plugstack)).plugins) == {line}
+    assert {replace(line, after=first.after) for line in more} == {first}
     (tmp_path / "spank_stage.so").unlink()
     assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
 

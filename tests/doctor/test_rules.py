@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from stager.doctor.disks import Disk
 from stager.doctor.facts import ABSENT, SYSCTLS, UNSEEN, NodeFacts, Place, PluginLine, SiteFacts
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.request.policy import Launch, Policy, Shared
 
 FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777
 OK, PROBLEM, NOTE, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.NOTE, Verdict.UNKNOWN
-LINE = PluginLine("/opt/x/lib/spank_stage.so", "/opt/x/bin/python3", "/etc/stage.toml", "1.2.3")
+LINE = PluginLine(
+    "/opt/x/lib/spank_stage.so", "/opt/x/bin/python3", "/etc/stage.toml", "1.2.3", "24.11"
+)
+DISK = Disk("/nvme", "xfs", 4 << 40, 1 << 40, 1000, 900)
 NODE = NodeFacts(
     computes=True,
     package="1.2.3",
@@ -29,10 +33,14 @@ NODE = NodeFacts(
     jobs=Place("/run/slurm-stage/jobs", 0, stat.S_IFDIR | 0o711),
     plugins=[LINE],
     peers=Place("/opt/x/lib/stage_peers.so", 0, stat.S_IFREG | 0o755),
+    disks=[DISK],
+    prefix_disk=replace(DISK, path="/opt/x"),
+    time=1e9,
 )
 SITE = SiteFacts(
     slurm={
         "PlugStackConfig": "/etc/plugstack.conf", "SlurmUser": "slurm(64)",
+        "SLURM_VERSION": "24.11.5",
         "SrunPortRange": "60001-60100", "JobContainerType": "job_container/none",
     },
     partitions={"main": {"OverSubscribe": "EXCLUSIVE", "ExclusiveUser": "NO"}},
@@ -69,6 +77,7 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         *(("sysctl", OK, f"{name} is 1", ["n1"]) for name in SYSCTLS),
         ("TmpFS", OK, "TmpFS=/var/tmp/slurm: only root can write there", ["n1"]),
         ("roots", OK, "/nvme: users cannot move each other's files", ["n1"]),
+        ("disk", OK, "/nvme (xfs): 1.0 TiB of 4.0 TiB free", ["n1"]),
         ("records", OK, "/nvme/.slurm-stage belongs to root", ["n1"]),
         ("shared", OK, "/nvme/all: only root and nobody can write there", ["n1"]),
         (
@@ -337,3 +346,99 @@ def test_slurm_waits_for_the_clean_up_as_long_as_a_user_can_make_it_last(key: st
         ("50 sec", []), ("65534", []), ("(null)", []), ("Unlimited", []),
     ):  # fmt: skip
         assert site_news(replace(SITE, slurm={**SITE.slurm, key: value})) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "text"),
+    [
+        (
+            {"kind": "nfs4"}, PROBLEM,
+            ("/nvme is on nfs4, which nodes share: each would write its own copy there: name a "
+             "folder on the node's own disk in stage.toml (roots)"),
+        ),
+        (
+            {"kind": "fuse.sshfs"}, PROBLEM,
+            ("/nvme is on fuse.sshfs, which nodes share: each would write its own copy there: name "
+             "a folder on the node's own disk in stage.toml (roots)"),
+        ),
+        (
+            {"fault": "Read-only file system"}, PROBLEM,
+            ("/nvme: no file can be made there (Read-only file system): see to the disk, its mount "
+             "and the folder's mode"),
+        ),
+        ({"free": 1 << 30}, NOTE, "/nvme (xfs) is almost full: 1.0 GiB of 4.0 TiB free"),
+        ({"free_files": 49}, NOTE, "/nvme (xfs) is almost full: 1.0 TiB of 4.0 TiB free"),
+        ({"files": 0, "free_files": 0}, OK, ""),
+        (
+            {"kind": "tmpfs"}, NOTE,
+            "/nvme is in memory (tmpfs), which copies take: 1.0 TiB of 4.0 TiB free",
+        ),
+        (
+            {"direct": False}, NOTE,
+            "/nvme (xfs) has no O_DIRECT: copies pass through the page cache",
+        ),
+    ],
+)  # fmt: skip
+def test_a_disk_that_is_no_good_place_for_copies(
+    changes: dict[str, object], verdict: Verdict, text: str
+) -> None:
+    told = [(verdict, text)] if text else []
+    assert news(disks=[replace(DISK, **changes)]) == told  # type: ignore[arg-type]
+    assert not news(computes=False, disks=[replace(DISK, **changes)])[1:]  # type: ignore[arg-type]
+
+
+def test_a_package_on_shared_storage_is_worth_a_note() -> None:
+    assert news(prefix_disk=replace(DISK, kind="nfs")) == [
+        (
+            NOTE,
+            (
+                "/opt/x is on nfs: all nodes of a job read it at once when ranks start: install "
+                "it on each node's own disk"
+            ),
+        )
+    ]
+    assert news(prefix_disk=None) == []
+
+
+def test_a_plugin_for_another_slurm_is_found() -> None:
+    assert news(plugins=[replace(LINE, slurm="22.05")]) == [
+        (
+            PROBLEM,
+            (
+                f"{LINE.plugin} is built for Slurm 22.05, and this is 24.11.5: build it with this "
+                "Slurm's headers (packaging/install)"
+            ),
+        )
+    ]
+    assert news(plugins=[replace(LINE, slurm="")]) == [], "an old plugin does not tell"
+
+
+def test_pyxis_comes_after_this_plugin() -> None:
+    assert news(plugins=[replace(LINE, after=("other.so", "spank_pyxis.so"))]) == [
+        (
+            PROBLEM,
+            (
+                "spank_pyxis.so is before spank_stage.so in plugstack.conf, so containers are "
+                "started before their images are staged: list spank_stage.so first"
+            ),
+        )
+    ]
+    assert news(plugins=[replace(LINE, after=("other.so",))]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(60, ""), (61, "61 s ahead"), (-3600, "3600 s behind")]
+)
+def test_a_clock_that_is_wrong_is_found(seconds: int, told: str) -> None:
+    nodes = {f"n{number}": NODE for number in range(3)}
+    nodes["n1"] = replace(NODE, time=NODE.time + seconds)
+    nodes["login"] = replace(NODE, computes=False, time=0.0)
+    clocks = [
+        (one.verdict, one.text, names)
+        for one, names in examine(Examined(SITE, POLICY, nodes)).items()
+        if one.subject == "clock"
+    ]
+    text = (
+        f"the clock is {told}, so ages of copies are wrong: have it set (chrony, systemd-timesyncd)"
+    )
+    assert clocks == ([(PROBLEM, text, ["n1"])] if told else [])
