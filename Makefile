@@ -10,6 +10,7 @@
 #   make hooks     have git run the quick part of lint before each commit
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
+#   make deb       Debian packages in build/deb, for this machine's Debian and Slurm
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
@@ -31,14 +32,18 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
 	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
 	python3-venv python3-dev python3-swift procps util-linux e2fsprogs \
-	$(if $(shell command -v npm),,npm)
+	$(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
+# What `make deb` needs.
+DEB_PACKAGES = build-essential debhelper help2man libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
-SCRIPTS = .ci/run packaging/install prolog/job_epilog prolog/job_prolog prolog/task_prolog \
-	tests/cluster/namespaces.sh
+SCRIPTS = .ci/run packaging/install packaging/deb/build prolog/job_epilog prolog/job_prolog \
+	prolog/task_prolog tests/cluster/namespaces.sh \
+	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test check lint hooks bench compare soak cluster install lock packages clean
+.PHONY: demo test check lint hooks bench compare soak cluster install deb lock packages deb-packages \
+	clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -86,6 +91,11 @@ cluster: .venv/.done packages
 install:
 	packaging/install $(PREFIX)
 
+# The packages are for the system's Python.
+deb: deb-packages
+	PYTHON=/usr/bin/python3 packaging/install --download=build/wheels
+	packaging/deb/build build/wheels build/deb
+
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 	--no-header --no-emit-index-url --no-emit-find-links --annotation-style line
@@ -96,11 +106,13 @@ lock:
 	$(LOCK) --output-file packaging/build.lock --only-build-deps --build-deps-for wheel pyproject.toml
 
 # Only root can install packages; whoever is not root finds out by what is missing.
-packages:
+packages: WANTED = $(PACKAGES)
+deb-packages: WANTED = $(DEB_PACKAGES)
+packages deb-packages:
 ifneq ($(ROOT),)
-	@dpkg --status $(PACKAGES) >/dev/null 2>&1 || { \
+	@dpkg --status $(WANTED) >/dev/null 2>&1 || { \
 		apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends $(PACKAGES) >/dev/null; }
+		apt-get -qq install --no-install-recommends $(WANTED) >/dev/null; }
 endif
 
 .venv/.done: pyproject.toml
