@@ -11,6 +11,7 @@
 #   make cluster   a shell on the test cluster, slurm-stage installed (NODES=4, KIND=folder)
 #   make install   into PREFIX=/opt/slurm-stage
 #   make deb       Debian packages in build/deb, for this machine's Debian and Slurm
+#   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
@@ -38,11 +39,11 @@ DEB_PACKAGES = build-essential debhelper help2man libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
-SCRIPTS = .ci/run packaging/install packaging/deb/build prolog/job_epilog prolog/job_prolog \
-	prolog/task_prolog tests/cluster/namespaces.sh \
+SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
+	prolog/job_epilog prolog/job_prolog prolog/task_prolog tests/cluster/namespaces.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test check lint hooks bench compare soak cluster install deb lock packages deb-packages \
+.PHONY: demo test check lint hooks bench compare soak cluster install deb rpm lock packages deb-packages \
 	clean
 
 demo: .venv/.done
@@ -95,6 +96,11 @@ install:
 deb: deb-packages
 	PYTHON=/usr/bin/python3 packaging/install --download=build/wheels
 	packaging/deb/build build/wheels build/deb
+
+rpm: SYSTEM = /usr/bin/$(notdir $(PYTHON))
+rpm:
+	PYTHON=$(SYSTEM) packaging/install --download=build/wheels
+	PYTHON=$(SYSTEM) packaging/rpm/build build/wheels build/rpm
 
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
