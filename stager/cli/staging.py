@@ -181,7 +181,7 @@ def _settings(transfer: Transfer) -> Settings:
     return Settings(
         chunk=transfer.chunk,
         depth=transfer.depth,
-        readers=transfer.readers,
+        readers=(transfer.readers,) if transfer.readers else (),
         writers=transfer.writers,
         algorithm=transfer.algorithm,
         direct=transfer.direct,

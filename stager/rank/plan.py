@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 #: Readers that ``auto`` stands for: so many at first, then more while that makes it faster. One
 #: reads a file alone unless it proves slower than the network: with a fast source, turns only cost
-#: time. Connections to a store are slower than that. Of more readers of objects each would have
-#: less than four chunks in the buffers, which all share.
+#: time. Connections to a store are slower than that.
 _AUTO_READERS, _AUTO_OBJECT_READERS = (1, 4), (4, 8, 16)
 #: Bytes of a source that is worth more readers than one.
 _WORTH_READERS = 64 << 20
@@ -63,44 +62,50 @@ class TransferPlan:
 
 
 def settings_for(
-    item: StageItem, source: Source, settings: Settings, remote: RemoteSettings
+    item: StageItem, source: Source, settings: Settings, remote: RemoteSettings, ranks: int
 ) -> Settings:
-    """Return the transfer settings of one item."""
+    """Return the transfer settings of one item in a world of so many ``ranks``."""
+    readers = _readers(item, source, settings, remote, ranks)
+    if is_url(item.source) and not is_image(item.source):
+        settings, readers = _settings_for_objects(settings, readers, remote.requests)
+    # What is unpacked while it is received must be written in order.
+    writers = 1 if item.options.is_unpacked else settings.writers
+    return replace(settings, readers=readers, writers=writers)
+
+
+def _readers(
+    item: StageItem, source: Source, settings: Settings, remote: RemoteSettings, ranks: int
+) -> tuple[int, ...]:
+    """Return how many ranks read the source at first, and how many where these are too slow."""
     if is_image(item.source):  # one node makes a file of it, and reads that
-        return replace(settings, readers=1)
-    if is_url(item.source):
-        settings = _settings_for_objects(source.facts.size, settings, remote)
-    if item.options.is_unpacked:  # while it is received, so it must be written in order
-        return replace(settings, writers=1)
+        return (1,)
     if source.is_tree and not is_url(item.source):  # rank 0 has listed it: its caches know of it
-        return replace(settings, readers=1)
-    return settings
+        return (1,)
+    counts = settings.readers
+    if not counts:
+        auto = _AUTO_OBJECT_READERS if is_url(item.source) else _AUTO_READERS
+        counts = auto if source.facts.size >= _WORTH_READERS else (1,)
+    if remote.limit and is_url(item.source):  # readers share it, so their number does not change
+        counts = counts[:1]
+    return tuple(dict.fromkeys(min(count, ranks) for count in counts))
 
 
-def _settings_for_objects(size: int, settings: Settings, remote: RemoteSettings) -> Settings:
-    """Return the settings for objects of ``size`` bytes in all.
+def _settings_for_objects(
+    settings: Settings, readers: tuple[int, ...], requests: int
+) -> tuple[Settings, tuple[int, ...]]:
+    """Return the settings for objects, and the ``readers`` for whose requests there are buffers.
 
-    Each request takes its time, so more bytes are asked for at once. The readers share a limit, so
-    their number does not change where there is one.
+    Each request takes its time, so more bytes are asked for at once.
     """
-    counts = _counts(size, settings.readers, _AUTO_OBJECT_READERS)
-    most = counts[-1]
+    most = readers[-1]
     chunk = max(settings.chunk, _OBJECT_CHUNK if most == 1 else _OBJECT_CHUNKS)
-    depth = min(2 * remote.requests * most, max(2, _OBJECT_MEMORY // chunk))
-    return replace(
-        settings,
-        readers=counts[0] if remote.limit else settings.readers,
-        chunk=chunk,
-        depth=max(settings.depth, depth),
-        requests=remote.requests,
+    depth = min(2 * requests * most, max(2, _OBJECT_MEMORY // chunk))
+    depth = max(settings.depth, depth)
+    enough = tuple(count for count in readers if count * requests <= depth)
+    return (
+        replace(settings, chunk=chunk, depth=depth, requests=requests),
+        enough or readers[:1],
     )
-
-
-def _counts(size: int, chosen: int, auto: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many ranks read ``size`` bytes at first, and later: ``chosen``, 0 for ``auto``."""
-    if chosen:
-        return (chosen,)
-    return auto if size >= _WORTH_READERS else (1,)
 
 
 def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
@@ -112,18 +117,13 @@ def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
 
 
 def plan_item(
-    item: StageItem, source: Source, surveys: Sequence[Survey], readers: int
+    item: StageItem, source: Source, surveys: Sequence[Survey], readers: Sequence[int]
 ) -> TransferPlan:
-    """Plan one item from ``surveys``, which are in rank order.
-
-    ``readers`` is the number of ranks that read the source in turns; 0 chooses it by the size.
-    """
+    """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`."""
     size = source.facts.size
     if item.options.mode is Mode.SHARD:
         return plan_parts(size, surveys)
-    auto = _AUTO_OBJECT_READERS if is_url(item.source) else _AUTO_READERS
-    from_copies = not item.options.is_unpacked
-    return make_plan(size, surveys, _counts(size, readers, auto), from_copies=from_copies)
+    return make_plan(size, surveys, readers, from_copies=not item.options.is_unpacked)
 
 
 def make_plan(

@@ -268,7 +268,9 @@ class StageRun:
         planned: list[PlannedItem] = []
         for index, one in enumerate(items):
             surveys = [of_rank[index] for of_rank in answers]
-            settings = settings_for(one.item, one.source, request.transfer, request.remote)
+            settings = settings_for(
+                one.item, one.source, request.transfer, request.remote, len(surveys)
+            )
             plan = plan_item(one.item, one.source, surveys, settings.readers)
             task = Task(
                 item=one.item,

@@ -178,6 +178,7 @@ class StageRequest:
         items = tuple(StageItem.from_json(item) for item in data.pop("items"))
         transfer = data.pop("transfer")
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
+        transfer["readers"] = tuple(transfer["readers"])
         space = data.pop("space")
         space = Space(**{**space, "roots": tuple(space["roots"])})
         remote = data.pop("remote")

@@ -27,8 +27,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 #: that may succeed later.
 _STATUS = re.compile(r"status code: ((\d{3})[^:\n]*)")
 _LATER = frozenset({"408", "429", "500", "502", "503", "504"})
-#: Those of a request for headers after which the object itself may say more: why it is refused, or
-#: that it is not, where a server does not answer such requests.
+#: The status of an answer to a request for headers alone after which a byte is asked for instead:
+#: such an answer has no text that says why, and some servers refuse all such requests.
 _ASK_FOR_BODY = frozenset({"400", "401", "403", "405", "501"})
 #: The text of a store's answer, in the XML of S3 and Azure: of the message the first line, since
 #: Azure adds a request's number and time. Azure says apart from it that a signature has expired.
@@ -43,7 +43,7 @@ _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
 #: What the library says of an answer whose headers it cannot use.
 _UNUSABLE = re.compile(
     r"error: ((?:Invalid (?:last modified|content length)|Content-Length Header missing"
-    r"|Received header|Requested \d)[^\n]*)"
+    r"|Failed to parse value for|Received header|Requested \d)[^\n]*)"
 )
 #: Where the library asks for the identity of a machine of the vendor's, if it has no credentials.
 _IDENTITY = ("//169.254.", "//metadata.google.internal")
@@ -162,10 +162,16 @@ class _Explained:
     is_missing: bool = False
 
 
-def may_say_more(error: Exception) -> bool:
-    """Return whether a store that refused a request for headers may say more with a body."""
+def has_to_be_asked_for_a_byte(error: Exception) -> bool:
+    """Return whether to ask for a byte where a request for headers alone was refused."""
     found = _STATUS.search(str(error))
     return found is not None and found[2] in _ASK_FOR_BODY
+
+
+def is_beyond_end(error: Exception) -> bool:
+    """Return whether a store was asked for bytes behind the end of an object."""
+    found = _STATUS.search(str(error))
+    return found is not None and found[2] == "416"
 
 
 def _explained(error: Exception, access: Access) -> _Explained:

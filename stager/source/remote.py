@@ -34,7 +34,8 @@ from stager.source.patience import (
     Patience,
     ShortBodyError,
     changed,
-    may_say_more,
+    has_to_be_asked_for_a_byte,
+    is_beyond_end,
 )
 from stager.source.settings import ENDPOINTS, GOOGLE
 
@@ -149,9 +150,14 @@ class Store:
         try:
             return Version.of(obstore.head(self._store, path))
         except (exceptions.BaseError, FileNotFoundError) as error:
-            if not may_say_more(error):
+            if not has_to_be_asked_for_a_byte(error):
                 raise
-        return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
+        try:
+            return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
+        except exceptions.BaseError as error:
+            if not is_beyond_end(error):
+                raise
+        return Version.of(obstore.get(self._store, path).meta)  # it is empty
 
     def has_any_beneath(self) -> bool:
         """Whether there are objects beneath the URL, as far as the store tells."""
@@ -202,7 +208,12 @@ class Store:
         self, url: str, path: str, version: Version, offset: int, length: int
     ) -> tuple[Version, Iterator[memoryview]]:
         """Ask for a range. Return the version that it is of, with its ETag, and the bytes."""
-        found, blocks = ask_range(self._store, path, offset, length, version.condition)
+        try:
+            found, blocks = ask_range(self._store, path, offset, length, version.condition)
+        except exceptions.BaseError as error:
+            if is_beyond_end(error):
+                raise changed(url) from None
+            raise
         now = Version.of(found.meta)
         if found.range != (offset, offset + length) or now != version:
             raise changed(url)

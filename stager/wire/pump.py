@@ -150,7 +150,7 @@ class Pump:
         is_held_up = self._filler is not None and self._filler.is_held_up
         if self._growth.is_late(now, self.reading, is_held_up=is_held_up):
             message[-1] = LATE
-        if self._growth.is_due(index, now):
+        if index >= self._turns.first and self._growth.is_due(index, now):
             message[-1] = MORE_READERS
 
     def _complete(self) -> bool:
@@ -198,7 +198,7 @@ class Pump:
             self._growth.count_late()
         elif status == MORE_READERS:
             # No rank can have begun that chunk while this one has its buffer: the ring has room for
-            # those before, and a reader may be waiting for room for its next one.
+            # ``depth`` chunks, and a reader may be waiting for room for its next one.
             self._turns.grow(index + self._ring.depth + self._turns.readers)
             if self._turns.has_turn:
                 self._fill_from(self._turns.first)

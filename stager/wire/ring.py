@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stager.wire.layout import Layout
 
 #: Values of the status byte behind each chunk's data. By it all ranks learn at the same chunk that
-#: the chunk's reader failed, that it was waited for, or that more ranks are to read.
+#: the chunk's reader failed, that it is late, or that more ranks are to read.
 OK, FAILED, LATE, MORE_READERS = 0, 1, 2, 3
 STATUS_SIZE = 1
 #: Threads that write where the site sets no number: enough to keep a fast disk busy, and fewer
@@ -138,10 +138,11 @@ class Filler:
         self._reader = reader
         self._layout = layout
         self._ring = ring
+        #: The chunks that are being read, and those that are read.
+        self._reading: set[int] = set()
         self._filled: set[int] = set()
+        self._waits = False
         self.error: StageError | None = None
-        #: Whether a thread waits for a buffer, rather than all of them read.
-        self.is_held_up = False
         self._indices = iter(indices)
         self._next = threading.Lock()
         self._threads = [start_thread(self._run) for _ in range(threads)]
@@ -152,6 +153,11 @@ class Filler:
             self._filled.remove(index)
             return True
         return False
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether nothing is read, since all buffers have chunks that wait for something else."""
+        return self._waits and not self._reading
 
     def finish(self) -> None:
         """Wait for the threads, once the ring is closed."""
@@ -164,10 +170,13 @@ class Filler:
             index = next(self._indices, None)
             if index is None:
                 return None
-            self.is_held_up = not self._ring.has_room(index)
+            self._waits = not self._ring.has_room(index)
             is_taken = self._ring.take(index)
-            self.is_held_up = False
-            return index if is_taken else None
+            self._waits = False
+            if not is_taken:
+                return None
+            self._reading.add(index)
+            return index
 
     def _run(self) -> None:
         while (index := self._take()) is not None:
@@ -176,6 +185,7 @@ class Filler:
                 self._read(index, message)
             message[-1] = FAILED if self.error else OK
             self._filled.add(index)
+            self._reading.discard(index)
 
     def _read(self, index: int, message: memoryview) -> None:
         try:

@@ -31,8 +31,10 @@ class Settings:
     chunk: int = 2 << 20
     #: Chunks for which a rank has buffers.
     depth: int = 0
-    #: Ranks that take turns in reading; threads that write on each rank.
-    readers: int = 0
+    #: Ranks that take turns in reading: so many at first, and the next number where these are too
+    #: slow. Empty lets the ranks choose.
+    readers: tuple[int, ...] = ()
+    #: Threads that write on each rank.
     writers: int = 0
     algorithm: Algorithm = Algorithm.AUTO
     #: Reads that each of these ranks has under way at once.

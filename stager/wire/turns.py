@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 #: last one: with a source that is hardly slower than the network, turns only cost time.
 _SLOW_READER = 0.5
 #: More ranks are called for if this share of the chunks is late, among so many of each reader, and
-#: at least so many. In the model of tests/mpi/test_pump.py less than two thirds are late if the
-#: network is what is slow, and nearly all if reading is.
+#: at least so many. In the model of tests/mpi/test_pump.py far fewer are late if the network is
+#: what is slow, and nearly all if reading is.
 _LATE_CHUNKS, _TRIAL, _LEAST_TRIAL = 0.75, 8, 16
 #: They are called for again if those that came last made it faster at least by this factor.
 _WORTH = 1.2
@@ -52,7 +52,11 @@ class Turns:
         return len(self._starts) < len(self._counts)
 
     def grow(self, first: int) -> None:
-        """Let more ranks read from chunk ``first`` on, of which no rank has begun any."""
+        """Let more ranks read from chunk ``first`` on, which no rank can have begun yet.
+
+        The chunk that tells the ranks so must not be before the previous ``first``: chunks may
+        arrive in another order, and all ranks must grow in the same one.
+        """
         self._starts.append(first)
 
     def reader(self, index: int) -> int:
@@ -60,7 +64,7 @@ class Turns:
         return index % self._readers_of(index)
 
     def turn(self, index: int) -> int:
-        """Return the chunk's number among its reader's, as if there had always been as many."""
+        """Return the chunk's number among its reader's, counted as if it had read from chunk 0."""
         return index // self._readers_of(index)
 
     def is_own(self, index: int) -> bool:
@@ -81,8 +85,9 @@ class Turns:
 class Growth:
     """Finds out whether reading is what is slow, and whether it gets faster by more readers.
 
-    ``ahead`` is the number of chunks that may be read before they can be sent on: those that
-    several readers read ahead say nothing of their rate. Times are in seconds.
+    ``ahead`` is the number of chunks for which there are buffers. Those that joined have read so
+    many before their first one is sent: with these, the rate would seem too high. Times are in
+    seconds.
     """
 
     def __init__(self, turns: Turns, ahead: int, now: float) -> None:
@@ -90,17 +95,18 @@ class Growth:
         self._ahead = ahead
         #: The time of this rank's last own chunk, and how long it had waited for reading by then.
         self._own = now, 0.0
-        #: The chunk from which on the readers that there are now are measured, and its time.
-        self._from: tuple[int, float] | None = (0, now) if turns.readers == 1 else None
+        #: Where the trial began that is under way: its first chunk and its time. None before.
+        self._from: tuple[int, float] | None = (0, now)
+        #: The chunks of the trial that were late.
         self._late = 0
-        #: Chunks a second with as many readers as there were before.
-        self._before = 0.0
+        #: The readers whose successors were called for last, and their chunks a second.
+        self._called, self._before = 0, 0.0
 
     def is_late(self, now: float, waited: float, *, is_held_up: bool) -> bool:
         """Return whether an own chunk is late. Call it at each.
 
         ``waited`` is for how long in all this rank has waited for its reader, ``is_held_up``
-        whether that waits for a buffer: then something else is slow.
+        whether that waits for buffers: then something else is slow.
         """
         then, waited_then = self._own
         self._own = now, waited
@@ -114,7 +120,7 @@ class Growth:
 
     def is_due(self, index: int, now: float) -> bool:
         """Return whether rank 0 is to call for more readers. Call it at each own chunk."""
-        if self._turns.rank or not self._turns.can_grow:
+        if self._turns.rank or not self._turns.can_grow or self._turns.readers == self._called:
             return False
         if self._from is None:
             if index >= self._turns.first + self._ahead:
@@ -124,8 +130,9 @@ class Growth:
         chunks = index - first
         if chunks < max(_LEAST_TRIAL, _TRIAL * self._turns.readers) or now <= begun:
             return False
-        rate = chunks / (now - begun)
-        if self._late < _LATE_CHUNKS * chunks or rate < _WORTH * self._before:
+        rate, late = chunks / (now - begun), self._late
+        self._from, self._late = (index, now), 0  # a source may become slow later on
+        if late < _LATE_CHUNKS * chunks or rate < _WORTH * self._before:
             return False
-        self._before, self._from = rate, None
+        self._called, self._before, self._from = self._turns.readers, rate, None
         return True

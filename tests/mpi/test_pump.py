@@ -108,7 +108,7 @@ class Comm:
 
 
 class Filler:
-    """Reads one chunk at a time, each in ``units``."""
+    """Reads as many chunks at once as there are threads, each in ``units``."""
 
     made: list[Filler]
     units = 0.1
@@ -116,34 +116,32 @@ class Filler:
     def __init__(
         self, network: Network, _: Layout, ring: Ring, indices: Iterator[int], threads: int
     ) -> None:
-        assert threads == 1
         self._network = network
         self._ring = ring
         self._indices = indices
         self._next = next(indices, None)
-        self._busy = False
+        self._idle = self._threads = threads
         self._filled: set[int] = set()
         self.made.append(self)
 
     def step(self) -> bool:
         index = self._next
-        if index is None or self._busy or not self._ring.has_room(index):
+        if index is None or not self._idle or not self._ring.has_room(index):
             return False
         self._ring.take(index)
         self._ring.message(index)[-1] = OK
-        self._busy = True
-
-        def read() -> None:
-            self._filled.add(index)
-            self._busy = False
-            self._next = next(self._indices, None)
-
-        self._network.after(self.units, read)
+        self._idle -= 1
+        self._network.after(self.units, partial(self._end, index))
+        self._next = next(self._indices, None)
         return True
+
+    def _end(self, index: int) -> None:
+        self._filled.add(index)
+        self._idle += 1
 
     @property
     def is_held_up(self) -> bool:
-        return self._next is not None and not self._busy and not self._ring.has_room(self._next)
+        return self._next is not None and self._idle == self._threads
 
     def has(self, index: int) -> bool:
         found = index in self._filled
@@ -171,11 +169,13 @@ def transfer(
     readers: Sequence[int],
     *,
     reading: float = 0.1,
+    requests: int = 1,
     chunks: int = CHUNKS,
 ) -> tuple[float, int]:
     """Return the time of a transfer on such a network, and how many ranks read its last chunk.
 
-    The time is divided by the number of chunks. ``reading`` is the time to read one.
+    The time is divided by the number of chunks. ``reading`` is the time to read one, and
+    ``requests`` how many each reader reads at once.
     """
     network = Network(size)
     layout = Layout.dense(chunks, 1)
@@ -192,7 +192,7 @@ def transfer(
         forward = PointToPoint(comm, turns, algorithm, ring.depth)
         reader: Any = object() if rank < max(readers) else None
         drain: Any = Drain(network, ring)
-        pumps.append(Pump(layout, ring, forward, turns, reader, drain))
+        pumps.append(Pump(layout, ring, forward, turns, reader, drain, requests))
     running = True
     while running:
         moved = True

@@ -198,7 +198,7 @@ def test_one_holder_sends_however_many_may_read(world: FileWorld) -> None:
     if world.comm.rank == last:
         world.copy.unlink()
     world.comm.Barrier()
-    (item,) = world.run(transfer=Settings(chunk=4096, depth=2, readers=3)).items
+    (item,) = world.run(transfer=Settings(chunk=4096, depth=2, readers=(3,))).items
     assert world.copy.read_bytes() == DATA
     assert item.senders == (["node0"] if size > 1 else [])
     assert item.received == [f"node{last}"]

@@ -111,7 +111,7 @@ def test_a_file_is_decompressed_on_all_nodes(
 
 @pytest.mark.parametrize("readers", [1, 3])
 def test_each_byte_of_the_source_is_read_once(world: CompressedWorld, readers: int) -> None:
-    transfer = Settings(chunk=4096, depth=2, readers=readers, writers=4)
+    transfer = Settings(chunk=4096, depth=2, readers=(readers,), writers=4)
     (item,) = world.run(items=world.wanted(), transfer=transfer).items
     assert item.source_bytes_read == world.source.stat().st_size
     assert world.copy.read_bytes() == world.data
@@ -224,7 +224,7 @@ def test_a_source_that_is_overwritten_while_it_is_read_is_not_called_damaged(
                 file.truncate()
 
     monkeypatch.setattr(FileReader, "read_into", overwrite)
-    outcome = world.run(items=world.wanted(), transfer=Settings(chunk=65536, depth=2, readers=1))
+    outcome = world.run(items=world.wanted(), transfer=Settings(chunk=65536, depth=2, readers=(1,)))
     changed = "changed while it was read; submit again when nothing writes to it"
     if attempts == 3:
         assert messages(outcome) == [f"7 node0: {world.source} {changed}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from stager.disk.reader import FileReader
 from stager.wire.layout import Layout
 from stager.wire.settings import Algorithm, Settings
 from stager.wire.transfer import Transferred, broadcast, ring_depth
+from stager.wire.turns import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,8 @@ class Memory:
     def read_into(self, buffer: memoryview, offset: int) -> None:
         if self.fails_at is not None and offset >= self.fails_at:
             raise SourceError("the source is gone")
-        self.bytes_read += len(buffer)
+        with self._lock:
+            self.bytes_read += len(buffer)
         buffer[:] = self.data[offset : offset + len(buffer)]
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -151,24 +152,70 @@ def test_readers_take_turns(comm: MPI.Intracomm) -> None:
     assert world.reader.bytes_read == expected
 
 
-class Slow(Memory):
-    """A reader that needs some time for each chunk."""
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        time.sleep(0.005)
-        super().read_into(buffer, offset)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_other_readers_help_a_slow_one(comm: MPI.Intracomm, algorithm: Algorithm) -> None:
-    data = random_bytes(100 * CHUNK)
-    world = World(comm, data)
-    world.reader = Slow(data)
-    result = world.move(readers=[1, 3], how=Settings(depth=4, algorithm=algorithm))
-    world.assert_arrived(result)
-    assert comm.allreduce(world.reader.bytes_read) == len(data)
-    if 0 < comm.rank < 3:
-        assert 20 * CHUNK < world.reader.bytes_read < 45 * CHUNK
+def test_other_ranks_join_in_reading(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
+) -> None:
+    def is_due(growth: Growth, index: int, _: float) -> bool:
+        return not growth._turns.rank and growth._turns.can_grow and index == 16
+
+    monkeypatch.setattr(Growth, "is_due", is_due)
+    world = World(comm, random_bytes(100 * CHUNK))
+    readers = min(3, comm.size)
+    world.assert_arrived(
+        world.move(readers=[1, readers], how=Settings(depth=4, algorithm=algorithm))
+    )
+    # Chunk 21 is the first that no rank can have begun when it gets chunk 16.
+    own = [index for index in range(100) if (index % readers if index > 20 else 0) == comm.rank]
+    assert world.reader.bytes_read == len(own) * CHUNK
+
+
+@given(
+    chunks=st.integers(1, 150),
+    readers=st.lists(st.integers(1, 6), min_size=2, max_size=4, unique=True).map(sorted),
+    calls=st.sets(st.integers(0, 150)),
+    how=st.builds(
+        Settings,
+        depth=st.integers(1, 9),
+        requests=st.integers(1, 3),
+        algorithm=st.sampled_from(list(Algorithm)),
+    ),
+    fails_at=st.none() | st.integers(0, 149),
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,  # all ranks have to try the same
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_ranks_may_join_at_any_chunk(
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+    chunks: int,
+    readers: list[int],
+    calls: set[int],
+    how: Settings,
+    fails_at: int | None,
+) -> None:
+    def is_due(growth: Growth, index: int, _: float) -> bool:
+        turns = growth._turns
+        may_call = not turns.rank and turns.can_grow and turns.readers != growth._called
+        if may_call and index in calls:
+            growth._called = turns.readers
+            return True
+        return False
+
+    monkeypatch.setattr(Growth, "is_due", is_due)
+    world = World(comm, random_bytes(chunks * 64))
+    world.reader.fails_at = fails_at * 64 if fails_at is not None else None
+    result = world.move(Layout.dense(len(world.data), 64), readers=readers, how=how)
+    failed = comm.allreduce(result.error is not None)
+    if fails_at is not None and fails_at < chunks:
+        assert failed
+    else:
+        world.assert_arrived(result)
+        assert comm.allreduce(world.reader.bytes_read) == len(world.data)
 
 
 def test_a_reader_that_is_not_slow_reads_alone(

@@ -97,21 +97,51 @@ def test_the_size_is_kept_and_changes_nothing_else(world: list[Survey], size: in
     assert make_plan(size, world, [3]) == replace(make_plan(9, world, [3]), size=size)
 
 
+FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
+FOLDER = replace(FILE, files=1, listing="digest")
+
+
+def item(**options: object) -> StageItem:
+    return StageItem("/shared/x", "/nvme/x", "/nvme", Options(**options))  # type: ignore[arg-type]
+
+
+def settled(
+    source: str, size: int, *, readers: tuple[int, ...] = (), ranks: int = 20, **remote: int
+) -> Settings:
+    """The settings to stage a file of ``size`` bytes in a world of so many ``ranks``."""
+    file = replace(FILE, facts=replace(FILE.facts, size=size))
+    site = replace(DEFAULT_REMOTE, **remote)  # type: ignore[arg-type]
+    return settings_for(
+        replace(item(), source=source), file, Settings(readers=readers), site, ranks
+    )
+
+
+FILE_URL, LARGE = "s3://bucket/x", 64 << 20
+
+
 @pytest.mark.parametrize(
-    ("source", "size", "readers"),
+    ("settings", "readers"),
     [
-        ("/shared/x", (64 << 20) - 1, (1,)),
-        ("/shared/x", 64 << 20, (1, 4)),
-        ("s3://bucket/x", (64 << 20) - 1, (1,)),
-        ("s3://bucket/x", 64 << 20, (4, 8, 10)),
+        (settled("/shared/x", LARGE - 1), (1,)),
+        (settled("/shared/x", LARGE), (1, 4)),
+        (settled("/shared/x", LARGE, ranks=3), (1, 3)),
+        (settled("/shared/x", LARGE, limit=1), (1, 4)),  # it is for stores
+        (settled("/shared/x", LARGE, readers=(6,)), (6,)),
+        (settled(FILE_URL, LARGE - 1), (1,)),
+        (settled(FILE_URL, LARGE), (4, 8)),  # more have no buffers for their requests
+        (settled(FILE_URL, LARGE, requests=4), (4, 8, 16)),
+        (settled(FILE_URL, LARGE, requests=4, ranks=10), (4, 8, 10)),
+        (settled(FILE_URL, LARGE, ranks=4), (4,)),
+        (settled(FILE_URL, LARGE, requests=64), (4,)),
+        (settled(FILE_URL, LARGE, limit=1), (4,)),  # they share it
+        (settled(FILE_URL, LARGE, readers=(10,)), (10,)),
+        (settled("docker://registry/image:tag", LARGE), (1,)),
     ],
 )
 def test_auto_takes_more_readers_for_a_large_source(
-    source: str, size: int, readers: tuple[int, ...]
+    settings: Settings, readers: tuple[int, ...]
 ) -> None:
-    large = replace(FILE, facts=replace(FILE.facts, size=size))
-    plan = plan_item(replace(item(), source=source), large, surveys([False] * 10), 0)
-    assert (plan.readers, plan.senders) == (readers, tuple(range(readers[-1])))
+    assert settings.readers == readers
 
 
 def test_an_unpacked_archive_is_not_sent_to_others() -> None:
@@ -125,10 +155,10 @@ def test_an_unpacked_archive_is_not_sent_to_others() -> None:
 def test_what_is_unpacked_is_read_again_and_written_in_order(options: Options) -> None:
     source = Source(SourceFacts(9, 1, 1, 1), 0o644, 0, 9)
     item = StageItem("/shared/x.tar.gz", "/nvme/x", "/nvme", options)
-    plan = plan_item(item, source, surveys([True, False]), 1)
+    plan = plan_item(item, source, surveys([True, False]), [1])
     assert plan == TransferPlan(9, (1,), (0,), (1,), True, "")
-    chosen = Settings(writers=4, readers=3)
-    assert settings_for(item, source, chosen, DEFAULT_REMOTE) == Settings(writers=1, readers=3)
+    chosen = Settings(writers=4, readers=(3,))
+    assert settings_for(item, source, chosen, DEFAULT_REMOTE, 3) == replace(chosen, writers=1)
 
 
 def part(rank: int, split: str) -> Survey:
@@ -180,19 +210,11 @@ def test_parts_move_exactly_if_one_is_missing(splits: list[str]) -> None:
     assert (not plan.receivers, plan.apart) == (whole, not whole)
 
 
-FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
-FOLDER = replace(FILE, files=1, listing="digest")
-
-
-def item(**options: object) -> StageItem:
-    return StageItem("/shared/x", "/nvme/x", "/nvme", Options(**options))  # type: ignore[arg-type]
-
-
 def test_only_rank_0_reads_a_folder_and_an_archive_is_written_in_order() -> None:
-    chosen = Settings(readers=3, writers=4)
-    assert settings_for(item(), FILE, chosen, DEFAULT_REMOTE) == chosen
-    assert settings_for(item(), FOLDER, chosen, DEFAULT_REMOTE) == replace(chosen, readers=1)
-    assert settings_for(item(extract=True), FILE, chosen, DEFAULT_REMOTE) == replace(
+    chosen = Settings(readers=(3,), writers=4)
+    assert settings_for(item(), FILE, chosen, DEFAULT_REMOTE, 3) == chosen
+    assert settings_for(item(), FOLDER, chosen, DEFAULT_REMOTE, 3) == replace(chosen, readers=(1,))
+    assert settings_for(item(extract=True), FILE, chosen, DEFAULT_REMOTE, 3) == replace(
         chosen, writers=1
     )
 
@@ -204,26 +226,22 @@ def test_the_ranks_that_read_share_the_limit(readers: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "readers", "requests", "expected"),
+    ("settings", "chunk", "depth"),
     [
-        (1000, 0, 8, Settings(readers=0, chunk=8 << 20, depth=16, requests=8)),
-        (64 << 20, 0, 8, Settings(readers=0, chunk=4 << 20, depth=64, requests=8)),
-        (64 << 20, 1, 8, Settings(readers=1, chunk=8 << 20, depth=16, requests=8)),
-        (1000, 2, 8, Settings(readers=2, chunk=4 << 20, depth=32, requests=8)),
-        (64 << 20, 0, 64, Settings(readers=0, chunk=4 << 20, depth=64, requests=64)),
-        (1000, 1, 1, Settings(readers=1, chunk=8 << 20, depth=2, requests=1)),
+        (settled(FILE_URL, 1000), 8 << 20, 16),
+        (settled(FILE_URL, LARGE), 4 << 20, 64),
+        (settled(FILE_URL, LARGE, readers=(1,)), 8 << 20, 16),
+        (settled(FILE_URL, 1000, readers=(2,)), 4 << 20, 32),
+        (settled(FILE_URL, LARGE, requests=64), 4 << 20, 64),
+        (settled(FILE_URL, LARGE, requests=2, ranks=4), 4 << 20, 16),
+        (settled(FILE_URL, LARGE, requests=2, limit=1), 4 << 20, 16),
+        (settled(FILE_URL, 1000, readers=(1,), requests=1), 8 << 20, 2),
     ],
 )
 def test_all_readers_of_an_object_have_buffers_for_their_requests(
-    size: int, readers: int, requests: int, expected: Settings
+    settings: Settings, chunk: int, depth: int
 ) -> None:
-    url = replace(item(), source="s3://bucket/object")
-    source = replace(FILE, facts=replace(FILE.facts, size=size))
-    remote = replace(DEFAULT_REMOTE, requests=requests)
-    assert settings_for(url, source, Settings(readers=readers), remote) == expected
-    first = readers or (4 if size >= 64 << 20 else 1)
-    limited = settings_for(url, source, Settings(readers=readers), replace(remote, limit=1))
-    assert limited == replace(expected, readers=first), "who reads shares the limit"
+    assert (settings.chunk, settings.depth) == (chunk, depth)
 
 
 def test_one_thread_reads_a_copy_that_is_sent() -> None:
@@ -235,7 +253,7 @@ def test_one_thread_reads_a_copy_that_is_sent() -> None:
 
 def test_an_item_is_planned_by_its_options() -> None:
     world = surveys([True, False])
-    assert plan_item(item(), FILE, world, 2) == make_plan(9, world, [2])
+    assert plan_item(item(), FILE, world, [2]) == make_plan(9, world, [2])
     from_source = make_plan(9, world, [2], from_copies=False)
-    assert plan_item(item(extract=True), FILE, world, 2) == from_source
-    assert plan_item(item(mode=Mode.SHARD), FOLDER, world, 2) == plan_parts(9, world)
+    assert plan_item(item(extract=True), FILE, world, [2]) == from_source
+    assert plan_item(item(mode=Mode.SHARD), FOLDER, world, [2]) == plan_parts(9, world)

@@ -62,7 +62,7 @@ SETTINGS = st.builds(
     Settings,
     chunk=st.integers(4_096, 1 << 30),
     depth=st.integers(2, 64),
-    readers=st.integers(0, 64),
+    readers=st.lists(st.integers(1, 64), max_size=1).map(tuple),
     writers=st.integers(0, 64),
     algorithm=st.sampled_from(Algorithm),
     direct=st.booleans(),
@@ -122,7 +122,7 @@ def test_the_json_of_a_request() -> None:
     assert request.to_json() == (
         '{"items": [{"source": "/data/img", "destination": "/nvme/img", "root": "/nvme"'
         '}], "nodes": 4, "lock_timeout": 1800.0, "stall_timeout": 60.0, '
-        '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
+        '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
         '"algorithm": "auto", "requests": 1, "direct": true}, '
         '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '

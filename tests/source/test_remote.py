@@ -118,6 +118,14 @@ def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
             "it sends more bytes than it was asked for; tell those who run the store",
         ),
         (
+            Handler.give_no_size,
+            (
+                "the server's answer cannot be used (Failed to parse value for CONTENT_RANGE "
+                'header: "bytes 0-1499999/*"); stage it from elsewhere, or tell those who run the '
+                "server"
+            ),
+        ),
+        (
             Handler.redirect_in_circle,
             "it is redirected in a circle, or too often; check the URL",
         ),
@@ -144,6 +152,8 @@ def test_a_server_that_gives_no_headers_alone_is_asked_for_a_byte(web: Web, stat
     data, _ = read(web)
     assert data == web.data
     assert web.log[:2] == ["HEAD", "bytes=0-0"]
+    web.data = b""
+    assert look_at_object(web.url, SETTINGS).facts.size == 0
 
 
 def test_an_answer_whose_headers_cannot_be_used_is_told_at_once(web: Web) -> None:
@@ -255,6 +265,17 @@ def test_an_object_that_is_replaced_is_not_mixed(web: Web) -> None:
     with pytest.raises(IntegrityError) as caught:
         reader.check()
     assert str(caught.value) == message
+
+
+def test_an_object_that_becomes_empty_has_changed(web: Web) -> None:
+    source = look_at_object(web.url, SETTINGS)
+    reader = ObjectReader(web.url, source, SETTINGS)
+    web.data = b""
+    with pytest.raises(IntegrityError) as caught:
+        reader.read_into(memoryview(bytearray(1000)), 0)
+    assert str(caught.value) == (
+        f"{web.url} changed while it was read; submit again when nobody replaces it"
+    )
 
 
 def test_a_server_that_tells_no_versions_apart_is_refused(web: Web) -> None:

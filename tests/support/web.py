@@ -65,7 +65,13 @@ class Handler(BaseHTTPRequestHandler):
         if condition and condition != self.web.etag:
             self.answer(412, b"")
             return
+        if "Range" not in self.headers:
+            self.answer(200, self.web.data)
+            return
         first, last = self.asked()
+        if first >= len(self.web.data):
+            self.answer(416, b"")
+            return
         data = self.web.data[first : last + 1]
         span = f"bytes {first}-{first + len(data) - 1}/{len(self.web.data)}"
         with self.web.lock:
@@ -150,6 +156,12 @@ class Handler(BaseHTTPRequestHandler):
     def redirect_nowhere(self) -> bool:
         """Redirect, as S3 does for a bucket in another region, without the place."""
         self.answer(301, b"")
+        return True
+
+    def give_no_size(self) -> bool:
+        """Answer without the object's size, as for one that is made while it is sent."""
+        first, last = self.asked()
+        self.answer(206, self.web.data[first : last + 1], f"bytes {first}-{last}/*")
         return True
 
     def redirect_in_circle(self) -> bool:

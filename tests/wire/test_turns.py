@@ -86,11 +86,11 @@ def grown(
     [
         # Each reader reads a chunk a second, and all chunks are late, or only half.
         ([1, 4], 1000, 1, [16]),
-        ([4, 8, 16], 1000, 1, [40, 120]),
+        ([4, 8, 16], 1000, 1, [32, 112]),
         ([1, 4, 8, 16], 1000, 1, [16, 60, 136]),
         ([4, 8], 1000, 2, []),
         # The network takes no more than four readers give.
-        ([4, 8, 16], 4, 1, [40]),
+        ([4, 8, 16], 4, 1, [32]),
         ([1, 4, 8, 16], 4, 1, [16, 60]),
         # The network is what is waited for.
         ([1, 4], 1000, 10**6, []),
@@ -128,3 +128,24 @@ def test_a_chunk_of_one_of_several_readers_is_late_if_nothing_else_is_slow() -> 
     growth = Growth(Turns(0, [2]), 8, now=10)
     assert not growth.is_late(11, 1, is_held_up=True)
     assert growth.is_late(12, 1, is_held_up=False)
+
+
+def test_a_source_that_becomes_slow_gets_more_readers_then() -> None:
+    turns = Turns(0, [1, 4])
+    growth = Growth(turns, 8, now=0.0)
+    for index in range(1, 1001):  # from memory
+        assert not growth.is_due(index, index / 1000)
+    due = []
+    for index in range(1001, 1100):
+        growth.count_late()
+        if growth.is_due(index, index - 999):
+            due.append(index)
+    assert due == [1024]
+
+
+def test_nobody_is_called_for_before_the_last_ones_are_obeyed() -> None:
+    turns = Turns(0, [1, 2, 4])
+    growth = Growth(turns, 8, now=0.0)
+    for index in range(100):
+        growth.count_late()
+        assert growth.is_due(index, index) == (index == 16)
