@@ -13,7 +13,7 @@ import re
 import shlex
 import stat
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +27,8 @@ _MOST = 4 << 20
 _NO_LINK = OPEN_FOLDER | os.O_NOFOLLOW
 #: What the user needs of files and of folders, to pack them, and to make folders there.
 _READ, _ENTER = stat.S_IRUSR, stat.S_IRWXU
-#: A folder that is made if the image lacks it. Others are left alone: in ``/etc/fstab``, blanks and
-#: variables mean something.
+#: A volume, or a folder to start in, that is made if the image lacks it. Others are left alone:
+#: nothing is made outside of the image, and blanks and variables have a meaning in ``/etc/fstab``.
 _PLAIN_FOLDER = re.compile(r"(/(?!\.{1,2}(/|$))[\w.+@=,:~-]{1,255}){1,64}/?", re.ASCII)
 #: ``/etc/rc`` reads ``/etc/rc.local``, where enroot's users change the command. The image's own is
 #: that of a machine that boots and often ends with ``exit 0``: the command would never be started.
@@ -68,7 +68,7 @@ class ImageConfig:
         return (
             f"mkdir -p {folder} 2>/dev/null\n"
             f"cd {folder} && unset OLDPWD || exit 1\n"
-            "[ ! -s /etc/rc.local ] || . /etc/rc.local\n"
+            "[ ! -f /etc/rc.local ] || . /etc/rc.local\n"
             f'[ $# -eq 0 ] || exec {entrypoint}"$@"\n'
             f"exec {entrypoint}{command}\n"
         )
@@ -98,22 +98,37 @@ def complete(root: str, config: ImageConfig) -> None:
     """
     _make_readable(root)
     with opened(root, OPEN_FOLDER) as folder:
+        made = {
+            path: _make_folder(folder, path, config.created)
+            for path in (config.folder, *config.volumes)
+            if _PLAIN_FOLDER.fullmatch(path)
+        }
+        # enroot would follow a link in the place of a volume to a folder of the machine.
+        volumes = tuple(path for path in config.volumes if made[path])
         with suppress(FileExistsError):
             os.mkdir("etc", 0o755, dir_fd=folder)
         with suppress(NotADirectoryError), opened("etc", _NO_LINK, folder) as etc:
             environment = "".join(f"{one}\n" for one in config.environment if "\n" not in one)
-            _write(etc, "environment", environment, config.created)
-            _write(etc, "rc", config.script, config.created)
-            _write(etc, "rc.local", _RC_LOCAL, config.created)
-            _write(etc, "fstab", config.mounts, config.created)
+            for name, text in (("environment", environment), ("rc", config.script)):
+                try:
+                    _write(etc, name, text, config.created)
+                except IsADirectoryError:
+                    raise SourceError(
+                        f"the image has a folder /etc/{name}; check the image"
+                    ) from None
+            with suppress(IsADirectoryError):
+                _write(etc, "rc.local", _RC_LOCAL, config.created)
+            with suppress(IsADirectoryError):
+                _write(etc, "fstab", replace(config, volumes=volumes).mounts, config.created)
             os.utime(etc, (config.created, config.created))
-        for path in filter(_PLAIN_FOLDER.fullmatch, (config.folder, *config.volumes)):
-            _make_folder(folder, path, config.created)
         os.utime(folder, (config.created, config.created))
 
 
-def _make_folder(root: int, path: str, time: int) -> None:
-    """Make a folder and those above it, as far as they are missing and no link or file is there."""
+def _make_folder(root: int, path: str, time: int) -> bool:
+    """Make a folder and those above it, as far as they are missing.
+
+    Return False if a link or a file is in the place of one of them.
+    """
     with suppress(NotADirectoryError), ExitStack() as stack:
         folder = root
         for name in path.strip("/").split("/"):
@@ -128,15 +143,13 @@ def _make_folder(root: int, path: str, time: int) -> None:
             if is_new:
                 os.fchmod(folder, 0o755)
                 os.utime(folder, (time, time))
+        return True
+    return False
 
 
 def _write(folder: int, name: str, text: str, time: int) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError:
-        raise SourceError(f"the image has a folder /etc/{name}; check the image") from None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with opened(name, flags, folder) as file:
         os.fchmod(file, 0o644)

@@ -100,6 +100,33 @@ def test_volumes_are_mounted_and_nothing_else_that_the_image_names(root: Path) -
     assert (root / "etc/fstab").read_text() == ""
 
 
+@pytest.mark.parametrize("volume", ["/link", "/link/below", "/real/link", "/real/link/below"])
+@pytest.mark.parametrize("target", ["/home", "../outside", "real"])
+def test_a_volume_behind_a_link_is_not_mounted(root: Path, volume: str, target: str) -> None:
+    (root / "real").mkdir()
+    for link in (root / "link", root / "real/link"):
+        link.symlink_to(target)
+    (root / "file").touch()
+    complete(str(root), ImageConfig(volumes=(volume, "/file", "/file/below", "/real")))
+    assert (root / "etc/fstab").read_text() == (
+        "${ENROOT_ROOTFS}/real /real none x-create=dir,bind,rw,nosuid,nodev\n"
+    )
+
+
+def test_folders_in_the_place_of_files_are_left_alone(root: Path) -> None:
+    for name in ("rc.local", "fstab"):
+        (root / "etc" / name).mkdir(parents=True)
+    complete(str(root), ImageConfig(command=("echo", "started"), folder=str(root)))
+    assert (root / "etc/rc.local").is_dir()
+    script = (root / "etc/rc").read_text().replace("/etc/rc.local", f"{root}/etc/rc.local")
+    assert subprocess.check_output(["sh", "-c", script]) == b"started\n"
+    (root / "etc/environment").unlink()
+    (root / "etc/environment").mkdir()
+    with pytest.raises(SourceError) as caught:
+        complete(str(root), ImageConfig())
+    assert str(caught.value) == "the image has a folder /etc/environment; check the image"
+
+
 def test_what_an_image_does_when_it_boots_does_not_end_the_command(root: Path) -> None:
     (root / "etc").mkdir()
     (root / "etc/rc.local").write_text("#!/bin/sh\nexit 0\n")

@@ -32,6 +32,8 @@ def start(folder: Path, name: str) -> int:
     """Start one server. Return its process ID."""
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         try:
             run_wsgi(str(folder / f"{name}.conf"), f"{name}-server", verbose=True)
         finally:
@@ -46,14 +48,22 @@ def main(folder: Path, ports: dict[str, int]) -> None:
         make_ring(folder, name, port)
     # Each server would do this, and it takes most of the time of its start.
     eventlet.monkey_patch(all=False, socket=True, select=True, thread=True)
-    children = [start(folder, name) for name in (*ports, "proxy")]
+    children: list[int] = []
 
     def end(*_: object) -> None:
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
+        os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
+    for name in (*ports, "proxy"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        children.append(start(folder, name))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.wait()  # none is of use without the others
     end()
 
