@@ -77,12 +77,11 @@ class JobNodes:
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
         library = library_for(self.context, self.rules)
+        for_srun = self.context.variables | (peer_key() if library else {})
         try:
             return run(
                 srun_argv(self.context, self.rules, library),
-                rank_environment(
-                    _with_credentials(request), self.rules, request, peer_key() if library else None
-                ),
+                rank_environment(_with_credentials(request), self.rules, request, for_srun),
                 self.rules.launch.start_timeout,
                 on_event,
                 Pulses(

@@ -43,7 +43,7 @@ def ask_by_step(
     mailbox = Mailbox(nodes)
     argv = step_argv(job, policy, nodes, [*NODE_ARGV, command.to_text()])
     try:
-        process = Process(argv, step_environment(environment, policy, job.job))
+        process = Process(argv, step_environment(environment, policy, job.job, job.variables))
     except LaunchError as error:
         for node in nodes:
             mailbox.give_up(node, error.message)

@@ -45,6 +45,14 @@ class JobContext:
     nodes: str
     node_count: int
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What tells a nested srun the nodes of the job.
+
+        In a step of a few of them, the environment may name those alone.
+        """
+        return {"SLURM_JOB_NODELIST": self.nodes, "SLURM_JOB_NUM_NODES": str(self.node_count)}
+
 
 def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) -> JobContext:
     """Return the job in whose allocation this process runs.
@@ -158,6 +166,9 @@ def fold(nodes: list[str]) -> str:
 def _from_environment(job: int, environment: Mapping[str, str]) -> JobContext | None:
     nodes = environment.get("SLURM_JOB_NODELIST", "")
     count = environment.get("SLURM_JOB_NUM_NODES", "")
+    if environment.get("SLURM_STEP_NODELIST", nodes) != nodes:
+        # By srun --jobid from within another job, the list and the number are those of that job.
+        return None
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
 
 

@@ -239,6 +239,28 @@ def test_simultaneous_sruns_may_stage_different_files(site: Site) -> None:
     assert (output.count("code 0"), output.count(" sees a"), output.count(" sees b")) == (2, 3, 3)
 
 
+def test_a_step_of_one_node_of_a_larger_job_stages_to_all_its_nodes(site: Site) -> None:
+    """Slurm names the node of the step alone there; from within another job, that job's nodes."""
+    job = site.sbatch("sleep 60", "-N3", "-w", "n[2-4]")
+    job.wait_for(lambda record: record["JobState"] == "RUNNING")
+    step = f"srun --jobid={job.id} --overlap -N1"
+    nodes = "n[2-4] (3 nodes)"
+    try:
+        done = site.run(f"{step} bash -c '{STAGECTL} stage {A}; {STAGECTL} status'")
+        summary, _, row, *_, room = done.stdout.splitlines()
+        assert re.fullmatch(staged("a", nodes), summary)
+        assert row.startswith("n[2-4]  /nvme/a ")
+        assert room.endswith(" on n[2-4]")
+        done = site.run(f"{step} --stage='{A};{B}' bash -c '{SEE_B}'")
+        check_lines(done.stdout, skipped("a", nodes), staged("b", nodes), "n2 sees b")
+        within = f"{step} {STAGECTL} stage {A}"
+        done = site.run(["salloc", "-N1", "-w", "n1", "bash", "-c", within])
+        check_lines(done.stdout, skipped("a", nodes))
+    finally:
+        job.cancel()
+        job.wait()
+
+
 def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
     job = site.sbatch("srun echo task", "-N4")
     assert job.wait().exit_code == "0:0"

@@ -27,6 +27,8 @@ def test_a_step_brings_all_answers_in_the_order_of_the_nodes(site: Site) -> None
     assert site.ask("n1 n2") == [Answer("n1", {"a": 1}), Answer("n2", LARGE)]
     variables = (site.folder / "env").read_text().splitlines()
     assert "STAGE_HELPER=17" in variables
+    # Whatever the environment of a step of a few nodes says.
+    assert {"SLURM_JOB_NODELIST=n[1-4]", "SLURM_JOB_NUM_NODES=4"} <= set(variables)
     assert "_SLURM_SPANK_OPTION_slurm_stage_stage_helper=1" in variables
     assert not any("SECRET" in line for line in variables)
 

@@ -64,6 +64,8 @@ def asked() -> Asked:
 
 def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> None:
     assert find(ENVIRONMENT, [asked.probe("first", None)]) == JOB
+    step = {**ENVIRONMENT, "SLURM_STEP_NODELIST": "n[1-4]"}
+    assert find(step, [asked.probe("first", None)]) == JOB
     assert asked.by_name == []
 
 
@@ -86,6 +88,8 @@ def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) ->
         {"SLURM_JOB_NUM_NODES": ""},
         {"SLURM_JOB_NUM_NODES": "four"},
         {"SLURM_JOB_NUM_NODES": "2-4"},
+        # A step of a few nodes, or of another job than the one whose list this is.
+        {"SLURM_STEP_NODELIST": "n1"},
     ],
     ids=str,
 )
