@@ -7,6 +7,7 @@
  * no node is drained.
  */
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -143,6 +144,29 @@ static bool is_for_helper(const char *variable)
 	return false;
 }
 
+/*
+ * PATH for the helper: the system's folders, and that of this Slurm's commands, which is beside
+ * the folder of slurmstepd. NULL if out of memory.
+ */
+static char *helper_path(void)
+{
+	char program[PATH_MAX] = "";
+	char *path = NULL;
+
+	if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0)
+		program[0] = '\0';
+	/* PREFIX/sbin/slurmstepd becomes PREFIX. */
+	for (int level = 0; level < 2; level++) {
+		char *slash = strrchr(program, '/');
+
+		if (slash)
+			*slash = '\0';
+	}
+	if (asprintf(&path, "PATH=/usr/local/bin:/usr/bin:/bin:%s/bin", program) < 0)
+		return NULL;
+	return path;
+}
+
 /* The caller frees the array, but not its strings. NULL if out of memory. */
 static char **helper_environment(spank_t spank, const char *list)
 {
@@ -161,8 +185,8 @@ static char **helper_environment(spank_t spank, const char *list)
 	for (size_t i = 0; i < count; i++)
 		if (is_for_helper(all[i]))
 			kept[used++] = all[i];
-	kept[used++] = "PATH=/usr/local/bin:/usr/bin:/bin";
-	if (asprintf(&kept[used], "STAGE_DIRECTIVES=%s", list) < 0) {
+	kept[used] = helper_path();
+	if (!kept[used++] || asprintf(&kept[used], "STAGE_DIRECTIVES=%s", list) < 0) {
 		free(kept);
 		return NULL;
 	}

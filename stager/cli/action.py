@@ -54,7 +54,7 @@ def run_action(
     Raise StageError if the nodes cannot be asked at all.
     """
     rules = where.rules()
-    scope = Scope.find(where, os.environ)
+    scope = Scope.find(where, os.environ, rules.launch.srun)
     command = Command(
         action,
         rules.roots,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.base.text import printable
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
@@ -17,6 +17,7 @@ from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import NodeFacts, site_facts
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.launch import job
+from stager.launch.commands import find_srun, search_path
 from stager.request.policy import LOCAL
 
 if TYPE_CHECKING:
@@ -51,14 +52,18 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     except PolicyRefusal as error:
         rules = LOCAL.model_copy(update={"roots": ()})
         found[Finding("config", Verdict.PROBLEM, str(error))] = []
-    site = site_facts()
+    try:
+        find_srun(rules.launch.srun)
+    except LaunchError as error:
+        found[Finding("srun", Verdict.PROBLEM, error.message)] = []
+    site = site_facts(search_path(rules.launch.srun))
     here = job.own_name(os.environ)
     local = Command(
         Action.FACTS, rules.roots, rules.shared_roots, config=str(where.config),
         plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
-        computes=bool(job.node_states(here)),
+        computes=bool(job.node_states(here, rules.launch.srun)),
     )  # fmt: skip
-    scope = Scope.find(where, os.environ)
+    scope = Scope.find(where, os.environ, rules.launch.srun)
     # This machine too: its stage.toml must be that of the others.
     answers = [] if here in scope.nodes else Scope(disks={here: ""}).ask(local, rules, os.environ)
     if scope.nodes:

@@ -15,7 +15,7 @@ import click
 from stager.base.errors import LaunchError, StageError
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, printable_lines, say
-from stager.cli.options import config_option
+from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.script import read_head
 from stager.cli.staging import JobNodes, build_request, parse_values, print_outcome
@@ -76,7 +76,8 @@ class _Gate:
         if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            job.end_step(os.environ, self.step)
+            rules = load_policy(self.config, simulated=False)
+            job.end_step(os.environ, self.step, rules.launch.srun)
         return code
 
     def _stage(self) -> Outcome:

@@ -14,6 +14,7 @@ from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import NodeFacts, site_facts
 from stager.launch import job
+from stager.launch.commands import search_path
 
 if TYPE_CHECKING:
     from stager.launch.job import JobContext
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def who_is_in_the_way(context: JobContext, rules: Policy) -> str:
     """Return the first such folder on the job's nodes, as a message; nothing if there is none."""
-    tmpfs = site_facts().slurm.get("TmpFS", "")
+    tmpfs = site_facts(search_path(rules.launch.srun)).slurm.get("TmpFS", "")
     if not tmpfs:
         return ""
     nodes = job.unfold(context.nodes)

@@ -42,8 +42,11 @@ class Scope:
     whole_job: bool = False
 
     @classmethod
-    def find(cls, where: NodeOptions, environment: Mapping[str, str]) -> Scope:
-        """Return the nodes that the options and the environment mean. Raise StageError."""
+    def find(cls, where: NodeOptions, environment: Mapping[str, str], srun: str) -> Scope:
+        """Return the nodes that the options and the environment mean. Raise StageError.
+
+        ``srun`` is that of stage.toml, beside which Slurm's other commands are.
+        """
         if sum(map(bool, (where.nodes, where.job_id, where.local_root))) > 1:
             raise UsageError("use only one of --nodes, --job and --local-root")
         if where.local_root:
@@ -55,13 +58,13 @@ class Scope:
             names = job.unfold(where.nodes)
             whole_job = False
             with suppress(StageError):  # outside of a job
-                context = job.find(environment)
+                context = job.find(environment, srun)
         elif where.job_id:
-            found = job.look_up(where.job_id, environment)
+            found = job.look_up(where.job_id, environment, srun)
             names = job.unfold(found.nodes)
             context = found if environment.get("SLURM_JOB_ID") == str(where.job_id) else None
         elif environment.get("SLURM_JOB_ID"):
-            context = job.find(environment)
+            context = job.find(environment, srun)
             names = job.unfold(context.nodes)
         else:
             names = [here]

@@ -18,6 +18,7 @@ from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, summary
 from stager.launch import job
+from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.peers import library_for, peer_key
@@ -65,8 +66,9 @@ class JobNodes:
     @classmethod
     def find(cls, config: Path) -> JobNodes:
         """Return the job's nodes. Raise UsageError outside of a job, PolicyRefusal, LaunchError."""
-        context = job.find(os.environ)
-        return cls(load_policy(config, simulated=False), context)
+        job.number(os.environ)  # whoever is outside of a job may lack stage.toml, too
+        rules = load_policy(config, simulated=False)
+        return cls(rules, job.find(os.environ, rules.launch.srun))
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Run ``request`` on these nodes.
@@ -76,11 +78,12 @@ class JobNodes:
         if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
+        srun = find_srun(self.rules.launch.srun)
         library = library_for(self.context, self.rules)
         for_srun = self.context.variables | (peer_key() if library else {})
         try:
             return run(
-                srun_argv(self.context, self.rules, library),
+                srun_argv(srun, self.context, self.rules, library),
                 rank_environment(_with_credentials(request), self.rules, request, for_srun),
                 self.rules.launch.start_timeout,
                 on_event,
@@ -88,7 +91,7 @@ class JobNodes:
                     names=lambda: job.unfold(self.context.nodes),
                     own=job.own_name(os.environ),
                     limit=request.stall_timeout,
-                    is_suspended=lambda: job.is_suspended(self.context.job),
+                    is_suspended=lambda: job.is_suspended(self.context.job, srun),
                 ),
             )
         except NotStartedError as error:

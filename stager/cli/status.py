@@ -56,7 +56,7 @@ def status(by: str, where: NodeOptions, as_json: bool) -> int:
     Drained nodes are queried and marked. A node that does not answer within 4 s is reported.
     """
     rules = where.rules()
-    return show_status(Scope.find(where, os.environ), rules, by, as_json=as_json)
+    return show_status(Scope.find(where, os.environ, rules.launch.srun), rules, by, as_json=as_json)
 
 
 def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool = False) -> int:

@@ -272,30 +272,31 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def site_facts() -> SiteFacts:
-    """Return what Slurm's commands say of the whole site."""
-    config = (line.partition("=") for line in _slurm("scontrol", "show", "config").splitlines())
+def site_facts(path: str) -> SiteFacts:
+    """Return what Slurm's commands say of the whole site; they are looked for in ``path``."""
+    told = _slurm(path, "scontrol", "show", "config")
+    config = (line.partition("=") for line in told.splitlines())
     slurm = {key.strip(): value.strip() for key, sign, value in config if sign}
     if slurm.get("PlugStackConfig") == "(null)":  # slurm.conf does not name it: beside slurm.conf
         folder = os.path.dirname(slurm.get("SLURM_CONF", ""))
         slurm["PlugStackConfig"] = f"{folder}/plugstack.conf" if folder else ""
     partitions = {}
-    for line in _slurm("scontrol", "--oneliner", "show", "partition").splitlines():
+    for line in _slurm(path, "scontrol", "--oneliner", "show", "partition").splitlines():
         keys = dict(word.split("=", 1) for word in line.split() if "=" in word)
         partitions[keys.get("PartitionName", "")] = keys
     return SiteFacts(
         slurm,
         partitions,
-        frozenset(re.findall(r"[\w./-]+", _slurm("srun", "--mpi=list"))),
+        frozenset(re.findall(r"[\w./-]+", _slurm(path, "srun", "--mpi=list"))),
     )
 
 
-def _slurm(*command: str) -> str:
+def _slurm(path: str, *command: str) -> str:
     """Return what a command of Slurm prints, on both streams; nothing if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
-            check=True, env={"PATH": os.defpath, **os.environ},
+            check=True, env={**os.environ, "PATH": path},
         )  # fmt: skip
         return done.stdout + done.stderr
     return ""

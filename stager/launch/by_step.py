@@ -10,6 +10,7 @@ from stager.base.errors import LaunchError
 from stager.copies.upkeep import Action
 from stager.launch import answers
 from stager.launch.answers import NODE_ARGV, Mailbox, no_answer
+from stager.launch.commands import find_srun
 from stager.launch.environment import step_environment
 from stager.launch.process import Process
 from stager.launch.srun import step_argv
@@ -41,8 +42,9 @@ def ask_by_step(
 ) -> dict[str, Answer]:
     """Return what each of the job's ``nodes`` answers, or why it does not; nothing is raised."""
     mailbox = Mailbox(nodes)
-    argv = step_argv(job, policy, nodes, [*NODE_ARGV, command.to_text()])
     try:
+        srun = find_srun(policy.launch.srun)
+        argv = step_argv(srun, job, nodes, [*NODE_ARGV, command.to_text()])
         process = Process(argv, step_environment(environment, policy, job.job, job.variables))
     except LaunchError as error:
         for node in nodes:

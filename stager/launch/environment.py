@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal
+from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
 from stager.source.location import Location, Scheme, is_endpoint, is_url
 from stager.source.settings import AUTH_FILE, ENDPOINTS
@@ -57,7 +58,6 @@ _CREDENTIALS = {
 }  # fmt: skip
 #: The ends of the names of the vendors' endpoints.
 _VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com", ".huggingface.co")
-_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def rank_environment(
@@ -122,7 +122,7 @@ def step_environment(
         **kept,
         # Open MPI wants one, and would read settings there that are meant for the user's program.
         "HOME": "/",
-        "PATH": _PATH,
+        "PATH": ":".join(FOLDERS),
         # Waiting ranks spin otherwise, on cores that readers and writers need.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         # MPI_Init ends with a barrier. By Slurm's other kind, a tree, a rank may leave it before

@@ -31,7 +31,7 @@ def ask(
     ``context`` is the job that this process runs in, if any. Nodes that Slurm reports as down are
     not asked. Raise LaunchError if ClusterShell cannot be used.
     """
-    states = job.node_states(",".join(nodes))
+    states = job.node_states(",".join(nodes), policy.launch.srun)
     away = [node for node in nodes if job.is_away(states.get(node, ""))]
     ours = set(job.unfold(context.nodes)) if context else set()
     inside = [node for node in nodes if node not in away and node in ours]

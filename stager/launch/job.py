@@ -1,21 +1,21 @@
 """Find the nodes of a job, their states and their names.
 
 All of it comes from Slurm: from the job's environment, by pyslurm where it is installed, or by
-scontrol and sinfo. There is no default of "this host".
+scontrol and sinfo, which are found as `launch.commands` says: ``srun`` is that of stage.toml. There
+is no default of "this host".
 """
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
+from stager.launch.commands import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +54,18 @@ class JobContext:
         return {"SLURM_JOB_NODELIST": self.nodes, "SLURM_JOB_NUM_NODES": str(self.node_count)}
 
 
-def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) -> JobContext:
+def find(
+    environment: Mapping[str, str], srun: str, probes: Sequence[Probe] | None = None
+) -> JobContext:
     """Return the job in whose allocation this process runs.
 
     Raise UsageError outside of a job, LaunchError if its nodes cannot be found.
     """
+    return look_up(number(environment), environment, srun, probes)
+
+
+def number(environment: Mapping[str, str]) -> int:
+    """Return the number of the job that this process runs in. Raise UsageError."""
     text = environment.get("SLURM_JOB_ID", "")
     if not text.isdecimal():
         raise UsageError(
@@ -70,11 +77,11 @@ def find(environment: Mapping[str, str], probes: Sequence[Probe] | None = None) 
         raise UsageError(
             "staging does not work in a heterogeneous job; submit each part as its own job"
         )
-    return look_up(int(text), environment, probes)
+    return int(text)
 
 
 def look_up(
-    job: int, environment: Mapping[str, str], probes: Sequence[Probe] | None = None
+    job: int, environment: Mapping[str, str], srun: str, probes: Sequence[Probe] | None = None
 ) -> JobContext:
     """Return the job of that id, in which this process need not run.
 
@@ -82,20 +89,24 @@ def look_up(
     """
     is_ours = environment.get("SLURM_JOB_ID") == str(job)
     found = _from_environment(job, environment) if is_ours else None
-    for probe in (_from_pyslurm, _from_scontrol) if probes is None else probes:
+    default = (_from_pyslurm, partial(_from_scontrol, srun=srun))
+    for probe in default if probes is None else probes:
         found = found or probe(job)
     if found is None:
         raise LaunchError(f"Slurm does not know the nodes of job {job}; check that it is running")
     return found
 
 
-def node_states(nodes: str, probes: Sequence[StateProbe] | None = None) -> dict[str, str]:
+def node_states(
+    nodes: str, srun: str, probes: Sequence[StateProbe] | None = None
+) -> dict[str, str]:
     """Return the state of each of ``nodes`` as Slurm writes it: ``idle``, ``drained``, ``down*``.
 
     Nodes that Slurm does not know are left out; without Slurm there are none.
     """
     states: dict[str, str] = {}
-    for probe in (_states_from_pyslurm, _states_from_sinfo) if probes is None else probes:
+    default = (_states_from_pyslurm, partial(_states_from_sinfo, srun=srun))
+    for probe in default if probes is None else probes:
         states = states or probe(nodes)
     return states
 
@@ -111,17 +122,10 @@ def is_drained(state: str) -> bool:
     return "drain" in state.lower()
 
 
-def is_suspended(job: int) -> bool:
+def is_suspended(job: int, srun: str) -> bool:
     """Return whether Slurm says that the job is suspended."""
-    try:
-        answer = subprocess.run(
-            ["squeue", "--noheader", f"--jobs={job}", "--format=%T"],
-            capture_output=True, text=True, errors="replace", timeout=_STATES_TIMEOUT, check=True,
-            env={"PATH": os.defpath, **os.environ},
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return answer.stdout.strip() == "SUSPENDED"
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
+    return answer(command, srun, _STATES_TIMEOUT).strip() == "SUSPENDED"
 
 
 def own_name(environment: Mapping[str, str]) -> str:
@@ -147,13 +151,10 @@ def _plain(error: Exception) -> str:
     return printable(" ".join(str(error).split()))
 
 
-def end_step(environment: Mapping[str, str], step: str) -> None:
+def end_step(environment: Mapping[str, str], step: str, srun: str) -> None:
     """Terminate the tasks of one of this job's steps, if Slurm can be reached."""
-    with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"],
-            capture_output=True, timeout=_ANSWER_TIMEOUT, check=False,
-        )  # fmt: skip
+    command = ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"]
+    answer(command, srun, _ANSWER_TIMEOUT)
 
 
 def fold(nodes: list[str]) -> str:
@@ -184,16 +185,9 @@ def _from_pyslurm(job: int) -> JobContext | None:
     return JobContext(job, record.allocated_nodes, record.num_nodes)
 
 
-def _from_scontrol(job: int) -> JobContext | None:
-    try:
-        answer = subprocess.run(
-            ["scontrol", "--oneliner", "show", "job", str(job)],
-            capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT, check=True,
-            env={"PATH": os.defpath, **os.environ},
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    nodes, count = (_only(answer.stdout, key) for key in ("NodeList", "NumNodes"))
+def _from_scontrol(job: int, srun: str) -> JobContext | None:
+    record = answer(["scontrol", "--oneliner", "show", "job", str(job)], srun, _ANSWER_TIMEOUT)
+    nodes, count = (_only(record, key) for key in ("NodeList", "NumNodes"))
     nodes = "" if nodes == "(null)" else nodes  # the job has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
 
@@ -219,14 +213,8 @@ def _states_from_pyslurm(nodes: str) -> dict[str, str]:
     return {name: str(known[name].state).lower() for name in unfold(nodes) if name in known}
 
 
-def _states_from_sinfo(nodes: str) -> dict[str, str]:
-    try:
-        answer = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={nodes}"],
-            capture_output=True, text=True, errors="replace", timeout=_STATES_TIMEOUT, check=True,
-            env={"PATH": os.defpath, **os.environ},
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    lines = (line.partition("|") for line in answer.stdout.splitlines())
+def _states_from_sinfo(nodes: str, srun: str) -> dict[str, str]:
+    command = ["sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={nodes}"]
+    told = answer(command, srun, _STATES_TIMEOUT)
+    lines = (line.partition("|") for line in told.splitlines())
     return {node.strip(): state.strip() for node, _, state in lines if state.strip()}

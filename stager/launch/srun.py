@@ -1,4 +1,7 @@
-"""Build the arguments of a nested srun: for the ranks, and for a command on some nodes. Pure."""
+"""Build the arguments of a nested srun: for the ranks, and for a command on some nodes. Pure.
+
+``srun`` is its path (`commands.find_srun`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from stager.request.policy import Policy
 
 
-def srun_argv(job: JobContext, policy: Policy, library: str | None = None) -> list[str]:
+def srun_argv(srun: str, job: JobContext, policy: Policy, library: str | None = None) -> list[str]:
     """Return the srun that starts one rank on each node of the job, with ``library`` preloaded.
 
     One rank's failure ends all, and the last has 30 s to end after the first.
@@ -22,13 +25,13 @@ def srun_argv(job: JobContext, policy: Policy, library: str | None = None) -> li
     # Not by the environment of srun, which would load the library too.
     preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     return [
-        *_one_task_a_node(job, policy, job.node_count), "--quiet", "--job-name=stage",
+        *_one_task_a_node(srun, job, job.node_count), "--quiet", "--job-name=stage",
         f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *preloading, *RANK,
     ]  # fmt: skip
 
 
 def step_argv(
-    job: JobContext, policy: Policy, nodes: Sequence[str], command: Sequence[str]
+    srun: str, job: JobContext, nodes: Sequence[str], command: Sequence[str]
 ) -> list[str]:
     """Return the srun that runs ``command``, which needs no MPI, on each of the job's ``nodes``.
 
@@ -36,13 +39,13 @@ def step_argv(
     starts which task, and labels each line of a task with the task's number.
     """
     return [
-        *_one_task_a_node(job, policy, len(nodes)), "--verbose", "--label",
+        *_one_task_a_node(srun, job, len(nodes)), "--verbose", "--label",
         "--job-name=stagectl", "--mpi=none",
         f"--nodelist={fold(list(nodes))}", "--kill-on-bad-exit=0", "--wait=0", *command,
     ]  # fmt: skip
 
 
-def _one_task_a_node(job: JobContext, policy: Policy, nodes: int) -> list[str]:
+def _one_task_a_node(srun: str, job: JobContext, nodes: int) -> list[str]:
     """Return what every nested srun has: one task on each node, beside whatever runs there.
 
     ``-n`` overrides an inherited SLURM_NTASKS; ``--mem=0`` and ``--gres=none`` claim nothing that
@@ -50,7 +53,7 @@ def _one_task_a_node(job: JobContext, policy: Policy, nodes: int) -> list[str]:
     """
     count = str(nodes)
     return [
-        policy.launch.srun, "--jobid", str(job.job), "--overlap", "--export=ALL",
+        srun, "--jobid", str(job.job), "--overlap", "--export=ALL",
         "-N", count, "-n", count, "--ntasks-per-node=1", "--mem=0", "--gres=none",
         "--cpu-bind=none", "--chdir=/", "--input=none",
     ]  # fmt: skip

@@ -172,7 +172,8 @@ class Cache(_Section):
 class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
-    #: The srun to use; a name without ``/`` is looked for in the system's own folders.
+    #: The srun to use; a name without ``/`` is looked for in the system's own folders, and Slurm's
+    #: other commands first beside a path (`launch.commands`).
     srun: str = "srun"
     #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`).
     mpi: str = "pmix"

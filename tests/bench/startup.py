@@ -37,6 +37,7 @@ import os, shlex, sys
 from dataclasses import replace
 from pathlib import Path
 from stager.launch import job
+from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
 from stager.launch.peers import library_for, peer_key
 from stager.launch.srun import srun_argv
@@ -44,13 +45,15 @@ from stager.request import policy
 from stager.request.grammar import parse_value
 from stager.request.items import StageRequest
 from stager.request.resolve import resolve
-context, rules = job.find(os.environ), policy.load(Path("/etc/slurm/stage.toml"))
+rules = policy.load(Path("/etc/slurm/stage.toml"))
+context = job.find(os.environ, rules.launch.srun)
 items = resolve(parse_value(sys.argv[1]), rules)
 wanted = StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
 library = library_for(context, rules)
 environment = rank_environment(os.environ, rules, wanted, peer_key() if library else None)
+srun = find_srun(rules.launch.srun)
 words = [f"{name}={value}" for name, value in environment.items()]
-print("exec", shlex.join(["env", "-i", *words, *srun_argv(context, rules, library)]))
+print("exec", shlex.join(["env", "-i", *words, *srun_argv(srun, context, rules, library)]))
 """
 #: Replaces a program: runs it and notes when it began and ended. Runs that belong neither to the
 #: gate nor to the nested step are passed on at once.

@@ -16,6 +16,16 @@ def test_a_stage_toml_that_is_not_there_is_a_problem_among_the_findings(desk: De
     assert f"problem  {desk.config} {NO_CONFIG}" in ran.out.splitlines()
 
 
+def test_an_srun_that_is_not_there_is_a_problem(desk: Desk) -> None:
+    desk.config.write_text('roots = ["/nvme"]\n[launch]\nsrun = "/nowhere/srun"\n')
+    ran = desk.stagectl("doctor")
+    assert (ran.code, ran.err) == (1, "")
+    assert (
+        "problem  /nowhere/srun, which stage.toml names, is not there or cannot be run; tell the "
+        "administrator to correct srun in [launch]"
+    ) in ran.out.splitlines()
+
+
 def test_findings_as_json_are_those_of_the_text(desk: Desk) -> None:
     text, data = desk.stagectl("doctor"), desk.stagectl("doctor", "--json")
     assert text.code == data.code

@@ -159,7 +159,10 @@ def test_root_starts_no_ranks_on_real_nodes(
 def test_an_srun_that_is_not_there_ends_with_8(job: Desk) -> None:
     job.config.write_text('roots = ["/nvme"]\n[launch]\nsrun = "/nowhere/srun"')
     ran = job.stagectl("stage", "/a:/nvme/b", **JOB)
-    message = "/nowhere/srun cannot be started: No such file or directory"
+    message = (
+        "/nowhere/srun, which stage.toml names, is not there or cannot be run; tell the "
+        "administrator to correct srun in [launch]"
+    )
     assert ran == Ran(8, "", f"stage: {message}\n")
 
 

@@ -222,6 +222,8 @@ class Cluster:
         self._daemons: dict[str, Command] = {}
         self._commands: list[Command] = []
         self._over_nvme: dict[str, list[Path]] = {}
+        #: More options for each slurmd that starts.
+        self.slurmd_options: tuple[str, ...] = ()
         self._serial = itertools.count(1)
 
     # ---------------------------------------------------------------- start and stop
@@ -365,7 +367,9 @@ class Cluster:
             self._start_slurmd(node)
 
     def _start_slurmd(self, node: str) -> None:
-        self._start_daemon(f"slurmd-{node}", node, ["slurmd", "-D", "-N", node])
+        self._start_daemon(
+            f"slurmd-{node}", node, ["slurmd", "-D", "-N", node, *self.slurmd_options]
+        )
 
     def _start_daemon(self, name: str, on: str, argv: Sequence[str], user: str = "root") -> None:
         line = self.enter_argv(argv, user, on, "/")

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import COPY, IMAGE, PLUGSTACK, PREFIX, STAGECTL, digest
+from tests.cluster.site import COPY, IMAGE, STAGECTL, digest
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cluster.site import Site
 
 A, B = "/shared/a:/nvme/a", "/shared/b:/nvme/b"
@@ -266,19 +264,6 @@ def test_a_job_that_stages_nothing_starts_no_helper(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     check_lines(job.output(), *["task"] * 4)
     assert site.steps(job) == 1
-
-
-@pytest.fixture
-def _task_prolog(site: Site) -> Iterator[None]:
-    """The site without the plugin: TaskProlog and Prolog in slurm.conf instead."""
-    site.write_plugstack("")
-    site.reconfigure(
-        f"TaskProlog={PREFIX}/libexec/task_prolog\nProlog={PREFIX}/libexec/job_prolog\n"
-        f"Epilog={PREFIX}/libexec/job_epilog\nPrologFlags=Alloc,DeferBatch"
-    )
-    yield
-    site.write_plugstack(PLUGSTACK)
-    site.reconfigure()
 
 
 @pytest.mark.usefixtures("_task_prolog")

@@ -82,7 +82,10 @@ def test_a_step_that_fails_is_reported_with_its_last_line(site: Site) -> None:
     why = "the step ended without an answer of this node; check that slurm-stage is installed there"
     assert site.ask("n1") == [Answer("n1", None, why)]
     (site.folder / "srun").unlink()
-    why = f"{site.folder}/srun cannot be started: No such file or directory"
+    why = (
+        f"{site.folder}/srun, which stage.toml names, is not there or cannot be run; tell the "
+        "administrator to correct srun in [launch]"
+    )
     assert site.ask("n1") == [Answer("n1", None, why)]
 
 
@@ -90,7 +93,7 @@ def test_the_step_runs_the_command_on_the_nodes_that_are_asked(site: Site) -> No
     site.program("srun", f'printf "%s\\n" "$@" >{site.folder}/argv')
     site.ask("n1 n3")
     argv = (site.folder / "argv").read_text().splitlines()
-    assert argv == step_argv(JOB, site.policy, ["n1", "n3"], [*NODE_ARGV, STATUS.to_text()])[1:]
+    assert argv == step_argv("srun", JOB, ["n1", "n3"], [*NODE_ARGV, STATUS.to_text()])[1:]
     assert (sys.executable, "-I", "-m", "stager", "node") == NODE_ARGV
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import types
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, UsageError
+from stager.launch import commands
 from stager.launch.job import (
     JobContext,
     end_step,
@@ -63,9 +63,9 @@ def asked() -> Asked:
 
 
 def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> None:
-    assert find(ENVIRONMENT, [asked.probe("first", None)]) == JOB
+    assert find(ENVIRONMENT, "srun", [asked.probe("first", None)]) == JOB
     step = {**ENVIRONMENT, "SLURM_STEP_NODELIST": "n[1-4]"}
-    assert find(step, [asked.probe("first", None)]) == JOB
+    assert find(step, "srun", [asked.probe("first", None)]) == JOB
     assert asked.by_name == []
 
 
@@ -73,7 +73,7 @@ def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> N
 def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) -> None:
     environment = {} if job is None else {**ENVIRONMENT, "SLURM_JOB_ID": job}
     with pytest.raises(UsageError) as caught:
-        find(environment, [asked.probe("first", JOB)])
+        find(environment, "srun", [asked.probe("first", JOB)])
     assert str(caught.value) == OUTSIDE
     assert asked.by_name == []
 
@@ -95,13 +95,17 @@ def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) ->
 )
 def test_probes_are_asked_in_order_until_one_knows(change: dict[str, str], asked: Asked) -> None:
     probes = [asked.probe("first", None), asked.probe("second", JOB), asked.probe("third", None)]
-    assert find({**ENVIRONMENT, **change}, probes) == JOB
+    assert find({**ENVIRONMENT, **change}, "srun", probes) == JOB
     assert asked.by_name == [("first", 17), ("second", 17)]
 
 
 def test_a_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
     with pytest.raises(LaunchError) as caught:
-        find({"SLURM_JOB_ID": "17"}, [asked.probe("first", None), asked.probe("second", None)])
+        find(
+            {"SLURM_JOB_ID": "17"},
+            "srun",
+            [asked.probe("first", None), asked.probe("second", None)],
+        )
     assert str(caught.value) == UNKNOWN
     assert asked.by_name == [("first", 17), ("second", 17)]
 
@@ -128,22 +132,22 @@ def asked_of(folder: Path, name: str) -> list[str]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is first on PATH; pyslurm cannot be imported."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    """The folder of Slurm's commands, the only one; pyslurm cannot be imported."""
+    monkeypatch.setattr(commands, "FOLDERS", ())
     monkeypatch.setitem(sys.modules, "pyslurm", None)
     return tmp_path
 
 
 def test_scontrol_is_asked_for_nodes_that_are_not_in_the_environment(programs: Path) -> None:
     program(programs, "scontrol", f"echo '{ANSWER}'")
-    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
     assert asked_of(programs, "scontrol") == ["--oneliner show job 17"]
 
 
 def test_the_answer_of_scontrol_need_not_be_utf8(programs: Path) -> None:
     answer = ANSWER.replace("train", "caf\\0351")
     program(programs, "scontrol", f"printf '%b\\n' '{answer}'")
-    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
 
 
 @pytest.mark.parametrize(
@@ -165,17 +169,13 @@ def test_the_answer_of_scontrol_need_not_be_utf8(programs: Path) -> None:
 def test_a_job_that_scontrol_does_not_know_is_a_launch_error(programs: Path, script: str) -> None:
     program(programs, "scontrol", script)
     with pytest.raises(LaunchError) as caught:
-        find({"SLURM_JOB_ID": "17"})
+        find({"SLURM_JOB_ID": "17"}, f"{programs}/srun")
     assert str(caught.value) == UNKNOWN
 
 
-def test_a_machine_without_scontrol_knows_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pyslurm", None)
+def test_a_machine_without_scontrol_knows_no_job(programs: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        find({"SLURM_JOB_ID": "17"})
+        find({"SLURM_JOB_ID": "17"}, f"{programs}/srun")
     assert str(caught.value) == UNKNOWN
 
 
@@ -197,7 +197,7 @@ def test_pyslurm_is_asked_before_scontrol(programs: Path, monkeypatch: pytest.Mo
     program(programs, "scontrol", "exit 1")
     answer = types.SimpleNamespace(allocated_nodes="n[1-4]", num_nodes=4)
     monkeypatch.setitem(sys.modules, "pyslurm", pyslurm({17: answer}.__getitem__))
-    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
     assert not (programs / "scontrol.asked").exists()
 
 
@@ -209,7 +209,7 @@ def test_scontrol_is_asked_where_pyslurm_fails(
 
     program(programs, "scontrol", f"echo '{ANSWER}'")
     monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(load))
-    assert find({"SLURM_JOB_ID": "17"}) == JOB
+    assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
 
 
 # Another job
@@ -217,14 +217,14 @@ def test_scontrol_is_asked_where_pyslurm_fails(
 
 def test_another_job_is_not_that_of_the_environment(asked: Asked) -> None:
     other = JobContext(18, "n7", 1)
-    assert look_up(18, ENVIRONMENT, [asked.probe("first", other)]) == other
-    assert look_up(17, ENVIRONMENT, [asked.probe("first", other)]) == JOB
+    assert look_up(18, ENVIRONMENT, "srun", [asked.probe("first", other)]) == other
+    assert look_up(17, ENVIRONMENT, "srun", [asked.probe("first", other)]) == JOB
     assert asked.by_name == [("first", 18)]
 
 
 def test_another_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up(18, ENVIRONMENT, [asked.probe("first", None)])
+        look_up(18, ENVIRONMENT, "srun", [asked.probe("first", None)])
     assert str(caught.value) == UNKNOWN.replace("17", "18")
 
 
@@ -241,15 +241,12 @@ def test_squeue_says_whether_a_job_is_suspended(
     programs: Path, script: str, suspended: bool
 ) -> None:
     program(programs, "squeue", script)
-    assert is_suspended(17) is suspended
+    assert is_suspended(17, f"{programs}/srun") is suspended
     assert asked_of(programs, "squeue") == ["--noheader --jobs=17 --format=%T"]
 
 
-def test_without_squeue_no_job_is_suspended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not is_suspended(17)
+def test_without_squeue_no_job_is_suspended(programs: Path) -> None:
+    assert not is_suspended(17, f"{programs}/srun")
 
 
 def test_states_are_asked_for_until_somebody_knows() -> None:
@@ -259,21 +256,21 @@ def test_states_are_asked_for_until_somebody_knows() -> None:
         asked.append(nodes)
         return {}
 
-    assert node_states("n[1-2]", [nobody, lambda _: STATES, nobody]) == STATES
+    assert node_states("n[1-2]", "srun", [nobody, lambda _: STATES, nobody]) == STATES
     assert asked == ["n[1-2]"]
-    assert node_states("n1", [nobody]) == {}
+    assert node_states("n1", "srun", [nobody]) == {}
 
 
 def test_sinfo_prints_a_state_once_for_each_partition(programs: Path) -> None:
     program(programs, "sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n1|idle'; echo oops")
-    assert node_states("n[1-2]") == STATES
+    assert node_states("n[1-2]", f"{programs}/srun") == STATES
     assert asked_of(programs, "sinfo") == ["--noheader --Node --format=%N|%T --nodes=n[1-2]"]
 
 
 @pytest.mark.parametrize("script", ["exit 1", "exec sleep 10", "exit 0"])
 def test_without_an_answer_in_time_no_state_is_known(programs: Path, script: str) -> None:
     program(programs, "sinfo", script)
-    assert node_states("n1") == {}
+    assert node_states("n1", f"{programs}/srun") == {}
 
 
 def test_pyslurm_is_asked_for_states_before_sinfo(
@@ -286,7 +283,7 @@ def test_pyslurm_is_asked_for_states_before_sinfo(
     module = pyslurm(lambda job: job)
     module.__dict__["Nodes"] = types.SimpleNamespace(load=lambda: nodes)
     monkeypatch.setitem(sys.modules, "pyslurm", module)
-    assert node_states("n[1-2],n9") == {"n1": "idle", "n2": "idle+drain"}
+    assert node_states("n[1-2],n9", f"{programs}/srun") == {"n1": "idle", "n2": "idle+drain"}
     assert not (programs / "sinfo.asked").exists()
 
 
@@ -295,7 +292,7 @@ def test_sinfo_is_asked_for_states_where_pyslurm_lacks_the_call(
 ) -> None:
     program(programs, "sinfo", "echo 'n1|idle'")
     monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(lambda job: job))
-    assert node_states("n1") == {"n1": "idle"}
+    assert node_states("n1", f"{programs}/srun") == {"n1": "idle"}
 
 
 @pytest.mark.parametrize(
@@ -318,15 +315,14 @@ def test_which_nodes_can_answer(state: str, away: bool, drained: bool) -> None:
 
 def test_a_step_is_ended_by_scancel(programs: Path) -> None:
     program(programs, "scancel", "echo 'never printed'; exit 1")
-    end_step(ENVIRONMENT, "3")
+    end_step(ENVIRONMENT, "3", f"{programs}/srun")
     assert asked_of(programs, "scancel") == ["--signal=TERM 17.3"]
 
 
 def test_a_step_that_cannot_be_ended_raises_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    programs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    end_step(ENVIRONMENT, "3")
+    end_step(ENVIRONMENT, "3", f"{programs}/srun")
     assert capfd.readouterr() == ("", "")
 
 

@@ -15,8 +15,8 @@ RANK = [sys.executable, "-I", "-m", "stager.rank"]
 
 
 def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
-    assert srun_argv(JOB, POLICY) == [
-        "srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "4", "-n", "4",
+    assert srun_argv("/usr/bin/srun", JOB, POLICY) == [
+        "/usr/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "4", "-n", "4",
         "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
         "--input=none", "--quiet", "--job-name=stage", "--mpi=pmix", "--kill-on-bad-exit=1",
         "--wait=30", *RANK,
@@ -24,16 +24,16 @@ def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
 
 
 def test_ranks_preload_the_library_and_srun_does_not() -> None:
-    plain = srun_argv(JOB, POLICY)
-    assert srun_argv(JOB, POLICY, "/opt/slurm-stage/lib/stage_peers.so") == [
+    plain = srun_argv("/usr/bin/srun", JOB, POLICY)
+    assert srun_argv("/usr/bin/srun", JOB, POLICY, "/opt/slurm-stage/lib/stage_peers.so") == [
         *plain[: -len(RANK)],
         "/usr/bin/env", "LD_PRELOAD=/opt/slurm-stage/lib/stage_peers.so", *RANK,
     ]  # fmt: skip
 
 
 def test_the_site_chooses_its_srun_and_its_mpi() -> None:
-    policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/slurm/bin/srun", mpi="pmi2"))
-    assert srun_argv(JobContext(4711, "login", 1), policy) == [
+    policy = Policy(roots=("/nvme",), launch=Launch(mpi="pmi2"))
+    assert srun_argv("/opt/slurm/bin/srun", JobContext(4711, "login", 1), policy) == [
         "/opt/slurm/bin/srun", "--jobid", "4711", "--overlap", "--export=ALL",
         "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none",
         "--chdir=/", "--input=none", "--quiet", "--job-name=stage", "--mpi=pmi2",
@@ -42,8 +42,7 @@ def test_the_site_chooses_its_srun_and_its_mpi() -> None:
 
 
 def test_a_step_runs_a_command_once_on_each_node_without_mpi() -> None:
-    policy = Policy(roots=("/nvme",), launch=Launch(srun="/opt/bin/srun", mpi="pmix_v4"))
-    assert step_argv(JOB, policy, ["n1", "n2", "n4"], ["/bin/echo", "a b"]) == [
+    assert step_argv("/opt/bin/srun", JOB, ["n1", "n2", "n4"], ["/bin/echo", "a b"]) == [
         "/opt/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "3",
         "-n", "3", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
         "--input=none", "--verbose", "--label", "--job-name=stagectl", "--mpi=none",

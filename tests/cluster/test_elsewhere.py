@@ -1,0 +1,96 @@
+"""Slurm's programs are outside of the system's folders on the nodes, where few look for them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.site import POLICY, STAGECTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+SLURM = "/opt/slurm"
+MOVED = "srun,scancel,scontrol,sinfo,squeue"
+#: Takes the commands out of a node's /usr/bin, and of nobody else's.
+HIDE = f"""
+mkdir /run/hidden /run/hidden/upper /run/hidden/work
+mount -t overlay overlay -o lowerdir=/usr/bin,upperdir=/run/hidden/upper,workdir=/run/hidden/work \
+    /usr/bin
+rm /usr/bin/{{{MOVED}}}
+"""
+WISH = "--stage=/shared/a:/nvme/a"
+NAMED = f'{POLICY}[launch]\nsrun = "{SLURM}/bin/srun"\n'
+WRONG = f'{POLICY}[launch]\nsrun = "/opt/other/srun"\n'
+FOLDERS = "/usr/local/bin, /usr/bin, /bin, /usr/local/sbin, /usr/sbin, /sbin"
+NAME_IT = 'tell the administrator to name it in stage.toml (srun = "/PATH/srun" in [launch])'
+REFUSED = (
+    "/opt/other/srun, which stage.toml names, is not there or cannot be run; tell the "
+    "administrator to correct srun in [launch]"
+)
+
+
+@pytest.fixture(scope="module")
+def _moved(installed_site: Site) -> Iterator[None]:
+    site = installed_site
+    folder = f"{SLURM}/{{bin,sbin}}"
+    copy = f"cp /usr/bin/{{{MOVED}}} {SLURM}/bin; cp /usr/sbin/slurmstepd {SLURM}/sbin"
+    site.run(f"set -e; mkdir -p {folder}; {copy}", user="root")
+    for node in site.nodes:
+        site.run(f"set -e; {HIDE}", user="root", on=node)
+    site.slurmd_options = ("-d", f"{SLURM}/sbin/slurmstepd")
+    site.restart_all_slurmd()
+    yield
+    site.slurmd_options = ()
+    for node in site.nodes:
+        site.run("umount --lazy /usr/bin && rm -r /run/hidden", user="root", on=node)
+    site.run(f"rm -r {SLURM}", user="root")
+    site.restart_all_slurmd()
+
+
+@pytest.fixture
+def moved(site: Site, _moved: None) -> Site:
+    """The site whose nodes have Slurm's programs beneath /opt/slurm."""
+    site.run("head -c 1000 /dev/urandom > /shared/a")
+    return site
+
+
+def test_the_plugin_finds_the_commands_of_the_slurm_that_runs_it(moved: Site) -> None:
+    done = moved.run(["srun", "-N4", WISH, "cmp", "/shared/a", "/nvme/a"])
+    assert " to n[1-4] (4 nodes) in " in done.stdout
+
+
+def test_stagectl_says_where_it_looked_and_what_names_the_folder(moved: Site) -> None:
+    script = f"{STAGECTL} stage /shared/a:/nvme/a; echo $?; {STAGECTL} status; echo $?"
+    with_path = f"{script}; export PATH=$PATH:{SLURM}/bin; {script}"
+    job = moved.sbatch(with_path, "-N2", "-w", "n[1-2]")
+    job.wait()
+    problem = f"srun is in none of the folders {FOLDERS}; {NAME_IT}"
+    without = f"stage: n1: {problem}\n8\nn[1-2]: {problem}\n8\n"
+    assert job.output().startswith(f"{without}stage: /nvme/a: 1000 B from ")
+    assert job.output().count("\n0\n") == 2
+    with moved.policy(NAMED):
+        job = moved.sbatch(script, "-N2", "-w", "n[1-2]")
+        job.wait()
+    assert "\n8\n" not in job.output()
+    assert "current on n[1-2] (2 nodes), nothing moved" in job.output()
+
+
+@pytest.mark.parametrize("line", ["", "salloc -N4 -n8 "])
+def test_nothing_waits_where_stage_toml_names_no_srun(moved: Site, line: str) -> None:
+    begun = time.monotonic()
+    with moved.policy(WRONG), pytest.raises(CommandFailed) as failed:
+        moved.run(f"{line}srun -N4 -n8 {WISH} touch /shared/started")
+    assert time.monotonic() - begun < 15
+    assert failed.value.code == 8
+    said = [one for one in failed.value.stderr.splitlines() if one.startswith("stage: ")]
+    assert said == [
+        f"stage: n1: {REFUSED}",
+        "stage: the job's own program was not started (exit code 8)",
+    ]
+    assert not moved.shared("started").exists()
