@@ -29,6 +29,7 @@ NAMED = f'{POLICY}[launch]\nsrun = "{SLURM}/bin/srun"\n'
 WRONG = f'{POLICY}[launch]\nsrun = "/opt/other/srun"\n'
 FOLDERS = "/usr/local/bin, /usr/bin, /bin, /usr/local/sbin, /usr/sbin, /sbin"
 NAME_IT = 'tell the administrator to name it in stage.toml (srun = "/PATH/srun" in [launch])'
+NAMES_SRUN = NAME_IT.replace("it", "the srun beside it")
 REFUSED = (
     "/opt/other/srun, which stage.toml names, is not there or cannot be run; tell the "
     "administrator to correct srun in [launch]"
@@ -94,3 +95,17 @@ def test_nothing_waits_where_stage_toml_names_no_srun(moved: Site, line: str) ->
         "stage: the job's own program was not started (exit code 8)",
     ]
     assert not moved.shared("started").exists()
+
+
+@pytest.mark.usefixtures("_task_prolog")
+def test_task_prolog_finds_scontrol_beside_the_srun_of_stage_toml(moved: Site) -> None:
+    script = "#!/bin/bash\n#STAGE /shared/a /nvme/a\ncmp /shared/a /nvme/a && echo same\n"
+    job = moved.sbatch(script, "-N2", "-w", "n[1-2]")
+    assert job.wait().exit_code == "8:0"
+    folders = FOLDERS.replace(", ", ":").partition(":/usr/local/sbin")[0]
+    problem = f"n1: scontrol is in none of the folders {folders}"
+    assert job.output().splitlines()[0] == f"stage: {problem}; {NAMES_SRUN}"
+    with moved.policy(NAMED):
+        job = moved.sbatch(script, "-N2", "-w", "n[1-2]")
+        assert job.wait().exit_code == "0:0", job.output()
+    assert job.output().endswith("same\n")
