@@ -45,11 +45,16 @@ def find_srun(srun: str) -> str:
 
 
 def answer(command: Sequence[str], srun: str, seconds: float) -> str:
-    """Return what a command of Slurm prints, nothing if it fails or takes longer."""
+    """Return what a command of Slurm prints, nothing if it fails.
+
+    Raise TimeoutError if it takes longer than ``seconds``.
+    """
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=seconds, check=True,
             env={**os.environ, "PATH": search_path(srun)},
         ).stdout  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
     except (OSError, subprocess.SubprocessError):
         return ""

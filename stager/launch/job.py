@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
+from stager.launch.by_pyslurm import ask_pyslurm
 from stager.launch.commands import answer
 
 if TYPE_CHECKING:
@@ -90,10 +92,17 @@ def look_up(
     is_ours = environment.get("SLURM_JOB_ID") == str(job)
     found = _from_environment(job, environment) if is_ours else None
     default = (_from_pyslurm, partial(_from_scontrol, srun=srun))
-    for probe in default if probes is None else probes:
-        found = found or probe(job)
+    try:
+        for probe in default if probes is None else probes:
+            found = found or probe(job)
+    except TimeoutError:
+        problem = f"Slurm has not answered within {_ANSWER_TIMEOUT} s which nodes job {job} has"
+        raise LaunchError(f"{problem}; try again later") from None
     if found is None:
-        raise LaunchError(f"Slurm does not know the nodes of job {job}; check that it is running")
+        raise LaunchError(
+            f"Slurm does not know the nodes of job {job}; check that it is running (scontrol show "
+            f"job {job})"
+        )
     return found
 
 
@@ -106,8 +115,9 @@ def node_states(
     """
     states: dict[str, str] = {}
     default = (_states_from_pyslurm, partial(_states_from_sinfo, srun=srun))
-    for probe in default if probes is None else probes:
-        states = states or probe(nodes)
+    with suppress(TimeoutError):  # what one does not learn in time, the next would not either
+        for probe in default if probes is None else probes:
+            states = states or probe(nodes)
     return states
 
 
@@ -125,7 +135,9 @@ def is_drained(state: str) -> bool:
 def is_suspended(job: int, srun: str) -> bool:
     """Return whether Slurm says that the job is suspended."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
-    return answer(command, srun, _STATES_TIMEOUT).strip() == "SUSPENDED"
+    with suppress(TimeoutError):
+        return answer(command, srun, _STATES_TIMEOUT).strip() == "SUSPENDED"
+    return False
 
 
 def own_name(environment: Mapping[str, str]) -> str:
@@ -154,7 +166,8 @@ def _plain(error: Exception) -> str:
 def end_step(environment: Mapping[str, str], step: str, srun: str) -> None:
     """Terminate the tasks of one of this job's steps, if Slurm can be reached."""
     command = ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"]
-    answer(command, srun, _ANSWER_TIMEOUT)
+    with suppress(TimeoutError):
+        answer(command, srun, _ANSWER_TIMEOUT)
 
 
 def fold(nodes: list[str]) -> str:
@@ -174,15 +187,8 @@ def _from_environment(job: int, environment: Mapping[str, str]) -> JobContext | 
 
 
 def _from_pyslurm(job: int) -> JobContext | None:
-    try:
-        import pyslurm
-    except ImportError:
-        return None
-    try:
-        record = pyslurm.Job.load(job)
-    except pyslurm.RPCError:
-        return None
-    return JobContext(job, record.allocated_nodes, record.num_nodes)
+    nodes, count = ask_pyslurm("job", str(job), seconds=_ANSWER_TIMEOUT) or (None, None)
+    return JobContext(job, nodes, count) if nodes and count else None  # no nodes: it is pending
 
 
 def _from_scontrol(job: int, srun: str) -> JobContext | None:
@@ -202,15 +208,8 @@ def _only(record: str, key: str) -> str:
 
 
 def _states_from_pyslurm(nodes: str) -> dict[str, str]:
-    try:
-        import pyslurm
-    except ImportError:
-        return {}
-    try:
-        known = pyslurm.Nodes.load()
-    except (AttributeError, pyslurm.RPCError):  # pyslurm 22.05 lacks the call
-        return {}
-    return {name: str(known[name].state).lower() for name in unfold(nodes) if name in known}
+    known = ask_pyslurm("nodes", seconds=_STATES_TIMEOUT)
+    return {name: known[name].lower() for name in unfold(nodes) if name in known} if known else {}
 
 
 def _states_from_sinfo(nodes: str, srun: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-import types
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +37,7 @@ OUTSIDE = (
     "not inside a Slurm job: use sbatch, salloc or srun first, "
     "or --local N to simulate N nodes on this machine"
 )
-UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running"
+UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running (scontrol show job 17)"
 
 
 class Asked:
@@ -181,35 +181,98 @@ def test_a_machine_without_scontrol_knows_no_job(programs: Path) -> None:
 
 # From pyslurm
 
+#: A job and nodes as pyslurm 25.11 shows them. Job 18 is pending; it does not know others.
+PYSLURM = """
+from types import SimpleNamespace
 
 class RPCError(Exception):
-    """Stands for pyslurm's."""
+    pass
+
+class Job:
+    @staticmethod
+    def load(job):
+        known = {17: ("n[1-4]", 4), 18: (None, 4)}
+        if job not in known:
+            raise RPCError("Invalid job id specified")
+        nodes, count = known[job]
+        return SimpleNamespace(allocated_nodes=nodes, num_nodes=count)
+
+class Nodes:
+    @staticmethod
+    def load():
+        states = {"n1": "IDLE", "n2": "IDLE+DRAIN", "n3": "DOWN"}
+        return {name: SimpleNamespace(state=state) for name, state in states.items()}
+"""
+#: What libslurm does as pyslurm is imported, with a slurm.conf that cannot be read.
+FATAL = "import os, sys; print('fatal: no slurm.conf', file=sys.stderr); os._exit(1)"
 
 
-def pyslurm(load: Callable[[int], object]) -> types.ModuleType:
-    """Return a module with the names of pyslurm that are used."""
-    module = types.ModuleType("pyslurm")
-    module.__dict__.update(RPCError=RPCError, Job=types.SimpleNamespace(load=load))
-    return module
+class Installed:
+    """A folder in which a stand-in for pyslurm can be installed."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._module = folder / "pyslurm.py"
+        monkeypatch.delitem(sys.modules, "pyslurm")
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    def write(self, text: str) -> None:
+        self._module.write_text(text)
 
 
-def test_pyslurm_is_asked_before_scontrol(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def installed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    folder = programs / "packages"
+    folder.mkdir()
+    installed = Installed(folder, monkeypatch)
+    installed.write(PYSLURM)
+    return installed
+
+
+@pytest.mark.usefixtures("installed")
+def test_pyslurm_is_asked_before_scontrol(programs: Path) -> None:
     program(programs, "scontrol", "exit 1")
-    answer = types.SimpleNamespace(allocated_nodes="n[1-4]", num_nodes=4)
-    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm({17: answer}.__getitem__))
     assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
     assert not (programs / "scontrol.asked").exists()
+    assert "pyslurm" not in sys.modules
 
 
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("job", [18, 19])
+def test_a_job_without_nodes_and_one_that_is_unknown_are_the_same(programs: Path, job: int) -> None:
+    program(programs, "scontrol", f"echo 'JobId={job} NodeList=(null) NumNodes=4'")
+    with pytest.raises(LaunchError) as caught:
+        look_up(job, {}, f"{programs}/srun")
+    assert str(caught.value) == UNKNOWN.replace("17", str(job))
+
+
+@pytest.mark.parametrize("module", [FATAL, "import no_such_library", "raise RuntimeError"])
 def test_scontrol_is_asked_where_pyslurm_fails(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Path, installed: Installed, module: str
 ) -> None:
-    def load(_: int) -> object:
-        raise RPCError
-
+    installed.write(module)
     program(programs, "scontrol", f"echo '{ANSWER}'")
-    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(load))
+    program(programs, "sinfo", "echo 'n1|idle'")
     assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
+    assert node_states("n1", f"{programs}/srun") == {"n1": "idle"}
+
+
+def test_a_controller_that_does_not_answer_pyslurm_is_not_asked_again(
+    programs: Path, installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.write("import time; time.sleep(32)")
+    for name in ("scontrol", "sinfo"):
+        program(programs, name, "exec sleep 32")
+    monkeypatch.setattr("stager.launch.job._ANSWER_TIMEOUT", 1)
+    begun = time.monotonic()
+    assert node_states("n1", f"{programs}/srun") == {}
+    with pytest.raises(LaunchError) as caught:
+        look_up(17, {}, f"{programs}/srun")
+    assert time.monotonic() - begun < 5
+    assert str(caught.value) == (
+        "Slurm has not answered within 1 s which nodes job 17 has; try again later"
+    )
+    assert not list(programs.glob("*.asked"))
 
 
 # Another job
@@ -273,25 +336,18 @@ def test_without_an_answer_in_time_no_state_is_known(programs: Path, script: str
     assert node_states("n1", f"{programs}/srun") == {}
 
 
-def test_pyslurm_is_asked_for_states_before_sinfo(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = {
-        name: types.SimpleNamespace(state=state)
-        for name, state in {"n1": "IDLE", "n2": "IDLE+DRAIN", "n3": "DOWN"}.items()
-    }
-    module = pyslurm(lambda job: job)
-    module.__dict__["Nodes"] = types.SimpleNamespace(load=lambda: nodes)
-    monkeypatch.setitem(sys.modules, "pyslurm", module)
-    assert node_states("n[1-2],n9", f"{programs}/srun") == {"n1": "idle", "n2": "idle+drain"}
+@pytest.mark.usefixtures("installed")
+def test_pyslurm_is_asked_for_states_before_sinfo(programs: Path) -> None:
+    states = {"n1": "idle", "n2": "idle+drain"}
+    assert node_states("n[1-2],n9", f"{programs}/srun") == states
     assert not (programs / "sinfo.asked").exists()
 
 
 def test_sinfo_is_asked_for_states_where_pyslurm_lacks_the_call(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Path, installed: Installed
 ) -> None:
+    installed.write(PYSLURM.replace("class Nodes", "class nodes"))
     program(programs, "sinfo", "echo 'n1|idle'")
-    monkeypatch.setitem(sys.modules, "pyslurm", pyslurm(lambda job: job))
     assert node_states("n1", f"{programs}/srun") == {"n1": "idle"}
 
 
