@@ -14,7 +14,7 @@ from stager.base.text import printable
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
-from stager.doctor.facts import NodeFacts, site_facts
+from stager.doctor.facts import NodeFacts, mpi_library, site_facts
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.launch import job
 from stager.launch.commands import find_srun, search_path
@@ -56,7 +56,9 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         find_srun(rules.launch.srun)
     except LaunchError as error:
         found[Finding("srun", Verdict.PROBLEM, error.message)] = []
-    site = site_facts(search_path(rules.launch.srun))
+    site = replace(
+        site_facts(search_path(rules.launch.srun)), library=mpi_library(rules.launch.environment)
+    )
     here = job.own_name(os.environ)
     local = Command(
         Action.FACTS, rules.roots, rules.shared_roots, config=str(where.config),

@@ -29,7 +29,7 @@ from stager.base.mounts import stranger_at
 from stager.doctor.disks import Disk, disk_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: The sysctls that protect files in folders where several users may write.
 SYSCTLS = ("fs.protected_symlinks", "fs.protected_hardlinks", "fs.protected_regular")
@@ -43,6 +43,14 @@ _PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
 _PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
+#: Prints the MPI library that mpi4py loads, and its version.
+_LIBRARY = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+name, version = MPI.get_vendor()
+print(name, ".".join(map(str, version)))
+"""
 #: Seconds in which Slurm's commands must end.
 _PATIENCE = 10
 
@@ -128,6 +136,8 @@ class SiteFacts:
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     #: What `srun --mpi=list` names.
     mpi: frozenset[str] = frozenset()
+    #: What `mpi_library` found, such as "Open MPI 4.1.4".
+    library: str = ""
 
 
 def node_facts(
@@ -272,6 +282,14 @@ def _read(path: str) -> bytes:
     return b""
 
 
+def mpi_library(environment: Mapping[str, str]) -> str:
+    """Return the MPI library that ranks would load on this machine, nothing if there is none.
+
+    ``environment`` is what the site gives the ranks besides.
+    """
+    return _output([sys.executable, "-I", "-c", _LIBRARY], environment).strip()
+
+
 def site_facts(path: str) -> SiteFacts:
     """Return what Slurm's commands say of the whole site; they are looked for in ``path``."""
     told = _slurm(path, "scontrol", "show", "config")
@@ -292,11 +310,15 @@ def site_facts(path: str) -> SiteFacts:
 
 
 def _slurm(path: str, *command: str) -> str:
-    """Return what a command of Slurm prints, on both streams; nothing if it fails."""
+    return _output(command, {"PATH": path})
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return what a command prints, on both streams; nothing if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
-            check=True, env={**os.environ, "PATH": path},
+            check=True, env={**os.environ, **environment},
         )  # fmt: skip
         return done.stdout + done.stderr
     return ""

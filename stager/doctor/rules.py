@@ -439,6 +439,27 @@ def mpi(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         yield _problem("mpi", text), []
 
 
+def mpi_library(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """The MPI library of the ranks knows that plugin: Open MPI pmix alone, MPICH mostly pmi2."""
+    name, library = examined.policy.launch.mpi, examined.site.library
+    wanted = "pmix" if library.startswith("Open MPI ") else "pmi2"
+    if not library or name.startswith(wanted):
+        return
+    has_wanted = any(one.startswith(wanted) for one in examined.site.mpi)
+    if wanted == "pmi2":
+        if name.startswith("pmix") and has_wanted:
+            text = f'ranks load {library}: if they do not start, set mpi = "pmi2" in [launch]'
+            yield _note("mpi", text), []
+        return
+    remedy = 'set mpi = "pmix" in [launch]'
+    if not has_wanted:
+        remedy = (
+            'srun has none, so install MPICH on all nodes, and in [launch] set mpi = "pmi2" and '
+            'environment = { MPI4PY_MPIABI = "mpich" }'
+        )
+    yield _problem("mpi", f"ranks load {library}, which needs pmix: {remedy}"), []
+
+
 def job_container(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """No staging root is in a folder that goes with each job."""
     kind = examined.site.slurm.get("JobContainerType", "job_container/none")
@@ -477,7 +498,9 @@ NODE_RULES = (
     sysctls, tmpfs, taken, roots, disks, records, shared_roots, trusted, prefix, run_folder,
     plugins, connections, fuse,
 )  # fmt: skip
-SITE_RULES = (same_config, clocks, account, exclusive, ports, mpi, job_container, clean_up)
+SITE_RULES = (
+    same_config, clocks, account, exclusive, ports, mpi, mpi_library, job_container, clean_up,
+)  # fmt: skip
 
 
 def examine(examined: Examined) -> dict[Finding, list[str]]:

@@ -16,6 +16,7 @@ from stager.doctor.facts import (
     NodeFacts,
     Place,
     PluginLine,
+    mpi_library,
     node_facts,
     place,
     site_facts,
@@ -64,6 +65,14 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     }
     with open("/proc/sys/fs/protected_symlinks") as file:
         assert seen.sysctls["fs.protected_symlinks"] == int(file.read())
+
+
+def test_the_mpi_library_is_the_one_that_the_ranks_load() -> None:
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    assert mpi_library({}) == f"{name} {'.'.join(map(str, version))}"
+    assert mpi_library({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) == ""
 
 
 def test_the_plugin_is_found_in_included_files_with_its_version(

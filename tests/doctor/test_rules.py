@@ -52,6 +52,8 @@ POLICY = Policy(
     shared=Shared(owner="nobody", roots=("/nvme/all",)),
 )
 
+OPEN_MPI = "ranks load Open MPI 5.0.7, which needs pmix: "
+
 
 def found(
     node: NodeFacts = NODE, site: SiteFacts = SITE, policy: Policy = POLICY
@@ -325,6 +327,41 @@ def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
     text = "srun has no MPI plugin pmi3: correct mpi in [launch] (srun --mpi=list)"
     launch = POLICY.launch.model_copy(update={"mpi": "pmi3"})
     assert site_news(launch=launch) == [(PROBLEM, text)]
+
+
+@pytest.mark.parametrize(
+    ("library", "plugin", "expected"),
+    [
+        ("Open MPI 5.0.7", "pmix", []),
+        ("MPICH 4.3.0", "pmi2", []),
+        ("MPICH 4.3.0", "cray_shasta", []),
+        ("", "pmi2", []),
+        (
+            "MPICH 4.3.0", "pmix",
+            [(NOTE, 'ranks load MPICH 4.3.0: if they do not start, set mpi = "pmi2" in [launch]')],
+        ),
+        (
+            "Open MPI 5.0.7", "pmi2",
+            [(PROBLEM, f'{OPEN_MPI}set mpi = "pmix" in [launch]')],
+        ),
+    ],
+)  # fmt: skip
+def test_the_mpi_library_must_know_the_plugin(
+    library: str, plugin: str, expected: list[tuple[Verdict, str]]
+) -> None:
+    site = replace(SITE, library=library, mpi=frozenset({"pmix", "pmi2", "cray_shasta"}))
+    launch = POLICY.launch.model_copy(update={"mpi": plugin})
+    assert [one for one in site_news(site, launch=launch) if one[0] is not OK] == expected
+
+
+def test_an_mpi_library_without_any_plugin_for_it_is_a_problem() -> None:
+    site = replace(SITE, library="Open MPI 5.0.7", mpi=frozenset({"pmi2"}))
+    launch = POLICY.launch.model_copy(update={"mpi": "pmi2"})
+    text = (
+        f"{OPEN_MPI}srun has none, so install MPICH on all nodes, and in [launch] set "
+        'mpi = "pmi2" and environment = { MPI4PY_MPIABI = "mpich" }'
+    )
+    assert (PROBLEM, text) in site_news(site, launch=launch)
 
 
 def test_a_root_in_a_folder_that_goes_with_each_job_is_a_note() -> None:
