@@ -12,6 +12,7 @@
 #   make install   into PREFIX=/opt/slurm-stage
 #   make deb       Debian packages in build/deb, for this machine's Debian and Slurm
 #   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
+#   make man       the manual pages, into build/man
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
@@ -32,7 +33,7 @@ ROOT := $(filter 0,$(shell id -u))
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
 	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
-	python3-venv python3-dev python3-swift procps util-linux e2fsprogs \
+	python3-venv python3-dev python3-swift procps util-linux e2fsprogs mandoc \
 	$(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
 # What `make deb` needs.
 DEB_PACKAGES = build-essential debhelper help2man libslurm-dev python3-venv
@@ -43,8 +44,8 @@ SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	prolog/job_epilog prolog/job_prolog prolog/task_prolog tests/cluster/namespaces.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test check lint hooks bench compare soak cluster install deb rpm lock packages deb-packages \
-	clean
+.PHONY: demo test check lint hooks bench compare soak cluster install deb rpm man lock packages \
+	deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -101,6 +102,9 @@ rpm: SYSTEM = /usr/bin/$(notdir $(PYTHON))
 rpm:
 	PYTHON=$(SYSTEM) packaging/install --download=build/wheels
 	PYTHON=$(SYSTEM) packaging/rpm/build build/wheels build/rpm
+
+man: .venv/.done
+	cd packaging && ../.venv/bin/python -m man ../build/man
 
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
