@@ -4,6 +4,8 @@ Root's programs import this module, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
 """
 
+#: Where the plugin and stagectl look for the site's configuration by default.
+SITE_CONFIG = "/etc/slurm/stage.toml"
 #: The folder beneath each cache root that holds one folder of records for each user.
 RECORDS_FOLDER = ".slurm-stage"
 #: The parent and the name of `RUN_FOLDER`, for root's programs, which open it step by step.

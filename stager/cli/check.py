@@ -14,7 +14,6 @@ from stager.cli.console import say
 from stager.cli.options import config_option
 from stager.cli.script import read_head
 from stager.cli.staging import build_request, parse_values
-from stager.request import policy
 from stager.request.resolve import resolve
 from stager.request.script import parse_script, sbatch_values
 
@@ -36,6 +35,8 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     Checks how they are written, and whether the site's configuration allows the destinations.
     Whether the sources exist is checked when the job starts.
     """
+    from stager.request import policy  # neither the help nor completion needs pydantic
+
     lists = list(values)
     directives = parse_values(values)
     for script in scripts:

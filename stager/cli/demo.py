@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
+from stager.base.paths import SITE_CONFIG
 from stager.cli.options import RunOptions
 from stager.cli.scope import Scope
 from stager.cli.staging import stage_values
 from stager.cli.status import show_status
-from stager.request import policy
 
 #: Bytes of the file that is staged.
 _SIZE = 256 << 20
@@ -32,6 +32,8 @@ def demo(nodes: int) -> int:
 
     The second time every node has the file, so nothing moves. Needs neither Slurm nor root.
     """
+    from stager.request.policy import LOCAL  # neither the help nor completion needs pydantic
+
     with tempfile.TemporaryDirectory(prefix="stage-demo-") as folder:
         source = Path(folder) / "img.sqsh"
         source.touch(mode=0o600)  # as nobody else may enter this folder
@@ -40,12 +42,12 @@ def demo(nodes: int) -> int:
                 file.write(os.urandom(1 << 20))
         root = Path(folder) / "nodes"
         value = f"{source}:/nvme/img.sqsh"
-        options = RunOptions(nodes, root, policy.DEFAULT_PATH)
+        options = RunOptions(nodes, root, Path(SITE_CONFIG))
         for title in ("no node has the file", "every node has it, nothing moves"):
             click.echo(f"\n# {title}\n$ stagectl stage --local {nodes} {value}")
             code = stage_values([value], options)
             if code:
                 return code
         click.echo(f"\n# what the nodes hold\n$ stagectl status --local-root {root}")
-        show_status(Scope.of_simulated(root), policy.LOCAL)
+        show_status(Scope.of_simulated(root), LOCAL)
     return 0

@@ -18,7 +18,6 @@ from stager.doctor.facts import NodeFacts, mpi_library, site_facts
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.launch import job
 from stager.launch.commands import find_srun, search_path
-from stager.request.policy import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +43,8 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     and what to do. What your permissions hide is told; root sees everything. Ends with code 1 if
     there is a problem.
     """
+    from stager.request.policy import LOCAL  # neither the help nor completion needs pydantic
+
     if where.local_root:
         raise UsageError("simulated nodes have nothing to check; leave out --local-root")
     found: dict[Finding, list[str]] = {}

@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from stager.base.errors import UsageError
 from stager.base.text import printable
 from stager.cli.action import run_action
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.copies.upkeep import Action
+from stager.root.rules import byte_size
 
 if TYPE_CHECKING:
     from stager.cli.options import NodeOptions
@@ -70,8 +70,8 @@ def _seconds(text: str) -> int:
 
 def _bytes(text: str) -> int:
     size = 0
-    with suppress(ValidationError, OverflowError):
-        size = int(TypeAdapter(ByteSize).validate_python(text))  # as in stage.toml
+    with suppress(ValueError, OverflowError):
+        size = byte_size(text)  # as in stage.toml
     if not 0 < size < 1 << 63:
         raise UsageError(f"--to-free {printable(text)} is not a size; write it like 200G or 1.5TiB")
     return size

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from stager.base.errors import UsageError
-from stager.request import policy
+from stager.base.paths import SITE_CONFIG
 
 if TYPE_CHECKING:
     from stager.request.policy import Policy
@@ -25,7 +25,7 @@ _Command = Callable[..., int]
 _Decorator = Callable[[_Command], _Command]
 
 config_option = click.option(
-    "--config", type=click.Path(path_type=Path, readable=False), default=policy.DEFAULT_PATH,
+    "--config", type=click.Path(path_type=Path, readable=False), default=Path(SITE_CONFIG),
     show_default=True, help="The site's configuration file.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -56,6 +56,8 @@ class NodeOptions:
 
 def load_policy(config: Path, *, simulated: bool) -> Policy:
     """Return the policy in ``config``; simulated nodes have a default one. Raise PolicyRefusal."""
+    from stager.request import policy  # neither the help nor completion needs pydantic
+
     if simulated:
         return policy.load_if_present(config) or policy.LOCAL
     return policy.load(config)

@@ -22,8 +22,6 @@ from pathlib import Path
 from stat import S_ISUID
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
 from stager.doctor.disks import Disk, disk_of
@@ -124,6 +122,8 @@ class NodeFacts:
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> NodeFacts:
         """Return the facts that `to_wire` wrote. Raise ValueError."""
+        from pydantic import TypeAdapter  # the help of stagectl doctor does not need it
+
         return TypeAdapter(cls).validate_python(data, strict=False)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from math import inf
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -31,8 +30,9 @@ from stager.source.location import Scheme
 from stager.source.settings import RemoteSettings
 from stager.wire.settings import Algorithm
 
-#: Where the plugin and stagectl look for it by default.
-DEFAULT_PATH = Path("/etc/slurm/stage.toml")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
 _REMEDY = "tell the administrator"
 _MIB = 1 << 20
