@@ -15,6 +15,7 @@ from stager.base.outcome import Rate
 from stager.base.text import printable
 from stager.cli.absolute import absolute
 from stager.cli.bench_here import Sweep, measure_disk, measure_source, numbers, sizes
+from stager.cli.complete import files, roots
 from stager.cli.console import complain, say
 from stager.cli.options import json_option, load_policy, run_options
 from stager.cli.render import rate_lines
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     "--source",
     metavar="SRC",
     default="",
+    shell_complete=files,
     help="Measure how fast this file on shared storage is read. A URL or a folder is measured "
     "as with --here.",
 )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     "--root",
     metavar="FOLDER",
     default="",
+    shell_complete=roots,
     help="Measure the disk of this staging folder (one of `roots` in stage.toml).  "
     "[default: the first one]",
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from stager.cli.complete import directives
 from stager.cli.console import say
 from stager.cli.options import config_option
 from stager.cli.script import read_head
@@ -19,7 +20,7 @@ from stager.request.script import parse_script, sbatch_values
 
 
 @click.command()
-@click.argument("values", metavar="[SRC:DST[,key=value]]...", nargs=-1)
+@click.argument("values", metavar="[SRC:DST[,key=value]]...", shell_complete=directives, nargs=-1)
 @click.option(
     "--script",
     "scripts",

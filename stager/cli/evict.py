@@ -11,6 +11,7 @@ import click
 from stager.base.errors import UsageError
 from stager.base.text import printable
 from stager.cli.action import run_action
+from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.copies.upkeep import Action
 from stager.root.rules import byte_size
@@ -23,7 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.command(epilog=WHICH_NODES)
-@click.argument("destinations", metavar="[DST]...", nargs=-1)
+@click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
 @click.option(
     "--older",
     metavar="TIME",

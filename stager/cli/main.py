@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from stager.base.errors import LaunchError, StageError
 from stager.cli.console import complain
+from stager.cli.shells import VARIABLE, answer_shell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +60,15 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, context: click.Context, start: str) -> list[CompletionItem[Any]]:
+        # click would import all commands.
+        found = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in COMMANDS.items()
+            if line and name.startswith(start)
+        ]
+        return [*found, *click.Command.shell_complete(self, context, start)]
+
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items() if line])
@@ -72,6 +83,10 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     _open_streams()
+    # In a job's environment it must not keep a command from being run: shells give no arguments.
+    asked = os.environ.pop(VARIABLE, "")
+    if asked and len(sys.argv) == 1:
+        sys.exit(answer_shell(cli, asked))
     try:
         code = cli.main(prog_name="stagectl", standalone_mode=False)
         sys.stdout.flush()

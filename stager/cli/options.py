@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from stager.base.errors import UsageError
 from stager.base.paths import SITE_CONFIG
+from stager.cli.complete import nodes
 
 if TYPE_CHECKING:
     from stager.request.policy import Policy
@@ -110,6 +111,7 @@ node_options = _together(
     NodeOptions,
     click.option(
         "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
+        shell_complete=nodes,
         help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
     ),
     click.option(

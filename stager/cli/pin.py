@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.cli.action import run_action
+from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.copies.upkeep import Action
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=WHICH_NODES)
-@click.argument("destinations", metavar="DST...", nargs=-1, required=True)
+@click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @node_options
 @json_option
 def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
@@ -27,7 +28,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
 
 
 @click.command(epilog=WHICH_NODES)
-@click.argument("destinations", metavar="DST...", nargs=-1, required=True)
+@click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @node_options
 @json_option
 def unpin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:

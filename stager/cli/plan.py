@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stager.cli.complete import directives
 from stager.cli.options import json_option, run_options
 from stager.cli.staging import stage_values
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("values", metavar="SRC:DST[,key=value]...", nargs=-1, required=True)
+@click.argument(
+    "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
+)
 @run_options
 @json_option
 def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stager.cli.complete import directives
 from stager.cli.options import json_option, run_options
 from stager.cli.staging import stage_values
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("values", metavar="SRC:DST[,key=value]...", nargs=-1, required=True)
+@click.argument(
+    "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
+)
 @run_options
 @json_option
 @click.option("--verbose", "-v", is_flag=True, help="Also print where the time went.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.cli.action import run_action
+from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.copies.upkeep import Action
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=WHICH_NODES)
-@click.argument("destinations", metavar="[DST]...", nargs=-1)
+@click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
 @node_options
 @json_option
 def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:

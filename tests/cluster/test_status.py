@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import STAGECTL
+from tests.cluster.site import PREFIX, STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,27 @@ def test_status_folds_the_nodes_of_a_job(site: Site) -> None:
     assert plain(row) == f"n[1-4] /nvme/a 2.9 MiB T current job {job} /shared/a {job}"
     assert total == "1 file, 4 copies, 11.4 MiB in all"
     assert re.fullmatch(rooms("n[1-4]"), room)
+
+
+#: Prints what bash would offer behind the line that is typed.
+TAB = f"""\
+source {PREFIX}/share/bash-completion/completions/stagectl
+tab() {{
+	COMP_LINE=$1 COMP_POINT=${{#1}}
+	_stagectl_completion {STAGECTL} "${{1##* }}"
+	echo "${{COMPREPLY[*]}}"
+}}
+"""
+
+
+def test_tab_completes_nodes_and_copies_in_a_job(site: Site) -> None:
+    script = f"{TAB}tab 'stagectl status -w n4,'\ntab 'stagectl pin /n'\ntab 'stagectl evict --ol'"
+    assert run_in_job(site, script, WISH) == ["n4,n1 n4,n2 n4,n3", "/nvme/a", "--older"]
+    manual = site.run(f"cd {PREFIX}/share/man; find -type f | sort").stdout.split()
+    assert manual == [
+        "./man1/stagectl.1", "./man5/stage.toml.5", "./man7/slurm-stage.7",
+        "./man8/spank_stage.8",
+    ]  # fmt: skip
 
 
 def test_status_shows_what_the_nodes_of_a_job_lack(site: Site) -> None:

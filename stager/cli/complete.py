@@ -1,0 +1,175 @@
+"""Find what may stand for a value that a user types: a node, a copy, a directive, a file.
+
+click calls these functions for the options and arguments that name one as ``shell_complete``, with
+the start of a word; they return whole words. What ends in ``/``, ``:`` or ``=`` is only the
+beginning of one. What goes wrong is told nobody (`stager.cli.shells`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem
+
+from stager.base.errors import StageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import click
+
+    from stager.disk.cache import Cache
+    from stager.request.lexer import Char
+
+#: Seconds for reading records.
+_RECORDS_LIMIT = 0.2
+#: Nodes or files that are offered, and entries of a folder that are looked at.
+_MOST_OFFERED, _MOST_ENTRIES = 1000, 20_000
+
+
+def nodes(_: click.Context, __: click.Parameter, start: str) -> list[str]:
+    """Return the nodes of the job, one more for a list such as ``n1,n2,``."""
+    from stager.launch.job import unfold
+
+    allocated = os.environ.get("SLURM_JOB_NODELIST")
+    if not allocated:
+        return []
+    before, comma, last = start.rpartition(",")
+    given = before.split(",")
+    names = (name for name in unfold(allocated) if name not in given)
+    found = (f"{before}{comma}{name}" for name in names if name.startswith(last))
+    return list(islice(found, _MOST_OFFERED))
+
+
+def copies(context: click.Context, parameter: click.Parameter, start: str) -> list[str]:
+    """Return the destinations of the user's copies on this node, or on the simulated nodes."""
+    given = context.params.get(parameter.name or "") or ()
+    end = time.monotonic() + _RECORDS_LIMIT
+    found: set[str] = set()
+    for cache in _caches(context):
+        for record in cache.records():
+            found.add(record.destination)
+            if time.monotonic() > end:
+                break
+    return sorted(
+        path for path in found - {*given} if path.startswith(start) and path.isprintable()
+    )
+
+
+def _caches(context: click.Context) -> Iterator[Cache]:
+    """Yield the caches that this user may change."""
+    from stager.disk.cache import look_for_cache
+
+    config, simulated = context.params["config"], context.params.get("local_root")
+    if simulated:
+        from stager.cli.scope import Scope
+        from stager.request.policy import LOCAL, load_if_present
+
+        disks = list(Scope.of_simulated(simulated).disks.values())
+        places = [(root, False) for root in (load_if_present(config) or LOCAL).roots]
+    else:
+        from stager.root.rules import read_rules
+
+        rules = read_rules(str(config))
+        disks = [""]
+        places = [(root, False) for root in rules.roots]
+        if rules.shared_owner == os.getuid():
+            places += [(root, True) for root in rules.shared_roots]
+    for disk in disks:
+        for root, shared in places:
+            with suppress(StageError, OSError):  # this user never staged anything there
+                yield look_for_cache(f"{disk}{root.rstrip('/')}", os.getuid(), shared=shared)
+
+
+def files(_: click.Context, __: click.Parameter, start: str) -> list[CompletionItem[str]]:
+    """Have the shell itself complete the path of a file."""
+    return [CompletionItem(start, type="file")]
+
+
+def roots(context: click.Context, _: click.Parameter, start: str) -> list[str]:
+    """Return the staging folders of this site."""
+    from stager.root.rules import read_rules
+
+    known = (root.rstrip("/") for root in read_rules(str(context.params["config"])).roots)
+    return [root for root in known if root.startswith(start)]
+
+
+def directives(context: click.Context, parameter: click.Parameter, start: str) -> list[str]:
+    """Return ways to go on in ``SRC:DST[,option…]``, the last of several that ``;`` joins."""
+    from stager.request.lexer import read_escapes, split
+
+    parts = split(read_escapes(start), ";", len(start))
+    fields = split(parts[-1][0], ",", len(start))
+    if len(fields) > 1:
+        kept = start[: _begin(fields)]
+        return [f"{kept}{option}" for option in _options(fields)]
+    pieces = split(parts[-1][0], ":", len(start))
+    path = _text(pieces[-1][0])
+    if len(pieces) == 1:
+        kept = start[: _begin(parts)]
+        return [f"{kept}{found}" for found in _entries(path)]
+    # A URL has colons of its own: its source is whole if behind one of them a path begins.
+    is_url = not _text(pieces[0][0]).startswith("/")
+    if (is_url and not path) or path.startswith("//"):
+        return []
+    kept = start[: _begin(pieces)]
+    return [f"{kept}{found}" for found in _destinations(path, roots(context, parameter, ""))]
+
+
+def _begin(runs: list[tuple[list[Char], int]]) -> int:
+    """Return the position behind the last separator of what `lexer.split` returned, or 0."""
+    return runs[-2][1] + 1 if len(runs) > 1 else 0
+
+
+def _text(chars: Iterable[Char]) -> str:
+    return "".join(char.char for char in chars)
+
+
+def _options(fields: list[tuple[list[Char], int]]) -> Iterator[str]:
+    """Yield the options that may stand in the last of ``fields``, after those in the others."""
+    from stager.base.options import OPTION_TYPES
+
+    given = {_text(chars).partition("=")[0] for chars, _ in fields[1:-1]}
+    for name, kind in OPTION_TYPES.items():
+        words = [f"{name}="]
+        if kind is bool:
+            words = [name]
+        elif issubclass(kind, StrEnum):
+            words = [f"{name}={value}" for value in kind]
+        elif name == "decompress":
+            words.append(name)
+        if name not in given or kind is tuple:
+            yield from (word for word in words if word.startswith(_text(fields[-1][0])))
+
+
+def _destinations(path: str, known: Iterable[str]) -> Iterator[str]:
+    """Yield the folders where the site stages, or beneath one of them those that begin so."""
+    from stager.request.lexer import escape
+
+    for root in known:
+        if path.startswith(f"{root}/"):
+            yield from (entry for entry in _entries(path) if entry.endswith("/"))
+        elif f"{root}/".startswith(path):
+            yield f"{escape(root)}/"
+
+
+def _entries(path: str) -> list[str]:
+    """Return what begins with ``path`` on this machine; behind a file the destination follows."""
+    from stager.request.lexer import escape
+
+    folder, slash, start = path.rpartition("/")
+    if not path.startswith("/"):
+        return []
+    with os.scandir(folder or "/") as entries:
+        found = [
+            (entry.name, "/" if entry.is_dir() else ":")
+            for entry in islice(entries, _MOST_ENTRIES)
+            if entry.name.startswith(start) and entry.name.isprintable()
+        ]
+    shown = [(name, end) for name, end in found if start or not name.startswith(".")]
+    return [f"{escape(folder + slash + name)}{end}" for name, end in sorted(shown)[:_MOST_OFFERED]]
