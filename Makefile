@@ -36,7 +36,7 @@ PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins mu
 	python3-venv python3-dev python3-swift procps util-linux e2fsprogs mandoc zsh fish \
 	$(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
 # What `make deb` needs.
-DEB_PACKAGES = build-essential debhelper help2man libslurm-dev python3-venv
+DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01

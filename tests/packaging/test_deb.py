@@ -70,6 +70,25 @@ def test_versions_and_dependencies_are_those_of_what_they_were_built_for(package
     assert f"python3 (<< 3.{int(system) + 1}~)" in needed
 
 
+def test_manual_pages_and_completion_are_where_programs_look_for_them(packages: Path) -> None:
+    found = {
+        name: re.findall(
+            "^-.* [.]/usr/share/((?:man|bash|fish|zsh).*)$",
+            run("dpkg-deb", "--contents", package(packages, name)),
+            re.MULTILINE,
+        )
+        for name in ("slurm-stage", "slurm-stage-plugin")
+    }
+    assert found == {
+        "slurm-stage": [
+            "bash-completion/completions/stagectl", "fish/vendor_completions.d/stagectl.fish",
+            "man/man1/stagectl.1.gz", "man/man5/stage.toml.5.gz", "man/man7/slurm-stage.7.gz",
+            "zsh/vendor-completions/_stagectl",
+        ],
+        "slurm-stage-plugin": ["man/man8/spank_stage.8.gz"],
+    }  # fmt: skip
+
+
 #: Run in a root that is this system. Prints what the packages do, and which files are not as in
 #: the system.
 SITE = """\
