@@ -189,7 +189,7 @@ def test_the_ranks_get_the_transfer_settings_of_the_site(job: Desk) -> None:
     assert (ran.code, printed["transfer"]) == (
         8,
         {
-            "chunk": 1 << 20, "depth": 5, "readers": 3, "writers": 2, "algorithm": "tree",
+            "chunk": 1 << 20, "depth": 5, "readers": [3], "writers": 2, "algorithm": "tree",
             "requests": 1, "direct": False,
         },
     )  # fmt: skip

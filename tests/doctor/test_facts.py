@@ -128,11 +128,10 @@ def test_what_is_not_facts_is_refused(tmp_path: Path, change: dict[str, object])
     ("named", "found"), [("(null)", "/etc/slurm/plugstack.conf"), ("/etc/p.conf", "/etc/p.conf")]
 )
 def test_plugstack_conf_is_beside_slurm_conf_unless_that_names_it(
-    named: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: str, found: str, tmp_path: Path
 ) -> None:
     lines = f"PlugStackConfig         = {named}\nSLURM_CONF              = /etc/slurm/slurm.conf"
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/sh\n[ $1 = show ] && echo '{lines}'\n")
     scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert site_facts().slurm["PlugStackConfig"] == found
+    assert site_facts(str(tmp_path)).slurm["PlugStackConfig"] == found

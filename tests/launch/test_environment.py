@@ -27,7 +27,7 @@ REQUEST_JSON = (
     '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
     '"root": "/nvme"}], "nodes": 4, '
     '"lock_timeout": 1800.0, "stall_timeout": 60.0, '
-    '"transfer": {"chunk": 2097152, "depth": 0, "readers": 0, "writers": 0, '
+    '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
     '"algorithm": "auto", "requests": 1, "direct": true}, '
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
