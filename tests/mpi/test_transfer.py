@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK = 4096
+same_on_all_ranks = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
 
 
@@ -107,13 +114,7 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
         algorithm=st.sampled_from(list(Algorithm)),
     ),
 )
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,  # all ranks have to try the same
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@same_on_all_ranks
 def test_any_size_chunk_depth_and_algorithm(
     comm: MPI.Intracomm, size: int, chunk: int, readers: list[int], how: Settings
 ) -> None:
@@ -182,13 +183,7 @@ def test_other_ranks_join_in_reading(
     ),
     fails_at=st.none() | st.integers(0, 149),
 )
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,  # all ranks have to try the same
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@same_on_all_ranks
 def test_ranks_may_join_at_any_chunk(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
