@@ -14,14 +14,13 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from click.shell_completion import CompletionItem
-
 from stager.base.errors import StageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import click
+    from click.shell_completion import CompletionItem
 
     from stager.disk.cache import Cache
     from stager.request.lexer import Char
@@ -88,6 +87,8 @@ def _caches(context: click.Context) -> Iterator[Cache]:
 
 def files(_: click.Context, __: click.Parameter, start: str) -> list[CompletionItem[str]]:
     """Have the shell itself complete the path of a file."""
+    from click.shell_completion import CompletionItem  # only a shell needs it
+
     return [CompletionItem(start, type="file")]
 
 

@@ -12,14 +12,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from stager.base.errors import LaunchError, StageError
 from stager.cli.console import complain
-from stager.cli.shells import VARIABLE, answer_shell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from click.shell_completion import CompletionItem
+
+#: The variable by which a shell asks what is to be completed, as click names it.
+_SHELL_ASKS = "_STAGECTL_COMPLETE"
 
 #: Each command's module in stager.cli, and its line in ``stagectl --help``; empty if Slurm or
 #: another stagectl calls it. A module is imported when its command is called: sbatch runs `check`
@@ -61,6 +64,8 @@ class _Commands(click.Group):
         return command
 
     def shell_complete(self, context: click.Context, start: str) -> list[CompletionItem[Any]]:
+        from click.shell_completion import CompletionItem  # only a shell needs it
+
         # click would import all commands.
         found = [
             CompletionItem(name, help=line)
@@ -84,9 +89,11 @@ def main() -> NoReturn:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     _open_streams()
     # In a job's environment it must not keep a command from being run: shells give no arguments.
-    asked = os.environ.pop(VARIABLE, "")
+    asked = os.environ.pop(_SHELL_ASKS, "")
     if asked and len(sys.argv) == 1:
-        sys.exit(answer_shell(cli, asked))
+        from stager.cli.shells import answer_shell  # only a shell needs it
+
+        sys.exit(answer_shell(cli, _SHELL_ASKS, asked))
     try:
         code = cli.main(prog_name="stagectl", standalone_mode=False)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Answer a shell in which a user presses Tab.
 
 ``_STAGECTL_COMPLETE=bash_source stagectl`` prints a script for bash, also for zsh and fish. It has
-the shell call stagectl with `VARIABLE` in its environment. click then finds out what is to be
+the shell call stagectl with that variable in its environment. click then finds out what is to be
 completed: a command, an option, or a value (`stager.cli.complete`).
 """
 
@@ -27,27 +27,25 @@ from click.shell_completion import (
 if TYPE_CHECKING:
     import click
 
-#: The variable by which a shell asks, as click names it.
-VARIABLE = "_STAGECTL_COMPLETE"
 #: Seconds for an answer.
 _LIMIT = 5.0
 #: Characters that do not mean themselves in bash.
 _SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 
-def answer_shell(cli: click.Command, instruction: str) -> int:
-    """Do what a shell asks for by the value of `VARIABLE`, and return the exit code.
+def answer_shell(cli: click.Command, variable: str, instruction: str) -> int:
+    """Do what a shell asks for by the value of ``variable``, and return the exit code.
 
     Who presses Tab gets words or nothing: no message, and no wait for storage that hangs.
     """
     for kind in (_Bash, _Fish, _Zsh):
         add_completion_class(kind)
     if instruction.endswith("_source"):
-        return shell_complete(cli, {}, "stagectl", VARIABLE, instruction)
+        return shell_complete(cli, {}, "stagectl", variable, instruction)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.setitimer(signal.ITIMER_REAL, _LIMIT)
     with suppress(Exception):
-        return shell_complete(cli, {}, "stagectl", VARIABLE, instruction)
+        return shell_complete(cli, {}, "stagectl", variable, instruction)
     return 1
 
 
