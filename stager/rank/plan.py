@@ -65,12 +65,12 @@ def settings_for(
     item: StageItem, source: Source, settings: Settings, remote: RemoteSettings, ranks: int
 ) -> Settings:
     """Return the transfer settings of one item in a world of so many ``ranks``."""
-    readers = _readers(item, source, settings, remote, ranks)
+    settings = replace(settings, readers=_readers(item, source, settings, remote, ranks))
     if is_url(item.source) and not is_image(item.source):
-        settings, readers = _settings_for_objects(settings, readers, remote.requests)
-    # What is unpacked while it is received must be written in order.
-    writers = 1 if item.options.is_unpacked else settings.writers
-    return replace(settings, readers=readers, writers=writers)
+        settings = _settings_for_objects(settings, remote.requests)
+    if item.options.is_unpacked:  # while it is received, so it must be written in order
+        settings = replace(settings, writers=1)
+    return settings
 
 
 def _readers(
@@ -90,22 +90,17 @@ def _readers(
     return tuple(dict.fromkeys(min(count, ranks) for count in counts))
 
 
-def _settings_for_objects(
-    settings: Settings, readers: tuple[int, ...], requests: int
-) -> tuple[Settings, tuple[int, ...]]:
-    """Return the settings for objects, and the ``readers`` for whose requests there are buffers.
+def _settings_for_objects(settings: Settings, requests: int) -> Settings:
+    """Return the settings for objects, with those readers for whose requests there are buffers.
 
     Each request takes its time, so more bytes are asked for at once.
     """
-    most = readers[-1]
+    first, most = settings.readers[0], settings.readers[-1]
     chunk = max(settings.chunk, _OBJECT_CHUNK if most == 1 else _OBJECT_CHUNKS)
     depth = min(2 * requests * most, max(2, _OBJECT_MEMORY // chunk))
     depth = max(settings.depth, depth)
-    enough = tuple(count for count in readers if count * requests <= depth)
-    return (
-        replace(settings, chunk=chunk, depth=depth, requests=requests),
-        enough or readers[:1],
-    )
+    readers = tuple(count for count in settings.readers if count * requests <= depth) or (first,)
+    return replace(settings, readers=readers, chunk=chunk, depth=depth, requests=requests)
 
 
 def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
