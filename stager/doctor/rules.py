@@ -18,6 +18,7 @@ from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from stager.doctor.disks import Disk
     from stager.doctor.facts import NodeFacts, Place, PluginLine, SiteFacts
     from stager.request.policy import Policy
 
@@ -156,7 +157,7 @@ def disks(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
     for disk in node.disks if node.computes else ():
         room = f"{bytes_text(disk.free)} of {bytes_text(disk.size)} free"
-        if disk.kind in _SHARED or disk.kind.startswith("fuse"):
+        if _is_shared(disk):
             yield _problem(
                 "disk",
                 f"{disk.path} is on {disk.kind}, which nodes share: each would write its own copy "
@@ -181,10 +182,14 @@ def disks(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield _ok("disk", f"{disk.path} ({disk.kind}): {room}")
 
 
+def _is_shared(disk: Disk) -> bool:
+    return disk.kind in _SHARED or disk.kind.startswith("fuse")
+
+
 def prefix(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The package is read from the node's own disk."""
     disk = node.prefix_disk
-    if disk and (disk.kind in _SHARED or disk.kind.startswith("fuse")):
+    if disk and _is_shared(disk):
         yield _note(
             "prefix",
             f"{node.prefix} is on {disk.kind}: all nodes of a job read it at once when ranks "

@@ -109,17 +109,10 @@ def complete(root: str, config: ImageConfig) -> None:
             os.mkdir("etc", 0o755, dir_fd=folder)
         with suppress(NotADirectoryError), opened("etc", _NO_LINK, folder) as etc:
             environment = "".join(f"{one}\n" for one in config.environment if "\n" not in one)
-            for name, text in (("environment", environment), ("rc", config.script)):
-                try:
-                    _write(etc, name, text, config.created)
-                except IsADirectoryError:
-                    raise SourceError(
-                        f"the image has a folder /etc/{name}; check the image"
-                    ) from None
-            with suppress(IsADirectoryError):
-                _write(etc, "rc.local", _RC_LOCAL, config.created)
-            with suppress(IsADirectoryError):
-                _write(etc, "fstab", replace(config, volumes=volumes).mounts, config.created)
+            _write(etc, "environment", environment, config.created, is_needed=True)
+            _write(etc, "rc", config.script, config.created, is_needed=True)
+            _write(etc, "rc.local", _RC_LOCAL, config.created)
+            _write(etc, "fstab", replace(config, volumes=volumes).mounts, config.created)
             os.utime(etc, (config.created, config.created))
         os.utime(folder, (config.created, config.created))
 
@@ -147,11 +140,18 @@ def _make_folder(root: int, path: str, time: int) -> bool:
     return False
 
 
-def _write(folder: int, name: str, text: str, time: int) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
+def _write(etc: int, name: str, text: str, time: int, *, is_needed: bool = False) -> None:
+    """Write a file of ``/etc``. Leave a folder in its place alone, or raise SourceError."""
+    try:
+        os.unlink(name, dir_fd=etc)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        if is_needed:
+            raise SourceError(f"the image has a folder /etc/{name}; check the image") from None
+        return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(name, flags, folder) as file:
+    with opened(name, flags, etc) as file:
         os.fchmod(file, 0o644)
         write_all(file, text.encode(errors="replace"), 0)
         os.utime(file, (time, time))

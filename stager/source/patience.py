@@ -164,14 +164,18 @@ class _Explained:
 
 def has_to_be_asked_for_a_byte(error: Exception) -> bool:
     """Return whether to ask for a byte where a request for headers alone was refused."""
-    found = _STATUS.search(str(error))
-    return found is not None and found[2] in _ASK_FOR_BODY
+    return _status_of(error) in _ASK_FOR_BODY
 
 
 def is_beyond_end(error: Exception) -> bool:
     """Return whether a store was asked for bytes behind the end of an object."""
+    return _status_of(error) == "416"
+
+
+def _status_of(error: Exception) -> str:
+    """Return the status in a message of the library, nothing if there is none."""
     found = _STATUS.search(str(error))
-    return found is not None and found[2] == "416"
+    return found[2] if found else ""
 
 
 def _explained(error: Exception, access: Access) -> _Explained:
