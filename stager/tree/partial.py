@@ -72,10 +72,7 @@ class PartialTree:
         self.copy = _without_facts(listing)
         with stage_errors(self._partial):
             self.path, self._descriptor = make_partial_folder(self._partial)
-            facts = os.fstat(self._descriptor)
         self._base = os.fsencode(self.path) + b"/"
-        #: The group that new files here have.
-        self._group = facts.st_gid
 
     def lay_out(self) -> None:
         """Make the folders and symbolic links."""
@@ -167,7 +164,9 @@ class PartialTree:
         self._complete(row, descriptor)
 
     def _create(self, row: int) -> int:
-        return os.open(self._base + self._listing.paths[row], _CREATE, 0o600)
+        # Mostly with its permissions, so that it needs none later. Its top folder is the owner's.
+        listing = self._listing
+        return os.open(self._base + listing.paths[row], _CREATE, file_mode(listing.modes[row]))
 
     def _complete(self, row: int, descriptor: int) -> None:
         """Close a file that has all its data."""
@@ -183,9 +182,12 @@ class PartialTree:
         listing = self._listing
         rule = file_mode if listing.kinds[row] == Kind.FILE else folder_mode
         mode, group = rule(listing.modes[row]), listing.groups[row]
-        give_permissions(descriptor, mode, group, current_group=self._group)
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
-        self._note(row, os.fstat(descriptor))
+        facts = os.fstat(descriptor)
+        if (stat.S_IMODE(facts.st_mode), facts.st_gid) != (mode, group):
+            give_permissions(descriptor, mode, group, current_group=facts.st_gid)
+            facts = os.fstat(descriptor)
+        self._note(row, facts)
 
     def _note(self, row: int, facts: os.stat_result) -> None:
         """Enter the stat of a finished entry in the listing of the tree."""
