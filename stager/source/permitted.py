@@ -19,9 +19,13 @@ from stager.tree.listing import Kind
 from stager.tree.walk import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
 
     from stager.tree.listing import Listing
+
+#: A folder, and the names of some of its entries.
+_Siblings = tuple[bytes, list[bytes]]
+_WITH_MODES = Kind.FILE, Kind.FOLDER
 
 
 def permitted(path: str, listing: Listing, mode: int, share: Share) -> Listing:
@@ -36,7 +40,7 @@ def permitted(path: str, listing: Listing, mode: int, share: Share) -> Listing:
             modes[row] = private_mode(modes[row])
     if share is not Share.SOURCE:
         for row, kind in enumerate(listing.kinds):
-            if kind in (Kind.FILE, Kind.FOLDER):
+            if kind in _WITH_MODES:
                 copied = copied_mode(modes[row], is_folder=kind == Kind.FOLDER)
                 modes[row] = shared_mode(copied, share)
     modes[0] = mode
@@ -45,45 +49,60 @@ def permitted(path: str, listing: Listing, mode: int, share: Share) -> Listing:
 
 def _rows_with_acl(path: str, listing: Listing) -> Iterable[int]:
     """Return the rows of files and folders that have an access control list, or may have one."""
-    rows: dict[bytes, list[int]] = {}
-    for row, kind in enumerate(listing.kinds):
-        if row and kind in (Kind.FILE, Kind.FOLDER) and listing.modes[row] & READ:
-            rows.setdefault(listing.source_path(row).rpartition(b"/")[0], []).append(row)
-    every = chain.from_iterable(rows.values())
+    modes = listing.modes
+    rows = [
+        row
+        for row, kind in enumerate(listing.kinds)
+        if row and kind in _WITH_MODES and modes[row] & READ
+    ]
     try:
         root = os.open(path, OPEN_FOLDER)
     except OSError:
-        return every
+        return rows
     try:
+        paths = list(map(listing.source_path, rows))
         # In a thread that may have a current folder of its own.
         with ThreadPoolExecutor(1) as thread:
-            answers = thread.submit(_look_everywhere, root, listing, rows).result()
+            answers = thread.submit(_look_everywhere, root, paths).result()
     finally:
         os.close(root)
-    return compress(every, answers)
+    return compress(rows, answers)
 
 
-def _look_everywhere(root: int, listing: Listing, rows: Mapping[bytes, list[int]]) -> list[bool]:
-    """Return for each of the ``rows``, which are by folder, whether it may have such a list."""
+def _look_everywhere(root: int, paths: Sequence[bytes]) -> list[bool]:
+    """Return for each of the ``paths`` beneath ``root`` whether it may have such a list."""
     thread = get_ident() if leave_shared_folder() else None
 
-    def look(folder: bytes) -> list[bool]:
+    def look(siblings: _Siblings) -> list[bool]:
+        folder, names = siblings
         try:
             descriptor = open_beneath(root, folder, OPEN_FOLDER)
         except OSError:  # it was moved; reading from it will fail
-            return [True] * len(rows[folder])
-        start = len(folder) + 1 if folder else 0
-        base = b""
+            return [True] * len(names)
         try:
             if get_ident() == thread:
                 os.fchdir(descriptor)  # names in the current folder are the fastest to look up
-            else:
-                # There is no listxattrat(2) before Linux 6.13.
-                base = b"/proc/self/fd/%d/" % descriptor
-            return [has_acl(base + listing.source_path(row)[start:]) for row in rows[folder]]
+                return list(map(has_acl, names))
+            # There is no listxattrat(2) before Linux 6.13.
+            base = b"/proc/self/fd/%d/" % descriptor
+            return [has_acl(base + name) for name in names]
         finally:
             os.close(descriptor)
 
     with closing(Workers()) as workers:
-        answers = workers.each(look, list(rows), len)
+        answers = workers.each(look, _by_folder(paths), len)
         return list(chain.from_iterable(answers))
+
+
+def _by_folder(paths: Iterable[bytes]) -> list[_Siblings]:
+    """Return the ``paths``, in their order, as the folders and the names that follow each other.
+
+    >>> _by_folder([b"a/b", b"a/c", b"d"])
+    [(b'a', [b'b', b'c']), (b'', [b'd'])]
+    """
+    folders: list[_Siblings] = []
+    for folder, _, name in (path.rpartition(b"/") for path in paths):
+        if not folders or folder != folders[-1][0]:
+            folders.append((folder, []))
+        folders[-1][1].append(name)
+    return folders

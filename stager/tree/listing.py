@@ -165,11 +165,13 @@ class Listing:
 
     def is_decompressed(self, number: int) -> bool:
         """Whether the copy of the row's file is what is decompressed from it."""
-        return self.kinds[number] == Kind.FILE and number in self.targets
+        return number in self.targets and self.kinds[number] == Kind.FILE
 
     def source_path(self, number: int) -> bytes:
         """Return the path of the row's entry at the source."""
-        return self.targets[number] if self.is_decompressed(number) else self.paths[number]
+        if number in self.targets and self.is_decompressed(number):  # there are few, if any
+            return self.targets[number]
+        return self.paths[number]
 
     def row(self, number: int) -> Row:
         """Return one row."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stager.tree.patterns import Patterns
 
 T = TypeVar("T")
+Folder = TypeVar("Folder")
 #: Threads that read from slow storage.
 THREADS = 32
 #: Seconds for an entry from which storage counts as slow: ten times what a local disk takes.
@@ -117,7 +118,7 @@ class Workers:
         self._slow = False
 
     def each(
-        self, look: Callable[[bytes], T], folders: Sequence[bytes], size: Callable[[T], int]
+        self, look: Callable[[Folder], T], folders: Sequence[Folder], size: Callable[[T], int]
     ) -> Iterator[T]:
         """Yield what ``look`` returns for each folder. ``size`` tells how many entries that are."""
         at = 0
