@@ -19,6 +19,8 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$python && break; done)
+# Tests that run at once: most of the time those on the cluster wait. Each worker has a cluster.
+WORKERS ?= 2
 NODES ?= 4
 KIND ?= folder
 MINUTES ?= 10
@@ -51,7 +53,8 @@ demo: .venv/.done
 	.venv/bin/stagectl demo
 
 test: .venv/.done packages build/azurite/.done
-	.venv/bin/python -m pytest $(if $(ROOT),,-m 'not root')
+	.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
 # The unit tests run on all cores, and report which lines they reach.

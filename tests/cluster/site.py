@@ -42,7 +42,7 @@ PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/s
 class Site(Cluster):
     """The cluster with slurm-stage, and what the tests need to look at it."""
 
-    def start(self, timeout: float = 60) -> None:
+    def start(self, timeout: float = 180) -> None:
         """Start the cluster and install slurm-stage as an administrator does."""
         super().start(timeout)
         shutil.copytree(REPOSITORY, self.base / "source", ignore=_LEFT_OUT)
