@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     - ``current``: copy and source are as recorded;
     - ``stale``: the source changed;
     - ``changed``: the copy changed;
+    - ``damaged``: its bytes were found to differ from its digest, and it was not staged since;
     - ``gone``: the copy was removed;
     - ``source gone``: the copy is as recorded, its source cannot be seen from here;
     - ``whole``: the copy is as recorded, its contents (of a folder) or its source (of another user)
@@ -292,6 +293,8 @@ def _state(record: Record, root: str, disk: str, sources: _Sources | None) -> st
         return "gone"
     if not is_ours(there, record) or (record.tree is None and there.st_nlink != 1):
         return "changed"
+    if record.is_damaged:
+        return "damaged"
     if sources is None or is_url(record.source):  # a store would have to be asked
         return "whole"
     if record.source not in sources:

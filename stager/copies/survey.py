@@ -92,7 +92,7 @@ class Survey:
 def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
     """Return what this node holds at ``path``, the place of ``item``.
 
-    Raise DestinationError if nothing can be put at ``path``.
+    Raise DestinationError if nothing can be put at ``path``, or something would be lost.
     """
     there = _lstat_destination(path)
     check_folder(existing_folder_above(path), cache)
@@ -105,11 +105,26 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
         or _too_open(item, source, there)
         or damage(item, record, lambda record: digest_of(path) == record.digest)
     )
-    if reason is Reason.NOT_RECORDED and os.path.lexists(cache.record_path(item.destination)):
-        reason = Reason.UNREADABLE_RECORD
+    if there and reason is Reason.NOT_RECORDED:
+        if os.path.lexists(cache.record_path(item.destination)):
+            reason = Reason.UNREADABLE_RECORD
+        elif not _is_alike(there, source.facts):
+            raise DestinationError(
+                f"{path} is {kind_of(there.st_mode)} that was not staged; staging would overwrite "
+                "it: move it, delete it, or choose another destination"
+            )
     if reason or record is None:
         return Survey(node, reason, "")
     return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
+
+
+def _is_alike(there: os.stat_result, source: SourceFacts) -> bool:
+    """Return whether nothing is lost if the source replaces what is there, which has no record.
+
+    It has the size and the time of the source, as a copy has that was staged or made by ``cp -p``.
+    """
+    alike = (there.st_size, there.st_mtime_ns) == (source.size, source.mtime_ns)
+    return alike and stat.S_ISREG(there.st_mode)
 
 
 def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
@@ -183,6 +198,8 @@ def judge(
         return Reason.NOT_RECORDED
     if validate is Validate.ALWAYS:
         return Reason.ALWAYS
+    if record.is_damaged:
+        return Reason.DAMAGED
     copy = record.copy_facts
     if not stat.S_ISREG(there.st_mode) or there.st_uid != copy.owner:
         return Reason.REPLACED

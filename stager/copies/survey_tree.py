@@ -101,6 +101,8 @@ def judge_tree(
         return Reason.NOT_RECORDED
     if item.options.validate is Validate.ALWAYS:
         return Reason.ALWAYS
+    if record.is_damaged:
+        return Reason.DAMAGED
     copy, tree = record.copy_facts, record.tree
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return Reason.REPLACED

@@ -272,6 +272,9 @@ class _Run:
                     return  # evicted meanwhile
                 record = now
                 fault = fault_of(cache, record, self._disk)
+                with suppress(StageError):  # the fault is reported even if the disk is full
+                    if fault:
+                        cache.save(record.as_damaged())
         if fault:
             raise IntegrityError(f"{record.destination}: {fault}")
         self._note(record.destination, record.copy_facts.size)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
-#: What to do about a copy that is not what was staged: one that `stagectl evict` deletes, one that
-#: it keeps because the user changed it, and one that another account staged for all users.
-_EVICT = "evict it and stage it again"
+#: What to do about a copy that is not what was staged: one that a stage replaces, one that it may
+#: keep because the user changed it, and one that another account staged for all users.
+_EVICT = "stage it again"
 _DELETE = "delete it on that node (rm -r) and stage it again"
 _TELL = "tell the administrator"
 #: Damaged files of a folder that are named.

@@ -12,7 +12,7 @@ annotations``, because it reads the types of the fields at run time.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Self
 
@@ -20,6 +20,8 @@ from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
 VERSION = 6
+#: A digest that no file has, for a copy whose content is not known any more.
+_UNKNOWN_DIGEST = "0" * 32
 #: Bytes of the longest path that the kernel takes.
 _PATH_LIMIT = 4096
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
@@ -103,6 +105,15 @@ class Record:
     pinned: bool
     decompressed: bool = False
     tree: TreeFacts | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the copy was found to have other bytes than those that were staged."""
+        return self.digest == _UNKNOWN_DIGEST
+
+    def as_damaged(self) -> Self:
+        """Return the record of the same copy after it was found to be damaged."""
+        return replace(self, digest=_UNKNOWN_DIGEST)
 
     def to_json(self) -> str:
         """Return the text of the record's file."""

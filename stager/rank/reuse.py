@@ -63,7 +63,8 @@ def read_marks(text: bytes | memoryview, rows: int) -> bytes:
 def find_reusable(task: Task, listing: Listing) -> Reuse:
     """Compare the listing of the source with this node's copy.
 
-    Files are compared by their stat; with validate=checksum, those of the copy are also read.
+    Files are compared by their stat; with validate=checksum, and in a copy that is known to be
+    damaged, those of the copy are also read.
     """
     nothing = Reuse(array("q", [-1]) * len(listing))
     if not task.receives:
@@ -79,9 +80,8 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
-    rows = nothing.rows
+    rows, checked = nothing.rows, record.is_damaged or validate is Validate.CHECKSUM
     for row, before in table.kept(listing, copy):
-        checked = validate is Validate.CHECKSUM
         if not checked or _has_digest(task, listing, row, table.digest(before)):
             rows[row] = before
     is_part = bool(record.tree.split)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from stager.source.settings import RemoteSettings
     from stager.wire.settings import Settings
 
-#: A digest that no file has, for a copy whose content is not known any more.
-_UNKNOWN_DIGEST = "0" * 32
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -121,12 +118,7 @@ class Task:
         Return the failure to report if no other node and no source can replace it.
         """
         record = self.cache.load(self.item.destination)
-        if record and record.tree:  # without its record, the tree could not be replaced
-            unknown = replace(
-                record.tree, source_digest=_UNKNOWN_DIGEST, table_digest=_UNKNOWN_DIGEST
-            )
-            self.cache.save(replace(record, tree=unknown))
-        else:
-            self.cache.forget(self.item.destination)
+        if record:  # without its record, nobody would know that it was staged
+            self.cache.save(record.as_damaged())
         text = "this copy is damaged; delete it on that node (rm -r) and submit again"
         return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)

@@ -20,7 +20,7 @@ def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
     with copy.open("r+b") as file:
         file.write(b"x")
     os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    fault = "the copy is damaged: its bytes differ from its checksum; evict it and stage it again"
+    fault = "the copy is damaged: its bytes differ from its checksum; stage it again"
     assert copies.simulated("verify") == Ran(
         7, "stage: /nvme/img.sqsh: verified on node[1,3] (2 nodes)\n",
         f"stage: node2: /nvme/img.sqsh: {fault}\n",

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from tests.cluster.site import COPY, IMAGE, digest
+from tests.cluster.site import COPY, IMAGE, STAGECTL, digest
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
@@ -85,6 +85,23 @@ def test_a_replaced_source_goes_to_all_nodes(site: Site) -> None:
     assert {digest(site.copy(node, "/nvme/data")) for node in site.nodes} == {
         digest(site.shared("data"))
     }
+
+
+def test_a_file_that_was_not_staged_is_not_replaced(site: Site) -> None:
+    site.run("head -c 5000000 /dev/urandom > /shared/data")
+    site.run("echo mine > /nvme/data", on="n2")
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
+    assert job.wait().exit_code == "6:0"
+    assert job.output() == (
+        "stage: n2: /nvme/data is a plain file that was not staged; staging would overwrite it: "
+        "move it, delete it, or choose another destination\n"
+        "stage: the job's own program was not started (exit code 6)\n"
+    )
+    assert site.copy("n2", "/nvme/data").read_text() == "mine\n"
+    assert not site.copy("n1", "/nvme/data").exists()
+    plan = site.sbatch(f"{STAGECTL} plan /shared/data:/nvme/data", "-N4")
+    assert plan.wait().exit_code == "6:0"
+    assert "n2: /nvme/data is a plain file that was not staged" in plan.output()
 
 
 def test_validate_checksum_finds_and_repairs_damage_that_left_no_trace(site: Site) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import PREFIX, STAGECTL
+from tests.cluster.site import PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,13 +138,13 @@ class Waiting:
         self._await("stage: ")
 
     def _await(self, text: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while text not in self.job.output():
             assert time.monotonic() < deadline, self.job.output()
             time.sleep(0.1)
 
     def go(self) -> list[str]:
-        """Return what the command prints; it may take 5 s."""
+        """Return what the command prints; on a busy machine it may take 15 s, Slurm minutes."""
         self._site.run("touch /shared/go")
         # Do not wait for the job's end, for which Slurm needs its nodes back.
         self._await("end\n")
@@ -152,11 +152,11 @@ class Waiting:
         # Slurm adds messages of its own when a node fails.
         first, last = (n for n, line in enumerate(output) if re.fullmatch(r"\d+\.\d+", line))
         begun, *lines, ended = output[first : last + 1]
-        assert float(ended) - float(begun) < 5, lines
+        assert float(ended) - float(begun) < 15, lines
         return lines
 
 
-def test_status_with_a_slurmd_gone_answers_for_the_others_within_5_s(site: Site) -> None:
+def test_status_with_a_slurmd_gone_answers_for_the_others_soon(site: Site) -> None:
     waiting = Waiting(site, f"{STAGECTL} status")
     site._stop_daemon("slurmd-n3")
     try:
@@ -244,11 +244,19 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
     os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     job = site.sbatch(f"{STAGECTL} verify", "-N4")
     assert job.wait().exit_code == "7:0"
-    remedy = "its bytes differ from its checksum; evict it and stage it again"
+    remedy = "its bytes differ from its checksum; stage it again"
     assert sorted(job.output().splitlines()) == [
         "stage: /nvme/a: verified on n[1,3-4] (3 nodes)",
         f"stage: n2: /nvme/a: the copy is damaged: {remedy}",
     ]
+    script = f"{STAGECTL} status | grep /nvme/a; {STAGECTL} stage /shared/a:/nvme/a 2>&1"
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0"
+    *table, staged = job.output().splitlines()
+    assert plain(table[0]).startswith("n[1,3-4] /nvme/a 2.9 MiB T current ")
+    assert plain(table[1]).startswith("n2 /nvme/a 2.9 MiB T damaged ")
+    assert " from the copy on n1 to n2 in " in staged
+    assert digest(damaged) == digest(site.shared("a"))
 
 
 # Outside of a job

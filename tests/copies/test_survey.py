@@ -257,6 +257,48 @@ def test_a_node_without_a_copy_needs_it_even_if_its_folders_are_missing(node: No
     assert node.survey(path=node.disk / "a/b/copy.sqsh") == needed(ABSENT)
 
 
+def _make_file(copy: Path) -> None:
+    copy.write_bytes(b"mine")
+
+
+def _make_link(copy: Path) -> None:
+    copy.symlink_to("mine")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(_make_file, "a plain file"), (_make_link, "a symbolic link")]
+)
+@pytest.mark.parametrize("validate", list(Validate))
+def test_what_was_not_staged_is_not_replaced(
+    node: Node, make: Callable[[Path], None], kind: str, validate: Validate
+) -> None:
+    make(node.copy)
+    with pytest.raises(DestinationError) as caught:
+        node.survey(validate)
+    assert str(caught.value) == (
+        f"{node.copy} is {kind} that was not staged; staging would overwrite it: move it, delete "
+        "it, or choose another destination"
+    )
+
+
+def test_a_file_without_a_record_is_replaced_if_it_is_like_the_source(node: Node) -> None:
+    node.stage()
+    node.cache.forget(str(node.copy))
+    assert node.survey() == needed(Reason.NOT_RECORDED)
+    os.utime(node.copy, ns=(1, 1))
+    with pytest.raises(DestinationError):
+        node.survey()
+
+
+@pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
+def test_a_copy_that_was_found_damaged_is_not_current(node: Node, validate: Validate) -> None:
+    node.stage()
+    record = node.cache.load(str(node.copy))
+    assert record
+    node.cache.save(record.as_damaged())
+    assert node.survey(validate) == needed(Reason.DAMAGED)
+
+
 def test_a_survey_writes_nothing(node: Node) -> None:
     before = sorted(node.disk.rglob("*"))
     node.survey(path=node.disk / "a/b/copy.sqsh")

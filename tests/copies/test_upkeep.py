@@ -332,7 +332,7 @@ DELETE = "delete it on that node (rm -r) and stage it again"
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 FAULTS: dict[Callable[[Path], None], str] = {
     _touched: f"the copy was changed after staging; {DELETE}",
-    _damaged: f"{DAMAGED}; evict it and stage it again",
+    _damaged: f"{DAMAGED}; stage it again",
     _replaced: f"{DAMAGED}; {DELETE}",
     _gone: "the copy is gone; stage it again",
     _linked: f"the copy was replaced by something else; {DELETE}",
@@ -352,6 +352,9 @@ def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     )
     assert node.do(Action.VERIFY) == expected
     assert node.do(Action.VERIFY, "a", "b", "c") == expected
+    records = {record.destination: record for record in node.cache.records()}
+    damaged = [destination for destination, record in records.items() if record.is_damaged]
+    assert damaged == ["/nvme/b"]
 
 
 def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() -> None:
@@ -364,8 +367,7 @@ def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() ->
     with ordinary_home() as home:
         result = as_ordinary_user(lambda: act(home))
     fault = (
-        "/nvme/a: the copy cannot be read: Permission denied; evict it and stage it again, "
-        "or use another node"
+        "/nvme/a: the copy cannot be read: Permission denied; stage it again, or use another node"
     )
     assert result == NodeResult([Done("/nvme/b", 4)], [Refused(7, fault)])
 
