@@ -99,8 +99,10 @@ static bool read_task(spank_t spank, struct gate *gate)
 		gate->restart = (uint32_t)strtoul(restart, NULL, 10);
 	else if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &gate->restart) != ESPANK_SUCCESS)
 		gate->restart = 0;
+	/* Slurm has set the variable when task_init is called, but not before. */
 	if (spank_getenv(spank, "SLURMD_NODENAME", gate->node, sizeof(gate->node)) !=
-	    ESPANK_SUCCESS)
+		    ESPANK_SUCCESS &&
+	    gethostname(gate->node, sizeof(gate->node) - 1) != 0)
 		(void)snprintf(gate->node, sizeof(gate->node), "this node");
 	gate->list = read_list(spank);
 	if (!gate->list)
@@ -408,6 +410,27 @@ static bool is_helper_by_environment(spank_t spank)
 	       strtoul(id, NULL, 10) == job;
 }
 
+/*
+ * As root, before any plugin's task_init: end a task that would stage after pyxis has started its
+ * container, which may fail first for want of the image. A batch script that is read here is
+ * slurmd's file, at a path that no user can change.
+ */
+void stage_gate_check_order(spank_t spank)
+{
+	struct gate gate = { 0 };
+	const char *pyxis = stage_order_pyxis();
+
+	stage_order_note_namespace();
+	if (!pyxis || stage_options_helper() || is_helper_by_environment(spank) ||
+	    !read_task(spank, &gate))
+		return;
+	if (gate.list[0] || gate.script) {
+		complain("stage: %s: " STAGE_AFTER_PYXIS "\n", gate.node, pyxis, stage_order_own());
+		_exit(STAGE_POLICY);
+	}
+	free(gate.list);
+}
+
 int stage_gate(spank_t spank, const struct stage_config *config)
 {
 	struct gate gate = { 0 };
@@ -424,6 +447,10 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 		goto out;
 	if (stage_config_is_repeated()) {
 		complain("stage: %s: %s\n", gate.node, STAGE_REPEATED);
+		_exit(STAGE_POLICY);
+	}
+	if (stage_order_is_elsewhere()) {
+		complain("stage: %s: " STAGE_ELSEWHERE "\n", gate.node, stage_order_own());
 		_exit(STAGE_POLICY);
 	}
 	if (config->fault) {

@@ -3,7 +3,7 @@
  *
  *   context              init       init_post_opt   task_init_privileged   task_init
  *   srun, sbatch, salloc options    submit          -                      -
- *   slurmstepd           options    -               prepare                gate
+ *   slurmstepd           options    -               order, prepare         gate
  *   slurmd               expect_marks, note_namespace
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
@@ -52,6 +52,9 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 	if (spank_context() == S_CTX_SLURMD) {
 		if (repeated)
 			slurm_error("stage: %s", STAGE_REPEATED);
+		if (stage_order_pyxis())
+			slurm_error("stage: " STAGE_AFTER_PYXIS, stage_order_pyxis(),
+				    stage_order_own());
 		if (config.fault)
 			stage_config_complain(&config);
 		stage_expect_marks();
@@ -73,6 +76,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
 	const struct stage_config config = stage_config_parse(argc, argv);
 
+	stage_gate_check_order(spank);
 	stage_prepare(spank, &config);
 	return 0;
 }

@@ -11,6 +11,8 @@
  *   on each node, as user    gate.c      holds the tasks until every node has its files
  *   there, at the job's end  mark.c      cleans up after the job and removes its mark, as root
  *
+ * In each of them, order.c finds out whether pyxis is listed before this plugin.
+ *
  * child.c runs the helper, `python -I -m stager`, which does the work. Its contract: text for the
  * user on stdout and stderr; exit code 0 to go on, any other fails the job with that code. For a
  * job that stages nothing the plugin only reads a few variables and, in the batch step, the comment
@@ -86,10 +88,28 @@ bool stage_config_is_repeated(void);
 	"spank_stage.so is named more than once in plugstack.conf, so nothing can be staged; "     \
 	"tell the administrator to keep one line"
 
+/* The paths of the other plugin and of this one. */
+#define STAGE_AFTER_PYXIS                                                                          \
+	"in plugstack.conf, %s is above %s, so nothing can be staged; tell the administrator to "  \
+	"move the line of spank_stage.so above that of pyxis"
+/* The path of this plugin. */
+#define STAGE_ELSEWHERE                                                                            \
+	"a plugin that is above %s in plugstack.conf has entered a container, so nothing can be "  \
+	"staged; tell the administrator to move the line of spank_stage.so above that of the "     \
+	"other"
+
 /* Ranks listen on ports, which nothing that runs as root does. */
 #define STAGE_NOT_ROOT                                                                             \
 	"root stages nothing: submit as an ordinary user, or to stage for all users as the "       \
 	"account that stage.toml names as owner in [shared]"
+
+/* order.c */
+/* The path of this plugin, and that of pyxis if it was loaded before, else NULL. */
+const char *stage_order_own(void);
+const char *stage_order_pyxis(void);
+/* Whether the task has entered another mount namespace since the first of these was called. */
+void stage_order_note_namespace(void);
+bool stage_order_is_elsewhere(void);
 
 /* options.c */
 int stage_options_register(spank_t spank);
@@ -105,6 +125,7 @@ int stage_submit(spank_t spank, const struct stage_config *config);
 void stage_prepare(spank_t spank, const struct stage_config *config);
 
 /* gate.c */
+void stage_gate_check_order(spank_t spank);
 int stage_gate(spank_t spank, const struct stage_config *config);
 
 /* mark.c */

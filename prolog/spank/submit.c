@@ -114,6 +114,16 @@ static void refuse_repeated_plugin(void)
 	exit(STAGE_POLICY);
 }
 
+static void refuse_late_plugin(void)
+{
+	const char *pyxis = stage_options_count() > 0 ? stage_order_pyxis() : NULL;
+
+	if (!pyxis)
+		return;
+	(void)fprintf(stderr, "stage: " STAGE_AFTER_PYXIS "\n", pyxis, stage_order_own());
+	exit(STAGE_POLICY);
+}
+
 static void refuse_root(void)
 {
 	if (stage_options_count() == 0 || (getuid() != 0 && geteuid() != 0))
@@ -133,6 +143,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	if (stage_options_helper())
 		return 0;
 	refuse_repeated_plugin();
+	refuse_late_plugin();
 	refuse_root();
 	refuse_het_job();
 	if (all_inherited(inherited))

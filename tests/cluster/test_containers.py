@@ -1,0 +1,158 @@
+"""Plugins that enter a container in task_init, as pyxis does: this plugin must be listed before.
+
+`enter_container.c` stands in for pyxis, by whose name it is found, and by another name for a plugin
+that nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.site import PLUGSTACK, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.cluster import Job
+    from tests.cluster.site import Site
+
+PYXIS, UNKNOWN = "/shared/spank_pyxis.so", "/shared/other.so"
+STAGE = "--stage=/shared/root.img:/nvme/root.img"
+CONTAINER = "--image=/nvme/root.img"
+#: Fails outside of the container, and before the image is there.
+INSIDE = f"test ! -e {PREFIX} && cmp /shared/root.img /nvme/root.img && echo $SLURMD_NODENAME"
+STAGED = r"stage: /nvme/root\.img: (4 B from|current on) .*"
+REFUSED = (
+    f"in plugstack.conf, {PYXIS} is above {PREFIX}/lib/spank_stage.so, so nothing can be staged; "
+    "tell the administrator to move the line of spank_stage.so above that of pyxis\n"
+)
+REFUSED_INSIDE = (
+    f"a plugin that is above {PREFIX}/lib/spank_stage.so in plugstack.conf has entered a container,"
+    " so nothing can be staged; tell the administrator to move the line of spank_stage.so above "
+    "that of the other\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _plugins(site: Site) -> None:
+    site.shared("root.img").write_text("img\n")
+    source = Path(__file__).with_name("enter_container.c")
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    for path in (PYXIS, UNKNOWN):
+        built = site.shared(Path(path).name)
+        if not built.exists():
+            subprocess.run(["gcc", *flags, "-o", built, source], check=True)
+
+
+@contextmanager
+def plugstack(site: Site, text: str) -> Iterator[None]:
+    """Use another plugstack.conf within a with block."""
+    site.write_plugstack(text)
+    try:
+        yield
+    finally:
+        site.write_plugstack(PLUGSTACK)
+
+
+@contextmanager
+def last(site: Site, plugin: str) -> Iterator[None]:
+    """List the other plugin below this one within a with block."""
+    with plugstack(site, f"{PLUGSTACK}required {plugin}\n"):
+        yield
+
+
+@contextmanager
+def first(site: Site, plugin: str) -> Iterator[None]:
+    """List the other plugin above this one within a with block."""
+    with plugstack(site, f"required {plugin}\n{PLUGSTACK}"):
+        yield
+
+
+def batch(site: Site, script: str, *options: str, code: str = "0:0") -> str:
+    """Run a job on two nodes and return its output."""
+    return output(site.sbatch(script, "-N2", "-wn[1-2]", *options), code)
+
+
+def output(job: Job, code: str = "0:0") -> str:
+    """Return what the job wrote, without Slurm's own complaint of a task that ended early."""
+    assert job.wait().exit_code == code, job.output()
+    return "".join(
+        line
+        for line in job.output().splitlines(keepends=True)
+        if "error: write to unblock task 0 failed: Broken pipe" not in line
+    )
+
+
+def test_listed_before_files_are_there_when_the_container_starts(site: Site) -> None:
+    srun = f"srun --mpi=pmix {CONTAINER} /bin/bash -c '{INSIDE}'"
+    with last(site, PYXIS):
+        outputs = [
+            batch(site, f"#!/bin/bash\n#STAGE /shared/root.img /nvme/root.img\n{srun}"),
+            batch(site, srun.replace("--mpi=pmix", "--export=ALL"), STAGE, "--export=NONE"),
+            site.run(srun.replace("srun", f"srun -N2 -wn[1-2] {STAGE}")).stdout,
+            site.run(f"salloc -N2 -wn[1-2] {STAGE} {srun}").stdout,
+        ]
+        outputs.append(batch(site, INSIDE, STAGE, CONTAINER) + "n2\n")  # the batch step is on n1
+    for output in outputs:
+        summary, *nodes = sorted(output.splitlines(), reverse=True)
+        assert re.fullmatch(STAGED, summary), output
+        assert nodes == ["n2", "n1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["sbatch", "--wrap", "true"], ["salloc", "true"], ["srun", CONTAINER, "true"]],
+    ids=lambda line: line[0],
+)
+def test_listed_after_pyxis_a_job_that_stages_is_refused(site: Site, line: list[str]) -> None:
+    with first(site, PYXIS), pytest.raises(CommandFailed) as refused:
+        site.run([line[0], STAGE, *line[1:]])
+    assert (refused.value.code, refused.value.stdout) == (3, "")
+    assert refused.value.stderr == f"stage: {REFUSED}"
+    assert site.run(["squeue", "-h"]).stdout == ""
+
+
+def test_listed_after_pyxis_what_is_found_out_on_the_node_fails_at_once(site: Site) -> None:
+    with last(site, PYXIS):
+        held = site.sbatch("echo started", "-N1", "-wn2", "--hold", STAGE, CONTAINER)
+    lines = "#!/bin/bash\n#STAGE /shared/root.img /nvme/root.img\necho started\n"
+    with site_log(site, "n3") as log, first(site, PYXIS):
+        begun = time.monotonic()
+        site.run(["scontrol", "release", held.id])
+        assert output(held, "3:0") == f"stage: n2: {REFUSED}"
+        assert batch(site, lines, CONTAINER, code="3:0") == f"stage: n1: {REFUSED}"
+        assert time.monotonic() - begun < 20
+        # A job that stages nothing runs.
+        assert batch(site, "echo started") == "started\n"
+        site.restart_slurmd("n3")
+    assert f"error: stage: {REFUSED}" in log[0]
+
+
+@contextmanager
+def site_log(site: Site, node: str) -> Iterator[list[str]]:
+    """Yield a list that has what slurmd wrote to its log within the with block, at its end."""
+    path, added = site.base / f"log/slurmd-{node}.log", [""]
+    before = path.stat().st_size
+    yield added
+    added[0] = path.read_text()[before:]
+
+
+def test_listed_after_a_plugin_that_enters_a_container_every_task_is_refused(site: Site) -> None:
+    for node in site.nodes:  # or that plugin fails first
+        site.copy(node, "/nvme/root.img").write_text("img\n")
+    begun = time.monotonic()
+    with first(site, UNKNOWN):
+        done = site.run(["srun", "-N4", STAGE, CONTAINER, "true"], check=False)
+        assert batch(site, INSIDE, CONTAINER) == "n1\n"  # a job that stages nothing runs
+    assert done.returncode == 3
+    said = sorted(line for line in done.stderr.splitlines() if line.startswith("stage: "))
+    assert said == [f"stage: {node}: {REFUSED_INSIDE}".rstrip() for node in site.nodes]
+    assert time.monotonic() - begun < 20
