@@ -43,7 +43,7 @@ DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
 SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
-	prolog/job_epilog prolog/job_prolog prolog/task_prolog tests/cluster/namespaces.sh \
+	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer tests/cluster/namespaces.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
 .PHONY: demo test check lint hooks bench compare soak cluster install deb rpm man lock packages \

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Check what the safety of staging rests on."),
     "evict": ("evict", "Delete your copies from the disks of the nodes."),
     "gate": ("gate", ""),
+    "importer": ("importer", ""),
     "node": ("node", ""),
     "pack": ("pack", "Pack a folder of many files into one archive."),
     "pin": ("pin", "Protect your copies at DST from eviction."),

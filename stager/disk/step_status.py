@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 from stager.base import paths
 from stager.base.errors import LaunchError
-from stager.disk.files import APPEND, append_whole, as_room_error, opened, write_all
+from stager.disk.files import (
+    APPEND,
+    READ_FILE,
+    append_whole,
+    as_room_error,
+    opened,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +33,10 @@ _KEPT = 30 * 24 * 3600
 #: What a user can do about a folder that the plugin makes, and about one that is full.
 _MADE_BY_PLUGIN = "the plugin makes its folder, tell the administrator"
 _CHECK = "tell the administrator to check this folder"
+#: Seconds between two looks at a status that others wait for.
+_PAUSE = 0.05
+#: More bytes than a code, or a line of directives, has.
+_LONGEST = 1 << 17
 _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -105,3 +116,32 @@ class StepStatus:
             with suppress(FileNotFoundError):  # root may clean up after another job
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT:
                     os.unlink(entry.path)
+
+
+def wait_for_code(uid: int, job: str, step: str, patience: float) -> int:
+    """Wait for the exit code that a rank leaves on this node for tasks of the step.
+
+    Raise LaunchError if no rank works here for ``patience`` seconds.
+    """
+    path = f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
+    last_work = time.monotonic()
+    while time.monotonic() - last_work < patience:
+        with suppress(OSError), opened(path, READ_FILE) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                last_work = time.monotonic()
+            else:
+                code = os.read(file, _LONGEST).partition(b"\n")[0]
+                if code.isdigit():
+                    return int(code)
+        time.sleep(_PAUSE)
+    raise LaunchError(f"no stage has begun on this node within {patience:g} s; submit again")
+
+
+def last_done(uid: int, job: str) -> str:
+    """Return the directives of the job's last stage that succeeded, empty if there are none."""
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}", READ_FILE) as file:
+        lines = os.fsdecode(os.read(file, _LONGEST)).splitlines()
+        return lines[-1] if lines else ""
+    return ""

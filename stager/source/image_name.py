@@ -9,6 +9,8 @@ from typing import NamedTuple, Self
 SCHEME = "docker://"
 #: What an image is if neither tag nor digest is written.
 _DEFAULT_TAG = "latest"
+#: Where enroot looks for an image without a registry, and for one without a folder there.
+_DEFAULT_REGISTRY, _DEFAULT_FOLDER = "docker.io", "library"
 #: The parts of a name as registries define them (opencontainers/distribution-spec). They are
 #: compiled where they are used: all ranks import this module.
 _REGISTRY = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?"
@@ -23,6 +25,27 @@ _SHOWN = 12
 def is_image(source: str) -> bool:
     """Return whether a source is the URL of an image."""
     return source.startswith(SCHEME)
+
+
+def from_enroot(uri: str) -> str:
+    """Return the URL of the image that enroot and pyxis call ``uri``.
+
+    Raise ValueError, which says what is wrong with it.
+
+    >>> from_enroot("docker://nvcr.io#nvidia/cuda:12.4"), from_enroot("docker://ubuntu")
+    ('docker://nvcr.io/nvidia/cuda:12.4', 'docker://docker.io/library/ubuntu')
+    """
+    if not is_image(uri):
+        raise ValueError(f"is in no registry; write {SCHEME}REGISTRY#NAME:TAG")
+    registry, has_registry, name = uri.removeprefix(SCHEME).rpartition("#")
+    if "@" in registry:
+        raise ValueError("has a user in it; leave it out and log in (skopeo login, docker login)")
+    first, has_folder, _ = name.partition("/")
+    if not has_registry and not (has_folder and is_registry(first)):
+        registry, name = _DEFAULT_REGISTRY, name if has_folder else f"{_DEFAULT_FOLDER}/{name}"
+    url = f"{SCHEME}{registry}/{name}" if registry else uri
+    ImageName.parse(url)
+    return url
 
 
 def is_registry(text: str) -> bool:
@@ -85,6 +108,10 @@ class ImageName(NamedTuple):
         if self.digest:
             return f"{self.repository}@{self.digest}"
         return f"{self.repository}:{self.tag or _DEFAULT_TAG}"
+
+    def pinned(self, digest: str) -> str:
+        """Return the URL of the image in this repository that has the ``digest``."""
+        return f"{self.repository}@{digest}"
 
     @property
     def file_name(self) -> str:

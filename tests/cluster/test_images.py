@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.servers import Registry, registry
-from tests.cluster.site import POLICY, STAGECTL, digest
+from tests.cluster.site import POLICY, PREFIX, STAGECTL, digest
 from tests.support.images import BLOBS, NAMES, PASSWORD, encoded
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ def names(site: Site, node: str) -> list[str]:
     return sorted(path.partition(" -> ")[0] for path in paths)
 
 
-def read(site: Site, node: str, path: str) -> str:
-    return site.run(["unsquashfs", "-cat", COPY, path], on=node).stdout
+def read(site: Site, node: str, path: str, copy: str = COPY) -> str:
+    return site.run(["unsquashfs", "-cat", copy, path], on=node).stdout
 
 
 def test_an_image_is_pulled_once_for_all_nodes_until_its_tag_moves(
@@ -134,6 +136,35 @@ def test_a_pull_that_is_cancelled_or_hangs_leaves_nothing(site: Site, images: Re
         "if it fails again, use other nodes (--exclude) and tell the administrator"
     )
     assert_nothing_is_left(site)
+
+
+def test_an_image_that_pyxis_asks_for_is_pulled_once_for_all_nodes(
+    site: Site, images: Registry
+) -> None:
+    """pyxis runs the importer on all nodes of a step at once, as the step does here."""
+    images.push("team/img:v1", "one")
+    images.push("team/img:v2", "two")
+    importer = f"srun --overlap -N4 {PREFIX}/bin/stage-importer"
+    get = f"{importer} get docker://{images.name}#team/img"
+    # Two steps want the same image at once; a later one wants another.
+    script = f"exec 2>/dev/null; {get}:v1 & {get}:v1 & wait; {get}:v2; {importer} release"
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0", job.output()
+    paths = job.output().splitlines()
+    first, second = paths[0], paths[-1]
+    assert paths == [first] * 8 + [second] * 4
+    assert re.fullmatch(r"/nvme/images-alice/team\+img\+[0-9a-f]{12}\.sqsh", first)
+    assert read(site, "n4", "data/kept", first) == "one\n"
+    assert read(site, "n4", "data/kept", second) == "two\n"
+    assert images.sent().total() == 2 * BLOBS
+
+    failed = site.run(f"{get}:v3", check=False)
+    assert failed.returncode == 128 + signal.SIGTERM  # of the nodes that waited
+    assert failed.stdout == ""
+    told = [line for line in failed.stderr.splitlines() if line.startswith("stage: ")]
+    assert [line.partition(" (skopeo")[0] for line in told] == [
+        f"stage: docker://{images.name}/team/img:v3: no such image"
+    ]
 
 
 def test_the_password_is_nowhere(site: Site, images: Registry) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.disk.step_status import StepStatus
+from stager.disk.step_status import StepStatus, last_done, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -184,3 +185,27 @@ def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path
         "holds what your jobs stage; delete the files that you put there, and submit again"
     )
     assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x:/y\n", 5)
+
+
+def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path) -> None:
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "4")
+    with ThreadPoolExecutor() as pool:
+        # Longer than it may wait for a rank: this one works.
+        waiting = pool.submit(wait_for_code, os.getuid(), "17.0", "4", 0.2)
+        time.sleep(0.4)
+        assert not waiting.done()
+        status.write(0, "/a:/b")
+        status.close()
+        assert waiting.result(timeout=10) == 0
+    assert last_done(os.getuid(), "17.0") == "/a:/b"
+
+
+@pytest.mark.parametrize("left", [None, "\n", "text\n"], ids=["no file", "no code", "no number"])
+def test_without_a_rank_the_wait_ends(status_folder: Path, left: str | None) -> None:
+    if left is not None:
+        (status_folder / "17.0.4").write_text(left)
+    with pytest.raises(LaunchError) as caught:
+        wait_for_code(os.getuid(), "17.0", "4", 0.2)
+    assert str(caught.value) == "no stage has begun on this node within 0.2 s; submit again"
+    assert last_done(os.getuid(), "17.0") == ""

@@ -117,6 +117,7 @@ PRINTED = """\
 slurm-stage-plugin: set roots in /etc/slurm/stage.toml, restart slurmd, and run stagectl doctor
 0.1.0
 /usr/lib/slurm-stage/bin:
+stage-importer
 stagectl
 
 /usr/lib/slurm-stage/libexec:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from stager.source.image_name import ImageName, is_image, is_registry
+from stager.source.image_name import ImageName, from_enroot, is_image, is_registry
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -69,3 +71,43 @@ def test_only_docker_urls_are_images() -> None:
         True, False, False,
     ]  # fmt: skip
     assert not is_registry("")
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("ubuntu", "docker.io/library/ubuntu"),
+        ("ubuntu:24.04", "docker.io/library/ubuntu:24.04"),
+        ("team/img:v1", "docker.io/team/img:v1"),
+        ("nvcr.io#nvidia/cuda:12.4", "nvcr.io/nvidia/cuda:12.4"),
+        ("login:5001#img", "login:5001/img"),
+        ("nvcr.io/nvidia/cuda:12.4", "nvcr.io/nvidia/cuda:12.4"),
+        (f"login:5001/team/img@{DIGEST}", f"login:5001/team/img@{DIGEST}"),
+    ],
+)
+def test_an_image_has_its_registry_also_in_enroots_form(uri: str, url: str) -> None:
+    assert from_enroot(f"docker://{uri}") == f"docker://{url}"
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("", "is in no registry; write docker://REGISTRY#NAME:TAG"),
+        ("dockerd://ubuntu", "is in no registry; write docker://REGISTRY#NAME:TAG"),
+        (
+            "docker://$oauthtoken@nvcr.io#nvidia/cuda",
+            "has a user in it; leave it out and log in (skopeo login, docker login)",
+        ),
+        (
+            "docker://a#b#c",
+            (
+                "has no registry: a#b is no host with a '.' or a port; write "
+                "docker://REGISTRY/NAME:TAG, for instance with docker.io"
+            ),
+        ),
+        ("docker://ubuntu:", "has a tag that no image can have"),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_in_a_registry_is_refused(uri: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
+        from_enroot(uri)

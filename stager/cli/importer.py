@@ -1,0 +1,155 @@
+"""``stagectl importer``: what pyxis calls to get the file of a container image on a node.
+
+pyxis calls it on every node of a step at once, as the user. The first node asks the registry for
+the image's digest and has it staged to all nodes of the job, as ``--stage`` would; the others wait
+for that. stdout is for the path of the file alone, and pyxis shows stderr only after a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.base.errors import LaunchError, StageError, UsageError
+from stager.cli.console import complain
+from stager.cli.options import config_option, load_policy
+from stager.cli.staging import JobNodes, build_request, print_outcome
+from stager.disk.step_status import last_done, wait_for_code
+from stager.launch import job
+from stager.launch.commands import FOLDERS
+from stager.launch.credentials import with_credentials
+from stager.request.directive import Directive
+from stager.request.resolve import resolve
+from stager.source.image_name import ImageName, from_enroot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from stager.request.policy import Policy
+
+#: Seconds of the first node's that others allow besides the limits for registry and start.
+_ALLOWANCE = 60
+
+
+@click.command(hidden=True)
+@config_option
+@click.argument("verb", type=click.Choice(["get", "release"]))
+@click.argument("uri", default="")
+def importer(config: Path, verb: str, uri: str) -> int:
+    """Print the path of a squashfs file of the image, or end its use, as pyxis asks."""
+    if verb == "release":
+        return 0  # the job keeps its copies from eviction until it ends
+    step = _Step.of(os.environ)
+    if step.is_first:
+        return _import(config, uri, step)
+    return _wait(load_policy(config, simulated=False), step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step whose containers wait for the image; ``number`` is empty in the batch step."""
+
+    job: int
+    restart: str
+    number: str
+    is_first: bool
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> _Step:
+        """Return the step of this process. Raise UsageError outside of a job."""
+        return cls(
+            job.number(environment),
+            environment.get("SLURM_RESTART_COUNT") or "0",
+            environment.get("SLURM_STEP_ID", ""),
+            environment.get("SLURM_NODEID", "0") == "0",
+        )
+
+    @property
+    def status_name(self) -> str:
+        """The name of its status, which is not that of the step's ``--stage``."""
+        return f"{self.job}.{self.restart}.import{self.number}" if self.number else ""
+
+
+def _import(config: Path, uri: str, step: _Step) -> int:
+    """Stage the image to all nodes and print its path; else say why and end the waiting nodes."""
+    try:
+        path, code = _stage(config, uri, step)
+    except StageError as error:
+        complain(str(error))
+        if step.number:  # no rank may have ended the wait of the other nodes
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            srun = load_policy(config, simulated=False).launch.srun
+            job.end_step(os.environ, step.number, srun)
+        return error.code
+    if not code:
+        click.echo(path)
+    return code
+
+
+def _stage(config: Path, uri: str, step: _Step) -> tuple[str, int]:
+    nodes = JobNodes.find(config)
+    directive = _pinned(_url(uri), nodes.rules)
+    request = build_request(resolve([directive], nodes.rules), nodes.rules)
+    outcome = nodes.run(
+        replace(
+            request,
+            status_file=step.status_name,
+            step=step.number,
+            directives=directive.destination,
+        ),
+        lambda _: None,
+    )
+    print_outcome(outcome, complain, complain)
+    return directive.destination, outcome.code
+
+
+def _url(uri: str) -> str:
+    try:
+        return from_enroot(uri)
+    except ValueError as error:
+        raise UsageError(f"the image {uri} {error}") from None
+
+
+def _pinned(url: str, rules: Policy) -> Directive:
+    """Return the directive for the image that ``url`` names now, with a file of its own.
+
+    A tag may move while other jobs still use what it named before. Raise SourceError, and
+    PolicyRefusal for what the site does not allow.
+    """
+    name = ImageName.parse(url)
+    folder = f"{rules.allowed[0]}/images-{_user()}"
+    resolve([Directive(url, f"{folder}/{name.file_name}")], rules)
+    if not name.digest:
+        from stager.source.registry import look_at_image
+
+        # The programs that speak to the registry run here as they do in a rank.
+        os.environ.update(with_credentials(os.environ, [url]), PATH=":".join(FOLDERS))
+        revision = look_at_image(url, rules.source.settings).facts.revision
+        url = name.pinned(revision)
+    return Directive(url, f"{folder}/{ImageName.parse(url).file_name}")
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _wait(rules: Policy, step: _Step) -> int:
+    """Wait until the first node has staged the image, and print its path. It says what failed."""
+    patience = rules.source.patience + rules.launch.start_timeout + _ALLOWANCE
+    code = wait_for_code(os.getuid(), step.status_name, step.number, patience)
+    if code:
+        return code
+    path = last_done(os.getuid(), step.status_name)
+    if not path:
+        raise LaunchError("the path of the image is not known on this node; submit again")
+    click.echo(path)
+    return 0
