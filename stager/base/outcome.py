@@ -67,6 +67,8 @@ class ItemReport:
     note: str = ""
     #: Requests to a store that had to be repeated.
     retries: int = 0
+    #: Nodes whose copy was replaced although it had been changed since it was staged.
+    changed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

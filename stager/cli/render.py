@@ -24,8 +24,10 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         return failure_lines(outcome.failures, fold)
     line = _planned_line if outcome.dry_run else _item_line
     evicted = _evicted_lines(outcome, fold)
+    changed = [_changed_line(item, fold) for item in outcome.items if item.changed]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
-    return [*evicted, *(line(item, fold) for item in outcome.items), *notes]
+    lines = (line(item, fold) for item in outcome.items)
+    return [*evicted, *lines, *([] if outcome.dry_run else changed), *notes]
 
 
 def phase_line(outcome: Outcome) -> str:
@@ -63,6 +65,13 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     if item.retries:
         line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
+
+
+def _changed_line(item: ItemReport, fold: Fold) -> str:
+    return (
+        f"{item.destination}: note: on {nodes_text(item.changed, fold)} it had been changed since "
+        "it was staged, and was replaced; write what you want to keep elsewhere"
+    )
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:

@@ -27,6 +27,7 @@ from stager.disk.files import (
     stage_errors,
 )
 from stager.disk.permissions import corrected_mode
+from stager.disk.record import CopyFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,8 @@ class Survey:
     fresh: bool = True
     #: The split that a current part of a folder belongs to.
     split: str = ""
+    #: Whether somebody has changed the copy, which is not current, since it was staged.
+    changed: bool = False
 
     @property
     def current(self) -> bool:
@@ -114,7 +117,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
                 "it: move it, delete it, or choose another destination"
             )
     if reason or record is None:
-        return Survey(node, reason, "")
+        return Survey(node, reason, "", changed=_has_changed(record, there))
     return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
 
 
@@ -171,6 +174,15 @@ def correct_permissions(path: str, source: Source, share: Share) -> None:
         mode = corrected_mode(there, source.mode, source.group, share)
         if stat.S_ISREG(there.st_mode) and mode != stat.S_IMODE(there.st_mode):
             os.chmod(f"/proc/self/fd/{copy}", mode)
+
+
+def _has_changed(record: Record | None, there: os.stat_result | None) -> bool:
+    """Return whether what is ``there`` is not what was staged. Of a folder it says nothing."""
+    if record is None or there is None or record.tree:
+        return False
+    return record.copy_facts != CopyFacts(
+        there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid
+    )
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:

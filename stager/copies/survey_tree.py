@@ -59,7 +59,7 @@ def survey_tree(
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
         _check_loss(item, path, there, cache, record)
-        return Survey(node, reason, "")
+        return Survey(node, reason, "", changed=reason is Reason.COPY_CHANGED)
     fresh = _is_same(Validate.STAT, source, record, tree)
     return Survey(node, None, record.digest, tree.files, fresh=fresh, split=tree.split)
 

@@ -100,6 +100,7 @@ def item_report(
         current=[names[rank] for rank in plan.current],
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
         reasons=_reasons([surveys[rank] for rank in plan.receivers]),
+        changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,

@@ -79,6 +79,7 @@ _SURVEYS = list_of(
         files=NUMBER,
         fresh=FLAG,
         split=TEXT,
+        changed=FLAG,
     )
 )
 

@@ -93,6 +93,16 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
     assert line(report) == text
 
 
+def test_a_copy_that_had_been_changed_is_not_replaced_silently() -> None:
+    outcome = Outcome([replace(item(ALL, []), changed=["n1", "n3"])], [], 2.0)
+    _, note = summary(outcome, fold)
+    assert note == (
+        "/nvme/img: note: on n[1,3] (2 nodes) it had been changed since it was staged, and was "
+        "replaced; write what you want to keep elsewhere"
+    )
+    assert len(summary(replace(outcome, dry_run=True), fold)) == 1
+
+
 @pytest.mark.parametrize(
     ("report", "text"),
     [
@@ -283,6 +293,7 @@ def test_the_json_of_an_outcome() -> None:
                 "shard_list": "",
                 "note": "",
                 "retries": 0,
+                "changed": [],
             }
         ],
         "failures": [],

@@ -68,6 +68,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "shard_list": "",
                 "note": "",
                 "retries": 0,
+                "changed": [],
             }
         ],
         "failures": [],

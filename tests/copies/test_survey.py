@@ -351,16 +351,20 @@ def _copy_as_symlink(node: Node) -> None:
     node.copy.symlink_to("moved")
 
 
+def changed(reason: Reason) -> Survey:
+    return replace(needed(reason), changed=True)
+
+
 #: What happens to a staged node, and what it answers then by stat, size and checksum.
 EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
     (_touch_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
     (_replace_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
-    (_touch_copy, (needed(COPY), CURRENT, CURRENT)),
-    (_replace_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_touch_copy, (changed(COPY), CURRENT, CURRENT)),
+    (_replace_copy, (changed(COPY), CURRENT, CURRENT)),
     (_damage_copy, (CURRENT, CURRENT, needed(Reason.DAMAGED))),
     (_link_copy, (needed(COPY), CURRENT, CURRENT)),
-    (_append_to_copy, (needed(COPY), needed(COPY), needed(COPY))),
-    (_copy_as_symlink, (needed(REPLACED), needed(REPLACED), needed(REPLACED))),
+    (_append_to_copy, (changed(COPY), changed(COPY), changed(COPY))),
+    (_copy_as_symlink, (changed(REPLACED), changed(REPLACED), changed(REPLACED))),
 ]
 
 
@@ -642,3 +646,11 @@ def test_a_cache_root_may_be_the_whole_disk(node: Node) -> None:
     item = StageItem(str(node.source), str(node.copy), "", Options(validate=Validate.STAT))
     source = look_at_source(str(node.source))
     assert survey(item, str(node.copy), source, node.cache, "n1").current
+
+
+def test_a_changed_copy_is_found_also_where_the_source_changed(node: Node) -> None:
+    node.stage()
+    _touch_source(node)
+    assert not node.survey().changed
+    _append_to_copy(node)
+    assert node.survey() == changed(SOURCE)

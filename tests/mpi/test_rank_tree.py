@@ -123,6 +123,7 @@ def test_what_a_job_changed_in_its_copy_is_restored(
     world.on_last(lambda: damage(world.copy))
     item = world.stage()
     assert (item.received, item.reasons) == ([world.nodes[-1]], ["the copy changed"])
+    assert item.changed == item.received
     assert item.tree == Counts(len(FILES), int(moved > 0), moved)
 
 
