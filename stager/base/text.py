@@ -18,9 +18,51 @@ def columns(text: str) -> int:
     >>> columns("ab"), columns("\u6570\u636e"), columns("e\u0301")
     (2, 4, 1)
     """
-    from unicodedata import combining, east_asian_width  # only for a caret
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # seldom needed
 
     return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def elided(text: str, width: int) -> str:
+    """Return printable ``text`` in at most ``width`` columns; its middle is left out if need be.
+
+    Two thirds of what stays are from the end, as paths differ there.
+
+    >>> elided("/nvme/alice/img.sqsh", 20), elided("/nvme/alice/img.sqsh", 13)
+    ('/nvme/alice/img.sqsh', '/nvm…img.sqsh')
+    """
+    if columns(text) <= width:
+        return text
+    head = _beginning(text, (width - 1) // 3)
+    tail = _beginning(text[::-1], width - 1 - columns(head))
+    return f"{head}…{tail[::-1]}"
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Return printable ``text`` in lines of at most ``width`` columns, cut at blanks if there are.
+
+    >>> folded("pinned, job 17", 8), folded("/nvme/img", 5)
+    (['pinned,', 'job 17'], ['/nvme', '/img'])
+    """
+    lines = []
+    while columns(text) > width:
+        head = _beginning(text, width) or text[0]
+        cut = head.rfind(" ") + 1 or len(head)
+        lines.append(text[:cut].rstrip())
+        text = text[cut:]
+    return [*lines, text]
+
+
+def _beginning(text: str, width: int) -> str:
+    """Return as much of the beginning of ``text`` as ``width`` columns hold."""
+    used = 0
+    for end, character in enumerate(text):
+        used += columns(character)
+        if used > width:
+            return text[:end]
+    return text
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -1,13 +1,21 @@
 """Print the lines of ``stagectl``: what was done on stdout, what failed on stderr.
 
-A path or another program's output may hold control characters; none may reach the terminal.
+A path or another program's output may hold control characters; none may reach the terminal. Colours
+and whatever else moves on a screen are for terminals alone.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _OF_A_NAME = re.compile(r"\n(?!  )")
 #: What Python decodes bytes to that are no UTF-8 (PEP 383).
@@ -25,6 +33,23 @@ def printable_lines(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" or c in _BYTES else "?" for c in lines)
 
 
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that understands escape sequences."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+
+
+def painted(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """Return ``text`` in a colour for ``stream`` (stdout), if it is a screen and NO_COLOR empty."""
+    if os.environ.get("NO_COLOR") or not is_screen(stream or sys.stdout):
+        return text
+    return click.style(text, fg=colour)
+
+
+def width() -> int:
+    """Return the columns of the terminal that stdout is, or 0 if it is none: lines have no end."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
 def say(text: str) -> None:
     """Print what was done."""
     click.echo(f"stage: {printable_lines(text)}")
@@ -32,4 +57,5 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print what failed."""
-    click.echo(f"stage: {printable_lines(text)}", err=True)
+    name = painted("stage:", "red", sys.stderr)
+    click.echo(f"{name} {printable_lines(text)}", err=True)

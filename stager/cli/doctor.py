@@ -11,6 +11,7 @@ import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.base.text import printable
+from stager.cli.console import painted
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
@@ -30,6 +31,12 @@ _COUNTED = {
     Verdict.UNKNOWN: ("could not be checked", "could not be checked"),
     Verdict.NOTE: ("note", "notes"),
     Verdict.OK: ("ok", "ok"),
+}
+_COLOURS = {
+    Verdict.PROBLEM: "red",
+    Verdict.UNKNOWN: "yellow",
+    Verdict.NOTE: "yellow",
+    Verdict.OK: "green",
 }
 
 
@@ -91,7 +98,8 @@ def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:
         return
     for one in findings:
         where = f"{job.fold(found[one])}: " if found[one] else ""
-        click.echo(printable(f"{one.verdict:<8} {where}{one.text}"))
+        verdict = painted(f"{one.verdict:<8}", _COLOURS[one.verdict])
+        click.echo(f"{verdict} {printable(where + one.text)}")
     counts = [(sum(one.verdict is kind for one in findings), *_COUNTED[kind]) for kind in order]
     total = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
     click.echo(f"stage: {total}")

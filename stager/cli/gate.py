@@ -91,7 +91,7 @@ class _Gate:
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
-        with Progress(self.say, bar=not self.task_prolog) as progress:
+        with Progress(self.say, bars=not self.task_prolog) as progress:
             return nodes.run(request, progress.show)
 
 

@@ -205,7 +205,7 @@ def stage_values(
     directives = parse_values(values)
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
-    with Progress(_ignore if as_json else say, bar=not as_json, verbose=verbose) as progress:
+    with Progress(_ignore if as_json else say, bars=not as_json, verbose=verbose) as progress:
         outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))

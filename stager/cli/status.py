@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.errors import LaunchError
+from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
+from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.cli.tables import (
@@ -28,16 +31,22 @@ from stager.cli.tables import (
     unread_lines,
     user_rows,
 )
+from stager.cli.watch import watch
 from stager.copies.status import NodeStatus
 from stager.copies.upkeep import Action, Command
 from stager.launch import job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.launch.answers import Answer
     from stager.request.policy import Policy
+
+
+#: Seconds between two looks with ``--watch``, each of which is a step of the job.
+_PERIOD = 5
+_NOT_CURRENT = re.compile("stale|changed|gone|missing")
 
 
 @click.command(epilog=WHICH_NODES)
@@ -48,47 +57,92 @@ if TYPE_CHECKING:
     show_default=True,
     help="Show one row for each of these. For root, --by user shows the copies of all users.",
 )
+@click.option(
+    "--watch", "period", type=click.FloatRange(1, 86400), is_flag=False, flag_value=_PERIOD,
+    metavar="[SECONDS]",
+    help=f"Show it again every so many seconds ({_PERIOD} if none are given), until Ctrl-C.",
+)  # fmt: skip
 @node_options
 @json_option
-def status(by: str, where: NodeOptions, as_json: bool) -> int:
+def status(by: str, period: float | None, where: NodeOptions, as_json: bool) -> int:
     """Show what is staged for you, and how much space is free.
 
-    Drained nodes are queried and marked. A node that does not answer within 4 s is reported.
+    Drained nodes are queried and marked. A node that does not answer within 4 s is reported. On a
+    terminal, long names and paths lose their middle; in a pipe they are whole.
     """
     rules = where.rules()
-    return show_status(Scope.find(where, os.environ, rules.launch.srun), rules, by, as_json=as_json)
+    if period and as_json:
+        raise UsageError("--watch shows text; leave out --json")
+    scope = Scope.find(where, os.environ, rules.launch.srun)
+    if period:
+        watch(lambda: _ask(scope, rules, by).lines(width()), period)
+    return show_status(scope, rules, by, as_json=as_json)
 
 
 def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool = False) -> int:
     """Print what the nodes hold. Return 8 if none of them answered, else 0."""
+    found = _ask(scope, rules, by)
+    # In one piece, since click flushes at each call.
+    text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
+    click.echo(text)
+    return 0 if found.known else LaunchError.code
+
+
+def _ask(scope: Scope, rules: Policy, by: str) -> _Found:
     command = Command(
         Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user",
         shared_owner=rules.shared_owner,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus.from_wire)
-    if as_json:
-        lacking = missing(known) if scope.whole_job else {}
-        click.echo(json.dumps(_to_json(answers, known, problems, lacking), indent=1))
-    else:
-        if known:
-            _print(known, by, rules, whole_job=scope.whole_job)
-        for line in _node_lines(answers, problems):
-            click.echo(line)
-    return 0 if known else LaunchError.code
+    return _Found(by, rules, answers, known, problems, scope.whole_job)
 
 
-def _print(known: Mapping[str, NodeStatus], by: str, rules: Policy, *, whole_job: bool) -> None:
-    headers, found = _table(known, by, whole_job=whole_job)
-    if found:
-        lines = [*table(headers, found), total_line(known)]
-    else:
-        where = " or ".join(root or "/" for root in (*rules.roots, *rules.shared_roots))
-        lines = [f"stage: nothing is staged for you beneath {where} on {job.fold([*known])}"]
-    lines += [*room_lines(known, job.fold), *unread_lines(known)]
-    lines += silent_lines(known, _user_name)
-    # In one piece, since click flushes at each call.
-    click.echo("\n".join(lines))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the nodes answered: their statuses, and why others have none. Shown ``by`` this."""
+
+    by: str
+    rules: Policy
+    answers: Sequence[Answer]
+    known: Mapping[str, NodeStatus]
+    problems: Mapping[str, str]
+    whole_job: bool
+
+    def to_json(self) -> dict[str, Any]:
+        nodes = [
+            {
+                "node": answer.node,
+                "state": answer.state,
+                "problem": self.problems.get(answer.node, ""),
+                **self.known.get(answer.node, NodeStatus()).to_json(),
+            }
+            for answer in self.answers
+        ]
+        return {"nodes": nodes, "missing": missing(self.known) if self.whole_job else {}}
+
+    def lines(self, columns: int) -> list[str]:
+        """Return the text; the table within so many ``columns``, unless that is 0."""
+        known = self._known_lines(columns) if self.known else ()
+        return [*known, *_node_lines(self.answers, self.problems)]
+
+    def _known_lines(self, columns: int) -> Iterator[str]:
+        headers, found = _table(self.known, self.by, whole_job=self.whole_job)
+        if found:
+            yield from table(headers, found, columns, paint=_paint)
+            yield total_line(self.known)
+        else:
+            roots = (*self.rules.roots, *self.rules.shared_roots)
+            where = " or ".join(root or "/" for root in roots)
+            yield f"stage: nothing is staged for you beneath {where} on {job.fold([*self.known])}"
+        yield from room_lines(self.known, job.fold)
+        yield from unread_lines(self.known)
+        yield from silent_lines(self.known, _user_name)
+
+
+def _paint(header: str, cell: str) -> str:
+    """Return a cell in a colour if it says that the next job will not use the copy as it is."""
+    return painted(cell, "yellow") if header == "STATE" and _NOT_CURRENT.search(cell) else cell
 
 
 def _table(
@@ -118,21 +172,3 @@ def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[
     for name, remark in remarks.items():
         nodes.setdefault(remark, []).append(name)
     return [printable(f"{job.fold(names)}: {remark}") for remark, names in nodes.items()]
-
-
-def _to_json(
-    answers: Sequence[Answer],
-    known: Mapping[str, NodeStatus],
-    problems: Mapping[str, str],
-    lacking: dict[str, list[str]],
-) -> dict[str, Any]:
-    nodes = [
-        {
-            "node": answer.node,
-            "state": answer.state,
-            "problem": problems.get(answer.node, ""),
-            **known.get(answer.node, NodeStatus()).to_json(),
-        }
-        for answer in answers
-    ]
-    return {"nodes": nodes, "missing": lacking}

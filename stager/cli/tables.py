@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.options import Lifetime
-from stager.base.text import bytes_text, files_text, printable
+from stager.base.text import bytes_text, columns, elided, files_text, folded, printable
 
 if TYPE_CHECKING:
     from stager.copies.status import DiskRoom, Entry, NodeStatus
 
 Fold = Callable[[list[str]], str]
 Row = tuple[str, ...]
+_Value = TypeVar("_Value")
 
 HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB")
 FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
@@ -22,6 +23,9 @@ USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
 _ALIGNED_RIGHT = (
     "SIZE", "FILES", "COPIES", "BLOCK", "THREADS", "RATE", "IOPS", "P50", "P99", "RETRIES",
 )  # fmt: skip
+#: Columns whose cells may lose their middle, and what stays of them while there is another way and
+#: if there is none. The column that gets a line of its own if there are too few others.
+_ELASTIC, _MUCH, _LEAST, _BELOW = ("NODE", "NODES", "DST", "SOURCE", "KEPT"), 24, 12, "SOURCE"
 #: Seconds within which one transfer ends on all nodes.
 _SAME_TRANSFER = 10
 
@@ -171,17 +175,86 @@ def silent_lines(nodes: Mapping[str, NodeStatus], name: Callable[[int], str]) ->
     ]
 
 
-def table(headers: Row, found: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of a table in plain columns."""
+def table(
+    headers: Row,
+    found: Sequence[Row],
+    width: int = 0,
+    *,
+    right: Iterable[str] = _ALIGNED_RIGHT,
+    paint: Callable[[str, str], str] = lambda _, cell: cell,
+) -> Iterator[str]:
+    """Yield the lines of a table in plain columns, within ``width`` columns unless that is 0.
+
+    If need be, names and paths lose their middle, or sources come below the rows. If that is not
+    enough, each row becomes a block with a line or more for each cell. ``right`` are the headers of
+    what is aligned to the right. ``paint`` adds colour to a header's cell.
+    """
     # Not by rich, whose tables take seconds for thousands of rows.
-    widths = [max(map(len, column)) for column in zip(headers, *found, strict=True)]
-    right = [header in _ALIGNED_RIGHT for header in headers]
+    natural = [max(map(columns, column)) for column in zip(headers, *found, strict=True)]
+    if not width or _length(natural) <= width:
+        yield from _rows(headers, found, natural, right, paint)
+    elif widths := _narrowed(headers, natural, width, _MUCH):
+        yield from _rows(headers, found, widths, right, paint)
+    elif widths := _narrowed(_above(headers, headers), _above(headers, natural), width, _LEAST):
+        above = [_above(headers, row) for row in found]
+        lines = _rows(_above(headers, headers), above, widths, right, paint)
+        for line, row in zip(lines, (headers, *found), strict=True):
+            yield line
+            source = [cell for header, cell in zip(headers, row, strict=True) if header == _BELOW]
+            yield from (f"    {part}" for cell in source for part in folded(cell, width - 4))
+    else:
+        yield from _blocks(headers, found, width, paint)
+
+
+def _above(headers: Row, values: Sequence[_Value]) -> tuple[_Value, ...]:
+    """Return a row's values without that of the column that comes below."""
+    return tuple(v for header, v in zip(headers, values, strict=True) if header != _BELOW)
+
+
+def _length(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _narrowed(headers: Row, widths: Sequence[int], width: int, least: int) -> list[int]:
+    """Return the columns' widths for a table within ``width``; none if names get too short."""
+    found = list(widths)
+    elastic = [number for number, header in enumerate(headers) if header in _ELASTIC]
+    while _length(found) > width:
+        widest = max(elastic, key=found.__getitem__, default=0)
+        if not elastic or found[widest] <= least:
+            return []
+        found[widest] -= 1
+    return found
+
+
+def _rows(
+    headers: Row, found: Sequence[Row], widths: Sequence[int], right: Iterable[str],
+    paint: Callable[[str, str], str],
+) -> Iterator[str]:  # fmt: skip
+    """Yield a line for the headers and for each row."""
     for row in (headers, *found):
-        cells = (
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        )
+        cells = []
+        for header, cell, room in zip(headers, row, widths, strict=True):
+            text = elided(cell, room)
+            blanks = " " * (room - columns(text))
+            text = paint(header, text)
+            cells.append(blanks + text if header in right else text + blanks)
         yield "  ".join(cells).rstrip()
+
+
+def _blocks(
+    headers: Row, found: Sequence[Row], width: int, paint: Callable[[str, str], str]
+) -> Iterator[str]:
+    """Yield a block of lines for each row."""
+    left = max(map(len, headers))
+    room = max(1, width - left - 2)
+    for number, row in enumerate(found):
+        if number:
+            yield ""
+        for header, cell in zip(headers, row, strict=True):
+            first, *rest = folded(cell, room)
+            yield f"{header:<{left}}  {paint(header, first)}"
+            yield from (f"{'':<{left}}  {paint(header, line)}" for line in rest)
 
 
 def age_text(seconds: float) -> str:

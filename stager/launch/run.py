@@ -191,7 +191,7 @@ class _Listener:
             return
         try:
             self._obey(event)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             self.crash = self.crash or _UNREADABLE
             self._over_at = self._over_at or self._clock.seconds()
 

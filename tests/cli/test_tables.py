@@ -184,6 +184,69 @@ def test_a_table_may_have_ten_thousand_rows() -> None:
     assert len(shown({"n1": holds(*entries)})) == 10_001
 
 
+#: 78 columns wide.
+NARROW_HEADERS = ("NODE", "DST", "SIZE", "SOURCE")
+NARROW = [
+    ("n[1-4]", "/nvme/alice/models/img.sqsh", "3.0 MiB", "/shared/projects/models/img.sqsh"),
+    ("n5", "/nvme/a", "10 B", "/shared/a"),
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (
+            78,
+            [
+                f"NODE    {'DST':<32}SIZE  SOURCE",
+                "n[1-4]  /nvme/alice/models/img.sqsh  3.0 MiB  /shared/projects/models/img.sqsh",
+                f"n5      {'/nvme/a':<32}10 B  /shared/a",
+            ],
+        ),
+        (
+            67,
+            [
+                f"NODE    {'DST':<29}SIZE  SOURCE",
+                "n[1-4]  /nvme/a…/models/img.sqsh  3.0 MiB  /shared…/models/img.sqsh",
+                f"n5      {'/nvme/a':<29}10 B  /shared/a",
+            ],
+        ),
+        (
+            40,
+            [
+                f"NODE    {'DST':<28}SIZE", "    SOURCE",
+                "n[1-4]  /nvme/a…models/img.sqsh  3.0 MiB", "    /shared/projects/models/img.sqsh",
+                f"n5      {'/nvme/a':<28}10 B", "    /shared/a",
+            ],
+        ),
+        (
+            24,
+            [
+                "NODE    n[1-4]", "DST     /nvme/alice/mode", "        ls/img.sqsh",
+                "SIZE    3.0 MiB", "SOURCE  /shared/projects", "        /models/img.sqsh", "",
+                "NODE    n5", "DST     /nvme/a", "SIZE    10 B", "SOURCE  /shared/a",
+            ],
+        ),
+    ],
+    ids=["as it is", "less of paths", "sources below", "blocks"],
+)  # fmt: skip
+def test_a_table_fits_the_terminal(width: int, lines: list[str]) -> None:
+    found = list(table(NARROW_HEADERS, NARROW, width))
+    assert found == lines
+    assert max(map(len, found)) <= width
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert list(table(("DST", "SIZE"), [("/nvme/数据", "1 B"), ("/nvme/a", "10 B")])) == [
+        "DST         SIZE", "/nvme/数据   1 B", "/nvme/a     10 B",
+    ]  # fmt: skip
+
+
+def test_a_colour_takes_no_room() -> None:
+    found = table(("A", "B"), [("a", "b"), ("long", "b")], paint=lambda _, cell: f"<{cell}>")
+    assert list(found) == ["<A>     <B>", "<a>     <b>", "<long>  <b>"]
+
+
 def test_users_who_did_not_answer_are_named_with_their_nodes() -> None:
     nodes = {"n1": NodeStatus(silent=[5001, 5002]), "n2": NodeStatus()}
     message = (

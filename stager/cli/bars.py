@@ -1,0 +1,72 @@
+"""Draw a bar for each item that is staged, on a terminal. Only this module needs rich for that."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from stager.base.text import bytes_text, elided, printable, seconds_text
+
+#: Bars that are shown at once; of more items, the latest.
+_MOST_BARS = 8
+#: Columns from which on there is room for words, and what words and the percentage then take.
+_WIDE, _WORDS, _PERCENT = 70, 38, 14
+
+
+class Bars:
+    """One bar an item, from the first word about it until `close` removes all."""
+
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        self._console = console
+        self._bar = BarColumn(complete_style="cyan", finished_style="green", pulse_style="cyan")
+        name, words = "{task.description}", "{task.fields[words]}"
+        self._progress = Progress(
+            TextColumn(name, markup=False), self._bar, TextColumn(words, markup=False),
+            console=console, transient=True, refresh_per_second=4,
+        )  # fmt: skip
+        self._items: dict[str, TaskID] = {}
+        self._progress.start()
+
+    def close(self) -> None:
+        """Remove all bars."""
+        self._progress.stop()
+
+    def move(self, destination: str, done: int, total: int, seconds: float) -> None:
+        """Draw how many bytes of an item were sent within so many ``seconds``.
+
+        Raise ValueError or OverflowError for what is no number.
+        """
+        done, total = int(done), int(total)
+        rate = done / seconds if seconds > 0 else 0.0
+        words = [f"{100 * done // total if total else 100:>3} %"]
+        if self._console.width >= _WIDE:
+            left = f"{seconds_text((total - done) / rate)} left" if rate else ""
+            words += [f"{bytes_text(rate)}/s", left]
+        self._draw(destination, "  ".join(words), total, done)
+
+    def wait(self, destination: str, words: str) -> None:
+        """Draw what an item waits for before its first byte; nobody knows how long it takes."""
+        self._draw(destination, printable(words), None, 0)
+
+    def _draw(self, destination: str, words: str, total: int | None, done: int) -> None:
+        width = self._console.width
+        of_words = _WORDS if width >= _WIDE else _PERCENT
+        of_name = max(8, 3 * width // 10)
+        self._bar.bar_width = max(4, width - of_name - of_words - 2)
+        name = elided(printable(destination), of_name)
+        self._progress.update(
+            self._task(destination), description=name, total=total, completed=done,
+            words=f"{words[: of_words - 1]}…" if len(words) > of_words else words.ljust(of_words),
+        )  # fmt: skip
+
+    def _task(self, destination: str) -> TaskID:
+        """Return the item's bar. Items are staged in turn: those before a new one are in place."""
+        if destination not in self._items:
+            for task in self._progress.tasks:
+                total = task.total or 1
+                self._progress.update(task.id, total=total, completed=total, words="100 %")
+            for old in [*self._items.values()][: 1 - _MOST_BARS]:
+                self._progress.update(old, visible=False)
+            self._items[destination] = self._progress.add_task("", total=None, words="")
+        return self._items[destination]

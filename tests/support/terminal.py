@@ -1,0 +1,110 @@
+"""Run a program on a terminal of its own, and see what its screen shows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+from typing import TYPE_CHECKING, Self
+
+import pyte
+
+from tests.support.stagectl import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+#: Seconds for anything that a test waits for.
+_PATIENCE = 30
+#: The escape sequences that set colours.
+COLOURS = re.compile("\x1b\\[(?:\\d+;)*(?:3[0-7]|9[0-7]|38;[25];[\\d;]+)m")
+
+
+class Terminal:
+    """A program with a controlling terminal, without echo. ``written`` is all that it has written.
+
+    ``act`` is called in the new process just before the program starts.
+    """
+
+    def __init__(
+        self,
+        line: Sequence[str | Path],
+        folder: Path,
+        columns: int = 80,
+        rows: int = 24,
+        *,
+        variables: Mapping[str, str] | None = None,
+        act: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.written = ""
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.Stream(self._screen)
+        inherited = {**environment(), "TERM": "xterm-256color", **(variables or {})}
+        del inherited["COLUMNS"]
+        arguments = [*map(str, line)]
+        self._pid, self._file = pty.fork()
+        if not self._pid:
+            try:
+                size = struct.pack("HHHH", rows, columns, 0, 0)
+                fcntl.ioctl(1, termios.TIOCSWINSZ, size)
+                settings = termios.tcgetattr(1)
+                settings[3] &= ~termios.ECHO
+                termios.tcsetattr(1, termios.TCSANOW, settings)
+                os.chdir(folder)
+                act()
+                os.execve(arguments[0], arguments, inherited)
+            finally:
+                os._exit(127)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._file)
+
+    def press(self, keys: str) -> None:
+        """Type ``keys``, such as a Ctrl-C."""
+        os.write(self._file, keys.encode())
+
+    def shown(self) -> list[str]:
+        """Return the lines on the screen, without the empty ones at its end."""
+        return "\n".join(line.rstrip() for line in self._screen.display).rstrip().split("\n")
+
+    def until(self, is_there: Callable[[list[str]], bool]) -> list[str]:
+        """Return the first screen that the condition holds for. Fail if the program ends before."""
+        deadline = time.monotonic() + _PATIENCE
+        while not is_there(self.shown()):
+            assert time.monotonic() < deadline, self.shown()
+            assert self._read(), self.shown()
+        return self.shown()
+
+    def end(self) -> int:
+        """Return the exit code; 128 and more for a signal."""
+        while self._read():
+            pass
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _read(self) -> bool:
+        """Take what was written, in a second at most. Return false if nothing more will be."""
+        if not select.select([self._file], [], [], 1)[0]:
+            return True
+        try:
+            piece = os.read(self._file, 1 << 16).decode()
+        except OSError:  # Linux: every process has closed the terminal
+            return False
+        self.written += piece
+        self._stream.feed(piece)
+        return True
