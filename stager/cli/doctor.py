@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, UsageError
-from stager.base.text import printable
-from stager.cli.console import painted
+from stager.base.text import folded, printable
+from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
@@ -32,6 +32,8 @@ _COUNTED = {
     Verdict.NOTE: ("note", "notes"),
     Verdict.OK: ("ok", "ok"),
 }
+#: The columns before a finding's text.
+_INDENT = 9
 _COLOURS = {
     Verdict.PROBLEM: "red",
     Verdict.UNKNOWN: "yellow",
@@ -98,8 +100,11 @@ def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:
         return
     for one in findings:
         where = f"{job.fold(found[one])}: " if found[one] else ""
-        verdict = painted(f"{one.verdict:<8}", _COLOURS[one.verdict])
-        click.echo(f"{verdict} {printable(where + one.text)}")
+        lines = [printable(where + one.text)]
+        if columns := width():
+            lines = folded(lines[0], max(1, columns - _INDENT))
+        verdict = painted(f"{one.verdict:<{_INDENT - 1}}", _COLOURS[one.verdict])
+        click.echo(f"{verdict} " + f"\n{'':{_INDENT}}".join(lines))
     counts = [(sum(one.verdict is kind for one in findings), *_COUNTED[kind]) for kind in order]
     total = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
     click.echo(f"stage: {total}")
