@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,16 +17,28 @@ from stager.base.text import printable
 from stager.cli.absolute import absolute
 from stager.cli.bench_here import Sweep, measure_disk, measure_source, numbers, sizes
 from stager.cli.complete import files, roots
-from stager.cli.console import complain, say
+from stager.cli.console import complain, say, width
 from stager.cli.options import json_option, load_policy, run_options
-from stager.cli.render import rate_lines
+from stager.cli.plot import svg
+from stager.cli.render import named_rate, rate_lines
 from stager.cli.staging import build_request, find_nodes, print_outcome
 from stager.request.items import StageItem
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stager.cli.options import RunOptions
     from stager.request.policy import Policy
+
+
+def _picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Return the file to draw in, so that nothing is measured in vain."""
+    if path and path.suffix != ".svg":
+        raise click.BadParameter(f"{path} does not end in .svg, which is what is drawn")
+    if path and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.BadParameter(f"{path} cannot be written")
+    return path
 
 
 @click.command()
@@ -83,6 +96,13 @@ if TYPE_CHECKING:
     help="With --here, the most seconds for each row.",
 )
 @click.option("--random", is_flag=True, help="With --here, take blocks in random order.")
+@click.option(
+    "--plot",
+    metavar="FILE.svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_picture,
+    help="Also draw the rates by size of the message or block in this file.",
+)
 @run_options
 @json_option
 def bench(
@@ -94,6 +114,7 @@ def bench(
     threads: tuple[int, ...],
     seconds: float,
     random: bool,
+    plot: Path | None,
     run: RunOptions,
     as_json: bool,
 ) -> int:
@@ -109,7 +130,7 @@ def bench(
     """
     if here or is_url(source) or os.path.isdir(source):
         sweep = Sweep(blocks, threads, random, seconds, size << 20)
-        return _bench_here(source, root, sweep, run, as_json=as_json)
+        return _bench_here(source, root, sweep, run, plot, as_json=as_json)
     rates: list[Rate] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -119,28 +140,42 @@ def bench(
     nodes = find_nodes(run)
     request = build_request((_item(source, root, nodes.rules),), nodes.rules)
     outcome = nodes.run(replace(request, bench=size << 20), on_event)
+    if plot and not outcome.failures:
+        plot.write_text(_plotted(rates))
     if as_json:
         measured = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
         click.echo(json.dumps(measured, indent=1))
     elif outcome.failures:
         print_outcome(outcome, say, complain)
     else:
-        for line in rate_lines(rates):
+        for line in rate_lines(rates, width()):
             click.echo(printable(line))
     return outcome.code
 
 
-def _bench_here(source: str, root: str, sweep: Sweep, run: RunOptions, *, as_json: bool) -> int:
+def _plotted(rates: Sequence[Rate]) -> str:
+    """Return the picture of what the ranks measured."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for rate in rates:
+        if rate.what == "wire":
+            lines.setdefault(rate.algorithm, []).append((rate.size, rate.speed))
+    limits = dict(named_rate(rate) for rate in rates if rate.what != "wire")
+    return svg("broadcast to all nodes of the job", "size of the message", lines, limits)
+
+
+def _bench_here(
+    source: str, root: str, sweep: Sweep, run: RunOptions, plot: Path | None, *, as_json: bool
+) -> int:
     """Measure the source, or the disk of a staging folder, from this machine."""
     if run.local:
         raise UsageError("--here measures this machine itself: remove --local")
     if source:
         rules = load_policy(run.config, simulated=True)
         return measure_source(
-            source if is_url(source) else absolute(source), rules, sweep, as_json=as_json
+            source if is_url(source) else absolute(source), rules, sweep, plot, as_json=as_json
         )
     return measure_disk(
-        _root(root, load_policy(run.config, simulated=False)), sweep, as_json=as_json
+        _root(root, load_policy(run.config, simulated=False)), sweep, plot, as_json=as_json
     )
 
 

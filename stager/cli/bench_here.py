@@ -14,6 +14,8 @@ import click
 from stager.base.errors import UsageError
 from stager.base.loads import Load, Measured, best
 from stager.base.text import bytes_text, printable
+from stager.cli.console import width
+from stager.cli.plot import svg
 from stager.cli.tables import table
 from stager.launch.credentials import with_credentials
 from stager.source.location import Location, is_url
@@ -21,6 +23,7 @@ from stager.source.settings import ENDPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from stager.request.policy import Policy
     from stager.source.load import Target
@@ -47,8 +50,10 @@ class Sweep:
     size: int
 
 
-def measure_source(source: str, rules: Policy, sweep: Sweep, *, as_json: bool) -> int:
-    """Measure a file, a folder or a URL from here. Raise StageError."""
+def measure_source(
+    source: str, rules: Policy, sweep: Sweep, plot: Path | None, *, as_json: bool
+) -> int:
+    """Measure a file, a folder or a URL from here; draw it in ``plot``. Raise StageError."""
     from stager.source.load import open_source
 
     if is_url(source):
@@ -59,16 +64,17 @@ def measure_source(source: str, rules: Policy, sweep: Sweep, *, as_json: bool) -
         os.environ.update(with_credentials(os.environ, [source]))
     target = open_source(source, _settings(source, rules))
     blocks = sweep.blocks or (_OF_STORES if is_url(source) else _OF_FILES)
-    return _measure(source, target, replace(sweep, blocks=blocks), ("read",), as_json=as_json)
+    sweep = replace(sweep, blocks=blocks)
+    return _measure(source, target, sweep, ("read",), plot, as_json=as_json)
 
 
-def measure_disk(root: str, sweep: Sweep, *, as_json: bool) -> int:
-    """Measure the disk of a staging folder on this node. Raise StageError."""
+def measure_disk(root: str, sweep: Sweep, plot: Path | None, *, as_json: bool) -> int:
+    """Measure the disk of a staging folder on this node; draw it in ``plot``. Raise StageError."""
     from stager.source.load import Disk
 
     sweep = replace(sweep, blocks=sweep.blocks or _OF_FILES)
     target = Disk(root, sweep.size)
-    return _measure(f"the disk of {root}", target, sweep, ("write", "read"), as_json=as_json)
+    return _measure(f"the disk of {root}", target, sweep, ("write", "read"), plot, as_json=as_json)
 
 
 def sizes(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -106,12 +112,20 @@ def _settings(source: str, rules: Policy) -> RemoteSettings:
 
 
 def _measure(
-    name: str, target: Target, sweep: Sweep, kinds: Sequence[str], *, as_json: bool
+    name: str,
+    target: Target,
+    sweep: Sweep,
+    kinds: Sequence[str],
+    plot: Path | None,
+    *,
+    as_json: bool,
 ) -> int:
     from stager.source.load import measure
 
     with closing(target):
         found = [measure(target, load, sweep.seconds, sweep.size) for load in _loads(sweep, kinds)]
+    if plot:
+        plot.write_text(_plotted(name, found))
     if as_json:
         rows = [{**asdict(one), "rate": one.rate, "iops": one.iops} for one in found]
         click.echo(json.dumps({"measured": rows, "direct": target.is_direct}, indent=1))
@@ -119,6 +133,15 @@ def _measure(
     for line in _lines(name, target, sweep, found):
         click.echo(printable(line))
     return 0
+
+
+def _plotted(name: str, found: Sequence[Measured]) -> str:
+    """Return the picture of what was measured."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for one in found:
+        kind = f"{one.what}, {_threads(one.threads)}"
+        lines.setdefault(kind, []).append((one.block, one.rate))
+    return svg(printable(name), "size of the block", lines, {})
 
 
 def _loads(sweep: Sweep, kinds: Sequence[str]) -> Iterator[Load]:
@@ -138,7 +161,7 @@ def _lines(name: str, target: Target, sweep: Sweep, found: Sequence[Measured]) -
     )
     if not target.is_direct:
         yield "this filesystem cannot be read past the page cache, so some rates may be of memory"
-    yield from table(_HEADERS, [_row(one) for one in found])
+    yield from table(_HEADERS, [_row(one) for one in found], width())
     for what in dict.fromkeys(one.what for one in found):
         yield _verdict([one for one in found if one.what == what])
 
@@ -160,8 +183,11 @@ def _verdict(found: Sequence[Measured]) -> str:
 
 
 def _ways(one: Measured) -> str:
-    threads = "thread" if one.threads == 1 else "threads"
-    return f"{one.threads} {threads} and blocks of {bytes_text(one.block)}"
+    return f"{_threads(one.threads)} and blocks of {bytes_text(one.block)}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
 
 
 def _rate(rate: float) -> str:

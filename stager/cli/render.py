@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stager.base.text import bytes_text, files_text, seconds_text
+from stager.cli.tables import table
 
 if TYPE_CHECKING:
     from stager.base.errors import Failure
@@ -130,19 +131,28 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
-def rate_lines(rates: Sequence[Rate]) -> list[str]:
-    """Return the rates of the network as a table, the other rates, and which part is slowest."""
+def rate_lines(rates: Sequence[Rate], width: int = 0) -> list[str]:
+    """Return the rates of the network as a table, the other rates, and which part is slowest.
+
+    The table is within ``width`` columns, unless that is 0.
+    """
     wire = [rate for rate in rates if rate.what == "wire"]
     algorithms = list(dict.fromkeys(rate.algorithm for rate in wire))
-    lines = [f"{'message':>10}{'best time':>14}" + "".join(f"{name:>12}" for name in algorithms)]
+    headers = ("message", "best time", *algorithms)
+    rows = []
     for size in dict.fromkeys(rate.size for rate in wire):
-        row = [rate for rate in wire if rate.size == size]
-        best = 1e6 * min(rate.seconds for rate in row)
-        speeds = "".join(f"{_speed(rate.speed):>12}" for rate in row)
-        lines.append(f"{bytes_text(size):>10}{best:>11.0f} us{speeds}")
+        row = {rate.algorithm: rate for rate in wire if rate.size == size}
+        best = 1e6 * min(rate.seconds for rate in row.values())
+        speeds = (_speed(row[name].speed) if name in row else "-" for name in algorithms)
+        rows.append((bytes_text(size), f"{best:.0f} us", *speeds))
     others = [rate for rate in rates if rate.what != "wire"]
-    lines += [f"{_RATES[rate.what]} {rate.node}: {_speed(rate.speed)}" for rate in others]
-    return [*lines, _verdict(wire, others)]
+    named = [f"{name}: {_speed(speed)}" for name, speed in map(named_rate, others)]
+    return [*table(headers, rows, width, right=headers), *named, _verdict(wire, others)]
+
+
+def named_rate(rate: Rate) -> tuple[str, float]:
+    """Return what a rate of a disk or of the source is of, and the bytes a second."""
+    return f"{_RATES[rate.what]} {rate.node}", rate.speed
 
 
 _RATES = {

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.support.desk import JOB, OUTSIDE, Desk
 from tests.support.stagectl import STAGECTL, Ran, run
 from tests.support.web import web_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_bench_measures_and_leaves_no_file(desk: Desk) -> None:
@@ -33,7 +37,8 @@ def test_bench_measures_and_leaves_no_file(desk: Desk) -> None:
 
 
 def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
-    ran = job.stagectl("bench", "--size", "1", "--root", f"{job.folder}/nvme", **JOB)
+    arguments = ["--size", "1", "--root", f"{job.folder}/nvme", "--plot", "a.svg"]
+    ran = job.stagectl("bench", *arguments, **JOB)
     node = socket.gethostname()
     table = re.sub(r"\d+ us", "T us", re.sub(r"\d+\.\d\d GB/s", "R", ran.out))
     assert (ran.code, ran.err) == (0, "")
@@ -49,6 +54,10 @@ def test_bench_is_a_table_and_a_verdict(job: Desk) -> None:
     assert lines[-1] in [
         f"the slowest part is the {part}: R a node" for part in ("disk", "network")
     ]
+    assert {
+        "64 KiB", "256 KiB", "1 MiB", "bcast", "ibcast", "chain", "tree",
+        f"disk, written and synced, slowest on {node}",
+    } <= texts(job.folder / "a.svg")  # fmt: skip
 
 
 def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:
@@ -77,6 +86,11 @@ def test_bench_of_a_folder_that_is_no_cache_root_ends_with_3(
     assert not desk.nodes.exists()
 
 
+def texts(picture: Path) -> set[str | None]:
+    """Return the words in a picture."""
+    return {text.text for text in ElementTree.parse(picture).iter() if text.tag.endswith("text")}
+
+
 TABLE = ["BLOCK THREADS RATE IOPS P50 P99 RETRIES"]
 
 
@@ -89,8 +103,9 @@ def plain(text: str) -> list[str]:
 
 def test_bench_here_measures_a_source_by_blocks_and_threads(desk: Desk) -> None:
     arguments = ["--here", "--blocks", "4K,1M", "--threads", "1,2", "--seconds", "0.1"]
-    ran = desk.stagectl("bench", "--source", str(desk.source), *arguments)
+    ran = desk.stagectl("bench", "--source", str(desk.source), "--plot", "a.svg", *arguments)
     assert (ran.code, ran.err) == (0, "")
+    assert {"4 KiB", "1 MiB", "read, 1 thread", "read, 2 threads"} <= texts(desk.folder / "a.svg")
     lines = plain(ran.out)
     assert lines[:-1] == [
         f"{desk.source}: 293.0 KiB, in order; each row for at most 0.1 s or 256.0 MiB",
@@ -168,6 +183,21 @@ def test_bench_here_measures_a_disk_and_leaves_nothing(job: Desk) -> None:
             (
                 "stage: /b is not a staging folder (one of `roots` in stage.toml); use --root "
                 "/nvme\n"
+            ),
+        ),
+        (
+            ["--plot", "rates.png"], 2,
+            (
+                "Usage: stagectl bench [OPTIONS]\nTry 'stagectl bench --help' for help.\n\nError: "
+                "Invalid value for '--plot': rates.png does not end in .svg, which is what is "
+                "drawn\n"
+            ),
+        ),
+        (
+            ["--plot", "none/rates.svg"], 2,
+            (
+                "Usage: stagectl bench [OPTIONS]\nTry 'stagectl bench --help' for help.\n\nError: "
+                "Invalid value for '--plot': none/rates.svg cannot be written\n"
             ),
         ),
         (

@@ -450,9 +450,9 @@ def test_rates_are_a_table_and_a_verdict() -> None:
         Rate("source", 256 * MIB, 0.25, "n1"),
     ]
     assert rate_lines(rates) == [
-        "   message     best time       bcast       chain",
-        "  64.0 KiB        500 us   0.07 GB/s   0.13 GB/s",
-        " 256.0 MiB     100000 us   2.68 GB/s   2.15 GB/s",
+        "  message  best time      bcast      chain",
+        " 64.0 KiB     500 us  0.07 GB/s  0.13 GB/s",
+        "256.0 MiB  100000 us  2.68 GB/s  2.15 GB/s",
         "disk, written and synced, slowest on n3: 1.34 GB/s",
         "disk, read without the page cache, slowest on n2: 1.79 GB/s",
         "source, one stream, read on n1: 1.07 GB/s",
