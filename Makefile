@@ -35,7 +35,7 @@ ROOT := $(filter 0,$(shell id -u))
 PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
 	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
 	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
-	python3-venv python3-dev python3-swift procps util-linux e2fsprogs mandoc zsh fish \
+	python3-venv python3-dev python3-swift charliecloud-runtime procps util-linux e2fsprogs mandoc zsh fish \
 	$(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
 # What `make deb` needs.
 DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv

@@ -35,7 +35,7 @@ umount /dev/fuse /etc/fuse.conf; rm -f /run/fuse /run/fuse.conf; true
 
 
 @contextmanager
-def _fuse(site: Site, node: str) -> Iterator[None]:
+def fuse(site: Site, node: str) -> Iterator[None]:
     """Let users of a node mount filesystems of their own."""
     site.run(_ALLOW, user="root", on=node)
     try:
@@ -61,7 +61,7 @@ def dead_folder(
         line = ["gcc", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(source), *flags]
         subprocess.run(line, check=True)
     line = [f"/shared/{_PROGRAM}", path, options]
-    with _fuse(site, node):
+    with fuse(site, node):
         daemon = site.popen(line, user=user, on=node)
         try:
             assert daemon.stdout
@@ -81,7 +81,7 @@ def own_filesystem(
     program = site.shared("own_filesystem")
     flags = ["-O2", "-I/usr/include/fuse3", str(_FUSE), "-lfuse3"]
     subprocess.run(["gcc", "-o", str(program), *flags], check=True)
-    with _fuse(site, node):
+    with fuse(site, node):
         site.run(["/shared/own_filesystem", folder, path, "0", options], user=user, on=node)
         try:
             yield

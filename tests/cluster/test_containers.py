@@ -1,7 +1,8 @@
-"""Plugins that enter a container in task_init, as pyxis does: this plugin must be listed before.
+"""Containers whose images are staged.
 
-`enter_container.c` stands in for pyxis, by whose name it is found, and by another name for a plugin
-that nobody knows.
+Charliecloud is a real one, which the job's own commands start. Plugins that enter a container in
+task_init, as pyxis does, must be listed below this plugin: `enter_container.c` stands in for pyxis,
+by whose name it is found, and by another name for a plugin that nobody knows.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import CommandFailed
+from tests.cluster.hostile import fuse
 from tests.cluster.site import PLUGSTACK, PREFIX
 
 if TYPE_CHECKING:
@@ -156,3 +158,24 @@ def test_listed_after_a_plugin_that_enters_a_container_every_task_is_refused(sit
     said = sorted(line for line in done.stderr.splitlines() if line.startswith("stage: "))
     assert said == [f"stage: {node}: {REFUSED_INSIDE}".rstrip() for node in site.nodes]
     assert time.monotonic() - begun < 20
+
+
+def test_charliecloud_starts_a_staged_image_and_a_staged_folder(site: Site) -> None:
+    root = site.shared("box")
+    for name in ("dev", "etc", "home", "proc", "sys", "tmp"):
+        (root / name).mkdir(parents=True)
+    for name in ("group", "hosts", "passwd", "resolv.conf"):
+        (root / "etc" / name).touch()
+    program = '#include <stdio.h>\nint main(void) { return puts("in the box") < 0; }\n'
+    gcc = ["gcc", "-static", "-xc", "-", "-o", str(root / "hello")]
+    subprocess.run(gcc, input=program, text=True, check=True)
+    pack = ["mksquashfs", str(root), str(site.shared("box.sqsh")), "-quiet", "-no-progress"]
+    subprocess.run(pack, check=True, capture_output=True)
+    script = "srun ch-run /nvme/box.sqsh -- /hello && srun ch-run /nvme/box -- /hello"
+    with ExitStack() as stack:
+        for node in ("n1", "n2"):
+            stack.enter_context(fuse(site, node))
+        output = batch(
+            site, script, "--stage=/shared/box.sqsh:/nvme/", "--stage=/shared/box:/nvme/"
+        )
+    assert output.splitlines()[2:] == ["in the box"] * 4
