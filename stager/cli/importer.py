@@ -1,8 +1,10 @@
 """``stagectl importer``: what pyxis calls to get the file of a container image on a node.
 
-pyxis calls it on every node of a step at once, as the user. The first node asks the registry for
-the image's digest and has it staged to all nodes of the job, as ``--stage`` would; the others wait
-for that. stdout is for the path of the file alone, and pyxis shows stderr only after a failure.
+pyxis calls it on the nodes of a step at once, as the user. The first node asks the registry for the
+image's digest and has it staged to all nodes of the job, as ``--stage`` would; the others wait for
+that. pyxis does not call it on a node that has the container already: if nothing happens, the
+second node takes over from the first, and so on. stdout is for the path of the file alone, and
+pyxis shows stderr only after a failure.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
     from stager.request.policy import Policy
 
-#: Seconds of the first node's that others allow besides the limits for registry and start.
-_ALLOWANCE = 60
+#: Nodes that may stage, and seconds after which each takes over from the one before: longer than
+#: a registry takes to answer, and ranks to start.
+_CANDIDATES, _TURN = 8, 20
 
 
 @click.command(hidden=True)
@@ -46,9 +49,14 @@ def importer(config: Path, verb: str, uri: str) -> int:
     if verb == "release":
         return 0  # the job keeps its copies from eviction until it ends
     step = _Step.of(os.environ)
-    if step.is_first:
+    names = [step.status_name(node) for node in range(_CANDIDATES)]
+    turns = min(step.node, _CANDIDATES + 1)
+    ended = wait_for_code(os.getuid(), names[: step.node], step.number, turns * _TURN)
+    if ended:
+        return _tell(*ended)
+    if step.node < _CANDIDATES:
         return _import(config, uri, step)
-    return _wait(load_policy(config, simulated=False), step)
+    raise LaunchError("none of the first nodes of the step has staged the image; submit again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +66,26 @@ class _Step:
     job: int
     restart: str
     number: str
-    is_first: bool
+    #: The number of this node in the step, from 0.
+    node: int
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> _Step:
         """Return the step of this process. Raise UsageError outside of a job."""
+        node = environment.get("SLURM_NODEID", "")
         return cls(
             job.number(environment),
             environment.get("SLURM_RESTART_COUNT") or "0",
             environment.get("SLURM_STEP_ID", ""),
-            environment.get("SLURM_NODEID", "0") == "0",
+            int(node) if node.isdecimal() else 0,
         )
 
-    @property
-    def status_name(self) -> str:
-        """The name of its status, which is not that of the step's ``--stage``."""
-        return f"{self.job}.{self.restart}.import{self.number}" if self.number else ""
+    def status_name(self, node: int) -> str:
+        """Return the name of the status that ``node`` has written, empty if nobody waits for it.
+
+        It is not that of the step's ``--stage``.
+        """
+        return f"{self.job}.{self.restart}.import{self.number}-{node}" if self.number else ""
 
 
 def _import(config: Path, uri: str, step: _Step) -> int:
@@ -99,7 +111,7 @@ def _stage(config: Path, uri: str, step: _Step) -> tuple[str, int]:
     outcome = nodes.run(
         replace(
             request,
-            status_file=step.status_name,
+            status_file=step.status_name(step.node),
             step=step.number,
             directives=directive.destination,
         ),
@@ -123,32 +135,31 @@ def _pinned(url: str, rules: Policy) -> Directive:
     PolicyRefusal for what the site does not allow.
     """
     name = ImageName.parse(url)
-    folder = f"{rules.allowed[0]}/images-{_user()}"
+    account = _account()
+    folder = f"{rules.allowed[0]}/images-{account.pw_name if account else os.getuid()}"
     resolve([Directive(url, f"{folder}/{name.file_name}")], rules)
+    home = {"HOME": account.pw_dir} if account else {}  # it is unset with --export=NONE
+    path = ":".join((*FOLDERS, os.environ.get("PATH", "")))
+    os.environ.update(with_credentials({**home, **os.environ}, [url]), PATH=path)
     if not name.digest:
         from stager.source.registry import look_at_image
 
-        # The programs that speak to the registry run here as they do in a rank.
-        os.environ.update(with_credentials(os.environ, [url]), PATH=":".join(FOLDERS))
-        revision = look_at_image(url, rules.source.settings).facts.revision
-        url = name.pinned(revision)
+        url = name.pinned(look_at_image(url, rules.source.settings).facts.revision)
     return Directive(url, f"{folder}/{ImageName.parse(url).file_name}")
 
 
-def _user() -> str:
+def _account() -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.getuid())
     except KeyError:
-        return str(os.getuid())
+        return None
 
 
-def _wait(rules: Policy, step: _Step) -> int:
-    """Wait until the first node has staged the image, and print its path. It says what failed."""
-    patience = rules.source.patience + rules.launch.start_timeout + _ALLOWANCE
-    code = wait_for_code(os.getuid(), step.status_name, step.number, patience)
+def _tell(name: str, code: int) -> int:
+    """Print the path of the image that another node has staged. It says what failed."""
     if code:
         return code
-    path = last_done(os.getuid(), step.status_name)
+    path = last_done(os.getuid(), name)
     if not path:
         raise LaunchError("the path of the image is not known on this node; submit again")
     click.echo(path)

@@ -58,6 +58,7 @@ class StepStatus:
     """The status that one rank leaves for the tasks of its step, and of later steps of the job."""
 
     def __init__(self, uid: int) -> None:
+        self._uid = uid
         self._folder = f"{paths.RUN_FOLDER}/{uid}"
         self._job = self._path = ""
         self._descriptor: int | None = None
@@ -65,7 +66,7 @@ class StepStatus:
     def hold(self, job: str, step: str) -> None:
         """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
         self._job = job
-        self._path = f"{self._folder}/{job}.{step}"
+        self._path = _status_path(self._uid, job, step)
         with _launch_errors(self._path, _MADE_BY_PLUGIN):
             self._sweep()
             self._descriptor = os.open(
@@ -118,25 +119,32 @@ class StepStatus:
                     os.unlink(entry.path)
 
 
-def wait_for_code(uid: int, job: str, step: str, patience: float) -> int:
+def wait_for_code(
+    uid: int, jobs: Sequence[str], step: str, patience: float
+) -> tuple[str, int] | None:
     """Wait for the exit code that a rank leaves on this node for tasks of the step.
 
-    Raise LaunchError if no rank works here for ``patience`` seconds.
+    Return it after the one of ``jobs``, by which statuses are named, that has it first. Return None
+    if no rank works here for ``patience`` seconds.
     """
-    path = f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
     last_work = time.monotonic()
     while time.monotonic() - last_work < patience:
-        with suppress(OSError), opened(path, READ_FILE) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                last_work = time.monotonic()
-            else:
-                code = os.read(file, _LONGEST).partition(b"\n")[0]
-                if code.isdigit():
-                    return int(code)
+        for job in jobs:
+            with suppress(OSError), opened(_status_path(uid, job, step), READ_FILE) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    last_work = time.monotonic()
+                else:
+                    code = os.read(file, _LONGEST).partition(b"\n")[0]
+                    if code.isdigit():
+                        return job, int(code)
         time.sleep(_PAUSE)
-    raise LaunchError(f"no stage has begun on this node within {patience:g} s; submit again")
+    return None
+
+
+def _status_path(uid: int, job: str, step: str) -> str:
+    return f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
 
 
 def last_done(uid: int, job: str) -> str:
