@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import LaunchError, PolicyRefusal, UsageError
+from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
 from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
-from stager.doctor.facts import NodeFacts, mpi_library, site_facts
+from stager.doctor.facts import Hello, NodeFacts, mpi_library, site_facts
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.launch import job
 from stager.launch.commands import find_srun, search_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from stager.cli.options import NodeOptions
+    from stager.request.policy import Policy
 
 #: The order in which findings are printed, and how each kind is counted.
 _COUNTED = {
@@ -81,11 +83,37 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     if scope.nodes:
         answers += scope.ask(replace(local, computes=True), rules, os.environ)
     nodes, problems = read_answers(answers, NodeFacts.from_wire)
+    computing = [name for name, one in nodes.items() if one.computes]
+    site = replace(site, hello=_say_hello(rules, computing))
     found |= examine(Examined(site, rules, nodes))
     for name, problem in problems.items():
         found.setdefault(Finding("node", Verdict.UNKNOWN, problem), []).append(name)
     _print(found, as_json=as_json)
     return int(any(finding.verdict is Verdict.PROBLEM for finding in found))
+
+
+def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
+    """Start two ranks on those of ``nodes`` that this job has. Nothing is raised."""
+    from stager.launch.hello import hello
+
+    context = None
+    with suppress(StageError):  # outside of a job
+        context = job.find(os.environ, rules.launch.srun)
+    ours = set(job.unfold(context.nodes)) if context else set()
+    chosen = [name for name in nodes if name in ours][:2]
+    if context is None or not chosen:
+        return Hello("", problem="run this in a job, if you can of two nodes")
+    if os.getuid() == 0 or os.geteuid() == 0:
+        return Hello("", problem="root starts no ranks; run this as an ordinary user too")
+    try:
+        return Hello(job.fold(chosen), hello(chosen, context, rules, os.environ))
+    except StageError as error:
+        return Hello(job.fold(chosen), problem=_reason(error.message))
+
+
+def _reason(message: str) -> str:
+    """Return why ranks did not start, without the remedy for users and the launcher's own lines."""
+    return message.partition(";")[0].removeprefix("MPI did not start: ")
 
 
 def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:

@@ -128,6 +128,18 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
+class Hello:
+    """A trial of two ranks, started as a stage starts its own."""
+
+    #: The nodes that they were started on, as Slurm writes them; empty if they were not.
+    nodes: str
+    #: How many of the ranks found each other.
+    found: int = 0
+    #: Why they did not start, or were not started.
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class SiteFacts:
     """What is the same for all nodes: Slurm's configuration. Empty without Slurm."""
 
@@ -138,6 +150,8 @@ class SiteFacts:
     mpi: frozenset[str] = frozenset()
     #: What `mpi_library` found, such as "Open MPI 4.1.4".
     library: str = ""
+    #: None if nobody wanted to know.
+    hello: Hello | None = None
 
 
 def node_facts(

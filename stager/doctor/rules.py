@@ -43,6 +43,8 @@ _CLOCKS = 60
 _PYXIS = "spank_pyxis.so"
 #: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
 _CLEAN_UP = 50
+#: The ranks of a `doctor.facts.Hello`.
+_HELLO_RANKS = 2
 _ELSEWHERE = "use -w NODE, or run this in a job or on a compute node"
 
 
@@ -465,6 +467,28 @@ def mpi_library(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     yield _problem("mpi", f"ranks load {library}, which needs pmix: {remedy}"), []
 
 
+def hello(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Two ranks find each other, as those of a stage must."""
+    told, name = examined.site.hello, examined.policy.launch.mpi
+    if told is None:
+        return
+    if not told.nodes:
+        yield _note("hello", f"MPI was not tried: {told.problem}"), []
+    elif told.found == _HELLO_RANKS:
+        yield _ok("hello", f"two ranks on {told.nodes} find each other by --mpi={name}"), []
+    else:
+        text = f"two ranks on {told.nodes} do not find each other by --mpi={name}"
+        text += f" ({told.problem})" if told.problem else " (each is alone)"
+        where = "-N1 -n2" if told.nodes in examined.nodes else "-N2"
+        prefix = next((node.prefix for node in examined.nodes.values()), "PREFIX")
+        remedy = (
+            "correct mpi or environment in [launch]; this says more: "
+            f"srun -w {told.nodes} {where} --mpi={name} {prefix}/bin/python3 -c "
+            "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
+        )
+        yield _problem("hello", f"{text}: {remedy}"), []
+
+
 def job_container(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """No staging root is in a folder that goes with each job."""
     kind = examined.site.slurm.get("JobContainerType", "job_container/none")
@@ -504,7 +528,8 @@ NODE_RULES = (
     plugins, connections, fuse,
 )  # fmt: skip
 SITE_RULES = (
-    same_config, clocks, account, exclusive, ports, mpi, mpi_library, job_container, clean_up,
+    same_config, clocks, account, exclusive, ports, mpi, mpi_library, hello, job_container,
+    clean_up,
 )  # fmt: skip
 
 

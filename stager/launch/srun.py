@@ -16,17 +16,36 @@ if TYPE_CHECKING:
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
+#: The ranks of a trial of MPI (`launch.hello`).
+HELLO_RANKS = 2
+
 
 def srun_argv(srun: str, job: JobContext, policy: Policy, library: str | None = None) -> list[str]:
     """Return the srun that starts one rank on each node of the job, with ``library`` preloaded.
 
     One rank's failure ends all, and the last has 30 s to end after the first.
     """
+    return [*_tasks(srun, job, job.node_count), *_ranks(policy, library)]
+
+
+def hello_argv(
+    srun: str, job: JobContext, policy: Policy, nodes: Sequence[str], library: str | None = None
+) -> list[str]:
+    """Return the srun that starts two ranks as `srun_argv` does, on one or two of the job's nodes.
+
+    On one node, they may have to share a CPU.
+    """
+    beside = ["--overcommit"] if len(nodes) < HELLO_RANKS else []
+    tasks = _tasks(srun, job, len(nodes), HELLO_RANKS // len(nodes))
+    return [*tasks, f"--nodelist={fold(list(nodes))}", *beside, *_ranks(policy, library)]
+
+
+def _ranks(policy: Policy, library: str | None) -> list[str]:
     # Not by the environment of srun, which would load the library too.
     preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     return [
-        *_one_task_a_node(srun, job, job.node_count), "--quiet", "--job-name=stage",
-        f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1", "--wait=30", *preloading, *RANK,
+        "--quiet", "--job-name=stage", f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1",
+        "--wait=30", *preloading, *RANK,
     ]  # fmt: skip
 
 
@@ -39,21 +58,20 @@ def step_argv(
     starts which task, and labels each line of a task with the task's number.
     """
     return [
-        *_one_task_a_node(srun, job, len(nodes)), "--verbose", "--label",
+        *_tasks(srun, job, len(nodes)), "--verbose", "--label",
         "--job-name=stagectl", "--mpi=none",
         f"--nodelist={fold(list(nodes))}", "--kill-on-bad-exit=0", "--wait=0", *command,
     ]  # fmt: skip
 
 
-def _one_task_a_node(srun: str, job: JobContext, nodes: int) -> list[str]:
-    """Return what every nested srun has: one task on each node, beside whatever runs there.
+def _tasks(srun: str, job: JobContext, nodes: int, a_node: int = 1) -> list[str]:
+    """Return what every nested srun has: ``a_node`` tasks on each node, beside whatever runs there.
 
     ``-n`` overrides an inherited SLURM_NTASKS; ``--mem=0`` and ``--gres=none`` claim nothing that
     the job's own steps need; ``--cpu-bind=none`` lets a task's threads use all CPUs.
     """
-    count = str(nodes)
     return [
         srun, "--jobid", str(job.job), "--overlap", "--export=ALL",
-        "-N", count, "-n", count, "--ntasks-per-node=1", "--mem=0", "--gres=none",
-        "--cpu-bind=none", "--chdir=/", "--input=none",
+        "-N", str(nodes), "-n", str(nodes * a_node), f"--ntasks-per-node={a_node}",
+        "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/", "--input=none",
     ]  # fmt: skip

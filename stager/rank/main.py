@@ -178,7 +178,10 @@ def _end_all(node: str, error: LaunchError) -> NoReturn:
 
 
 def _check_world(context: Context) -> None:
-    """Raise RefusedError unless MPI started exactly one rank on each node. Pure."""
+    """Raise RefusedError unless MPI started exactly one rank on each node. Pure.
+
+    A hello wants as many, wherever they are.
+    """
     comm, request, names = context.comm, context.request, context.channel.nodes
     if comm.size != request.nodes:
         started = "1 process" if comm.size == 1 else f"{comm.size} processes"
@@ -187,7 +190,7 @@ def _check_world(context: Context) -> None:
         text = f"{problem}; {MPI_REMEDY}"
         raise RefusedError([Failure(LaunchError.code, text, names[0])])
     repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
+    if repeated and not request.hello:
         text = (
             "MPI started more than one process on this node, but each node needs exactly one; "
             "submit again, and tell the administrator"

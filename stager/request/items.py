@@ -138,6 +138,8 @@ class StageRequest:
     #: Bytes with which to measure the network and the disks instead of staging; see
     #: `rank.measure`. 0 to stage.
     bench: int = 0
+    #: Only find out how many ranks there are; several may be on one node.
+    hello: bool = False
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.site import PREFIX, STAGECTL
+from tests.cluster.site import POLICY, PREFIX, PYTHON, STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ NO_NODE = (
     "this is no compute node, so its disks were not checked; use -w NODE, or run this in a job or "
     "on a compute node"
 )
+NOT_TRIED = "note     MPI was not tried: run this in a job, if you can of two nodes"
 #: A line about a disk on which nothing is wrong.
 DISK = re.compile(r"(?:ok|note) +(\S+): /nvme (?:\(|is in memory).*")
 SITE = [
@@ -93,6 +94,7 @@ def test_a_login_node_is_told_what_holds_for_the_site(site: Site) -> None:
                 f"ok       login: {PLUGIN}",
                 f"ok       login: {CONNECTIONS}",
                 "ok       srun has the MPI plugin pmix",
+                NOT_TRIED,
             ]
         )
 
@@ -113,6 +115,7 @@ def test_a_node_is_told_what_holds_there(site: Site) -> None:
                 f"ok       n1: {PLUGIN}",
                 f"ok       n1: {CONNECTIONS}",
                 "ok       srun has the MPI plugin pmix",
+                NOT_TRIED,
             ]
         )
 
@@ -137,6 +140,7 @@ def test_a_job_is_told_what_holds_on_all_its_nodes(site: Site) -> None:
                 "ok       n[1-4]: slurm-stage is the same everywhere",
                 "ok       stage (uid 5010) stages for all users",
                 "ok       srun has the MPI plugin pmix",
+                "ok       two ranks on n[1-2] find each other by --mpi=pmix",
             ]
         )
 
@@ -215,3 +219,48 @@ def test_each_fault_is_told_with_its_node_and_the_remedy(site: Site) -> None:
     assert sorted(line for line in told if line.startswith("problem")) == sorted(expected)
     assert "ok       n[1-4]: TmpFS=/run/tmpfs: only root can write there" in told
     assert "ok       srun listens on the ports 60001-63000" in told
+
+
+#: Two sruns that start everything but ranks as they should: by one the ranks lose Slurm's PMI, and
+#: each is a world of one; the other does not end.
+SRUNS = {
+    "loses": (
+        'count=$(($# - 4)); exec /usr/bin/srun "${@:1:count}" --mpi=none env -u SLURM_JOBID '
+        '-u SLURM_PROCID "${@:count + 1}"'
+    ),
+    "hangs": "exec sleep 60",
+}
+
+
+def hello_line(site: Site, launch: str, nodes: int = 2) -> str:
+    """What the doctor says in a job of two ranks started by these settings of ``[launch]``."""
+    with site.policy(f"{POLICY}[launch]\n{launch}\n"):
+        job = site.sbatch(f"{STAGECTL} doctor", f"-N{nodes}")
+        job.wait()
+    (line,) = (line for line in judged(job.output()) if " two ranks " in line)
+    return line
+
+
+def test_two_ranks_are_started_as_a_stage_starts_its_own(site: Site) -> None:
+    for name, command in SRUNS.items():
+        srun = site.shared(f"{name}-srun")
+        others = '[ "${!#}" = stager.rank ] || exec /usr/bin/srun "$@"'
+        srun.write_text(f"#!/bin/bash\n{others}\n{command}\n")
+        srun.chmod(0o755)
+    fails = (
+        "problem  two ranks on {} do not find each other by --mpi={} ({}): correct mpi or "
+        "environment in [launch]; this says more: srun -w {} --mpi={} "
+        f"{PYTHON} -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
+    )
+    two, one = "n[1-2] -N2", "n1 -N1 -n2"
+    assert [
+        hello_line(site, 'mpi = "pmix"', nodes=1),
+        hello_line(site, 'mpi = "none"', nodes=1),
+        hello_line(site, 'srun = "/shared/loses-srun"'),
+        hello_line(site, 'srun = "/shared/hangs-srun"\nstart_timeout = 2'),
+    ] == [
+        "ok       two ranks on n1 find each other by --mpi=pmix",
+        fails.format("n1", "none", "srun ended with code 143", one, "none"),
+        fails.format("n[1-2]", "pmix", "each is alone", two, "pmix"),
+        fails.format("n[1-2]", "pmix", "MPI did not start within 2 s", two, "pmix"),
+    ]

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from stager.doctor.disks import Disk
-from stager.doctor.facts import ABSENT, SYSCTLS, UNSEEN, NodeFacts, Place, PluginLine, SiteFacts
+from stager.doctor.facts import (
+    ABSENT,
+    SYSCTLS,
+    UNSEEN,
+    Hello,
+    NodeFacts,
+    Place,
+    PluginLine,
+    SiteFacts,
+)
 from stager.doctor.rules import Examined, Finding, Verdict, examine
 from stager.request.policy import Launch, Policy, Shared
 
@@ -45,6 +54,7 @@ SITE = SiteFacts(
     },
     partitions={"main": {"OverSubscribe": "EXCLUSIVE", "ExclusiveUser": "NO"}},
     mpi=frozenset({"pmix", "none"}),
+    hello=Hello("n[1-2]", found=2),
 )  # fmt: skip
 POLICY = Policy(
     roots=("/nvme",),
@@ -95,6 +105,7 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         ("ports", OK, "the ranks' ports are chosen (OMPI_MCA_btl_tcp_if_include)", []),
         ("ports", OK, "srun listens on the ports 60001-60100", []),
         ("mpi", OK, "srun has the MPI plugin pmix", []),
+        ("hello", OK, "two ranks on n[1-2] find each other by --mpi=pmix", []),
     ]  # fmt: skip
 
 
@@ -326,7 +337,7 @@ def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
 def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
     text = "srun has no MPI plugin pmi3: correct mpi in [launch] (srun --mpi=list)"
     launch = POLICY.launch.model_copy(update={"mpi": "pmi3"})
-    assert site_news(launch=launch) == [(PROBLEM, text)]
+    assert [one for one in site_news(launch=launch) if one[0] is not OK] == [(PROBLEM, text)]
 
 
 @pytest.mark.parametrize(
@@ -362,6 +373,31 @@ def test_an_mpi_library_without_any_plugin_for_it_is_a_problem() -> None:
         'mpi = "pmi2" and environment = { MPI4PY_MPIABI = "mpich" }'
     )
     assert (PROBLEM, text) in site_news(site, launch=launch)
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "text"),
+    [
+        (Hello("", problem="run this in a job"), NOTE, "MPI was not tried: run this in a job"),
+        (
+            Hello("n[1-2]", found=1), PROBLEM,
+            ("two ranks on n[1-2] do not find each other by --mpi=pmix (each is alone): correct "
+             "mpi or environment in [launch]; this says more: srun -w n[1-2] -N2 --mpi=pmix "
+             "/opt/x/bin/python3 -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"),
+        ),
+        (
+            Hello("n1", problem="srun ended with code 1"), PROBLEM,
+            ("two ranks on n1 do not find each other by --mpi=pmix (srun ended with code 1): "
+             "correct mpi or environment in [launch]; this says more: srun -w n1 -N1 -n2 "
+             "--mpi=pmix "
+             "/opt/x/bin/python3 -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"),
+        ),
+    ],
+    ids=["not tried", "alone", "not started"],
+)  # fmt: skip
+def test_two_ranks_must_find_each_other(told: Hello, verdict: Verdict, text: str) -> None:
+    assert site_news(replace(SITE, hello=told)) == [(verdict, text)]
+    assert site_news(replace(SITE, hello=None)) == []
 
 
 def test_a_root_in_a_folder_that_goes_with_each_job_is_a_note() -> None:

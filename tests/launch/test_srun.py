@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from stager.launch.job import JobContext
-from stager.launch.srun import srun_argv, step_argv
+from stager.launch.srun import hello_argv, srun_argv, step_argv
 from stager.request.policy import Launch, Policy
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
@@ -47,4 +47,20 @@ def test_a_step_runs_a_command_once_on_each_node_without_mpi() -> None:
         "-n", "3", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
         "--input=none", "--verbose", "--label", "--job-name=stagectl", "--mpi=none",
         "--nodelist=n[1-2,4]", "--kill-on-bad-exit=0", "--wait=0", "/bin/echo", "a b",
+    ]  # fmt: skip
+
+
+def test_two_ranks_say_hello_as_the_ranks_of_a_stage_start_on_two_nodes() -> None:
+    of_two = srun_argv("/usr/bin/srun", JobContext(17, "n[2,4]", 2), POLICY, "/opt/lib/peers.so")
+    place = of_two.index("--quiet")
+    argv = [*of_two[:place], "--nodelist=n[2,4]", *of_two[place:]]
+    assert hello_argv("/usr/bin/srun", JOB, POLICY, ["n2", "n4"], "/opt/lib/peers.so") == argv
+
+
+def test_two_ranks_say_hello_on_one_node_even_if_the_job_has_one_cpu_there() -> None:
+    assert hello_argv("/usr/bin/srun", JOB, POLICY, ["n2"]) == [
+        "/usr/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "1", "-n", "2",
+        "--ntasks-per-node=2", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
+        "--input=none", "--nodelist=n2", "--overcommit", "--quiet", "--job-name=stage",
+        "--mpi=pmix", "--kill-on-bad-exit=1", "--wait=30", *RANK,
     ]  # fmt: skip

@@ -80,6 +80,7 @@ REQUESTS = st.builds(
     transfer=SETTINGS,
     space=SPACES,
     bench=st.integers(0, 1 << 40),
+    hello=st.booleans(),
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
     stall_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
@@ -129,7 +130,7 @@ def test_the_json_of_a_request() -> None:
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
-        '"dry_run": false, "bench": 0, '
+        '"dry_run": false, "bench": 0, "hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
 
