@@ -16,8 +16,9 @@ from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
-from stager.doctor.facts import Hello, NodeFacts, mpi_library, site_facts
-from stager.doctor.rules import Examined, Finding, Verdict, examine
+from stager.doctor.facts import Hello, NodeFacts, own_scripts, site_facts
+from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
+from stager.doctor.rules import examine
 from stager.launch import job
 from stager.launch.commands import find_srun, search_path
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from stager.cli.options import NodeOptions
     from stager.request.policy import Policy
 
-#: The order in which findings are printed, and how each kind is counted.
+#: How each kind of finding is counted.
 _COUNTED = {
     Verdict.PROBLEM: ("problem", "problems"),
     Verdict.UNKNOWN: ("could not be checked", "could not be checked"),
@@ -42,6 +43,11 @@ _COLOURS = {
     Verdict.NOTE: "yellow",
     Verdict.OK: "green",
 }
+#: The exit code of each kind of finding, and these codes from the best to the worst.
+_CODES = {
+    Verdict.OK: 0, Verdict.NOTE: 0, Verdict.UNKNOWN: LaunchError.code, Verdict.PROBLEM: 1,
+}  # fmt: skip
+_WORSE = [0, LaunchError.code, 1]
 
 
 @click.command(epilog=WHICH_NODES)
@@ -51,8 +57,9 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     """Check what the safety of staging rests on.
 
     Says of each setting of the site and its nodes whether it is ok, a problem, or worth a note,
-    and what to do. What your permissions hide is told; root sees everything. Ends with code 1 if
-    there is a problem.
+    and what to do. In a job, two ranks also try MPI. What your permissions hide is told; root sees
+    everything, but starts no ranks. Ends with code 1 if there is a problem; else with code 8 if
+    something could not be checked; else with 0.
     """
     from stager.request.policy import LOCAL  # neither the help nor completion needs pydantic
 
@@ -63,33 +70,53 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         rules = where.rules()
     except PolicyRefusal as error:
         rules = LOCAL.model_copy(update={"roots": ()})
-        found[Finding("config", Verdict.PROBLEM, str(error))] = []
+        found[problem("config", *_parts(str(error)))] = []
     try:
         find_srun(rules.launch.srun)
     except LaunchError as error:
-        found[Finding("srun", Verdict.PROBLEM, error.message)] = []
-    site = replace(
-        site_facts(search_path(rules.launch.srun)), library=mpi_library(rules.launch.environment)
-    )
+        found[problem("srun", *_parts(error.message))] = []
+    site = site_facts(search_path(rules.launch.srun))
     here = job.own_name(os.environ)
     local = Command(
         Action.FACTS, rules.roots, rules.shared_roots, config=str(where.config),
         plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
+        scripts=tuple(own_scripts(site.slurm)), environment=rules.launch.environment,
     )  # fmt: skip
     scope = Scope.find(where, os.environ, rules.launch.srun)
     # This machine too: its stage.toml must be that of the others.
     answers = [] if here in scope.nodes else Scope(disks={here: ""}).ask(local, rules, os.environ)
     if scope.nodes:
         answers += scope.ask(replace(local, computes=True), rules, os.environ)
-    nodes, problems = read_answers(answers, NodeFacts.from_wire)
+    nodes, silent = read_answers(answers, NodeFacts.from_wire)
     computing = [name for name, one in nodes.items() if one.computes]
     site = replace(site, hello=_say_hello(rules, computing))
     found |= examine(Examined(site, rules, nodes))
-    for name, problem in problems.items():
-        found.setdefault(Finding("node", Verdict.UNKNOWN, problem), []).append(name)
+    states = {answer.node: answer.state for answer in answers}
+    for name, why in silent.items():
+        found.setdefault(_about_silent(why, states[name]), []).append(name)
     _print(found, as_json=as_json)
-    return int(any(finding.verdict is Verdict.PROBLEM for finding in found))
+    return max((_CODES[finding.verdict] for finding in found), key=_WORSE.index)
+
+
+def _parts(message: str) -> tuple[str, str]:
+    """Return a message, and the remedy in it that is the administrator's."""
+    text, _, remedy = message.rpartition("; tell the administrator")
+    remedy = remedy.removeprefix(" to ")
+    if remedy.startswith(" ("):
+        remedy = remedy[2:-1]
+    return (text, remedy) if text else (message, "")
+
+
+def _about_silent(why: str, state: str) -> Finding:
+    """Return what is said of a node that did not answer, but is in this state in Slurm."""
+    if job.is_away(state):
+        return unknown("node", f"Slurm says that the node is {why}")
+    return problem(
+        "node",
+        f"stagectl does not answer there: {why}",
+        "see to the node, and install this package",
+    )
 
 
 def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
@@ -117,18 +144,24 @@ def _reason(message: str) -> str:
 
 
 def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:
-    order = list(_COUNTED)
+    order = list(Verdict)
     findings = sorted(found, key=lambda finding: order.index(finding.verdict))
     if as_json:
         entries = [
-            {"subject": one.subject, "verdict": one.verdict, "nodes": found[one], "text": one.text}
+            {
+                "name": one.subject,
+                "state": one.verdict,
+                "nodes": found[one],
+                "text": one.text,
+                "remedy": one.remedy,
+            }
             for one in findings
         ]
         click.echo(json.dumps({"findings": entries}, indent=1))
         return
     for one in findings:
         where = f"{job.fold(found[one])}: " if found[one] else ""
-        lines = [printable(where + one.text)]
+        lines = [printable(where + one.line)]
         if columns := width():
             lines = folded(lines[0], max(1, columns - _INDENT))
         verdict = painted(f"{one.verdict:<{_INDENT - 1}}", _COLOURS[one.verdict])

@@ -115,7 +115,8 @@ def _facts(command: Command) -> dict[str, Any]:
     name = job.own_name(os.environ)
     return node_facts(
         command.config, command.plugstack, command.tmpfs, command.roots, command.shared_roots,
-        computes=command.computes, name=name,
+        computes=command.computes, name=name, environment=command.environment,
+        scripts=command.scripts,
     ).to_wire()  # fmt: skip
 
 

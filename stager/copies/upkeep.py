@@ -34,7 +34,7 @@ from stager.disk.jobs import jobs_using
 from stager.disk.locks import Locks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from stager.copies.evict import Candidate
     from stager.disk.record import Record
@@ -77,6 +77,9 @@ class Command:
     plugstack: str = ""
     tmpfs: str = ""
     computes: bool = True
+    #: Likewise: the scripts that Slurm runs before and after a job, and what ranks are given.
+    scripts: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return the command as one argument that every shell passes on unchanged."""
@@ -87,7 +90,7 @@ class Command:
         """Return the command that `to_text` wrote. Raise UsageError."""
         try:
             fields = json.loads(base64.urlsafe_b64decode(text))
-            lists = ("roots", "shared_roots", "destinations")
+            lists = ("roots", "shared_roots", "destinations", "scripts")
             fields |= {name: tuple(fields[name]) for name in lists}
             return cls(**{**fields, "action": Action(fields["action"])})
         except (binascii.Error, ValueError, TypeError, KeyError):

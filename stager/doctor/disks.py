@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from stager.base.mounts import mount_of, mounted_by_stranger
 
 #: The errors of a filesystem that makes no files without a name, which says nothing against it.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+#: Asks ioctl(2) to let one file share all bytes of another (linux/fs.h).
+_FICLONE = 0x40049409
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,11 @@ class Disk:
     free_files: int
     #: Why this user cannot make a file in the folder; empty if nothing is known against it.
     fault: str = ""
-    #: Whether files can be written past the page cache (O_DIRECT).
+    #: Whether files can be written past the page cache (O_DIRECT), be without a name while they
+    #: are written (O_TMPFILE), and share what they have in common (reflink).
     direct: bool = True
+    unnamed: bool = True
+    clones: bool = False
 
 
 def disk_of(path: str) -> Disk | None:
@@ -42,6 +48,7 @@ def disk_of(path: str) -> Disk | None:
         finally:
             os.close(descriptor)
         fault = _try(path, 0)
+        is_open = not fault or fault in _NO_UNNAMED
         return Disk(
             path=path,
             kind=mount.kind if mount else "",
@@ -49,8 +56,10 @@ def disk_of(path: str) -> Disk | None:
             free=room.f_bavail * room.f_frsize,
             files=room.f_files,
             free_files=room.f_favail,
-            fault=os.strerror(fault) if fault else "",
+            fault="" if is_open else os.strerror(fault),
             direct=bool(fault) or not _try(path, os.O_DIRECT),
+            unnamed=fault not in _NO_UNNAMED,
+            clones=not fault and _can_clone(path),
         )
     return None
 
@@ -58,7 +67,25 @@ def disk_of(path: str) -> Disk | None:
 def _try(path: str, flags: int) -> int:
     """Open a file without a name in the folder. Return the number of the error, 0 for none."""
     try:
-        os.close(os.open(path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC | flags, 0o600))
+        os.close(_new_file(path, flags))
     except OSError as error:
-        return 0 if not flags and error.errno in _NO_UNNAMED else error.errno or 0
+        return error.errno or 0
     return 0
+
+
+def _can_clone(path: str) -> bool:
+    """Return whether two files in the folder can share their bytes."""
+    with suppress(OSError):
+        first, second = _new_file(path), _new_file(path)
+        try:
+            os.write(first, bytes(os.sysconf("SC_PAGESIZE")))
+            fcntl.ioctl(second, _FICLONE, first)
+            return True
+        finally:
+            os.close(first)
+            os.close(second)
+    return False
+
+
+def _new_file(path: str, flags: int = 0) -> int:
+    return os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
 from stager.doctor.disks import Disk, disk_of
+from stager.doctor.network import Fabric, Link, fabrics, links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,6 +76,8 @@ class PluginLine:
     slurm: str = ""
     #: The plugins that are listed before it.
     after: tuple[str, ...] = ()
+    #: The SHA-256 of the file.
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,20 @@ class NodeFacts:
     #: The filesystems of the roots, and of the prefix.
     disks: list[Disk] = field(default_factory=list)
     prefix_disk: Disk | None = None
+    #: The filesystem of each of ``tmpfs``.
+    tmpfs_disks: list[Disk] = field(default_factory=list)
     #: The clock: seconds since 1970.
     time: float = 0.0
+    #: The SHA-256 of the package's own files.
+    code: str = ""
+    #: What `mpi_library` found, such as "Open MPI 4.1.4", or why mpi4py cannot be used.
+    library: str = ""
+    library_fault: str = ""
+    #: The network.
+    links: list[Link] = field(default_factory=list)
+    fabrics: list[Fabric] = field(default_factory=list)
+    #: Slurm's TaskProlog, Prolog and Epilog, if they are scripts of this package.
+    scripts: list[Place] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -148,8 +163,6 @@ class SiteFacts:
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     #: What `srun --mpi=list` names.
     mpi: frozenset[str] = frozenset()
-    #: What `mpi_library` found, such as "Open MPI 4.1.4".
-    library: str = ""
     #: None if nobody wanted to know.
     hello: Hello | None = None
 
@@ -163,14 +176,18 @@ def node_facts(
     *,
     computes: bool,
     name: str,
+    environment: Mapping[str, str],
+    scripts: Iterable[str],
 ) -> NodeFacts:
     """Return the facts of this machine, whose name in Slurm is ``name``.
 
-    ``plugstack`` and ``tmpfs`` are from Slurm's configuration, empty if they are not known.
+    ``plugstack``, ``tmpfs`` and ``scripts`` are from Slurm's configuration, empty if they are not
+    known; ``environment`` is what the site gives the ranks besides.
     """
     roots = list(roots)
     plugins = list(_plugin_lines(plugstack))
     folders = [tmpfs.replace("%h", os.uname().nodename).replace("%n", name)] if tmpfs else []
+    library, library_fault = mpi_library(environment) if computes else ("", "")
     return NodeFacts(
         computes=computes,
         package=metadata.version("slurm-stage"),
@@ -191,7 +208,14 @@ def node_facts(
         fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
         disks=[disk for root in roots if (disk := disk_of(root or "/"))],
         prefix_disk=disk_of(sys.prefix),
+        tmpfs_disks=[disk for folder in folders if (disk := disk_of(folder))],
         time=time.time(),
+        code=_code(),
+        library=library,
+        library_fault=library_fault,
+        links=links(),
+        fabrics=fabrics(),
+        scripts=[place(path) for path in scripts],
     )
 
 
@@ -255,6 +279,7 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
                 version=version[1].decode(errors="replace") if version else "",
                 slurm=_major(int(slurm[1], 16)) if slurm else "",
                 after=tuple(before),
+                digest=hashlib.sha256(library).hexdigest() if library else "",
             )
         before.append(os.path.basename(plugin))
 
@@ -289,6 +314,16 @@ def _digest(path: str) -> str:
     return hashlib.sha256(text).hexdigest() if text else ""
 
 
+def _code() -> str:
+    """Return the SHA-256 of the package's modules, whose names are part of it."""
+    folder = Path(__file__).parents[1]
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(f"{path.relative_to(folder)}\0".encode())
+        total.update(hashlib.sha256(_read(str(path))).digest())
+    return total.hexdigest()
+
+
 def _read(path: str) -> bytes:
     """Return the beginning of a file, nothing if it cannot be read."""
     with suppress(OSError), open(path, "rb") as file:
@@ -296,12 +331,32 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def mpi_library(environment: Mapping[str, str]) -> str:
-    """Return the MPI library that ranks would load on this machine, nothing if there is none.
+def mpi_library(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the MPI library that ranks would load on this machine, or nothing and why not.
 
     ``environment`` is what the site gives the ranks besides.
     """
-    return _output([sys.executable, "-I", "-c", _LIBRARY], environment).strip()
+    command = [sys.executable, "-I", "-c", _LIBRARY]
+    try:
+        done = _run(command, environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", str(error)
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    lines = done.stderr.split("\n")
+    errors = [line.strip() for line in lines if re.match(r"\w+(Error|Exception): ", line)]
+    return "", next(reversed(errors), f"python3 ended with code {done.returncode}")
+
+
+def own_scripts(slurm: Mapping[str, str]) -> list[str]:
+    """Return those of Slurm's TaskProlog, Prolog and Epilog that are scripts of this package.
+
+    Newer versions of Slurm write ``Prolog[0]``.
+    """
+    own = {"task_prolog", "job_prolog", "job_epilog"}
+    keys = ("TaskProlog", "Prolog", "Prolog[0]", "Epilog", "Epilog[0]")
+    paths = (slurm.get(key, "") for key in keys)
+    return [path for path in paths if path.rpartition("/")[2] in own]
 
 
 def site_facts(path: str) -> SiteFacts:
@@ -330,9 +385,15 @@ def _slurm(path: str, *command: str) -> str:
 def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return what a command prints, on both streams; nothing if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
-            check=True, env={**os.environ, **environment},
-        )  # fmt: skip
-        return done.stdout + done.stderr
+        done = _run(command, environment)
+        return done.stdout + done.stderr if done.returncode == 0 else ""
     return ""
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
+        check=False, env={**os.environ, **environment},
+    )  # fmt: skip

@@ -68,7 +68,8 @@ def ask_by_step(
 def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
     """Return when every node has answered or was given up."""
     deadline = time.monotonic() + answers.PATIENCE
-    last_line = ""
+    #: The last line of each node that is no answer, and under no name that of srun.
+    last_lines: dict[str, str] = {}
     #: The node of each task, by the task's number.
     tasks: dict[str, str] = {}
     while process.is_open and mailbox.waiting:
@@ -76,25 +77,26 @@ def _listen(process: Process, mailbox: Mailbox, command: Command) -> None:
         lines = process.read_lines(left if left > 0 else _LEAVE)
         # srun says where a task is before the task says anything.
         for line in sorted(lines, key=lambda line: not _LAUNCHED.match(line)):
-            last_line = _take(line, mailbox, tasks) or last_line
+            _take(line, mailbox, tasks, last_lines)
         if time.monotonic() >= deadline:
             for node in mailbox.overdue(command):
-                mailbox.give_up(node, no_answer())
+                mailbox.give_up(node, last_lines.get(node) or no_answer())
     ended = "the step ended without an answer of this node"
     remedy = "check that slurm-stage is installed there"
     for node in list(mailbox.waiting):
-        mailbox.give_up(node, last_line or f"{ended}; {remedy}")
+        why = last_lines.get(node) or last_lines.get("") or f"{ended}; {remedy}"
+        mailbox.give_up(node, why)
 
 
-def _take(line: str, mailbox: Mailbox, tasks: dict[str, str]) -> str:
-    """Take a line of a task or of srun. Return it if it may be the reason of a failure."""
+def _take(line: str, mailbox: Mailbox, tasks: dict[str, str], last_lines: dict[str, str]) -> None:
+    """Take a line of a task or of srun. Keep it if it may be the reason of a failure."""
     if launched := _LAUNCHED.fullmatch(line):
         tasks[launched[2]] = launched[1]
     elif failed := _NOT_STARTED.fullmatch(line):
         mailbox.give_up(failed[1], f"Slurm could not start a task: {failed[2]}")
     elif labelled := _LABELLED.fullmatch(line):
-        taken = mailbox.take(labelled[2], tasks.get(labelled[1], ""))
-        return "" if taken else labelled[2].strip()
-    elif not line.startswith("srun: ") or _FAILURE.match(line):
-        return line.strip()
-    return ""
+        node = tasks.get(labelled[1], "")
+        if not mailbox.take(labelled[2], node) and labelled[2].strip():
+            last_lines[node] = labelled[2].strip()
+    elif (not line.startswith("srun: ") or _FAILURE.match(line)) and line.strip():
+        last_lines[""] = line.strip()

@@ -30,6 +30,21 @@ def test_the_facts_are_those_of_the_filesystem(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_share_their_bytes_where_cp_can_do_it(tmp_path: Path) -> None:
+    (tmp_path / "first").write_bytes(bytes(8192))
+    copy = ["cp", "--reflink=always", f"{tmp_path}/first", f"{tmp_path}/second"]
+    can = subprocess.run(copy, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    found = disk_of(str(tmp_path))
+    assert found
+    assert found.clones == can
+
+
+def test_a_filesystem_that_makes_no_files_without_a_name_is_told() -> None:
+    found = disk_of("/proc")
+    assert found
+    assert (found.unnamed, found.fault, found.clones) == (False, "", False)
+
+
 def test_a_folder_that_is_not_there_has_no_facts(tmp_path: Path) -> None:
     assert disk_of(f"{tmp_path}/absent") is None
 

@@ -18,6 +18,7 @@ from stager.doctor.facts import (
     PluginLine,
     mpi_library,
     node_facts,
+    own_scripts,
     place,
     site_facts,
 )
@@ -48,6 +49,7 @@ def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
     return node_facts(
         f"{tmp_path}/stage.toml", plugstack, f"{tmp_path}/%h.%n", [str(tmp_path)],
         [f"{tmp_path}/all"], computes=True, name="n1",
+        environment={}, scripts=[f"{tmp_path}/job_prolog"],
     )  # fmt: skip
 
 
@@ -58,6 +60,9 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert seen.prefix == sys.prefix
     assert seen.roots == [Place(str(tmp_path), os.getuid(), tmp_path.stat().st_mode)]
     assert seen.records == [Place(f"{tmp_path}/.slurm-stage", ABSENT, 0)]
+    assert seen.scripts == [Place(f"{tmp_path}/job_prolog", ABSENT, 0)]
+    assert seen.tmpfs_disks == []
+    assert len(seen.code) == 64
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
     assert seen.tmpfs == [Place(f"{tmp_path}/{os.uname().nodename}.n1", ABSENT, 0)]
     assert {f"{tmp_path}/stage.toml", str(tmp_path), "/", sys.prefix} <= {
@@ -71,8 +76,9 @@ def test_the_mpi_library_is_the_one_that_the_ranks_load() -> None:
     from mpi4py import MPI
 
     name, version = MPI.get_vendor()
-    assert mpi_library({}) == f"{name} {'.'.join(map(str, version))}"
-    assert mpi_library({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) == ""
+    assert mpi_library({}) == (f"{name} {'.'.join(map(str, version))}", "")
+    library, fault = mpi_library({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    assert (library, fault) == ("", "RuntimeError: cannot load MPI library")
 
 
 def test_the_plugin_is_found_in_included_files_with_its_version(
@@ -81,7 +87,7 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     first, *more = facts(tmp_path, str(plugstack)).plugins
     assert first == PluginLine(
         f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3", "24.11",
-        ("first.so",),
+        ("first.so",), hashlib.sha256((tmp_path / "spank_stage.so").read_bytes()).hexdigest(),
     )  # fmt: skip
     # The file includes itself as well: that ends.
     assert {replace(line, after=first.after) for line in more} == {first}
@@ -135,3 +141,13 @@ def test_plugstack_conf_is_beside_slurm_conf_unless_that_names_it(
     scontrol.write_text(f"#!/bin/sh\n[ $1 = show ] && echo '{lines}'\n")
     scontrol.chmod(0o755)
     assert site_facts(str(tmp_path)).slurm["PlugStackConfig"] == found
+
+
+def test_the_scripts_of_this_package_are_known_by_their_names() -> None:
+    """Slurm 22.05 writes one Prolog, newer versions a list."""
+    assert own_scripts({"TaskProlog": "/x/task_prolog", "Prolog": "/x/job_prolog"}) == [
+        "/x/task_prolog", "/x/job_prolog",
+    ]  # fmt: skip
+    newer = {"Prolog[0]": "/x/job_prolog", "Epilog[0]": "/x/job_epilog", "TaskProlog": "(null)"}
+    assert own_scripts(newer) == ["/x/job_prolog", "/x/job_epilog"]
+    assert own_scripts({"Prolog": "/site/prolog", "Epilog": "(null)"}) == []

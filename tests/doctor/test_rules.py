@@ -18,7 +18,9 @@ from stager.doctor.facts import (
     PluginLine,
     SiteFacts,
 )
-from stager.doctor.rules import Examined, Finding, Verdict, examine
+from stager.doctor.finding import Examined, Finding, Verdict
+from stager.doctor.network import Fabric, Link
+from stager.doctor.rules import examine
 from stager.request.policy import Launch, Policy, Shared
 
 FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777
@@ -44,7 +46,12 @@ NODE = NodeFacts(
     peers=Place("/opt/x/lib/stage_peers.so", 0, stat.S_IFREG | 0o755),
     disks=[DISK],
     prefix_disk=replace(DISK, path="/opt/x"),
+    tmpfs_disks=[replace(DISK, path="/var/tmp/slurm")],
     time=1e9,
+    code="c1",
+    library="Open MPI 4.1.4",
+    links=[Link("ib0", 100_000), Link("eth0", 10_000, named=True)],
+    fabrics=[Fabric("mlx5_0", "100 Gb/sec (4X EDR)")],
 )
 SITE = SiteFacts(
     slurm={
@@ -75,21 +82,20 @@ def news(**changes: object) -> list[tuple[Verdict, str]]:
     """What is found on a node with these other facts, and not on one where all is well."""
     usual = found()
     other = found(replace(NODE, **changes))  # type: ignore[arg-type]
-    return [(one.verdict, one.text) for one in other if one not in usual]
+    return [(one.verdict, one.line) for one in other if one not in usual]
 
 
 def site_news(site: SiteFacts = SITE, **changes: object) -> list[tuple[Verdict, str]]:
     usual = found()
     other = found(NODE, site, POLICY.model_copy(update=changes))
-    return [(one.verdict, one.text) for one in other if one not in usual]
+    return [(one.verdict, one.line) for one in other if one not in usual]
 
 
 def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
-    assert [(one.subject, one.verdict, one.text, names) for one, names in found().items()] == [
+    assert [(one.subject, one.verdict, one.line, names) for one, names in found().items()] == [
         *(("sysctl", OK, f"{name} is 1", ["n1"]) for name in SYSCTLS),
         ("TmpFS", OK, "TmpFS=/var/tmp/slurm: only root can write there", ["n1"]),
         ("roots", OK, "/nvme: users cannot move each other's files", ["n1"]),
-        ("disk", OK, "/nvme (xfs): 1.0 TiB of 4.0 TiB free", ["n1"]),
         ("records", OK, "/nvme/.slurm-stage belongs to root", ["n1"]),
         ("shared", OK, "/nvme/all: only root and nobody can write there", ["n1"]),
         (
@@ -100,11 +106,14 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         ("plugin", OK, f"{LINE.plugin} has version 1.2.3, as this package", ["n1"]),
         ("connections", OK, "ranks accept connections from ranks of their stage alone", ["n1"]),
         ("fuse", OK, "users cannot mount filesystems (fusermount is not setuid)", ["n1"]),
+        ("network", OK, "ranks use ib0 (100 Gbit/s); mlx5_0 (100 Gb/sec (4X EDR))", ["n1"]),
+        ("disk", OK, "/nvme (xfs, O_DIRECT, O_TMPFILE): 1.0 TiB of 4.0 TiB free", ["n1"]),
         ("shared", OK, "nobody (uid 65534) stages for all users", []),
         ("sharing", OK, "partition main: a node has jobs of one user at a time", []),
         ("ports", OK, "the ranks' ports are chosen (OMPI_MCA_btl_tcp_if_include)", []),
         ("ports", OK, "srun listens on the ports 60001-60100", []),
         ("mpi", OK, "srun has the MPI plugin pmix", []),
+        ("mpi", OK, "ranks load Open MPI 4.1.4, which knows pmix", ["n1"]),
         ("hello", OK, "two ranks on n[1-2] find each other by --mpi=pmix", []),
     ]  # fmt: skip
 
@@ -147,7 +156,15 @@ def test_without_slurm_its_settings_are_unknown() -> None:
         (UNKNOWN, "srun --mpi=list cannot be run"),
     ]
     other = found(replace(NODE, tmpfs=[], plugins=[]), SiteFacts())
-    assert [(one.verdict, one.text) for one in other if one.verdict is not OK] == texts
+    assert [(one.verdict, one.line) for one in other if one.verdict is not OK] == texts
+
+
+def test_pmix_cannot_work_on_storage_that_nodes_share() -> None:
+    text = (
+        "TmpFS=/var/tmp/slurm is on nfs4, which nodes share, so PMIx's folders of a step are in "
+        "each other's way: name a folder on each node's own disk in slurm.conf"
+    )
+    assert news(tmpfs_disks=[Disk("/var/tmp/slurm", "nfs4", 1, 1, 1, 1)]) == [(PROBLEM, text)]
 
 
 def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
@@ -275,24 +292,40 @@ def test_filesystems_of_users_are_a_note() -> None:
 
 def test_a_machine_that_runs_no_jobs_has_no_disks_to_check() -> None:
     text = (
-        "this is no compute node, so its disks were not checked; use -w NODE, or run this in a job "
-        "or on a compute node"
+        "this is no compute node, so its disks, network and MPI were not checked: use -w NODE, or "
+        "run this in a job or on a compute node"
     )
     absent = Place("/nvme", ABSENT, 0)
-    assert news(computes=False, roots=[absent], tmpfs=[Place("/tmp", 0, STICKY)]) == [
-        (UNKNOWN, text)
-    ]
+    assert news(computes=False, roots=[absent], tmpfs=[Place("/tmp", 0, STICKY)]) == [(NOTE, text)]
 
 
 def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
     nodes = {"n1": NODE, "n2": NODE, "n3": replace(NODE, digest="d2"), "n4": NODE}
     findings = examine(Examined(SITE, POLICY, nodes))
-    other = "is not as on the other machines: install the same everywhere"
-    assert findings[Finding("config", PROBLEM, f"stage.toml {other}")] == ["n3"]
+    other, remedy = "is not as on the other machines", "install the same everywhere"
+    assert findings[Finding("config", PROBLEM, f"stage.toml {other}", remedy)] == ["n3"]
     assert findings[Finding("version", OK, "slurm-stage is the same everywhere")] == list(nodes)
-    nodes["n2"] = replace(NODE, package="1.2.2")
+    nodes["n2"] = replace(NODE, code="c2", library="MPICH 4.0.0", links=[Link("ib0", 40_000)])
+    nodes["n4"] = replace(NODE, plugins=[replace(LINE, digest="p2")], package="1.2.2")
     findings = examine(Examined(SITE, POLICY, nodes))
-    assert findings[Finding("version", PROBLEM, f"slurm-stage {other}")] == ["n2"]
+    assert findings[Finding("version", PROBLEM, f"slurm-stage {other}", remedy)] == ["n2", "n4"]
+    assert findings[Finding("plugin", PROBLEM, f"spank_stage.so {other}", remedy)] == ["n4"]
+    assert findings[Finding("mpi", PROBLEM, f"the MPI library {other}", remedy)] == ["n2"]
+    network = Finding("network", NOTE, f"the network {other}", "see to cables and drivers")
+    assert findings[network] == ["n2"]
+
+
+def test_disks_of_one_kind_are_one_line_with_the_least_and_the_most_room() -> None:
+    nodes = {
+        "n1": NODE, "n2": replace(NODE, disks=[replace(DISK, free=2 << 40)]),
+        "n3": replace(NODE, disks=[replace(DISK, free=3 << 40)]),
+        "n4": replace(NODE, disks=[replace(DISK, clones=True)]),
+    }  # fmt: skip
+    findings = examine(Examined(SITE, POLICY, nodes))
+    assert [(one.line, names) for one, names in findings.items() if one.subject == "disk"] == [
+        ("/nvme (xfs, O_DIRECT, O_TMPFILE): 1.0 TiB to 3.0 TiB of 4.0 TiB free", [*nodes][:3]),
+        ("/nvme (xfs, O_DIRECT, O_TMPFILE, reflink): 1.0 TiB of 4.0 TiB free", ["n4"]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -316,9 +349,12 @@ def test_partitions_whose_nodes_are_shared_are_a_note(
 
 
 def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
-    (ranks,) = site_news(launch=Launch())
-    assert ranks[0] is NOTE
-    assert ranks[1].startswith("ranks listen on all interfaces, on ports from 1024 on: choose")
+    (ranks,) = (text for _, text in site_news(launch=Launch()) if "ports" in text)
+    assert ranks == (
+        "ranks listen on all interfaces, on ports from 1024 on: choose an interface that only the "
+        "nodes reach (OMPI_MCA_btl_tcp_if_include in [launch] environment), or close the nodes' "
+        "ports to other machines"
+    )
     text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
     site = replace(SITE, slurm={**SITE.slurm, "SrunPortRange": "0-0"})
     assert site_news(site) == [(NOTE, text)]
@@ -337,19 +373,19 @@ def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
 def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
     text = "srun has no MPI plugin pmi3: correct mpi in [launch] (srun --mpi=list)"
     launch = POLICY.launch.model_copy(update={"mpi": "pmi3"})
-    assert [one for one in site_news(launch=launch) if one[0] is not OK] == [(PROBLEM, text)]
+    assert (PROBLEM, text) in site_news(launch=launch)
 
 
 @pytest.mark.parametrize(
     ("library", "plugin", "expected"),
     [
-        ("Open MPI 5.0.7", "pmix", []),
-        ("MPICH 4.3.0", "pmi2", []),
+        ("Open MPI 5.0.7", "pmix", [(OK, "ranks load Open MPI 5.0.7, which knows pmix")]),
+        ("MPICH 4.3.0", "pmi2", [(OK, "ranks load MPICH 4.3.0, which knows pmi2")]),
         ("MPICH 4.3.0", "cray_shasta", []),
-        ("", "pmi2", []),
         (
             "MPICH 4.3.0", "pmix",
-            [(NOTE, 'ranks load MPICH 4.3.0: if they do not start, set mpi = "pmi2" in [launch]')],
+            [(NOTE, ("ranks load MPICH 4.3.0, which may not know pmix: if they do not start, "
+                     'set mpi = "pmi2" in [launch]'))],
         ),
         (
             "Open MPI 5.0.7", "pmi2",
@@ -360,19 +396,62 @@ def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
 def test_the_mpi_library_must_know_the_plugin(
     library: str, plugin: str, expected: list[tuple[Verdict, str]]
 ) -> None:
-    site = replace(SITE, library=library, mpi=frozenset({"pmix", "pmi2", "cray_shasta"}))
-    launch = POLICY.launch.model_copy(update={"mpi": plugin})
-    assert [one for one in site_news(site, launch=launch) if one[0] is not OK] == expected
+    site = replace(SITE, mpi=frozenset({"pmix", "pmi2", "cray_shasta"}))
+    policy = POLICY.model_copy(update={"launch": POLICY.launch.model_copy(update={"mpi": plugin})})
+    told = found(replace(NODE, library=library), site, policy)
+    assert [(one.verdict, one.line) for one in told if "ranks load" in one.text] == expected
 
 
 def test_an_mpi_library_without_any_plugin_for_it_is_a_problem() -> None:
-    site = replace(SITE, library="Open MPI 5.0.7", mpi=frozenset({"pmi2"}))
+    site = replace(SITE, mpi=frozenset({"pmi2"}))
     launch = POLICY.launch.model_copy(update={"mpi": "pmi2"})
     text = (
-        f"{OPEN_MPI}srun has none, so install MPICH on all nodes, and in [launch] set "
-        'mpi = "pmi2" and environment = { MPI4PY_MPIABI = "mpich" }'
+        "ranks load Open MPI 4.1.4, which needs pmix: srun has none, so install MPICH on all "
+        'nodes, and in [launch] set mpi = "pmi2" and environment = { MPI4PY_MPIABI = "mpich" }'
     )
     assert (PROBLEM, text) in site_news(site, launch=launch)
+
+
+def test_a_node_without_an_mpi_library_is_found() -> None:
+    fault = "ModuleNotFoundError: No module named 'mpi4py'"
+    text = (
+        f"ranks cannot load an MPI library ({fault}): install Open MPI or MPICH, and this package "
+        "again if mpi4py is missing"
+    )
+    assert news(library="", library_fault=fault) == [(PROBLEM, text)]
+
+
+LINKS = {"ib0": Link("ib0", 100_000), "eth0": Link("eth0", 10_000, named=True)}
+
+
+@pytest.mark.parametrize(
+    ("links", "chosen", "verdict", "text"),
+    [
+        (["eth0"], "", OK, "ranks use eth0 (10 Gbit/s)"),
+        (["ib0", "eth0"], "10.0.0.0/8", NOTE,
+         ("ib0 (100 Gbit/s) is faster than eth0 (10 Gbit/s), which ranks use: if MPI should use "
+          'it, set OMPI_MCA_btl_tcp_if_include = "ib0" in [launch] environment')),
+        (["eth0"], "eth0,ib0", PROBLEM,
+         ("there is no interface ib0 that is up, which OMPI_MCA_btl_tcp_if_include names: correct "
+          "it in [launch] environment, or see to the interface")),
+    ],
+    ids=["one", "a faster one", "not there"],
+)  # fmt: skip
+def test_the_interface_of_the_ranks(
+    links: list[str], chosen: str, verdict: Verdict, text: str
+) -> None:
+    launch = Launch(environment={"OMPI_MCA_btl_tcp_if_include": chosen} if chosen else {})
+    node = replace(NODE, links=[LINKS[name] for name in links], fabrics=[])
+    told = found(node, policy=POLICY.model_copy(update={"launch": launch}))
+    assert (verdict, text) in [(one.verdict, one.line) for one in told]
+
+
+def test_an_interface_of_unknown_speed_is_told_as_such() -> None:
+    links = [Link("vmnet", 0, named=True), Link("eth1", 1_000)]
+    policy = POLICY.model_copy(update={"launch": Launch()})
+    told = found(replace(NODE, links=links, fabrics=[Fabric("hsn0", "")]), policy=policy)
+    lines = [one.line for one in told if one.subject == "network"]
+    assert lines == ["ranks use vmnet (speed not known); hsn0 (rate not known)"]
 
 
 @pytest.mark.parametrize(
@@ -441,7 +520,13 @@ def test_slurm_waits_for_the_clean_up_as_long_as_a_user_can_make_it_last(key: st
         ),
         ({"free": 1 << 30}, NOTE, "/nvme (xfs) is almost full: 1.0 GiB of 4.0 TiB free"),
         ({"free_files": 49}, NOTE, "/nvme (xfs) is almost full: 1.0 TiB of 4.0 TiB free"),
-        ({"files": 0, "free_files": 0}, OK, ""),
+        ({"files": 0, "free_files": 0}, OK,
+         "/nvme (xfs, O_DIRECT, O_TMPFILE): 1.0 TiB of 4.0 TiB free"),
+        (
+            {"unnamed": False}, NOTE,
+            ("/nvme (xfs) has no O_TMPFILE: what a killed stage leaves there stays until the next "
+             "one"),
+        ),
         (
             {"kind": "tmpfs"}, NOTE,
             "/nvme is in memory (tmpfs), which copies take: 1.0 TiB of 4.0 TiB free",
@@ -455,8 +540,8 @@ def test_slurm_waits_for_the_clean_up_as_long_as_a_user_can_make_it_last(key: st
 def test_a_disk_that_is_no_good_place_for_copies(
     changes: dict[str, object], verdict: Verdict, text: str
 ) -> None:
-    told = [(verdict, text)] if text else []
-    assert news(disks=[replace(DISK, **changes)]) == told  # type: ignore[arg-type]
+    told = found(replace(NODE, disks=[replace(DISK, **changes)]))  # type: ignore[arg-type]
+    assert [(one.verdict, one.line) for one in told if one.subject == "disk"] == [(verdict, text)]
     assert not news(computes=False, disks=[replace(DISK, **changes)])[1:]  # type: ignore[arg-type]
 
 
@@ -465,12 +550,21 @@ def test_a_package_on_shared_storage_is_worth_a_note() -> None:
         (
             NOTE,
             (
-                "/opt/x is on nfs: all nodes of a job read it at once when ranks start: install "
-                "it on each node's own disk"
+                "/opt/x is on nfs: when ranks start, the node reads some 15.0 MiB there at once: "
+                "install it on each node's own disk"
             ),
         )
     ]
     assert news(prefix_disk=None) == []
+    shared = replace(NODE, prefix_disk=replace(DISK, kind="lustre"))
+    (told,) = (
+        one.text
+        for one in examine(Examined(SITE, POLICY, {f"n{number}": shared for number in range(256)}))
+        if one.subject == "prefix"
+    )
+    assert (
+        told == "/opt/x is on lustre: when ranks start, 256 nodes read some 3.8 GiB there at once"
+    )
 
 
 def test_a_plugin_for_another_slurm_is_found() -> None:
@@ -484,6 +578,37 @@ def test_a_plugin_for_another_slurm_is_found() -> None:
         )
     ]
     assert news(plugins=[replace(LINE, slurm="")]) == [], "an old plugin does not tell"
+
+
+def test_a_site_without_the_plugin_needs_three_scripts() -> None:
+    paths = {
+        key: f"/opt/x/libexec/{name}"
+        for key, name in (
+            ("TaskProlog", "task_prolog"), ("Prolog", "job_prolog"), ("Epilog[0]", "job_epilog")
+        )
+    }  # fmt: skip
+    file = stat.S_IFREG | 0o755
+    scripts = [Place(path, 0, file) for path in paths.values()]
+    node, site = replace(NODE, plugins=[], scripts=scripts), SITE.slurm | paths
+
+    def told(node: NodeFacts, slurm: dict[str, str]) -> list[tuple[Verdict, str]]:
+        every = found(node, replace(SITE, slurm=slurm))
+        return [(one.verdict, one.line) for one in every if one.subject == "scripts"]
+
+    well = "without the plugin, TaskProlog, Prolog and Epilog stage and clean up"
+    assert told(node, site) == [(OK, well)]
+    assert told(node, site | {"Prolog": "(null)"}) == [
+        (PROBLEM, ("Prolog is not set, which a site without the plugin needs: "
+                   "Prolog=/opt/x/libexec/job_prolog in slurm.conf"))
+    ]  # fmt: skip
+    scripts[0] = replace(scripts[0], owner=ABSENT)
+    scripts[2] = replace(scripts[2], mode=stat.S_IFREG | 0o644)
+    assert told(node, site) == [
+        (PROBLEM, ("/opt/x/libexec/task_prolog is not there: correct slurm.conf, or install the "
+                   "package there")),
+        (PROBLEM, ("/opt/x/libexec/job_epilog cannot be executed: chmod 755 "
+                   "/opt/x/libexec/job_epilog")),
+    ]  # fmt: skip
 
 
 def test_pyxis_comes_after_this_plugin() -> None:
@@ -507,11 +632,12 @@ def test_a_clock_that_is_wrong_is_found(seconds: int, told: str) -> None:
     nodes["n1"] = replace(NODE, time=NODE.time + seconds)
     nodes["login"] = replace(NODE, computes=False, time=0.0)
     clocks = [
-        (one.verdict, one.text, names)
+        (one.verdict, one.line, names)
         for one, names in examine(Examined(SITE, POLICY, nodes)).items()
         if one.subject == "clock"
     ]
     text = (
         f"the clock is {told}, so ages of copies are wrong: have it set (chrony, systemd-timesyncd)"
     )
-    assert clocks == ([(PROBLEM, text, ["n1"])] if told else [])
+    well = (OK, "the clocks agree", ["n0", "n1", "n2"])
+    assert clocks == ([(PROBLEM, text, ["n1"])] if told else [well])

@@ -40,6 +40,15 @@ def test_a_silent_node_is_given_up_after_some_seconds(site: Site) -> None:
     assert 0.6 <= time.monotonic() - begun < 2
 
 
+def test_a_node_that_fails_beside_a_silent_one_is_told_with_its_last_line(site: Site) -> None:
+    lines = "0: Traceback\\n0: ImportError: x\\nsrun: error: n1: task 0: Exited with exit code 1"
+    hosts = "srun: launching StepId=17.0 on host n%d, 1 tasks: %d\\n"
+    site.program("srun", f"printf '{hosts}' 1 0 2 1; printf '{lines}\\n'; exec sleep 60")
+    assert site.ask("n1 n2") == [
+        Answer("n1", None, "ImportError: x"), Answer("n2", None, NO_ANSWER),
+    ]  # fmt: skip
+
+
 def test_an_srun_that_ignores_signals_is_killed(site: Site) -> None:
     site.program("srun", "trap '' TERM; while true; do sleep 0.1; done")
     begun = time.monotonic()

@@ -1,0 +1,406 @@
+"""Judge the facts of one node: what is well, what is not, and what to do. Pure.
+
+Each rule is a short function of `NODE_RULES` that yields findings.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from stager.base.text import bytes_text
+from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
+from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stager.doctor.disks import Disk
+    from stager.doctor.facts import NodeFacts, PluginLine
+    from stager.doctor.finding import Examined, Finding
+    from stager.doctor.network import Link
+
+#: Others than the owner may write there.
+_OPEN = stat.S_IWGRP | stat.S_IWOTH
+#: Filesystems that nodes share; those of FUSE may be such as well.
+_SHARED = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
+        "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
+    }
+)  # fmt: skip
+#: Filesystems in memory.
+_IN_MEMORY = frozenset({"ramfs", "tmpfs"})
+#: The share of a disk, and of its files, below which it is told as full.
+_FULL = 0.05
+#: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
+_RANK_BYTES = 15 << 20
+#: The plugin of pyxis, which needs the image that it starts.
+_PYXIS = "spank_pyxis.so"
+#: The variable by which a site names the interfaces that Open MPI uses, separated by commas.
+INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+_MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
+_TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
+_INSTALL = "install plugin and package together (packaging/install)"
+
+
+def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The kernel protects files in folders where several users may write."""
+    for name in SYSCTLS:
+        value = node.sysctls.get(name, -1)
+        if value < 0:
+            yield unknown("sysctl", f"{name} cannot be read")
+        elif value == 0:
+            yield problem("sysctl", f"{name} is 0", "set it to 1 (in a file of /etc/sysctl.d)")
+        else:
+            yield ok("sysctl", f"{name} is {value}")
+
+
+def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Nobody but root can make folders where PMIx makes those of job steps, on each node."""
+    if not node.tmpfs:
+        yield unknown("TmpFS", "Slurm does not say where PMIx makes its folders (TmpFS)")
+    for folder in node.tmpfs if node.computes else ():
+        name = f"TmpFS={folder.path}"
+        if folder.owner < 0:
+            yield seen_or_problem("TmpFS", folder, f"{name} is not there", _TMPFS)
+        elif folder.owner != 0 or folder.mode & _OPEN:
+            yield problem("TmpFS", f"{name}: users can keep jobs from starting there", _TMPFS)
+        else:
+            yield ok("TmpFS", f"{name}: only root can write there")
+    for disk in node.tmpfs_disks if node.computes else ():
+        if is_shared(disk):
+            yield problem(
+                "TmpFS",
+                f"TmpFS={disk.path} is on {disk.kind}, which nodes share, so PMIx's folders of a "
+                "step are in each other's way",
+                "name a folder on each node's own disk in slurm.conf",
+            )
+
+
+def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Nobody has taken the names of the folders that PMIx makes for this user's jobs."""
+    for folder in node.taken:
+        whose = f"belongs to uid {folder.owner}"
+        if folder.owner == MOUNTED:
+            whose = "is a mounted filesystem of somebody"
+        yield problem(
+            "TmpFS",
+            f"{folder.path} {whose}, who keeps your jobs from starting there",
+            f"remove it, and {_TMPFS}",
+        )
+
+
+def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Staging roots exist, and are sticky where several users write."""
+    if not node.computes:
+        yield note(
+            "roots",
+            "this is no compute node, so its disks, network and MPI were not checked",
+            "use -w NODE, or run this in a job or on a compute node",
+        )
+        return
+    for root in node.roots:
+        if root.owner < 0:
+            remedy = "mount the disk, or correct roots in stage.toml"
+            yield seen_or_problem("roots", root, f"{root.path} is not there", remedy)
+        elif root.mode & _OPEN and not root.mode & stat.S_ISVTX:
+            text = f"{root.path}: users can move each other's files"
+            yield problem("roots", text, f"chmod +t {root.path}")
+        else:
+            yield ok("roots", f"{root.path}: users cannot move each other's files")
+
+
+def disks(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Copies can be written to the node's own disks."""
+    for disk in node.disks if node.computes else ():
+        if is_shared(disk):
+            yield problem(
+                "disk",
+                f"{disk.path} is on {disk.kind}, which nodes share: each would write its own copy "
+                "there",
+                "name a folder on the node's own disk in stage.toml (roots)",
+            )
+        elif disk.fault:
+            yield problem(
+                "disk",
+                f"{disk.path}: no file can be made there ({disk.fault})",
+                "see to the disk, its mount and the folder's mode",
+            )
+        else:
+            yield from _worth_a_note(disk)
+
+
+def _worth_a_note(disk: Disk) -> Iterator[Finding]:
+    name, room = f"{disk.path} ({disk.kind})", room_text([disk])
+    if disk.free < _FULL * disk.size or disk.free_files < _FULL * disk.files:
+        yield note("disk", f"{name} is almost full: {room}")
+    if disk.kind in _IN_MEMORY:
+        yield note("disk", f"{disk.path} is in memory ({disk.kind}), which copies take: {room}")
+    elif not disk.direct:
+        yield note("disk", f"{name} has no O_DIRECT: copies pass through the page cache")
+    if not disk.unnamed:
+        text = f"{name} has no O_TMPFILE: what a killed stage leaves there stays until the next one"
+        yield note("disk", text)
+
+
+def is_good(disk: Disk) -> bool:
+    """Return whether there is nothing to say against the disk."""
+    return not is_shared(disk) and not disk.fault and not list(_worth_a_note(disk))
+
+
+def is_shared(disk: Disk) -> bool:
+    """Return whether several nodes may see the same filesystem."""
+    return disk.kind in _SHARED or disk.kind.startswith("fuse")
+
+
+def room_text(same: list[Disk]) -> str:
+    """Return the least and the most free space, and size, of disks of the same kind."""
+
+    def between(sizes: list[int]) -> str:
+        texts = dict.fromkeys(map(bytes_text, sorted(sizes)))
+        return " to ".join([*texts][:: max(1, len(texts) - 1)])
+
+    return f"{between([one.free for one in same])} of {between([one.size for one in same])} free"
+
+
+def prefix(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """The package is read from the node's own disk."""
+    disk = node.prefix_disk
+    if disk and is_shared(disk):
+        count = len(examined.computing)
+        size = bytes_text(_RANK_BYTES * count)
+        nodes = "the node reads" if count == 1 else f"{count} nodes read"
+        yield note(
+            "prefix",
+            f"{node.prefix} is on {disk.kind}: when ranks start, {nodes} some {size} there at once",
+            "install it on each node's own disk",
+        )
+
+
+def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The records of all users are in a folder of root's."""
+    for root, folder in zip(node.roots, node.records, strict=False):
+        if not node.computes or root.owner < 0:
+            continue
+        if folder.owner == MOUNTED:
+            text = f"a filesystem is mounted at {folder.path}"
+            yield problem("records", text, "unmount it (umount -l)")
+        elif folder.owner == ABSENT and root.mode & _OPEN:
+            text = f"{folder.path} is not there, and any user could take the name"
+            yield problem("records", text, _MADE_AT_BOOT)
+        elif folder.owner == ABSENT:
+            yield ok("records", f"{folder.path} is not there yet, and only root can make it")
+        elif (folder.owner, folder.mode) != (0, stat.S_IFDIR | 0o755):
+            text = f"{folder.path} is not a folder of root's with mode 0755"
+            yield problem("records", text, f"remove it, and {_MADE_AT_BOOT}")
+        else:
+            yield ok("records", f"{folder.path} belongs to root")
+
+
+def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Only root and the site's account can write where files for all users are."""
+    policy = examined.policy
+    owner = policy.shared.owner
+    for root in node.shared_roots if node.computes else ():
+        if root.owner < 0:
+            yield seen_or_problem(
+                "shared", root, f"{root.path} is not there", f"make it for {owner}"
+            )
+        elif root.owner not in (0, policy.shared_owner) or root.mode & _OPEN:
+            yield problem(
+                "shared",
+                f"{root.path}: others than root and {owner} can write there",
+                f"chown {owner} {root.path}; chmod 755 {root.path}",
+            )
+        else:
+            yield ok("shared", f"{root.path}: only root and {owner} can write there")
+
+
+def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Only root, and Slurm's own user, can write stage.toml, plugstack.conf, prefix and plugin."""
+    slurm_user = re.search(r"\((\d+)\)", examined.site.slurm.get("SlurmUser", ""))
+    owners = 0, int(slurm_user[1]) if slurm_user else 0
+    bad = 0
+    for one in node.trusted:
+        # In a sticky folder, others cannot replace what is root's.
+        is_open = one.mode & _OPEN and not (stat.S_ISDIR(one.mode) and one.mode & stat.S_ISVTX)
+        if one.owner >= 0 and (one.owner not in owners or is_open):
+            bad += 1
+            text = f"{one.path}: others than root can write it"
+            yield problem("files", text, "chown root, chmod go-w")
+        elif one.owner == UNSEEN:
+            bad += 1
+            yield unknown("files", f"{one.path} cannot be seen by this user")
+    if not bad:
+        yield ok("files", "only root can write stage.toml, plugstack.conf, the prefix, the plugin")
+
+
+def run_folder(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The plugin's folders in /run are root's, and slurmd was started with the plugin."""
+    if not node.computes:
+        return
+    if node.run.owner > 0 or (node.run.owner == 0 and node.run.mode & _OPEN):
+        yield problem("run", f"{node.run.path}: others than root can write there", "remove it")
+    elif node.jobs.owner == ABSENT:
+        yield problem(
+            "run",
+            f"{node.jobs.path} is not there, so nothing is evicted and jobs are not cleaned up "
+            "after",
+            "restart slurmd (without the plugin: set Prolog and Epilog)",
+        )
+    else:
+        yield ok("run", f"{node.run.path} belongs to root, and jobs are marked there")
+
+
+def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """plugstack.conf names the plugin once, as installed with this package."""
+    path = examined.site.slurm.get("PlugStackConfig", "")
+    if not path:
+        yield unknown("plugin", "Slurm does not say where plugstack.conf is")
+        return
+    if not node.plugins and node.scripts:
+        yield from _scripts(node, examined)
+    elif len(node.plugins) != 1:
+        how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
+        remedy = "name it once (without it, TaskProlog must stage)"
+        yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
+    for line in node.plugins:
+        yield from _plugin(line, node, examined)
+
+
+def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    version = line.version or "unknown"
+    slurm = examined.site.slurm.get("SLURM_VERSION", "")
+    if line.version != node.package:
+        text = f"{line.plugin} has version {version}, this package {node.package}"
+        yield problem("plugin", text, _INSTALL)
+    elif line.python and not line.python.startswith(f"{node.prefix}/"):
+        text = f"python={line.python} in plugstack.conf is not of {node.prefix}"
+        yield problem("plugin", text, _INSTALL)
+    elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
+        yield problem(
+            "plugin",
+            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}",
+            "build it with this Slurm's headers (packaging/install)",
+        )
+    else:
+        yield ok("plugin", f"{line.plugin} has version {version}, as this package")
+    if _PYXIS in line.after:
+        yield problem(
+            "plugin",
+            f"{_PYXIS} is before spank_stage.so in plugstack.conf, so containers are started "
+            "before their images are staged",
+            "list spank_stage.so first",
+        )
+
+
+def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Without the plugin, Slurm runs this package's scripts, or the site's own that call them."""
+    config = examined.site.slurm
+    bad = 0
+    for key, name in (
+        ("TaskProlog", "task_prolog"), ("Prolog", "job_prolog"), ("Epilog", "job_epilog"),
+    ):  # fmt: skip
+        if config.get(key, config.get(f"{key}[0]", "(null)")) in ("(null)", ""):
+            bad += 1
+            yield problem(
+                "scripts",
+                f"{key} is not set, which a site without the plugin needs",
+                f"{key}={node.prefix}/libexec/{name} in slurm.conf",
+            )
+    for script in node.scripts if node.computes else ():
+        remedy = "correct slurm.conf, or install the package there"
+        if script.owner < 0:
+            bad += 1
+            yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)
+        elif not script.mode & stat.S_IXOTH:
+            bad += 1
+            text = f"{script.path} cannot be executed"
+            yield problem("scripts", text, f"chmod 755 {script.path}")
+    if not bad:
+        yield ok("scripts", "without the plugin, TaskProlog, Prolog and Epilog stage and clean up")
+
+
+def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Ranks accept connections from each other alone."""
+    if not examined.policy.launch.authenticate:
+        text = "ranks accept connections from anyone"
+        yield problem("connections", text, "set authenticate = true in [launch]")
+    elif node.peers.owner == ABSENT:
+        text = f"{node.peers.path} is not there, so ranks accept connections from anyone"
+        yield problem("connections", text, "install by packaging/install")
+    else:
+        yield ok("connections", "ranks accept connections from ranks of their stage alone")
+
+
+def fuse(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Users' own filesystems can stop answering."""
+    if not node.fuse:
+        yield ok("fuse", "users cannot mount filesystems (fusermount is not setuid)")
+        return
+    others = ", which other users may enter (user_allow_other)" if node.fuse_for_others else ""
+    text = f"users can mount filesystems by {' and '.join(node.fuse)}{others}"
+    yield note("fuse", text, "unless they need it, chmod u-s")
+
+
+def library(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Ranks can load an MPI library."""
+    if node.computes and not node.library:
+        yield problem(
+            "mpi",
+            f"ranks cannot load an MPI library ({node.library_fault})",
+            "install Open MPI or MPICH, and this package again if mpi4py is missing",
+        )
+
+
+def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Ranks use the fastest interface."""
+    if not node.computes or not node.links:
+        return
+    chosen = examined.policy.launch.environment.get(INTERFACES, "").split(",")
+    names = {link.name for link in node.links}
+    for name in chosen:
+        if name and "/" not in name and name not in names:
+            yield problem(
+                "network",
+                f"there is no interface {name} that is up, which {INTERFACES} names",
+                "correct it in [launch] environment, or see to the interface",
+            )
+    used = _used(node, chosen)
+    if used is None:
+        return
+    fastest = max(node.links, key=lambda link: link.speed)
+    devices = "".join(f"; {one.name} ({one.rate or 'rate not known'})" for one in node.fabrics)
+    if fastest.speed > used.speed > 0:
+        yield note(
+            "network",
+            f"{link_text(fastest)} is faster than {link_text(used)}, which ranks use{devices}",
+            f'if MPI should use it, set {INTERFACES} = "{fastest.name}" in [launch] environment',
+        )
+    else:
+        yield ok("network", f"ranks use {link_text(used)}{devices}")
+
+
+def _used(node: NodeFacts, chosen: list[str]) -> Link | None:
+    """Return the interface that the site chose for the ranks, else that of the node's name."""
+    by_name = {link.name: link for link in node.links}
+    named = next((link for link in node.links if link.named), None)
+    return next((by_name[name] for name in chosen if name in by_name), named)
+
+
+def link_text(link: Link) -> str:
+    """Return an interface with its speed.
+
+    >>> link_text(Link("ib0", 100_000))
+    'ib0 (100 Gbit/s)'
+    """
+    speed = f"{link.speed / 1000:g} Gbit/s" if link.speed else "speed not known"
+    return f"{link.name} ({speed})"
+
+
+NODE_RULES = (
+    sysctls, tmpfs, taken, roots, disks, records, shared_roots, trusted, prefix, run_folder,
+    plugins, connections, fuse, library, network,
+)  # fmt: skip

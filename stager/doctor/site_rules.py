@@ -1,0 +1,228 @@
+"""Judge the facts of the whole site: what is well, what is not, and what to do. Pure.
+
+Each rule is a short function of `SITE_RULES` that yields findings, each with the nodes that it is
+about, or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from stager.doctor.finding import note, ok, problem, unknown
+from stager.doctor.node_rules import INTERFACES, is_good, room_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from stager.doctor.disks import Disk
+    from stager.doctor.facts import NodeFacts
+    from stager.doctor.finding import Examined, Finding
+
+#: Users' folders that job_container makes anew for each job, unless the site says otherwise.
+_PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
+#: Seconds between clocks that are told: the nodes are not asked at the very same moment.
+_CLOCKS = 60
+#: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
+_CLEAN_UP = 50
+#: The ranks of a `doctor.facts.Hello`.
+_HELLO_RANKS = 2
+
+
+def same_everywhere(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """All machines have the same stage.toml, package and plugin, and all nodes the same network."""
+    same, nodes = "install the same everywhere", examined.nodes
+    yield from _same(nodes, "config", "stage.toml", lambda node: node.digest, same)
+    yield from _same(nodes, "version", "slurm-stage", lambda node: (node.package, node.code), same)
+    yield from _same(
+        nodes, "plugin", "spank_stage.so", lambda node: [line.digest for line in node.plugins], same
+    )
+    with_library = {name: node for name, node in examined.computing.items() if node.library}
+    yield from _same(with_library, "mpi", "the MPI library", lambda node: node.library, same)
+    yield from _same(
+        examined.computing, "network", "the network",
+        lambda node: ([(link.name, link.speed) for link in node.links], node.fabrics),
+        "see to cables and drivers", told=note,
+    )  # fmt: skip
+
+
+def _same(
+    nodes: Mapping[str, NodeFacts],
+    subject: str,
+    what: str,
+    of: Callable[[NodeFacts], object],
+    remedy: str,
+    told: Callable[[str, str, str], Finding] = problem,
+) -> Iterator[tuple[Finding, list[str]]]:
+    values = {name: repr(of(node)) for name, node in nodes.items()}
+    if len(values) < 2:
+        return
+    usual = Counter(values.values()).most_common(1)[0][0]
+    if others := [name for name, own in values.items() if own != usual]:
+        yield told(subject, f"{what} is not as on the other machines", remedy), others
+    else:
+        yield ok(subject, f"{what} is the same everywhere"), [*values]
+
+
+def rooms(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """The disks have room, and what staging can use."""
+    same: dict[str, dict[str, Disk]] = {}
+    for name, node in examined.computing.items():
+        for disk in filter(is_good, node.disks):
+            abilities = "O_DIRECT, O_TMPFILE, reflink" if disk.clones else "O_DIRECT, O_TMPFILE"
+            same.setdefault(f"{disk.path} ({disk.kind}, {abilities})", {})[name] = disk
+    for text, by_node in same.items():
+        yield ok("disk", f"{text}: {room_text([*by_node.values()])}"), [*by_node]
+
+
+def clocks(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """All clocks show the same time."""
+    times = {name: node.time for name, node in examined.computing.items()}
+    middle = sorted(times.values())[(len(times) - 1) // 2] if times else 0
+    wrong = {name: time for name, time in times.items() if abs(time - middle) > _CLOCKS}
+    for name, time in wrong.items():
+        off = f"{abs(time - middle):.0f} s {'ahead' if time > middle else 'behind'}"
+        text = f"the clock is {off}, so ages of copies are wrong"
+        yield problem("clock", text, "have it set (chrony, systemd-timesyncd)"), [name]
+    if not wrong and len(times) > 1:
+        yield ok("clock", "the clocks agree"), [*times]
+
+
+def exclusive(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Nodes are shared among users, or not."""
+    if not examined.site.partitions:
+        yield unknown("sharing", "Slurm's partitions cannot be read"), []
+    for name, keys in examined.site.partitions.items():
+        alone = keys.get("OverSubscribe") == "EXCLUSIVE" or keys.get("ExclusiveUser") == "YES"
+        if alone:
+            yield ok("sharing", f"partition {name}: a node has jobs of one user at a time"), []
+        else:
+            text = f"partition {name}: users share nodes, and reach each other's ports"
+            remedy = "see SECURITY.md, or set ExclusiveUser=YES or OverSubscribe=EXCLUSIVE"
+            yield note("sharing", text, remedy), []
+
+
+def ports(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Ranks and srun listen where other machines should not reach them."""
+    chosen = [
+        name for name in examined.policy.launch.environment if name.startswith("OMPI_MCA_btl_tcp_")
+    ]
+    if chosen:
+        yield ok("ports", f"the ranks' ports are chosen ({', '.join(chosen)})"), []
+    else:
+        remedy = (
+            f"choose an interface that only the nodes reach ({INTERFACES} in [launch] "
+            "environment), or close the nodes' ports to other machines"
+        )
+        text = "ranks listen on all interfaces, on ports from 1024 on"
+        yield note("ports", text, remedy), []
+    if not examined.site.slurm:
+        return
+    wanted = examined.site.slurm.get("SrunPortRange", "0-0")
+    if wanted in ("0-0", "0", "(null)"):
+        remedy = "set SrunPortRange, so that a firewall can tell its ports"
+        yield note("ports", "srun listens on any port", remedy), []
+    else:
+        yield ok("ports", f"srun listens on the ports {wanted}"), []
+
+
+def mpi(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Slurm has the plugin by which the ranks find each other."""
+    name = examined.policy.launch.mpi
+    if not examined.site.mpi:
+        yield unknown("mpi", "srun --mpi=list cannot be run"), []
+    elif name in examined.site.mpi:
+        yield ok("mpi", f"srun has the MPI plugin {name}"), []
+    else:
+        remedy = "correct mpi in [launch] (srun --mpi=list)"
+        yield problem("mpi", f"srun has no MPI plugin {name}", remedy), []
+
+
+def mpi_library(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """The MPI library of the ranks knows that plugin: Open MPI pmix alone, MPICH mostly pmi2."""
+    for library in sorted({node.library for node in examined.computing.values()} - {""}):
+        nodes = [name for name, node in examined.computing.items() if node.library == library]
+        for finding in _library(library, examined):
+            yield finding, nodes
+
+
+def _library(library: str, examined: Examined) -> Iterator[Finding]:
+    name = examined.policy.launch.mpi
+    wanted = "pmix" if library.startswith("Open MPI ") else "pmi2"
+    has_wanted = any(one.startswith(wanted) for one in examined.site.mpi)
+    if name.startswith(wanted):
+        yield ok("mpi", f"ranks load {library}, which knows {name}")
+    elif wanted == "pmi2":
+        if name.startswith("pmix") and has_wanted:
+            remedy = 'if they do not start, set mpi = "pmi2" in [launch]'
+            yield note("mpi", f"ranks load {library}, which may not know {name}", remedy)
+    else:
+        remedy = 'set mpi = "pmix" in [launch]'
+        if not has_wanted:
+            remedy = (
+                'srun has none, so install MPICH on all nodes, and in [launch] set mpi = "pmi2" '
+                'and environment = { MPI4PY_MPIABI = "mpich" }'
+            )
+        yield problem("mpi", f"ranks load {library}, which needs pmix", remedy)
+
+
+def hello(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Two ranks find each other, as those of a stage must."""
+    told, name = examined.site.hello, examined.policy.launch.mpi
+    if told is None:
+        return
+    if not told.nodes:
+        yield note("hello", "MPI was not tried", told.problem), []
+    elif told.found == _HELLO_RANKS:
+        yield ok("hello", f"two ranks on {told.nodes} find each other by --mpi={name}"), []
+    else:
+        text = f"two ranks on {told.nodes} do not find each other by --mpi={name}"
+        text += f" ({told.problem})" if told.problem else " (each is alone)"
+        where = "-N1 -n2" if told.nodes in examined.nodes else "-N2"
+        prefix = next((node.prefix for node in examined.nodes.values()), "PREFIX")
+        remedy = (
+            "correct mpi or environment in [launch]; this says more: "
+            f"srun -w {told.nodes} {where} --mpi={name} {prefix}/bin/python3 -c "
+            "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
+        )
+        yield problem("hello", text, remedy), []
+
+
+def job_container(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """No staging root is in a folder that goes with each job."""
+    kind = examined.site.slurm.get("JobContainerType", "job_container/none")
+    inside = [
+        root
+        for root in examined.policy.roots
+        if any(f"{root}/".startswith(f"{folder}/") for folder in _PRIVATE)
+    ]
+    if not kind.endswith("/none") and inside:
+        text = f"{', '.join(inside)}: {kind} may remove it with each job"
+        yield note("job_container", text, "choose other roots"), []
+
+
+def clean_up(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Slurm waits for root's clean-up after a job as long as a user can make it last."""
+    for key in ("PrologEpilogTimeout", "EpilogTimeout"):  # newer Slurm has the second
+        seconds = re.match(r"\d+", examined.site.slurm.get(key, ""))
+        if seconds and int(seconds[0]) < _CLEAN_UP:
+            text = (
+                f"{key} is {seconds[0]} s: Slurm drains a node whose clean-up takes longer, and a "
+                f"user's process can make it last almost {_CLEAN_UP} s"
+            )
+            yield problem("clean-up", text, f"set it to {_CLEAN_UP} or more, or remove it"), []
+
+
+def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Files for all users belong to an account that is not root."""
+    shared = examined.policy.shared
+    if shared.roots:  # stage.toml is refused if this node does not know it, or if it is root
+        uid = examined.policy.shared_owner
+        yield ok("shared", f"{shared.owner} (uid {uid}) stages for all users"), []
+
+
+SITE_RULES = (
+    same_everywhere, rooms, clocks, account, exclusive, ports, mpi, mpi_library, hello,
+    job_container, clean_up,
+)  # fmt: skip
