@@ -23,7 +23,12 @@
 #include "script.h"
 #include "stage.h"
 
+/* Of the process that loads the plugin, which is not linked with libslurm. NULL if it lacks it. */
+#pragma weak slurm_signal_job_step
+
 enum {
+	/* Seconds that ending the other tasks of a step may take. */
+	END_LIMIT = 30,
 	/* Seconds that a task waits while no rank works on its node. */
 	WAIT_LIMIT = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
@@ -195,6 +200,25 @@ static char **helper_environment(spank_t spank, const char *list)
 	return kept;
 }
 
+/*
+ * Ends the step's other tasks, which wait for a rank that may never come. A child with a limit does
+ * that: this process is a fork of slurmstepd, and locks of slurmstepd's threads may be held here.
+ */
+static void end_step(const struct gate *gate)
+{
+	pid_t pid = 0;
+
+	if (!slurm_signal_job_step || gate->step >= SLURM_MAX_NORMAL_STEP_ID)
+		return;
+	pid = fork();
+	if (pid == 0) {
+		(void)slurm_signal_job_step(gate->job, gate->step, SIGTERM);
+		_exit(0);
+	}
+	if (pid > 0)
+		(void)stage_child_wait(pid, END_LIMIT);
+}
+
 static int run_helper(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	char step[24];
@@ -219,6 +243,8 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	if (code > STAGE_SIGNALLED)
 		complain("stage: ended by signal %d; the job's own program was not started\n",
 			 code - STAGE_SIGNALLED);
+	if (code == STAGE_LAUNCH || code >= STAGE_NOT_RUN)
+		end_step(gate);
 	return code;
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import POLICY, STAGECTL
+from tests.cluster.site import POLICY, PREFIX, PYTHON, STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,10 @@ WRONG = f'{POLICY}[launch]\nsrun = "/opt/other/srun"\n'
 FOLDERS = "/usr/local/bin, /usr/bin, /bin, /usr/local/sbin, /usr/sbin, /sbin"
 NAME_IT = 'tell the administrator to name it in stage.toml (srun = "/PATH/srun" in [launch])'
 NAMES_SRUN = NAME_IT.replace("it", "the srun beside it")
+NEITHER = [
+    f"n1: srun is in none of the folders {FOLDERS}, {SLURM}/bin; {NAME_IT}",
+    "the job's own program was not started (exit code 8)",
+]
 REFUSED = (
     "/opt/other/srun, which stage.toml names, is not there or cannot be run; tell the "
     "administrator to correct srun in [launch]"
@@ -94,6 +98,33 @@ def test_nothing_waits_where_stage_toml_names_no_srun(moved: Site, line: str) ->
         f"stage: n1: {REFUSED}",
         "stage: the job's own program was not started (exit code 8)",
     ]
+    assert not moved.shared("started").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden", "code", "expected"),
+    [
+        ("", f"{SLURM}/bin", 8, NEITHER),
+        ("salloc -N4 -n8 ", f"{SLURM}/bin", 8, NEITHER),
+        ("", f"{PREFIX}/bin", 127, [f"n1: {PYTHON} cannot be run; tell the administrator"]),
+    ],
+    ids=["srun", "salloc", "no python3"],
+)
+def test_nothing_waits_where_the_first_node_can_tell_slurm_nothing(
+    moved: Site, line: str, hidden: str, code: int, expected: list[str]
+) -> None:
+    """It has neither srun nor scancel, or not even stagectl."""
+    moved.run(f"mount -t tmpfs none {hidden}", user="root", on="n1")
+    begun = time.monotonic()
+    try:
+        with pytest.raises(CommandFailed) as failed:
+            moved.run(f"{line}srun -N4 -n8 {WISH} touch /shared/started")
+    finally:
+        moved.run(f"umount {hidden}", user="root", on="n1")
+    assert time.monotonic() - begun < 15
+    assert failed.value.code == code
+    said = [one for one in failed.value.stderr.splitlines() if one.startswith("stage: ")]
+    assert said == [f"stage: {one}" for one in expected]
     assert not moved.shared("started").exists()
 
 
