@@ -2,6 +2,7 @@
 #
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
+#   make test-majors  cluster tests on the Slurm of another Debian (SUITE=trixie, TESTS=…)
 #   make bench     beside other tools, on the test cluster; takes a while
 #   make compare   beside another revision of itself (REVISION=HEAD~1)
 #   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
@@ -25,37 +26,54 @@ NODES ?= 4
 KIND ?= folder
 MINUTES ?= 10
 REVISION ?= HEAD~1
+SUITE ?= trixie
+# Those that depend most on the release of Slurm.
+TESTS ?= $(addprefix tests/cluster/test_,stage.py ways.py failures.py)
 PREFIX ?= /opt/slurm-stage
+# What is in .venv besides what slurm-stage needs.
+EXTRAS ?= local,lint,test
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The tests that need neither Slurm nor a world of MPI ranks nor the package index.
 UNIT = not cluster and not mpi and not install
 ROOT := $(filter 0,$(shell id -u))
 
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
 # (On a machine with systemd, docker-registry and nginx-light start a service, which no test uses.)
-PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge openmpi-bin \
-	libopenmpi-dev iproute2 gcc libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools rsync zstd \
-	cppcheck clang-format clang-tidy shellcheck nginx-light openssl curl skopeo umoci docker-registry \
-	python3-venv python3-dev python3-swift charliecloud-runtime procps util-linux e2fsprogs mandoc zsh fish \
-	$(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
+PACKAGES = $(CLUSTER_PACKAGES) $(SERVER_PACKAGES) cppcheck clang-format clang-tidy shellcheck \
+	charliecloud-runtime python3-dev mandoc zsh fish mmdebstrap $(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
+CLUSTER_PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge \
+	openmpi-bin libpmix-dev iproute2 gcc make libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools \
+	python3-venv procps util-linux util-linux-extra e2fsprogs
+# The servers of the tests of sources, and what compresses and copies beside them.
+SERVER_PACKAGES = libopenmpi-dev rsync zstd nginx-light openssl curl skopeo umoci docker-registry \
+	python3-swift
+# What a suite needs besides: the Slurm of sid has no plugin for Open MPI.
+PACKAGES_sid = mpich
 # What `make deb` needs.
 DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
 SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
-	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer tests/cluster/namespaces.sh \
+	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer \
+	tests/cluster/majors tests/cluster/namespaces.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test check lint hooks bench compare soak cluster install deb rpm man lock packages \
-	deb-packages clean
+.PHONY: demo test test-majors check lint hooks bench compare soak cluster install deb rpm man lock \
+	packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
 
 test: .venv/.done packages build/azurite/.done
-	.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		$(if $(ROOT),,-m 'not root')
+	.venv/bin/python -m pytest $(PARALLEL) $(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
+
+# The servers' packages take long to install, and the tests that run by default need none.
+test-majors: packages
+	PACKAGES='$(strip $(CLUSTER_PACKAGES) $(PACKAGES_$(SUITE)) \
+		$(if $(filter file,$(origin TESTS)),,$(SERVER_PACKAGES)))' \
+		tests/cluster/majors $(SUITE) $(PARALLEL) $(TESTS)
 
 # The unit tests run on all cores, and report which lines they reach.
 check: lint
@@ -137,7 +155,7 @@ endif
 		echo 'A Python 3.11 or later with its venv module is needed (apt install python3-venv).' >&2; \
 		exit 1; }; \
 	$$python -m venv --clear .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
+	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 build/azurite/.done: Makefile | packages
