@@ -21,6 +21,7 @@ from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.rules import examine
 from stager.launch import job
 from stager.launch.commands import find_srun, search_path
+from stager.launch.mpi import settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,10 +72,13 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     except PolicyRefusal as error:
         rules = LOCAL.model_copy(update={"roots": ()})
         found[problem("config", *_parts(str(error)))] = []
+    subject = "srun"
     try:
-        find_srun(rules.launch.srun)
+        srun = find_srun(rules.launch.srun)
+        subject = "mpi"
+        rules = settle(rules, srun)
     except LaunchError as error:
-        found[problem("srun", *_parts(error.message))] = []
+        found[problem(subject, *_parts(error.message))] = []
     site = site_facts(search_path(rules.launch.srun))
     here = job.own_name(os.environ)
     local = Command(

@@ -23,7 +23,7 @@ class Progress:
     """Shows events of the ranks until the block is left.
 
     Lines are printed by ``say``; if stdout is a terminal, ``bars`` are drawn instead. If
-    ``verbose``, nodes that do not watch each other are named.
+    ``verbose``, srun's MPI plugin and nodes that do not watch each other are named.
     """
 
     def __init__(self, say: Callable[[str], None], *, bars: bool, verbose: bool = False) -> None:
@@ -54,6 +54,8 @@ class Progress:
             self._wait(event["destination"], words, event["seconds"])
         elif event["event"] == "restarted":
             self._say("Slurm lost a connection between the nodes; the staging starts again")
+        elif event["event"] == "launch" and self._verbose:
+            self._say(f"srun --mpi={event['mpi']} starts the ranks")
         elif event["event"] == "unwatched" and self._verbose:
             self._say(
                 f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "

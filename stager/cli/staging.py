@@ -20,6 +20,7 @@ from stager.cli.render import phase_line, summary
 from stager.launch import job
 from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
+from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.peers import library_for, peer_key
 from stager.launch.run import NotStartedError, run
@@ -79,13 +80,15 @@ class JobNodes:
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
         request = replace(request, nodes=self.context.node_count, job=self.context.job)
         srun = find_srun(self.rules.launch.srun)
-        library = library_for(self.context, self.rules)
+        rules = settle(self.rules, srun)
+        on_event({"event": "launch", "mpi": rules.launch.mpi})
+        library = library_for(self.context, rules)
         for_srun = self.context.variables | (peer_key() if library else {})
         try:
             return run(
-                srun_argv(srun, self.context, self.rules, library),
-                rank_environment(_with_credentials(request), self.rules, request, for_srun),
-                self.rules.launch.start_timeout,
+                srun_argv(srun, self.context, rules, library),
+                rank_environment(_with_credentials(request), rules, request, for_srun),
+                rules.launch.start_timeout,
                 on_event,
                 Pulses(
                     names=lambda: job.unfold(self.context.nodes),

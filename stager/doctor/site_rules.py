@@ -130,6 +130,8 @@ def ports(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 def mpi(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """Slurm has the plugin by which the ranks find each other."""
     name = examined.policy.launch.mpi
+    if name == "auto":  # nothing that is installed fits, which `launch.mpi` told
+        return
     if not examined.site.mpi:
         yield unknown("mpi", "srun --mpi=list cannot be run"), []
     elif name in examined.site.mpi:
@@ -151,19 +153,18 @@ def _library(library: str, examined: Examined) -> Iterator[Finding]:
     name = examined.policy.launch.mpi
     wanted = "pmix" if library.startswith("Open MPI ") else "pmi2"
     has_wanted = any(one.startswith(wanted) for one in examined.site.mpi)
+    if name == "auto":
+        return
     if name.startswith(wanted):
         yield ok("mpi", f"ranks load {library}, which knows {name}")
     elif wanted == "pmi2":
         if name.startswith("pmix") and has_wanted:
-            remedy = 'if they do not start, set mpi = "pmi2" in [launch]'
+            remedy = 'if they do not start, set mpi = "auto" in [launch]'
             yield note("mpi", f"ranks load {library}, which may not know {name}", remedy)
     else:
-        remedy = 'set mpi = "pmix" in [launch]'
+        remedy = 'set mpi = "auto" in [launch]'
         if not has_wanted:
-            remedy = (
-                'srun has none, so install MPICH on all nodes, and in [launch] set mpi = "pmi2" '
-                'and environment = { MPI4PY_MPIABI = "mpich" }'
-            )
+            remedy = "srun has none, so install MPICH on all nodes"
         yield problem("mpi", f"ranks load {library}, which needs pmix", remedy)
 
 

@@ -175,8 +175,9 @@ class Launch(_Section):
     #: The srun to use; a name without ``/`` is looked for in the system's own folders, and Slurm's
     #: other commands first beside a path (`launch.commands`).
     srun: str = "srun"
-    #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`).
-    mpi: str = "pmix"
+    #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`). "auto"
+    #: is settled by what is installed (`launch.mpi`).
+    mpi: str = "auto"
     #: Most seconds from the launch until every rank has started, Python's start included. Less
     #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120

@@ -39,19 +39,21 @@ from pathlib import Path
 from stager.launch import job
 from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
+from stager.launch.mpi import settle
 from stager.launch.peers import library_for, peer_key
 from stager.launch.srun import srun_argv
 from stager.request import policy
 from stager.request.grammar import parse_value
 from stager.request.items import StageRequest
 from stager.request.resolve import resolve
-rules = policy.load(Path("/etc/slurm/stage.toml"))
+found = policy.load(Path("/etc/slurm/stage.toml"))
+srun = find_srun(found.launch.srun)
+rules = settle(found, srun)
 context = job.find(os.environ, rules.launch.srun)
 items = resolve(parse_value(sys.argv[1]), rules)
 wanted = StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
 library = library_for(context, rules)
 environment = rank_environment(os.environ, rules, wanted, peer_key() if library else None)
-srun = find_srun(rules.launch.srun)
 words = [f"{name}={value}" for name, value in environment.items()]
 print("exec", shlex.join(["env", "-i", *words, *srun_argv(srun, context, rules, library)]))
 """

@@ -47,7 +47,8 @@ def job(tmp_path: Path) -> Desk:
     (desk.folder / "srun").chmod(0o755)
     (desk.folder / "nvme").mkdir()
     desk.config.write_text(
-        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n{ALONE}'
+        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n'
+        f'mpi = "pmix"\n{ALONE}'
     )
     return desk
 
@@ -72,7 +73,7 @@ def cluster(desk: Desk) -> Desk:
         (desk.folder / name).chmod(0o755)
     (desk.folder / "nvme").mkdir()
     desk.config.write_text(
-        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n'
+        f'roots = ["{desk.folder}/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\nmpi = "pmix"\n'
     )
     return desk
 

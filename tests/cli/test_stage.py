@@ -248,8 +248,9 @@ def phases_of(line: str) -> list[str]:
 def test_verbose_tells_where_the_time_went(job: Desk) -> None:
     copy = job.folder / "nvme/img.sqsh"
     ran = job.stagectl("stage", "-v", f"{job.source}:{copy}", **JOB)
-    staged, times = ran.out.splitlines()
+    launched, staged, times = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
+    assert launched == "stage: srun --mpi=pmix starts the ranks"
     assert staged.startswith(f"stage: {copy}: 293.0 KiB from {job.source} to ")
     assert phases_of(times) == [
         "launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
@@ -261,5 +262,7 @@ def test_verbose_tells_where_the_time_of_a_failure_went(job: Desk) -> None:
     ran = job.stagectl("stage", "--verbose", f"/nowhere/img:{job.folder}/nvme/img", **JOB)
     message = f"stage: {socket.gethostname()}: /nowhere/img: {MISSING}\n"
     assert (ran.code, ran.err) == (4, message)
-    first, second, *_, last = phases_of(ran.out.rstrip("\n"))
+    launched, times = ran.out.splitlines()
+    assert launched == "stage: srun --mpi=pmix starts the ranks"
+    first, second, *_, last = phases_of(times)
     assert (first, second, last) == ("launch", "MPI init", "end")

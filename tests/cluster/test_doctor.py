@@ -440,7 +440,7 @@ def test_faults_of_stage_toml_are_told_on_every_machine(sound_site: Site) -> Non
                 "stage.toml"),
                 ("problem  n1: ranks accept connections from anyone: set authenticate = true in "
                 "[launch]"),
-                ("problem  n1: ranks load Open MPI L, which needs pmix: set mpi = \"pmix\" in "
+                ("problem  n1: ranks load Open MPI L, which needs pmix: set mpi = \"auto\" in "
                 "[launch]"),
                 ("problem  n1: there is no interface ib0 that is up, which "
                 "OMPI_MCA_btl_tcp_if_include names: correct it in [launch] environment, or see to "

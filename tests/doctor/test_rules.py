@@ -65,7 +65,7 @@ SITE = SiteFacts(
 )  # fmt: skip
 POLICY = Policy(
     roots=("/nvme",),
-    launch=Launch(environment={"OMPI_MCA_btl_tcp_if_include": "ib0"}),
+    launch=Launch(mpi="pmix", environment={"OMPI_MCA_btl_tcp_if_include": "ib0"}),
     shared=Shared(owner="nobody", roots=("/nvme/all",)),
 )
 
@@ -385,11 +385,11 @@ def test_an_mpi_plugin_that_slurm_lacks_is_a_problem() -> None:
         (
             "MPICH 4.3.0", "pmix",
             [(NOTE, ("ranks load MPICH 4.3.0, which may not know pmix: if they do not start, "
-                     'set mpi = "pmi2" in [launch]'))],
+                     'set mpi = "auto" in [launch]'))],
         ),
         (
             "Open MPI 5.0.7", "pmi2",
-            [(PROBLEM, f'{OPEN_MPI}set mpi = "pmix" in [launch]')],
+            [(PROBLEM, f'{OPEN_MPI}set mpi = "auto" in [launch]')],
         ),
     ],
 )  # fmt: skip
@@ -406,8 +406,7 @@ def test_an_mpi_library_without_any_plugin_for_it_is_a_problem() -> None:
     site = replace(SITE, mpi=frozenset({"pmi2"}))
     launch = POLICY.launch.model_copy(update={"mpi": "pmi2"})
     text = (
-        "ranks load Open MPI 4.1.4, which needs pmix: srun has none, so install MPICH on all "
-        'nodes, and in [launch] set mpi = "pmi2" and environment = { MPI4PY_MPIABI = "mpich" }'
+        "ranks load Open MPI 4.1.4, which needs pmix: srun has none, so install MPICH on all nodes"
     )
     assert (PROBLEM, text) in site_news(site, launch=launch)
 

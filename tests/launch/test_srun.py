@@ -9,7 +9,7 @@ from stager.launch.srun import hello_argv, srun_argv, step_argv
 from stager.request.policy import Launch, Policy
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
-POLICY = Policy(roots=("/nvme",))
+POLICY = Policy(roots=("/nvme",), launch=Launch(mpi="pmix"))
 #: What every launcher starts.
 RANK = [sys.executable, "-I", "-m", "stager.rank"]
 

@@ -108,7 +108,7 @@ def test_the_defaults_are_these() -> None:
         },
         "launch": {
             "srun": "srun",
-            "mpi": "pmix",
+            "mpi": "auto",
             "start_timeout": 120,
             "authenticate": True,
             "environment": {},
