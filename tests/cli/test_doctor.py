@@ -57,6 +57,7 @@ def test_on_a_terminal_lines_are_folded_to_its_width(desk: Desk) -> None:
     termios.tcsetwinsize(theirs, (24, 60))
     line = [*STAGECTL, "doctor", "--config", str(desk.config)]
     environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    environment["NO_COLOR"] = "1"
     subprocess.run(line, stdout=theirs, env=environment, check=False)
     os.close(theirs)
     told = b""
@@ -67,7 +68,7 @@ def test_on_a_terminal_lines_are_folded_to_its_width(desk: Desk) -> None:
     lines = told.decode().splitlines()
     (start,) = (n for n, line in enumerate(lines) if line.startswith("note     MPI was not tried"))
     assert lines[start : start + 2] == [
-        "note     MPI was not tried: run this in a job, if you can of",
-        "         two nodes",
+        "note     MPI was not tried: run this in a job, if you can",
+        "         of two nodes",
     ]
     assert max(map(len, lines)) <= 60
