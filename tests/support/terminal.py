@@ -58,6 +58,7 @@ class Terminal:
                 settings[3] &= ~termios.ECHO
                 termios.tcsetattr(1, termios.TCSANOW, settings)
                 os.chdir(folder)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests may run with it ignored
                 act()
                 os.execve(arguments[0], arguments, inherited)
             finally:
@@ -89,9 +90,10 @@ class Terminal:
         return self.shown()
 
     def end(self) -> int:
-        """Return the exit code; 128 and more for a signal."""
+        """Return the exit code; 128 and more for a signal. Fail if the program does not end."""
+        deadline = time.monotonic() + _PATIENCE
         while self._read():
-            pass
+            assert time.monotonic() < deadline, self.shown()
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         code = os.waitstatus_to_exitcode(status)
