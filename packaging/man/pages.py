@@ -54,6 +54,8 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Without the plugin", ADMIN, "Without the plugin"),
         ("Credentials for URLs", ADMIN, "Credentials for URLs"),
         ("Images from registries", ADMIN, "Images from registries"),
+        ("pyxis and enroot", ADMIN, "pyxis and enroot"),
+        ("An importer for pyxis", ADMIN, "An importer for pyxis"),
         ("Diagnostics", ADMIN, "When something fails"),
     ),
 }
