@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.hostile import own_filesystem
 from tests.cluster.site import PLUGSTACK as PLUGSTACK_LINE
 from tests.cluster.site import PREFIX, PYTHON, STAGECTL
 
@@ -324,7 +325,8 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         Fault(
             "n4", "chmod u+s /run/sound/fusermount3", "chmod u-s /run/sound/fusermount3",
             (("note     n4: users can mount filesystems by /usr/bin/fusermount and "
-             "/usr/bin/fusermount3: unless they need it, chmod u-s"),),
+             "/usr/bin/fusermount3, which other users may enter (user_allow_other): unless they "
+              "need it, chmod u-s"),),
         ),
         Fault(
             "n4", "ip link add ib0 type bridge; ip link set ib0 up; mkdir /run/sound/net/ib0; "
@@ -334,10 +336,6 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
              'MPI should use it, set OMPI_MCA_btl_tcp_if_include = "ib0" in [launch] environment'),
              ("note     n4: the network is not as on the other machines: see to cables and "
              "drivers")),
-        ),
-        Fault(
-            "n4", "rmdir /run/tmpfs", "mkdir -m 755 /run/tmpfs",
-            (f"problem  n4: TmpFS=/run/tmpfs is not there: {ROOT_FOLDER}",),
         ),
     ]  # fmt: skip
 
@@ -353,6 +351,30 @@ def put(site: Site, every: list[Fault]) -> Iterator[None]:
             lines = "\n".join([HELPERS, *(fault.put for fault in own)])
             site.run(lines, user="root", on=node)
         yield
+
+
+#: What is said of folders of n4 on a filesystem that nodes may share.
+FUSE = "fuse.own_filesystem, which nodes share"
+ON_FUSE = [
+    (
+        f"problem  n4: /run/scratch is on {FUSE}: each would write its own copy there: name a "
+        "folder on the node's own disk in stage.toml (roots)"
+    ),
+    (
+        f"problem  n4: TmpFS=/run/tmpfs is on {FUSE}, so PMIx's folders of a step are in each "
+        "other's way: name a folder on each node's own disk in slurm.conf"
+    ),
+]
+
+
+@contextmanager
+def on_fuse(site: Site, path: str) -> Iterator[None]:
+    """Have a folder of n4 on a filesystem of root's that a process serves, as many shared ones."""
+    behind = f"/run/fault{path.replace('/', '-')}"
+    site.run(f"cp --archive {path} {behind}", user="root", on="n4")
+    with own_filesystem(site, behind, path, node="n4", user="root", options="allow_other"):
+        yield
+    site.run(f"rm -r {behind}", user="root", on="n4")
 
 
 def not_ok(output: str) -> list[str]:
@@ -400,9 +422,14 @@ def test_nodes_that_do_not_answer_are_told_with_the_reason(sound_site: Site) -> 
 def test_each_fault_on_a_node_is_told_with_the_node_and_the_remedy(sound_site: Site) -> None:
     every = faults(sound_site.run("sinfo --version").stdout.split()[1])
     assert len(every) >= 20
-    with put(sound_site, every):
+    with (
+        put(sound_site, every),
+        on_fuse(sound_site, "/run/scratch"),
+        on_fuse(sound_site, "/run/tmpfs"),
+    ):
         job = in_job(sound_site)
-    assert not_ok(job.output()) == sorted(line for fault in every for line in fault.lines)
+    told = [line for fault in every for line in fault.lines]
+    assert not_ok(job.output()) == sorted([*told, *ON_FUSE])
     assert job.info()["ExitCode"] == "1:0"
     # Nothing is left of them.
     assert not_ok(in_job(sound_site).output()) == []
