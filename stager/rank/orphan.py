@@ -1,0 +1,26 @@
+"""End a rank whose parent, Slurm's slurmstepd, was killed.
+
+Open MPI ends then, since slurmstepd serves its PMIx. MPICH needs PMI-2 for its start alone and
+would go on, out of Slurm's sight: the stage would succeed, and nothing would end such a rank when
+its job is cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import start_new_thread  # threading is slow to import
+
+#: Seconds between two looks. The kernel would tell at once, by a pidfd, but not that of RHEL 8.
+_PERIOD = 1.0
+
+
+def end_with_parent() -> None:
+    """End this process, with code 1, soon after its parent has ended. Return at once."""
+    start_new_thread(_watch, (os.getppid(),))
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PERIOD)
+    os._exit(1)
