@@ -391,11 +391,7 @@ def _used(node: NodeFacts, chosen: list[str]) -> Link | None:
 
 
 def link_text(link: Link) -> str:
-    """Return an interface with its speed.
-
-    >>> link_text(Link("ib0", 100_000))
-    'ib0 (100 Gbit/s)'
-    """
+    """Return an interface with its speed."""
     speed = f"{link.speed / 1000:g} Gbit/s" if link.speed else "speed not known"
     return f"{link.name} ({speed})"
 
