@@ -13,6 +13,7 @@
 #   make install   into PREFIX=/opt/slurm-stage
 #   make deb       Debian packages in build/deb, for this machine's Debian and Slurm
 #   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
+#   make test-packages  the packages, by the documents, on a fresh Debian 12 and 13; takes minutes
 #   make man       the manual pages, into build/man
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
@@ -56,11 +57,11 @@ AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
 SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer \
-	tests/cluster/majors tests/cluster/namespaces.sh \
+	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test test-majors check lint hooks bench compare soak cluster install deb rpm man lock \
-	packages deb-packages clean
+.PHONY: demo test test-majors test-packages check lint hooks bench compare soak cluster install deb \
+	rpm man lock packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -123,6 +124,10 @@ rpm: SYSTEM = /usr/bin/$(notdir $(PYTHON))
 rpm:
 	PYTHON=$(SYSTEM) packaging/install --download=build/wheels
 	PYTHON=$(SYSTEM) packaging/rpm/build build/wheels build/rpm
+
+test-packages: .venv/.done
+	@command -v mmdebstrap >/dev/null || apt-get -qq install --no-install-recommends mmdebstrap >/dev/null
+	.venv/bin/python -m pytest -rP tests/packaging/sites.py
 
 man: .venv/.done
 	cd packaging && ../.venv/bin/python -m man ../build/man
