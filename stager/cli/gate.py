@@ -14,7 +14,7 @@ import click
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.outcome import Outcome
-from stager.cli.console import complain, printable_lines, say
+from stager.cli.console import complain, printable_lines
 from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.script import read_head
@@ -41,7 +41,7 @@ _SHARDS = "STAGE_SHARDS"
 @click.option("--task-prolog", is_flag=True, help="Print in the form that TaskProlog must have.")
 def gate(config: Path, script: str | None, status_file: str, step: str, task_prolog: bool) -> int:
     """Stage what a job's --stage option and script ask for; its tasks wait for the exit code."""
-    output = (_print_line, _print_line) if task_prolog else (say, complain)
+    output = (_print_line, _print_line) if task_prolog else (_say, complain)
     return _Gate(config, script, status_file, step, task_prolog, *output).run()
 
 
@@ -93,6 +93,11 @@ class _Gate:
         )  # fmt: skip
         with Progress(self.say, bars=not self.task_prolog) as progress:
             return nodes.run(request, progress.show)
+
+
+def _say(text: str) -> None:
+    """Print what was done to stderr: stdout is for what the job's own program prints."""
+    click.echo(f"stage: {printable_lines(text)}", err=True)
 
 
 def _print_line(text: str) -> None:

@@ -640,6 +640,13 @@ def parse_record(line: str) -> dict[str, str]:
     return dict(RECORD_FIELD.findall(line))
 
 
+def shown(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what srun or salloc printed: the program's output, and what is said of stages."""
+    assert "stage: " not in done.stdout
+    said = (line for line in done.stderr.splitlines(keepends=True) if line.startswith("stage: "))
+    return done.stdout + "".join(said)
+
+
 def _shown(argv: Argv, user: str, on: str) -> str:
     words = argv if isinstance(argv, str) else shlex.join(os.fspath(word) for word in argv)
     return f"{user}@{on}$ {words}"

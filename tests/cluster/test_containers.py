@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import CommandFailed
+from tests.cluster.cluster import CommandFailed, shown
 from tests.cluster.hostile import fuse
 from tests.cluster.site import PLUGSTACK, PREFIX
 
@@ -99,8 +99,8 @@ def test_listed_before_files_are_there_when_the_container_starts(site: Site) -> 
         outputs = [
             batch(site, f"#!/bin/bash\n#STAGE /shared/root.img /nvme/root.img\n{srun}"),
             batch(site, srun.replace("--mpi=pmix", "--export=ALL"), STAGE, "--export=NONE"),
-            site.run(srun.replace("srun", f"srun -N2 -wn[1-2] {STAGE}")).stdout,
-            site.run(f"salloc -N2 -wn[1-2] {STAGE} {srun}").stdout,
+            shown(site.run(srun.replace("srun", f"srun -N2 -wn[1-2] {STAGE}"))),
+            shown(site.run(f"salloc -N2 -wn[1-2] {STAGE} {srun}")),
         ]
         outputs.append(batch(site, INSIDE, STAGE, CONTAINER) + "n2\n")  # the batch step is on n1
     for output in outputs:

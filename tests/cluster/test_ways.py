@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.cluster import shown
 from tests.cluster.site import COPY, IMAGE, STAGECTL, digest
 from tests.cluster.watch import Watch
 
@@ -107,21 +108,21 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     done = site.run(["salloc", "-N4", f"--stage={A}", "bash", "-c", commands])
     sights = [f"{node} sees a" for node in site.nodes]
     check_lines(
-        done.stdout, staged("a", ALL), *sights, *["again"] * 4,
+        shown(done), staged("a", ALL), *sights, *["again"] * 4,
         skipped("a", ALL), staged("b", ALL), "n1 sees b",
     )  # fmt: skip
 
 
 def test_srun_outside_of_a_job_holds_all_tasks(site: Site) -> None:
     done = site.run(["srun", "-N4", "--ntasks-per-node=2", f"--stage={A}", "bash", "-c", SEE_A])
-    check_lines(done.stdout, staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
+    check_lines(shown(done), staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
 
 
 def test_srun_outside_of_a_job_without_an_environment(site: Site) -> None:
     line = ["srun", "-N4", "--export=NONE", f"--stage={A}", f"--stage={B}", "/bin/bash", "-c"]
     done = site.run([*line, f"{SEE_A}; {SEE_B}"])
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
-    check_lines(done.stdout, staged("a", ALL), staged("b", ALL), *sights)
+    check_lines(shown(done), staged("a", ALL), staged("b", ALL), *sights)
 
 
 def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
@@ -250,7 +251,7 @@ def test_a_step_of_one_node_of_a_larger_job_stages_to_all_its_nodes(site: Site) 
         assert row.startswith("n[2-4]  /nvme/a ")
         assert room.endswith(" on n[2-4]")
         done = site.run(f"{step} --stage='{A};{B}' bash -c '{SEE_B}'")
-        check_lines(done.stdout, skipped("a", nodes), staged("b", nodes), "n2 sees b")
+        check_lines(shown(done), skipped("a", nodes), staged("b", nodes), "n2 sees b")
         within = f"{step} {STAGECTL} stage {A}"
         done = site.run(["salloc", "-N1", "-w", "n1", "bash", "-c", within])
         check_lines(done.stdout, skipped("a", nodes))
