@@ -47,6 +47,11 @@ head -c 30000000 /dev/urandom >/shared/some-file
 slurmctld
 slurmd
 
+# Waits until the node takes jobs again: else srun says that it waits.
+idle() {
+	until sinfo --noheader --format %T | grep -qx idle; do sleep 0.1; done
+}
+
 # Runs a command as a user does, from a login shell.
 as_bob() {
 	runuser -l bob -c "$*"
@@ -61,5 +66,6 @@ files() {
 	find /etc -type f ! -name ld.so.cache -exec md5sum {} + | sort
 }
 
+idle
 as_bob srun true
 files >/tmp/before

@@ -168,10 +168,11 @@ def as_root(lines: list[str]) -> str:
 
 SOURCED = ". /source/tests/packaging/site.sh\n"
 #: Stages the first file; the first command of a user in the document is that which builds.
-STAGE = f"scontrol reconfigure\nas_bob {shlex.quote(INSTALLED['$'][1])}\n"
+STAGE = f"scontrol reconfigure\nidle\nas_bob {shlex.quote(INSTALLED['$'][1])}\n"
 #: Ends with what is not as before.
 COMPARE = """\
 scontrol reconfigure
+idle
 as_bob srun true
 files >/tmp/after
 diff /tmp/before /tmp/after | sed -n 's/^\\([<>].*[^ ]\\) *$/\\1/p'
