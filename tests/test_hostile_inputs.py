@@ -211,7 +211,7 @@ def test_events_of_ranks(tmp_path: Path, whole: str) -> None:
     hostile = [*json_variants(whole, COUNT), *(whole[: 10 + n] for n in range(0, 30, 3))]
     (tmp_path / "lines").write_text("\n".join(hostile), errors="surrogatepass")
     pulses = Pulses(lambda: ["n1"], "n1", limit=60)
-    with Progress(lambda _: None, bars=False, verbose=True) as progress, suppress(LaunchError):
+    with Progress(lambda _: None, bars=None, verbose=True) as progress, suppress(LaunchError):
         run(["/bin/cat", str(tmp_path / "lines")], {}, 30, progress.show, pulses)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from stager.base.text import bytes_text, elided, printable, seconds_text
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 #: Bars that are shown at once; of more items, the latest.
 _MOST_BARS = 8
@@ -14,10 +19,10 @@ _WIDE, _WORDS, _PERCENT = 70, 38, 14
 
 
 class Bars:
-    """One bar an item, from the first word about it until `close` removes all."""
+    """One bar an item on the ``screen``, from the first word about it until `close` removes all."""
 
-    def __init__(self) -> None:
-        console = Console(highlight=False)
+    def __init__(self, screen: TextIO) -> None:
+        console = Console(file=screen, highlight=False)
         self._console = console
         self._bar = BarColumn(complete_style="cyan", finished_style="green", pulse_style="cyan")
         name, words = "{task.description}", "{task.fields[words]}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ class _Gate:
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
-        with Progress(self.say, bars=not self.task_prolog) as progress:
+        with Progress(self.say, bars=None if self.task_prolog else sys.stderr) as progress:
             return nodes.run(request, progress.show)
 
 

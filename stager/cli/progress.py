@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +11,7 @@ from stager.cli.render import progress_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TextIO
 
     from stager.cli.bars import Bars
 
@@ -22,14 +22,16 @@ _LINE_PERIOD = 5.0
 class Progress:
     """Shows events of the ranks until the block is left.
 
-    Lines are printed by ``say``; if stdout is a terminal, ``bars`` are drawn instead. If
-    ``verbose``, srun's MPI plugin and nodes that do not watch each other are named.
+    Lines are printed by ``say``; if the stream ``bars`` is a terminal, bars are drawn there
+    instead. If ``verbose``, srun's MPI plugin and nodes that do not watch each other are named.
     """
 
-    def __init__(self, say: Callable[[str], None], *, bars: bool, verbose: bool = False) -> None:
+    def __init__(
+        self, say: Callable[[str], None], *, bars: TextIO | None, verbose: bool = False
+    ) -> None:
         self._say = say
         self._verbose = verbose
-        self._draws = bars and is_screen(sys.stdout)
+        self._screen = bars if bars and is_screen(bars) else None
         self._last_line = time.monotonic()
         self._waiting = False
         self._bars: Bars | None = None
@@ -63,15 +65,15 @@ class Progress:
             )
 
     def _move(self, destination: str, sent: int, size: int, seconds: float) -> None:
-        if self._draws:
-            self._drawn().move(destination, sent, size, seconds)
+        if self._screen:
+            self._drawn(self._screen).move(destination, sent, size, seconds)
         elif self._is_time():
             self._say(progress_line(destination, sent, size, seconds))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
         words = f"{words}, {seconds_text(seconds)} so far"
-        if self._draws:
-            self._drawn().wait(destination, words)
+        if self._screen:
+            self._drawn(self._screen).wait(destination, words)
         elif at_once or self._is_time():
             self._say(f"{destination}: {words}")
 
@@ -82,9 +84,9 @@ class Progress:
             self._last_line = now
         return due
 
-    def _drawn(self) -> Bars:
+    def _drawn(self, screen: TextIO) -> Bars:
         if self._bars is None:
             from stager.cli.bars import Bars  # rich is slow to import
 
-            self._bars = Bars()
+            self._bars = Bars(screen)
         return self._bars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +209,8 @@ def stage_values(
     directives = parse_values(values)
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
-    with Progress(_ignore if as_json else say, bars=not as_json, verbose=verbose) as progress:
+    tell, screen = (_ignore, None) if as_json else (say, sys.stdout)
+    with Progress(tell, bars=screen, verbose=verbose) as progress:
         outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))

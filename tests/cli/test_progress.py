@@ -39,7 +39,7 @@ def waiting(seconds: float) -> dict[str, object]:
 
 def test_progress_is_a_line_every_five_seconds(clock: Clock) -> None:
     lines: list[str] = []
-    with Progress(lines.append, bars=False) as progress:
+    with Progress(lines.append, bars=None) as progress:
         for second in (1, 2, 3):
             clock.now += 2.5
             progress.show(sent(second))
@@ -48,7 +48,7 @@ def test_progress_is_a_line_every_five_seconds(clock: Clock) -> None:
 
 def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) -> None:
     lines: list[str] = []
-    with Progress(lines.append, bars=False) as progress:
+    with Progress(lines.append, bars=None) as progress:
         for second in range(7):
             progress.show(waiting(second))
             clock.now += 1
@@ -60,7 +60,7 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
 
 def test_that_an_image_is_made_is_a_line_every_five_seconds(clock: Clock) -> None:
     lines: list[str] = []
-    with Progress(lines.append, bars=False) as progress:
+    with Progress(lines.append, bars=None) as progress:
         for second in (2.0, 4.0, 6.0, 8.0):
             clock.now += 2
             event = {"event": "making", "destination": "/nvme/a", "node": "n2", "seconds": second}
@@ -71,14 +71,14 @@ def test_that_an_image_is_made_is_a_line_every_five_seconds(clock: Clock) -> Non
 @pytest.mark.usefixtures("clock")
 def test_a_second_start_is_told() -> None:
     lines: list[str] = []
-    with Progress(lines.append, bars=False) as progress:
+    with Progress(lines.append, bars=None) as progress:
         progress.show({"event": "restarted"})
     assert lines == ["Slurm lost a connection between the nodes; the staging starts again"]
 
 
 def test_other_events_are_ignored() -> None:
     lines: list[str] = []
-    with Progress(lines.append, bars=False) as progress:
+    with Progress(lines.append, bars=None) as progress:
         progress.show({"event": "started", "nodes": 4})
     assert lines == []
 
@@ -88,7 +88,7 @@ def test_nodes_that_do_not_watch_each_other_are_named_where_that_is_asked_for() 
     unwatched = {"event": "unwatched", "node": "n2", "neighbour": "n3"}
     lines: list[str] = []
     for verbose in (False, True):
-        with Progress(lines.append, bars=False, verbose=verbose) as progress:
+        with Progress(lines.append, bars=None, verbose=verbose) as progress:
             progress.show(unwatched)
     line = (
         "n2 does not watch n3: no TCP connection could be made; if that node fails, the stage ends "

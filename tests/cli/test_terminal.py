@@ -25,11 +25,12 @@ ESCAPE = "\x1b"
 
 #: Shows the events of a stage of two items; each at the press of Enter.
 EVENTS = """\
+import sys
 from stager.cli.console import say
 from stager.cli.progress import Progress
 first = {"destination": "/nvme/alice/a/long/folder/img.sqsh"}
 second = {"destination": "/nvme/alice/weights"}
-with Progress(say, bars=True) as progress:
+with Progress(say, bars=sys.stdout) as progress:
     for event in (
         {"event": "waiting", "holder": "job 17", "node": "n2", "seconds": 0.0, **first},
         {"event": "progress", "sent": 1 << 28, "size": 1 << 30, "seconds": 0.5, **first},
