@@ -59,7 +59,10 @@ def survey_tree(
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
         _check_loss(item, path, there, cache, record)
-        return Survey(node, reason, "", changed=reason is Reason.COPY_CHANGED)
+        is_changed = reason is Reason.COPY_CHANGED
+        if reason is Reason.DAMAGED and tree:  # by the disk, or by a change of entries as well
+            is_changed = copy_digest(path) != tree.copy_digest
+        return Survey(node, reason, "", changed=is_changed)
     fresh = _is_same(Validate.STAT, source, record, tree)
     return Survey(node, None, record.digest, tree.files, fresh=fresh, split=tree.split)
 

@@ -267,7 +267,7 @@ class _Run:
 
     def _verify(self, cache: Cache, record: Record) -> None:
         fault = fault_of(cache, record, self._disk)
-        if fault and cache in self._own:
+        if fault.text and cache in self._own:
             # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
             with self._locked(cache, record.destination):
                 now = cache.load(record.destination)
@@ -276,10 +276,10 @@ class _Run:
                 record = now
                 fault = fault_of(cache, record, self._disk)
                 with suppress(StageError):  # the fault is reported even if the disk is full
-                    if fault:
+                    if fault.is_damage:
                         cache.save(record.as_damaged())
-        if fault:
-            raise IntegrityError(f"{record.destination}: {fault}")
+        if fault.text:
+            raise IntegrityError(f"{record.destination}: {fault.text}")
         self._note(record.destination, record.copy_facts.size)
 
     def _evict(self, cache: Cache, record: Record) -> None:

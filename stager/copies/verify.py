@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.copies.evict import is_ours
 from stager.copies.survey_tree import copy_digest, damaged
@@ -27,8 +28,18 @@ _TELL = "tell the administrator"
 _MOST_NAMED = 5
 
 
-def fault_of(cache: Cache, record: Record, disk: str) -> str:
-    """Return what is wrong with the copy and what to do, or nothing. All of the copy is read."""
+class Fault(NamedTuple):
+    """What is wrong with a copy and what to do; the text is empty if nothing is.
+
+    ``is_damage`` tells whether only a new stage can mend it: then it has to know.
+    """
+
+    text: str
+    is_damage: bool
+
+
+def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
+    """Compare a copy with its record. All of the copy is read."""
     path = f"{disk}{record.destination}"
     is_of_site = cache.uid != os.getuid()
     remedy = _TELL if is_of_site else _DELETE
@@ -41,10 +52,12 @@ def fault_of(cache: Cache, record: Record, disk: str) -> str:
         else:
             fault = _fault_of_file(path, there, record)
     except FileNotFoundError:
-        return f"the copy is gone; {_TELL if is_of_site else 'stage it again'}"
+        text = f"the copy is gone; {_TELL if is_of_site else 'stage it again'}"
+        return Fault(text, is_damage=False)
     except OSError as error:
-        return f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
-    return f"{fault}; {remedy}" if fault else ""
+        text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
+        return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
+    return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault))
 
 
 def _can_be_evicted(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:

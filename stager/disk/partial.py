@@ -92,6 +92,11 @@ class Partial:
         with stage_errors(path), opened_beneath(self._root, above) as folder:
             self._file.rename(name, folder)
             sync_folder(folder)
+        return self.facts()
+
+    def facts(self) -> CopyFacts:
+        """Return what identifies the sealed file, before and after it is published."""
+        with stage_errors(self._folder):
             facts = os.fstat(self._file.descriptor)
         return CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 

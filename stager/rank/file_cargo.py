@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.base.errors import Failure, IntegrityError, SourceError
+from stager.base.errors import Failure, IntegrityError, SourceError, StageError
 from stager.base.extents import rounded
 from stager.base.options import Share
 from stager.disk.files import made_parents
@@ -92,12 +92,21 @@ class FileCargo(Cargo):
             raise self.task.readback_error()
 
     def announce(self) -> None:
-        """Do nothing: a file whose record was not written yet is replaced without loss."""
+        """Do nothing: `publish` announces the file."""
 
     def publish(self, digest: str) -> Published:
         if self._partial:
-            copy = self._partial.publish(self.task.path)
-            self.task.cache.save(self.task.record(copy, digest))
+            task, cache = self.task, self.task.cache
+            is_new = cache.load(task.item.destination) is None
+            if is_new:  # if this process dies here, nobody takes the file for the user's own
+                cache.save(task.record(self._partial.facts(), digest).as_damaged())
+            try:
+                copy = self._partial.publish(task.path)
+            except StageError:
+                if is_new:
+                    cache.forget(task.item.destination)
+                raise
+            cache.save(task.record(copy, digest))
         return Published(digest)
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
-from stager.disk.files import digest_of
+from stager.disk.files import digest_of, read_back
 from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stager.disk.record import TreeFacts
     from stager.rank.task import Task
     from stager.tree.listing import Listing
@@ -80,9 +82,11 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
-    rows, checked = nothing.rows, record.is_damaged or validate is Validate.CHECKSUM
+    read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
+    checked, rows = record.is_damaged or validate is Validate.CHECKSUM, nothing.rows
     for row, before in table.kept(listing, copy):
-        if not checked or _has_digest(task, listing, row, table.digest(before)):
+        path = f"{task.path}/{os.fsdecode(listing.paths[row])}"
+        if not checked or _has_digest(read, path, table.digest(before)):
             rows[row] = before
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
@@ -94,7 +98,7 @@ def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:
     return (tree.relocate, tree.interpreter) == now
 
 
-def _has_digest(task: Task, listing: Listing, row: int, digest: bytes) -> bool:
+def _has_digest(read: Callable[[str], str], path: str, digest: bytes) -> bool:
     with suppress(OSError):
-        return bytes.fromhex(digest_of(f"{task.path}/{os.fsdecode(listing.paths[row])}")) == digest
+        return bytes.fromhex(read(path)) == digest
     return False

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import DestinationError, SourceError
+from stager.base.errors import DestinationError, SourceError, SpaceError
 from stager.base.options import Lifetime, Validate, Verify
 from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
-from stager.disk.cache import open_cache
+from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import RefusedError, together
@@ -130,6 +130,27 @@ def test_if_one_node_cannot_write_none_publishes(world: FileWorld) -> None:
         f"6 node{last}: {disk}/nvme/sub is a plain file, not a folder; {remedy}"
     ]
     assert blocker.exists() == (world.comm.rank == last)
+
+
+def test_a_file_whose_record_could_not_be_completed_is_replaced(
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no trace of the user, and the source is another one by now."""
+    save, last = Cache.save, world.comm.size - 1
+
+    def fail_once_published(cache: Cache, record: Record) -> None:
+        if world.comm.rank == last and not record.is_damaged:
+            raise SpaceError("no space")
+        save(cache, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Cache, "save", fail_once_published)
+        assert messages(world.run()) == [f"5 node{last}: no space"]
+    assert world.copy.read_bytes() == DATA
+    world.write_source(b"new")
+    (item,) = world.run().items
+    assert item.received == world.nodes
+    assert world.copy.read_bytes() == b"new"
 
 
 def test_a_missing_source_is_reported_by_one_node(world: FileWorld) -> None:

@@ -127,6 +127,34 @@ def test_what_a_job_changed_in_its_copy_is_restored(
     assert item.tree == Counts(len(FILES), int(moved > 0), moved)
 
 
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        (lambda tree: damage(tree / "sub5/file5"), False),
+        (lambda tree: (tree / "new").touch(), True),
+    ],
+    ids=["by the disk", "by the user"],
+)
+def test_a_copy_that_was_found_damaged_is_staged_anew(
+    world: TreeWorld, change: Callable[[Path], object], is_told: bool
+) -> None:
+    world.stage()
+    cache = open_cache(world.node.path("/nvme"), os.getuid())
+
+    def mark() -> None:
+        change(world.copy)
+        record = cache.load("/nvme/tree")
+        assert record
+        cache.save(record.as_damaged())
+
+    world.on_last(mark)
+    item = world.stage()
+    last = [world.nodes[-1]]
+    assert (item.received, item.changed) == (last, last if is_told else [])
+    assert item.tree == Counts(len(FILES), int(not is_told), 0 if is_told else 5)
+    assert world.stage().received == []
+
+
 def test_validate_checksum_finds_damage_and_moves_that_file_alone(world: TreeWorld) -> None:
     world.stage()
     world.on_last(lambda: damage(world.copy / "sub5/file5"))
