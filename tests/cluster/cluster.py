@@ -312,6 +312,9 @@ class Cluster:
         hosts += [f"10.0.0.{number} {name}" for number, name in enumerate(self.nodes, 1)]
         _write_lines(etc / "passwd", [*_lines_of("/etc/passwd"), *users])
         _write_lines(etc / "group", [*_lines_of("/etc/group"), *groups])
+        # Slurm from 25.11 on holds the jobs with --export=NONE of a user without a line there.
+        _write_lines(etc / "shadow", [f"{user}:*:::::::" for user in ("root", *ACCOUNTS)])
+        (etc / "shadow").chmod(0o600)
         _write_lines(etc / "hosts", hosts)
         (etc / "slurm/slurm.conf").write_text(slurm_conf(self.nodes, self._extra_conf))
         (etc / "slurm/plugstack.conf").touch()

@@ -76,7 +76,7 @@ mount_shared() {
     mount --rbind /cluster/opt /opt
     mount --bind /cluster/shared /shared
     mount --bind /cluster/home /home
-    for entry in passwd group hosts slurm; do
+    for entry in passwd shadow group hosts slurm; do
         mount --bind "/cluster/etc/$entry" "/etc/$entry"
     done
 }
