@@ -242,7 +242,7 @@ def test_a_step_of_one_node_of_a_larger_job_stages_to_all_its_nodes(site: Site) 
     """Slurm names the node of the step alone there; from within another job, that job's nodes."""
     job = site.sbatch("sleep 60", "-N3", "-w", "n[2-4]")
     job.wait_for(lambda record: record["JobState"] == "RUNNING")
-    step = f"srun --jobid={job.id} --overlap -N1"
+    step = f"srun --jobid={job.id} --overlap -N1 -w n2"
     nodes = "n[2-4] (3 nodes)"
     try:
         done = site.run(f"{step} bash -c '{STAGECTL} stage {A}; {STAGECTL} status'")
