@@ -87,5 +87,5 @@ def test_without_headers_nothing_is_installed_and_the_message_says_what_to_do(
 
 
 def test_what_is_no_option_is_refused(tmp_path: Path) -> None:
-    message = "--plugin is neither an option nor an absolute path; the options are in this script\n"
+    message = "--plugin is neither an option nor an absolute path; --help shows the options\n"
     assert refused(tmp_path, "--plugin") == message
