@@ -330,7 +330,7 @@ def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield problem("connections", text, "set authenticate = true in [launch]")
     elif node.peers.owner == ABSENT:
         text = f"{node.peers.path} is not there, so ranks accept connections from anyone"
-        yield problem("connections", text, "install by packaging/install")
+        yield problem("connections", text, "install by a package or by packaging/install")
     else:
         yield ok("connections", "ranks accept connections from ranks of their stage alone")
 

@@ -362,9 +362,9 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
 
 def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
     path = "/opt/x/lib/stage_peers.so"
-    text = f"{path} is not there, so ranks accept connections from anyone: install by "
+    text = f"{path} is not there, so ranks accept connections from anyone: install by a "
     absent = Place(path, ABSENT, 0)
-    assert news(peers=absent) == [(PROBLEM, f"{text}packaging/install")]
+    assert news(peers=absent) == [(PROBLEM, f"{text}package or by packaging/install")]
     off = "ranks accept connections from anyone: set authenticate = true in [launch]"
     launch = POLICY.launch.model_copy(update={"authenticate": False})
     assert site_news(launch=launch) == [(PROBLEM, off)]
