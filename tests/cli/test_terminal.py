@@ -200,7 +200,7 @@ def test_a_status_is_watched_until_ctrl_c(copies: Desk) -> None:
 
 
 def test_a_status_that_is_watched_in_a_pipe_is_printed_again_and_again(copies: Desk) -> None:
-    script = 'timeout --signal INT 5 "$@" --watch 1 | head -9'
+    script = 'timeout --signal INT 25 "$@" --watch 1 | head -9'
     ran = run(["/bin/sh", "-c", script, "sh", *status(copies)], copies.folder)
     lines = ran.out.splitlines()
     assert [bool(re.fullmatch(r"\d\d:\d\d:\d\d:", line)) for line in lines] == [
