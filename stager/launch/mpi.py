@@ -41,15 +41,17 @@ class _Fit(NamedTuple):
     file: str
 
 
-#: The first that is here is taken. Open MPI knows PMIx alone; MPICH and its kin know PMI-2, and
-#: PMIx only if they were built for it.
+#: The first that is here is taken. Open MPI knows PMIx alone. MPICH and its kin know PMI-2; whether
+#: they were built for PMIx too cannot be seen.
 _FITS = (
     _Fit(re.compile(r"pmix(_v\d+)?"), "openmpi", "libmpi.so.40"),
     _Fit(re.compile(r"pmi2"), "mpich", "libmpi.so.12"),
 )
+#: The kind that no other plugin can start.
+_PMIX_ALONE = "openmpi"
 _UNFIT = (
     "no MPI plugin of Slurm ({}) fits the MPI library of this node ({}): Open MPI needs pmix, "
-    "MPICH needs pmi2; tell the administrator to install one that fits, or to name the plugin "
+    "MPICH pmi2 or pmix; tell the administrator to install one that fits, or to name the plugin "
     "(mpi in [launch] of stage.toml)"
 )
 
@@ -57,17 +59,20 @@ _UNFIT = (
 def choose_plugin(plugins: Iterable[str], abis: Collection[str]) -> str:
     """Return which of Slurm's MPI ``plugins`` starts the ranks.
 
-    ``abis`` are the kinds of the MPI libraries here. Without any, as on a login node, the plugins
-    alone decide. Raise LaunchError if none fits.
+    ``abis`` are the kinds of the MPI libraries here. The plugins alone decide if there is none, as
+    on a login node, or only such as may know another plugin than their own: pmix, else pmi2. Raise
+    LaunchError if none fits.
 
     >>> choose_plugin({"none", "pmi2", "pmix"}, {"mpich"})
     'pmi2'
     """
     names = sorted(plugins)
-    for fit in _FITS:
-        plugin = next(filter(fit.plugin.fullmatch, names), None)
-        if plugin and (fit.abi in abis or not abis):
-            return plugin
+    found = [(fit.abi, name) for fit in _FITS for name in names if fit.plugin.fullmatch(name)]
+    fitting = [name for abi, name in found if abi in abis]
+    if not fitting and set(abis) != {_PMIX_ALONE}:
+        fitting = [name for _, name in found]
+    if fitting:
+        return fitting[0]
     here = ", ".join(sorted(abis)) or "none found"
     text = _UNFIT.format(", ".join(names) or "none found", here)
     raise LaunchError(text, os.environ.get("SLURMD_NODENAME"))

@@ -28,9 +28,13 @@ LISTING = r"MPI plugin types are...\n\tnone\n\tpmi2\n"
         ("none pmix_v4 pmix_v5", "openmpi", "pmix_v4"),
         ("none pmi2 pmix", "", "pmix"),
         ("none pmi2", "", "pmi2"),
+        # MPICH may know PMIx, and nothing is known of other kinds.
+        ("none pmix_v5", "mpich", "pmix_v5"),
+        ("none pmi2 pmix", "impi", "pmix"),
+        ("none pmi2", "impi", "pmi2"),
     ],
 )
-def test_the_plugin_is_one_that_starts_a_library_of_the_node(
+def test_the_plugin_is_one_that_may_start_a_library_of_the_node(
     plugins: str, libraries: str, expected: str
 ) -> None:
     assert choose_plugin(plugins.split(), libraries.split()) == expected
@@ -40,7 +44,7 @@ def test_the_plugin_is_one_that_starts_a_library_of_the_node(
     ("plugins", "libraries", "here"),
     [
         ("pmi2 none", "openmpi", "(none, pmi2) fits the MPI library of this node (openmpi)"),
-        ("pmix none", "mpich", "(none, pmix) fits the MPI library of this node (mpich)"),
+        ("none", "impi", "(none) fits the MPI library of this node (impi)"),
         ("none", "mpich openmpi", "(none) fits the MPI library of this node (mpich, openmpi)"),
         ("", "", "(none found) fits the MPI library of this node (none found)"),
     ],
@@ -49,7 +53,7 @@ def test_a_library_that_no_plugin_starts_is_named(plugins: str, libraries: str, 
     with pytest.raises(LaunchError) as failed:
         choose_plugin(plugins.split(), libraries.split())
     assert failed.value.message == (
-        f"no MPI plugin of Slurm {here}: Open MPI needs pmix, MPICH needs pmi2; tell the "
+        f"no MPI plugin of Slurm {here}: Open MPI needs pmix, MPICH pmi2 or pmix; tell the "
         "administrator to install one that fits, or to name the plugin (mpi in [launch] of "
         "stage.toml)"
     )
@@ -141,6 +145,8 @@ def test_what_the_site_names_stays(machine: Path) -> None:
     )
     mpich = {"MPI4PY_MPIABI": "mpich", **paths}
     assert settled(machine, Launch(environment=mpich)) == ("pmi2", mpich)
+    intel = {"MPI4PY_MPIABI": "impi", **paths}
+    assert settled(machine, Launch(environment=intel)) == ("pmix", intel)
     library = {"MPI4PY_LIBMPI": "/opt/mpi/lib/libmpi.so", **paths}
     assert settled(machine, Launch(environment=library)) == ("pmix", library)
     assert settled(machine, Launch(mpi="cray_shasta")) == ("cray_shasta", {})
