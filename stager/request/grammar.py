@@ -48,6 +48,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
 _IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 _LINE = "#STAGE SRC DST [key=value…]"
+#: An option behind a path, as it is written in a ``--stage`` value. (A path that looks like that
+#: can be staged by ``--stage``, with a backslash before its comma.)
+_OPTION_BEHIND = re.compile(rf",({'|'.join(OPTION_TYPES)})(?=[=,]|$)")
 
 
 def parse_value(text: str) -> tuple[Directive, ...]:
@@ -75,6 +78,10 @@ def parse_line(line: str) -> Directive:
     words = split_words(line, len("#STAGE"), sbatch=False)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         raise DirectiveError(_missing_path(words), line, len(line.rstrip()))
+    for path in words[:2]:
+        if _OPTION_BEHIND.search(path.value):
+            problem = f"write a blank, not ',', before an option: {_LINE}"
+            raise DirectiveError(problem, line, line.find(",", path.at))
     return _build(line, words[0], words[1], words[2:])
 
 

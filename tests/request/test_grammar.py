@@ -562,6 +562,26 @@ def test_a_relative_path_in_a_line_is_refused(line: str, what: str, column: int)
 
 
 @pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ("#STAGE /a /b,validate=size", 12),
+        ("#STAGE /a /b,extract", 12),
+        ("#STAGE /a /b,extract,relocate=venv", 12),
+        ("#STAGE /a,mode=shard /b", 9),
+        ('#STAGE "/my a" "/b,extract"', 18),
+    ],
+)
+def test_an_option_behind_a_comma_in_a_line_is_refused(line: str, column: int) -> None:
+    problem = "write a blank, not ',', before an option: #STAGE SRC DST [key=value…]"
+    assert line_fault(line) == message(problem, line, column)
+
+
+def test_another_comma_in_a_line_is_part_of_the_path() -> None:
+    (directive,) = parse_script(["#STAGE /a,b /c,extracted"])
+    assert (directive.source, directive.destination) == ("/a,b", "/c,extracted")
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "#STAGE '/'a /b validate=zz # /a /b validate=zz",
