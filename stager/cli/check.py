@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from stager.cli.complete import directives
-from stager.cli.console import say
+from stager.cli.console import complain, say
 from stager.cli.options import config_option
-from stager.cli.script import read_head
+from stager.cli.script import read_script
 from stager.cli.staging import build_request, parse_values
 from stager.request.resolve import resolve
-from stager.request.script import parse_script, sbatch_values
+from stager.request.script import ignored_lines, parse_script, sbatch_values
 
 
 @click.command()
@@ -34,14 +34,17 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     """Check batch scripts and SRC:DST values before you submit them.
 
     Checks how they are written, and whether the site's configuration allows the destinations.
-    Whether the sources exist is checked when the job starts.
+    Whether the sources exist is checked when the job starts. Lines after the first command of a
+    script are ignored: a warning names them.
     """
     from stager.request import policy  # neither the help nor completion needs pydantic
 
     lists = list(values)
     directives = parse_values(values)
     for script in scripts:
-        lines = read_head(str(script))
+        lines = read_script(str(script))
+        for number, line in ignored_lines(lines):
+            complain(f"line {number} is after the first command, so it is ignored: {line}")
         in_script = sbatch_values(lines)
         directives += [*parse_script(lines), *parse_values(in_script)]
         lists += in_script

@@ -26,7 +26,7 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
-    files. README.md lists the options, such as validate=checksum, extract and mode=shard.
+    files. slurm-stage(7) lists the options, such as validate=checksum, extract and mode=shard.
 
     Run it inside a job (sbatch, salloc or srun). With --local, try it on this machine alone.
     """

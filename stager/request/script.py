@@ -18,14 +18,30 @@ if TYPE_CHECKING:
     from stager.request.directive import Directive
 
 _LINE = re.compile(r"#STAGE(?=\s|$)")
+#: A line that asks for files, wherever it stands in the script.
+_ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?=[=\s])")
+
+
+def is_command(line: str) -> bool:
+    """Whether a line of a batch script ends its head."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def head(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of a batch script up to its first command, without their line ends."""
     for line in lines:
-        if line.strip() and not line.lstrip().startswith("#"):
+        if is_command(line):
             return
         yield line.rstrip("\r\n")
+
+
+def ignored_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line behind the head that asks for files."""
+    below = False
+    for number, line in enumerate(lines, 1):
+        below = below or is_command(line)
+        if below and _ASKS.match(line):
+            yield number, line.rstrip()
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:

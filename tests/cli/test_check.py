@@ -26,6 +26,11 @@ SCRIPT = """\
 srun ./train
 #STAGE /shared/too-late /nvme/too-late
 """
+#: What is said of the last line.
+IGNORED = (
+    "stage: line 9 is after the first command, so it is ignored: #STAGE /shared/too-late "
+    "/nvme/too-late\n"
+)
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
@@ -74,7 +79,19 @@ def scripts(desk: Desk) -> Desk:
 @pytest.mark.parametrize(("arguments", "lines"), RIGHT.values(), ids=RIGHT)
 def test_check_repeats_what_is_right(scripts: Desk, arguments: list[str], lines: list[str]) -> None:
     text = "".join(f"stage: ok: {line}\n" for line in lines)
-    assert scripts.stagectl("check", *arguments) == Ran(0, text, "")
+    ignored = IGNORED if "job.sh" in arguments else ""
+    assert scripts.stagectl("check", *arguments) == Ran(0, text, ignored)
+
+
+def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> None:
+    script = "#!/bin/sh\ncd\n#SBATCH -N2 --stage /f:/nvme/f\n#SBATCH -N4\n #STAGE\n#STAGE 'a\x1b\n"
+    after = "is after the first command, so it is ignored"
+    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(
+        0,
+        "stage: ok: nothing to stage\n",
+        f"stage: line 3 {after}: #SBATCH -N2 --stage /f:/nvme/f\n"
+        f"stage: line 6 {after}: #STAGE 'a?\n",
+    )
 
 
 def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
@@ -84,7 +101,11 @@ def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
 
 
 def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
-    assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", "")
+    assert scripts.stagectl("check", "--quiet", "--script", "short.sh") == Ran(0, "", "")
+
+
+def test_a_quiet_check_names_lines_that_are_ignored(scripts: Desk) -> None:
+    assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", IGNORED)
 
 
 def test_check_without_stage_toml_checks_only_the_syntax(desk: Desk) -> None:
@@ -212,7 +233,7 @@ def assert_explained(ran: Ran, *codes: int) -> None:
         assert ran.out == ""
         assert re.fullmatch(r"stage: \S(.|\n)*\n", ran.err)
     else:
-        assert ran.err == ""
+        assert all(re.match(r"stage: line \d+ is after ", line) for line in ran.err.splitlines())
         assert ran.out.startswith("stage: ok: ")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stager.base.errors import DirectiveError
 from stager.base.options import Options, Validate
 from stager.request.directive import Directive
-from stager.request.script import head, parse_script, sbatch_values
+from stager.request.script import head, ignored_lines, parse_script, sbatch_values
 from tests.support.directives import (
     BASH,
     TEXTS,
@@ -40,6 +40,22 @@ def test_a_directive_after_the_first_command_is_not_read(line: str) -> None:
     assert parse_script([BASH, "#STAGE /a /b\n", line, "#STAGE /c /d\n"]) == (
         Directive("/a", "/b"),
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [
+        ("#STAGE /a /b\n", True), ("#STAGE\r\n", True), ("#SBATCH --stage=/a:/b\n", True),
+        ("#SBATCH -N2 --stage '/a:/b", True), ("#SBATCH\t--stage /a:/b\n", True),
+        ("#STAGED /a /b\n", False), (" #STAGE /a /b\n", False), ("#SBATCH --stages=/a\n", False),
+        ("#SBATCH --comment=--stage=/a\n", False), ("#SBATCH -N2\n", False),
+        ("srun --stage=/a:/b true\n", False),
+    ],
+)  # fmt: skip
+def test_a_line_behind_the_first_command_is_found(line: str, ignored: bool) -> None:
+    found = [(3, line.rstrip())] if ignored else []
+    assert list(ignored_lines([BASH, "true\n", line])) == found
+    assert list(ignored_lines([BASH, "# true\n", line])) == []
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
