@@ -446,7 +446,7 @@ void stage_gate_check_order(spank_t spank)
 	struct gate gate = { 0 };
 	const char *pyxis = stage_order_pyxis();
 
-	stage_order_note_namespace();
+	stage_order_note_surroundings();
 	if (!pyxis || stage_options_helper() || is_helper_by_environment(spank) ||
 	    !read_task(spank, &gate))
 		return;

@@ -52,22 +52,47 @@ const char *stage_order_pyxis(void)
 	return search.found_own ? search.pyxis : NULL;
 }
 
-/* The mount namespace in which this task began. */
-static ino_t namespace;
+/* What a process sees files by. Zeros stand for what cannot be found out. */
+struct surroundings {
+	ino_t mounts; /* the namespaces */
+	ino_t users;
+	ino_t root; /* the root directory, on its filesystem */
+	dev_t disk;
+};
 
-static ino_t current_namespace(void)
+/* Those in which this task began. */
+static struct surroundings begun;
+
+static struct surroundings current_surroundings(void)
 {
+	struct surroundings current = { 0 };
 	struct stat facts;
 
-	return stat("/proc/self/ns/mnt", &facts) == 0 ? facts.st_ino : 0;
+	if (stat("/proc/self/ns/mnt", &facts) == 0)
+		current.mounts = facts.st_ino;
+	if (stat("/proc/self/ns/user", &facts) == 0)
+		current.users = facts.st_ino;
+	if (stat("/", &facts) == 0) {
+		current.root = facts.st_ino;
+		current.disk = facts.st_dev;
+	}
+	return current;
 }
 
-void stage_order_note_namespace(void)
+void stage_order_note_surroundings(void)
 {
-	namespace = current_namespace();
+	begun = current_surroundings();
 }
 
+/*
+ * Mounts alone tell nothing: a plugin below this one may make private ones in task_init_privileged,
+ * say of /tmp, after this one's note. A container has another root directory, and is made in a user
+ * namespace unless root makes it.
+ */
 bool stage_order_is_elsewhere(void)
 {
-	return namespace != 0 && namespace != current_namespace();
+	const struct surroundings now = current_surroundings();
+
+	return begun.mounts != 0 && begun.mounts != now.mounts &&
+	       (begun.users != now.users || begun.root != now.root || begun.disk != now.disk);
 }

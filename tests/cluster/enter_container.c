@@ -2,6 +2,9 @@
  * A SPANK plugin that does to a task what pyxis does, for the test of the order in plugstack.conf:
  * with --image=IMAGE, each task needs that file in task_init, and goes on in a mount namespace
  * of its own. There the folder /opt is empty, as in an image, so that slurm-stage is not found.
+ *
+ * With the argument private_tmp it does what plugins for private folders do, without --image: each
+ * task has a mount namespace of its own, with its own /tmp, from task_init_privileged on.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -47,6 +50,19 @@ static int map_id(const char *path, unsigned int id)
 	const int fd = open(path, O_WRONLY | O_CLOEXEC);
 
 	return fd >= 0 && write(fd, line, (size_t)length) == length ? close(fd) : -1;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
+{
+	(void)spank;
+	if (argc == 0 || strcmp(argv[0], "private_tmp") != 0)
+		return 0;
+	if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
+	    mount("none", "/tmp", "tmpfs", 0, "mode=1777") != 0) {
+		slurm_error("private /tmp: %m");
+		return -1;
+	}
+	return 0;
 }
 
 int slurm_spank_task_init(spank_t spank, int argc, char **argv)

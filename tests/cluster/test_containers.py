@@ -109,6 +109,17 @@ def test_listed_before_files_are_there_when_the_container_starts(site: Site) -> 
         assert nodes == ["n2", "n1"]
 
 
+def test_listed_before_a_plugin_that_makes_mounts_in_task_init_privileged_jobs_stage(
+    site: Site,
+) -> None:
+    script = "touch /tmp/private && cmp /shared/root.img /nvme/root.img && echo same"
+    with plugstack(site, f"{PLUGSTACK}required {UNKNOWN} private_tmp\n"):
+        summary, said = batch(site, script, STAGE).splitlines()
+    assert re.fullmatch(STAGED, summary)
+    assert said == "same"
+    assert not site.path("n1", "/tmp/private").exists()  # the plugin was there
+
+
 @pytest.mark.parametrize(
     "line",
     [["sbatch", "--wrap", "true"], ["salloc", "true"], ["srun", CONTAINER, "true"]],
