@@ -36,8 +36,8 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
-#: The plugin of pyxis, which needs the image that it starts.
-_PYXIS = "spank_pyxis.so"
+#: Part of the name of each file that our plugin takes for pyxis (prolog/spank/order.c).
+_PYXIS = "pyxis"
 #: The variable by which a site names the interfaces that Open MPI uses, separated by commas.
 INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
@@ -287,10 +287,10 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
         )
     else:
         yield ok("plugin", f"{line.plugin} has version {version}, as this package")
-    if _PYXIS in line.after:
+    for before in (plugin for plugin in line.after if _PYXIS in plugin):
         yield problem(
             "plugin",
-            f"{_PYXIS} is before spank_stage.so in plugstack.conf, so containers are started "
+            f"{before} is before spank_stage.so in plugstack.conf, so containers are started "
             "before their images are staged",
             "list spank_stage.so first",
         )

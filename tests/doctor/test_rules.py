@@ -610,12 +610,13 @@ def test_a_site_without_the_plugin_needs_three_scripts() -> None:
     ]  # fmt: skip
 
 
-def test_pyxis_comes_after_this_plugin() -> None:
-    assert news(plugins=[replace(LINE, after=("other.so", "spank_pyxis.so"))]) == [
+@pytest.mark.parametrize("name", ["spank_pyxis.so", "pyxis-0.24.so"])
+def test_pyxis_comes_after_this_plugin(name: str) -> None:
+    assert news(plugins=[replace(LINE, after=("other.so", name))]) == [
         (
             PROBLEM,
             (
-                "spank_pyxis.so is before spank_stage.so in plugstack.conf, so containers are "
+                f"{name} is before spank_stage.so in plugstack.conf, so containers are "
                 "started before their images are staged: list spank_stage.so first"
             ),
         )
