@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 PYXIS, UNKNOWN = "/shared/spank_pyxis.so", "/shared/other.so"
 STAGE = "--stage=/shared/root.img:/nvme/root.img"
 CONTAINER = "--image=/nvme/root.img"
+#: Seconds: far below the 300 for which tasks would wait, and far above what a busy machine needs.
+HANGS = 100
 #: Fails outside of the container, and before the image is there.
 INSIDE = f"test ! -e {PREFIX} && cmp /shared/root.img /nvme/root.img && echo $SLURMD_NODENAME"
 STAGED = r"stage: /nvme/root\.img: (4 B from|current on) .*"
@@ -142,7 +144,7 @@ def test_listed_after_pyxis_what_is_found_out_on_the_node_fails_at_once(site: Si
         site.run(["scontrol", "release", held.id])
         assert output(held, "3:0") == f"stage: n2: {REFUSED}"
         assert batch(site, lines, CONTAINER, code="3:0") == f"stage: n1: {REFUSED}"
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < HANGS
         # A job that stages nothing runs.
         assert batch(site, "echo started") == "started\n"
         site.restart_slurmd("n3")
@@ -168,7 +170,7 @@ def test_listed_after_a_plugin_that_enters_a_container_every_task_is_refused(sit
     assert done.returncode == 3
     said = sorted(line for line in done.stderr.splitlines() if line.startswith("stage: "))
     assert said == [f"stage: {node}: {REFUSED_INSIDE}".rstrip() for node in site.nodes]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < HANGS
 
 
 def test_charliecloud_starts_a_staged_image_and_a_staged_folder(site: Site) -> None:

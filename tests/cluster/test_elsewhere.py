@@ -38,6 +38,8 @@ REFUSED = (
     "/opt/other/srun, which stage.toml names, is not there or cannot be run; tell the "
     "administrator to correct srun in [launch]"
 )
+#: Seconds: far below the 300 for which tasks would wait, and far above what a busy machine needs.
+HANGS = 100
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_nothing_waits_where_stage_toml_names_no_srun(moved: Site, line: str) ->
     begun = time.monotonic()
     with moved.policy(WRONG), pytest.raises(CommandFailed) as failed:
         moved.run(f"{line}srun -N4 -n8 {WISH} touch /shared/started")
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < HANGS
     assert failed.value.code == 8
     said = [one for one in failed.value.stderr.splitlines() if one.startswith("stage: ")]
     assert said == [
@@ -121,7 +123,7 @@ def test_nothing_waits_where_the_first_node_can_tell_slurm_nothing(
             moved.run(f"{line}srun -N4 -n8 {WISH} touch /shared/started")
     finally:
         moved.run(f"umount {hidden}", user="root", on="n1")
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < HANGS
     assert failed.value.code == code
     said = [one for one in failed.value.stderr.splitlines() if one.startswith("stage: ")]
     assert said == [f"stage: {one}" for one in expected]
