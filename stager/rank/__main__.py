@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-import mpi4py
+from stager.rank.orphan import end_with_parent
 
 #: How the Open MPI of Debian and Ubuntu names itself.
 _DEBIAN = "package: Debian OpenMPI"
@@ -17,10 +17,13 @@ _DEBIAN = "package: Debian OpenMPI"
 
 def main() -> None:
     """Initialise MPI and run the rank. End the ranks of all nodes if it raises."""
+    end_with_parent()  # before the imports, which may take long from shared storage
     if os.getuid() == 0 or os.geteuid() == 0:
         from stager.rank.root import refuse_root  # which users do without
 
         refuse_root()
+    import mpi4py
+
     # A single thread calls MPI, so the library needs no locks.
     mpi4py.rc(initialize=False, finalize=True, thread_level="funneled")
     from mpi4py import MPI

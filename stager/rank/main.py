@@ -20,7 +20,6 @@ from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
-from stager.rank.orphan import end_with_parent
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
@@ -49,7 +48,6 @@ def main() -> None:
     A stage that was refused also ends with 0: its exit code is in the Outcome.
     """
     request = StageRequest.from_json(os.environ[REQUEST_VARIABLE])
-    end_with_parent()
     refuse_pickle()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for the user's program, not yet started

@@ -16,7 +16,10 @@ _PERIOD = 1.0
 
 
 def end_with_parent() -> None:
-    """End this process, with code 1, soon after its parent has ended. Return at once."""
+    """End this process, with code 1, soon after its parent has ended. Return at once.
+
+    A parent that has ended before is not noticed: so this is what a rank does first.
+    """
     start_new_thread(_watch, (os.getppid(),))
 
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import subprocess
 import sys
 
-#: Starts a process that ends with its parent, and shows when that has begun.
+#: A rank that imports mpi4py as from shared storage that hangs, and shows when that has begun.
+RANK = """
+import sys, time
+class Storage:
+    def find_spec(self, name, path, target=None):
+        if name == "mpi4py":
+            print("imports", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Storage())
+from stager.rank.__main__ import main
+main()
+"""
+#: Starts the rank, in a network of its own where root would be refused.
 PARENT = f"""
-import subprocess
-child = '''
-import time
-from stager.rank.orphan import end_with_parent
-end_with_parent()
-print("begun", flush=True)
-time.sleep(60)
-'''
-subprocess.run(["{sys.executable}", "-c", child])
+import os, subprocess
+from stager.base.linux import leave_network
+if os.getuid() == 0:
+    leave_network()
+subprocess.run([{sys.executable!r}, "-c", {RANK!r}])
 """
 
 
-def test_a_process_ends_soon_after_its_parent_was_killed() -> None:
+def test_a_rank_ends_soon_after_its_parent_was_killed_even_while_it_imports_mpi() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout
-        assert parent.stdout.readline() == b"begun\n"
+        assert parent.stdout.readline() == b"imports\n"
         parent.kill()
-        # Its end closes the pipe.
+        # The rank's end closes the pipe.
         rest, _ = parent.communicate(timeout=10)
     assert rest == b""
