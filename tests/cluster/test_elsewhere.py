@@ -69,7 +69,7 @@ def moved(site: Site, _moved: None) -> Site:
 
 def test_the_plugin_finds_the_commands_of_the_slurm_that_runs_it(moved: Site) -> None:
     done = moved.run(["srun", "-N4", WISH, "cmp", "/shared/a", "/nvme/a"])
-    assert " to n[1-4] (4 nodes) in " in done.stdout
+    assert " to n[1-4] (4 nodes) in " in done.stderr
 
 
 def test_stagectl_says_where_it_looked_and_what_names_the_folder(moved: Site) -> None:
