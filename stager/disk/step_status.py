@@ -125,22 +125,27 @@ def wait_for_code(
     """Wait for the exit code that a rank leaves on this node for tasks of the step.
 
     Return it after the one of ``jobs``, by which statuses are named, that has it first. Return None
-    if no rank works here for ``patience`` seconds.
+    if no rank works here for ``patience`` seconds; with 0, if none works now.
     """
     last_work = time.monotonic()
-    while time.monotonic() - last_work < patience:
+    while True:
+        is_held = False
         for job in jobs:
             with suppress(OSError), opened(_status_path(uid, job, step), READ_FILE) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    last_work = time.monotonic()
+                    is_held = True
                 else:
                     code = os.read(file, _LONGEST).partition(b"\n")[0]
                     if code.isdigit():
                         return job, int(code)
+        now = time.monotonic()
+        if is_held:
+            last_work = now
+        elif now - last_work >= patience:
+            return None
         time.sleep(_PAUSE)
-    return None
 
 
 def _status_path(uid: int, job: str, step: str) -> str:

@@ -187,12 +187,13 @@ def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path
     assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x:/y\n", 5)
 
 
-def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path) -> None:
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path, patience: float) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     with ThreadPoolExecutor() as pool:
         # Longer than it may wait for a rank: this one works.
-        waiting = pool.submit(wait_for_code, os.getuid(), ["16.0", "17.0"], "4", 0.2)
+        waiting = pool.submit(wait_for_code, os.getuid(), ["16.0", "17.0"], "4", patience)
         time.sleep(0.4)
         assert not waiting.done()
         status.write(0, "/a:/b")
@@ -205,5 +206,6 @@ def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path) -> None:
 def test_without_a_rank_the_wait_ends(status_folder: Path, left: str | None) -> None:
     if left is not None:
         (status_folder / "17.0.4").write_text(left)
-    assert wait_for_code(os.getuid(), ["17.0"], "4", 0.2) is None
+    for patience in (0, 0.2):
+        assert wait_for_code(os.getuid(), ["17.0"], "4", patience) is None
     assert last_done(os.getuid(), "17.0") == ""
