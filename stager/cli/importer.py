@@ -3,8 +3,10 @@
 pyxis calls it on the nodes of a step at once, as the user. The first node asks the registry for the
 image's digest and has it staged to all nodes of the job, as ``--stage`` would; the others wait for
 that. pyxis does not call it on a node that has the container already: if nothing happens, the
-second node takes over from the first, and so on. stdout is for the path of the file alone, and
-pyxis shows stderr only after a failure.
+second node takes over from the first, and so on. Before ranks start, a node cannot know whether
+another is at work, or waits for a slow registry: then several ask, but each takes a stage that
+another has begun instead of its own. stdout is for the path of the file alone, and pyxis shows
+stderr only after a failure.
 """
 
 from __future__ import annotations
@@ -35,9 +37,14 @@ if TYPE_CHECKING:
 
     from stager.request.policy import Policy
 
-#: Nodes that may stage, and seconds after which each takes over from the one before: longer than
-#: a registry takes to answer, and ranks to start.
-_CANDIDATES, _TURN = 8, 20
+#: Nodes that may stage: the first ones of the step.
+_CANDIDATES = 8
+#: Seconds by which each of them asks the registry later than the one before, if no ranks have
+#: started: mostly a registry has answered by then, and ranks have started.
+_TURN = 20
+#: Seconds by which each of them then starts ranks later than the one before, if no others have
+#: started: a slow registry may answer all of them at once.
+_GRACE = 5
 
 
 @click.command(hidden=True)
@@ -49,14 +56,21 @@ def importer(config: Path, verb: str, uri: str) -> int:
     if verb == "release":
         return 0  # the job keeps its copies from eviction until it ends
     step = _Step.of(os.environ)
-    names = [step.status_name(node) for node in range(_CANDIDATES)]
-    turns = min(step.node, _CANDIDATES + 1)
-    ended = wait_for_code(os.getuid(), names[: step.node], step.number, turns * _TURN)
+    if step.node < _CANDIDATES:
+        ended = step.wait_for_others(step.node * _TURN)
+        return _tell(*ended) if ended else _import(config, uri, step)
+    ended = step.wait_for_others(_longest_wait(load_policy(config, simulated=False)))
     if ended:
         return _tell(*ended)
-    if step.node < _CANDIDATES:
-        return _import(config, uri, step)
     raise LaunchError("none of the first nodes of the step has staged the image; submit again")
+
+
+def _longest_wait(rules: Policy) -> float:
+    """Return the seconds within which the ranks of some node have started, if any was called."""
+    # A registry is asked for two manifests at most: for each as long as its patience lasts, and a
+    # last time, which may take as long again.
+    asks = 4 * rules.source.patience
+    return _CANDIDATES * (_TURN + _GRACE) + asks + rules.launch.start_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +101,32 @@ class _Step:
         """
         return f"{self.job}.{self.restart}.import{self.number}-{node}" if self.number else ""
 
+    def wait_for_others(self, patience: float) -> tuple[str, int] | None:
+        """Wait for the stage that another node has begun, if it has or does within ``patience``.
+
+        Return the name of its status, and its exit code.
+        """
+        if not self.number:
+            return None  # the batch step has one node
+        others = [self.status_name(node) for node in range(_CANDIDATES) if node != self.node]
+        return wait_for_code(os.getuid(), others, self.number, patience)
+
 
 def _import(config: Path, uri: str, step: _Step) -> int:
     """Stage the image to all nodes and print its path; else say why and end the waiting nodes."""
     try:
-        path, code = _stage(config, uri, step)
+        nodes = JobNodes.find(config)
+        directive = _pinned(_url(uri), nodes.rules)
+        if ended := step.wait_for_others(step.node * _GRACE):
+            return _tell(*ended)
+        code = _stage(nodes, directive, step)
     except StageError as error:
         complain(str(error))
-        if step.number:  # no rank may have ended the wait of the other nodes
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            srun = load_policy(config, simulated=False).launch.srun
-            job.end_step(os.environ, step.number, srun)
-        return error.code
-    if not code:
-        click.echo(path)
-    return code
+        return _give_up(config, step, error.code)
+    return _give_up(config, step, code) if code == LaunchError.code else code
 
 
-def _stage(config: Path, uri: str, step: _Step) -> tuple[str, int]:
-    nodes = JobNodes.find(config)
-    directive = _pinned(_url(uri), nodes.rules)
+def _stage(nodes: JobNodes, directive: Directive, step: _Step) -> int:
     request = build_request(resolve([directive], nodes.rules), nodes.rules)
     outcome = nodes.run(
         replace(
@@ -118,7 +138,22 @@ def _stage(config: Path, uri: str, step: _Step) -> tuple[str, int]:
         lambda _: None,
     )
     print_outcome(outcome, complain, complain)
-    return directive.destination, outcome.code
+    if not outcome.code:
+        click.echo(directive.destination)
+    return outcome.code
+
+
+def _give_up(config: Path, step: _Step, code: int) -> int:
+    """End the step, since no rank may have ended the wait of its other nodes; return ``code``.
+
+    If another node has staged meanwhile, take its stage instead.
+    """
+    if ended := step.wait_for_others(0):
+        return _tell(*ended)
+    if step.number:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        job.end_step(os.environ, step.number, load_policy(config, simulated=False).launch.srun)
+    return code
 
 
 def _url(uri: str) -> str:
@@ -156,11 +191,16 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def _tell(name: str, code: int) -> int:
-    """Print the path of the image that another node has staged. It says what failed."""
+    """Print the path of the image that another node has staged, or that it failed."""
     if code:
+        complain(
+            f"the image was not staged (exit code {code}): the node that staged it for this "
+            "step, mostly the first, says why"
+        )
         return code
     path = last_done(os.getuid(), name)
     if not path:
-        raise LaunchError("the path of the image is not known on this node; submit again")
+        complain("the path of the image is not known on this node; submit again")
+        return LaunchError.code
     click.echo(path)
     return 0
