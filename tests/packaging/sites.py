@@ -7,16 +7,23 @@ test changes is lost at its end. Its Slurm has one node, and no network but its 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 REPOSITORY = Path(__file__).parents[2]
 ROOTS = REPOSITORY / "build/packages"
+#: What is mounted there is seen by one script alone.
+WORK = ROOTS / "work"
 PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DOCUMENT = REPOSITORY / "slurm-config/README.md"
 pytestmark = [pytest.mark.install, pytest.mark.root]
@@ -30,11 +37,11 @@ WITH_RPM = "rpm dnf rpmlint python3 openmpi-bin libpmix-dev"
 #: The Debian whose rpm and dnf are used.
 OF_RPM = "bookworm"
 
-#: Enters the root ``$0``, whose changes are in memory; runs ``$3``, with ``$1`` at /source and
-#: ``$2`` at /packages. What pip and apt need of this machine is there too; apt's cache is kept.
+#: Enters the root ``$0``, whose changes are in memory, mounted at ``$1``; runs ``$4``, with ``$2``
+#: at /source and ``$3`` at /packages. What pip and apt need of this machine is there too; apt's
+#: cache is kept.
 ENTER = """\
-root=$0 source=$1 packages=$2 script=$3
-work=$(mktemp -d)
+root=$0 work=$1 source=$2 packages=$3 script=$4
 mount --make-rprivate /
 mount -t tmpfs none "$work"
 mkdir "$work/changes" "$work/work" "$work/root"
@@ -76,8 +83,9 @@ def in_root(suite: str, packages: Path, script: str, *, network: bool = False) -
     spaces = ["--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
     spaces += [] if network else ["--net"]
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    folders = [ROOTS / suite, WORK, REPOSITORY, packages]
     done = subprocess.run(
-        ["unshare", *spaces, "sh", "-euc", ENTER, ROOTS / suite, REPOSITORY, packages, script],
+        ["unshare", *spaces, "sh", "-euc", ENTER, *folders, script],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         check=False,
         env={"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", "SLURM_TIME_FORMAT": "", **pip},
@@ -91,7 +99,6 @@ def make_root(suite: str) -> None:
     root = ROOTS / suite
     if not (root / "made").exists():
         subprocess.run(["rm", "-rf", root], check=True)
-        ROOTS.mkdir(parents=True, exist_ok=True)
         line = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt"]
         line += ["--dpkgopt=force-unsafe-io", f"--include={BEFORE.replace(' ', ',')}"]
         subprocess.run([*line, suite, root], check=True)
@@ -123,8 +130,17 @@ apt-get -qq install --no-install-recommends --download-only {WITH_RPM}
 """
 
 
+@pytest.fixture(scope="session")
+def _alone() -> Iterator[None]:
+    """Wait until no other run of these tests uses the roots."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with open(ROOTS / ".lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session", params=["bookworm", "trixie"])
-def debian(request: pytest.FixtureRequest) -> str:
+def debian(request: pytest.FixtureRequest, _alone: None) -> str:
     """The name of a Debian whose root is made and whose packages are built."""
     suite: str = request.param
     make_root(suite)
