@@ -130,15 +130,15 @@ def take_turns(monkeypatch: pytest.MonkeyPatch, turn: float, grace: float) -> No
 
 
 def test_the_first_node_stages_for_more_nodes_than_may_stage(step: Step) -> None:
-    assert step.get(*range(10)) == [GOT] * 10
+    assert step.get(0, 1, 7, 8, 9) == [GOT] * 5
     assert step.noted == ["asks 0", "stages 0"]
 
 
 def test_the_second_node_takes_over_from_a_first_that_is_not_called(
     step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_turns(monkeypatch, 1.5, 0.1)
-    assert step.get(*range(1, 10)) == [GOT] * 9
+    take_turns(monkeypatch, 2, 0.1)
+    assert step.get(1, 2, 9) == [GOT] * 3
     assert step.noted == ["asks 1", "stages 1"]
 
 
