@@ -171,8 +171,8 @@ def commands(title: str) -> dict[str, list[str]]:
 INSTALLED = commands("Install on Debian")
 REMOVED = commands("Remove")
 STAGED = re.compile(
-    r"stage: /nvme/some-file: 28\.6 MiB from /shared/some-file to node1 in \S+ s \(\S+ MiB/s a "
-    r"node\)\n-rw-r--r-- 1 bob bob 30000000 .* /nvme/some-file\n"
+    r"stage: /nvme/bob/some-file: 28\.6 MiB from /shared/some-file to node1 in \S+ s \(\S+ MiB/s a "
+    r"node\)\n-rw-r--r-- 1 bob bob 30000000 .* /nvme/bob/some-file\n"
 )
 
 
@@ -185,6 +185,7 @@ def as_root(lines: list[str]) -> str:
 SOURCED = ". /source/tests/packaging/site.sh\n"
 #: Stages the first file; the first command of a user in the document is that which builds.
 STAGE = f"scontrol reconfigure\nidle\nas_bob {shlex.quote(INSTALLED['$'][1])}\n"
+EVICT = f"as_bob {shlex.quote(INSTALLED['$'][2])}\n"
 #: Ends with what is not as before.
 COMPARE = """\
 scontrol reconfigure
@@ -199,16 +200,20 @@ diff /tmp/before /tmp/after | sed -n 's/^\\([<>].*[^ ]\\) *$/\\1/p'
 LEFT = """\
 < /nvme d 755 root
 > /nvme d 1777 root
-> /nvme/some-file f 644 bob
+> /nvme/bob d 755 bob
+> /nvme/bob/some-file f 644 bob
 """
 
 
 def test_the_commands_of_the_document_install_and_stage_within_ten_minutes(debian: str) -> None:
     script = SOURCED + "cd /packages/deb; begun=$SECONDS\n" + as_root(INSTALLED["#"]) + STAGE
-    said = in_root(debian, built(debian), script + "echo $((SECONDS - begun))\n")
-    staged = STAGED.fullmatch(said.rstrip("\n").rpartition("\n")[0] + "\n")
+    said = in_root(debian, built(debian), script + "echo $((SECONDS - begun))\n" + EVICT)
+    staged = STAGED.match(said)
     assert staged, said
-    seconds = int(said.split()[-1])
+    taken, *waited, evicted = said[staged.end() :].splitlines()
+    assert all(line.startswith("srun: job ") for line in waited), said
+    assert evicted == "stage: /nvme/bob/some-file: evicted on node1"
+    seconds = int(taken)
     print(f"{debian}: {seconds} s from the first command to the end of the first staged job")
     assert seconds < 600
 
