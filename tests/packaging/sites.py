@@ -259,8 +259,8 @@ mkdir -p /usr/share/licenses /usr/lib64/slurm
 {SOURCED}"""
 #: A job that has staged goes on while the packages are replaced by later ones.
 UPGRADE = """\
-as_bob "sbatch --quiet --output=/tmp/job --stage=/shared/some-file:/nvme/ --wrap \\
-    'touch /tmp/begun; until [ -e /tmp/go ]; do sleep 0.1; done; stat -c %s /nvme/some-file'"
+as_bob "sbatch --quiet --output=/tmp/job --stage=/shared/some-file:/nvme/bob/ --wrap \\
+    'touch /tmp/begun; until [ -e /tmp/go ]; do sleep 0.1; done; stat -c %s /nvme/bob/some-file'"
 until [ -e /tmp/begun ]; do sleep 0.1; done
 dnf install /packages/later/*.rpm >/tmp/said 2>&1
 rpm --query slurm-stage slurm-stage-plugin
