@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+# Imported here, since a user may not be able to read the Python that root runs the tests with.
+import stager.request.policy  # noqa: F401
 from stager.base import linux
 
 if TYPE_CHECKING:
