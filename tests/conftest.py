@@ -31,13 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the real cluster, and those that start MPI worlds."""
+    """Mark the tests of the real cluster, and those that start MPI worlds, which begin."""
     for item in items:
         if (TESTS / "cluster") in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.root)
         if item.path == TESTS / "test_mpi.py":
             item.add_marker(pytest.mark.mpi)
+    # No other file takes as long: of two workers, one would end minutes after the other.
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
