@@ -160,7 +160,8 @@ def test_verbose_shows_the_time_of_each_phase(site: Site) -> None:
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     job = site.sbatch(f"{STAGECTL} stage --verbose /shared/data:/nvme/", "-N4")
     assert job.wait().exit_code == "0:0"
-    line = job.output().splitlines()[1]
+    launch, _, line = job.output().splitlines()
+    assert launch == "stage: srun --mpi=pmix starts the ranks"
     names = ["launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
              "publish", "end"]  # fmt: skip
     phases = ", ".join(rf"{name} (\d+\.\d\d)" for name in names)
