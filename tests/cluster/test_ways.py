@@ -214,7 +214,7 @@ def test_stagectl_inside_a_job(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     would = r"stage: /nvme/a: 2\.9 MiB would move from /shared/a to n\[1-4\] \(4 nodes\) \(absent\)"
     row = rf"n\[1-4\] +/nvme/a +2\.9 MiB +\d s ago +current +job {job.id} +/shared/a +{job.id}"
-    room = r"/nvme: \S+ .iB free of .*"
+    room = r"/nvme: \S+ .iB( to \S+ .iB)? free of .*"
     check_lines(
         job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row,
         r"1 file, 4 copies, 11\.4 MiB in all", room,
