@@ -98,15 +98,16 @@ class FileCargo(Cargo):
         if self._partial:
             task, cache = self.task, self.task.cache
             is_new = cache.load(task.item.destination) is None
+            record = task.record(self._partial.facts(), digest)
             if is_new:  # if this process dies here, nobody takes the file for the user's own
-                cache.save(task.record(self._partial.facts(), digest).as_damaged())
+                cache.save(record.as_damaged())
             try:
-                copy = self._partial.publish(task.path)
+                self._partial.publish(task.path)
             except StageError:
                 if is_new:
                     cache.forget(task.item.destination)
                 raise
-            cache.save(task.record(copy, digest))
+            cache.save(record)
         return Published(digest)
 
 
