@@ -50,9 +50,9 @@ def width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def say(text: str) -> None:
-    """Print what was done."""
-    click.echo(f"stage: {printable_lines(text)}")
+def say(text: str, *, err: bool = False) -> None:
+    """Print what was done; with ``err`` to stderr, where stdout is for another program."""
+    click.echo(f"stage: {printable_lines(text)}", err=err)
 
 
 def complain(text: str) -> None:

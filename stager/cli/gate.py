@@ -6,20 +6,20 @@ The plugin or TaskProlog runs it on the job's first node; all tasks of the job w
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.outcome import Outcome
-from stager.cli.console import complain, printable_lines
-from stager.cli.options import config_option, load_policy
+from stager.cli.console import complain, printable_lines, say
+from stager.cli.options import config_option
 from stager.cli.progress import Progress
 from stager.cli.script import read_head
-from stager.cli.staging import JobNodes, build_request, parse_values, print_outcome
+from stager.cli.staging import JobNodes, build_request, end_step, parse_values, print_outcome
 from stager.launch import job
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
@@ -42,7 +42,7 @@ _SHARDS = "STAGE_SHARDS"
 @click.option("--task-prolog", is_flag=True, help="Print in the form that TaskProlog must have.")
 def gate(config: Path, script: str | None, status_file: str, step: str, task_prolog: bool) -> int:
     """Stage what a job's --stage option and script ask for; its tasks wait for the exit code."""
-    output = (_print_line, _print_line) if task_prolog else (_say, complain)
+    output = (_print_line, _print_line) if task_prolog else (partial(say, err=True), complain)
     return _Gate(config, script, status_file, step, task_prolog, *output).run()
 
 
@@ -76,9 +76,7 @@ class _Gate:
             self.complain(f"the job's own program was not started (exit code {code})")
         if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            rules = load_policy(self.config, simulated=False)
-            job.end_step(os.environ, self.step, rules.launch.srun)
+            end_step(self.config, self.step)
         return code
 
     def _stage(self) -> Outcome:
@@ -94,11 +92,6 @@ class _Gate:
         )  # fmt: skip
         with Progress(self.say, bars=None if self.task_prolog else sys.stderr) as progress:
             return nodes.run(request, progress.show)
-
-
-def _say(text: str) -> None:
-    """Print what was done to stderr: stdout is for what the job's own program prints."""
-    click.echo(f"stage: {printable_lines(text)}", err=True)
 
 
 def _print_line(text: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ import click
 from stager.base.errors import LaunchError, StageError, UsageError
 from stager.cli.console import complain
 from stager.cli.options import config_option, load_policy
-from stager.cli.staging import JobNodes, build_request, print_outcome
+from stager.cli.staging import JobNodes, build_request, end_step, print_outcome
 from stager.disk.step_status import last_done, wait_for_code
 from stager.launch import job
 from stager.launch.commands import FOLDERS
@@ -151,8 +150,7 @@ def _give_up(config: Path, step: _Step, code: int) -> int:
     if ended := step.wait_for_others(0):
         return _tell(*ended)
     if step.number:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        job.end_step(os.environ, step.number, load_policy(config, simulated=False).launch.srun)
+        end_step(config, step.number)
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,6 +220,13 @@ def stage_values(
         if verbose:
             say(phase_line(outcome))
     return outcome.code
+
+
+def end_step(config: Path, step: str) -> None:
+    """Terminate the tasks of this job's step, but not this process, which is one of them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rules = load_policy(config, simulated=False)
+    job.end_step(os.environ, step, rules.launch.srun)
 
 
 def print_outcome(
