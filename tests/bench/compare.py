@@ -66,14 +66,15 @@ def cases(nodes: int) -> Iterator[tuple[str, str, str]]:
     yield "a folder, nothing changed", FOLDER, "true"
 
 
-def commands(nodes: int, versions: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the shell commands of every case, with the ``versions`` in this order."""
+def commands(nodes: int, versions: Sequence[str], chosen: str) -> dict[str, dict[str, str]]:
+    """Return the shell commands of the ``chosen`` case, or of all, with ``versions`` in order."""
     return {
         f"{case}|{version}": {
             "before": before.format(f"{version}.{Path(source).name}"),
             "run": f"{prefix}/bin/stagectl stage {source}:/nvme/{version}.{Path(source).name}",
         }
         for case, source, before in cases(nodes)
+        if chosen in ("", case)
         for version in versions
         for prefix in (PREFIXES[version],)
     }
@@ -105,6 +106,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1 << 30, help="bytes of the large file")
     parser.add_argument("--files", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=4, help="in each order")
+    names = [case for case, _, _ in cases(1)]
+    parser.add_argument("--case", choices=names, default="", help="this case alone")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "compare.json")
     options = parser.parse_args()
     with Site(options.nodes, "tmpfs") as site:
@@ -116,7 +119,8 @@ def main() -> int:
         results: list[dict[str, Any]] = []
         # The second of two finds the source in the page cache of the first: each is second once.
         for turn, versions in enumerate((tuple(PREFIXES), tuple(PREFIXES)[::-1])):
-            found = run_rounds(site, commands(options.nodes, versions), options.rounds)
+            chosen = commands(options.nodes, versions, options.case)
+            found = run_rounds(site, chosen, options.rounds)
             results += [{**one, "round": one["round"] + turn * options.rounds} for one in found]
     title = f"this checkout beside {options.revision}, {options.nodes} nodes, tmpfs"
     Console().print(table(results, title))
