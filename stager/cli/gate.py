@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,19 +16,31 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, StageError
+from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, printable_lines, say
-from stager.cli.options import config_option
+from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
+from stager.cli.render import summary
 from stager.cli.script import read_head
-from stager.cli.staging import JobNodes, build_request, end_step, parse_values, print_outcome
+from stager.cli.staging import (
+    JobNodes,
+    build_request,
+    end_step,
+    own_user,
+    parse_values,
+    print_outcome,
+)
 from stager.launch import job
+from stager.launch.comment import write_comment
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from stager.request.policy import Policy
 
 #: The variable in which the plugin passes the directives of the job's ``--stage`` options.
 _DIRECTIVES = "STAGE_DIRECTIVES"
@@ -59,12 +73,14 @@ class _Gate:
     complain: Callable[[str], None]
 
     def run(self) -> int:
-        """Stage, print the outcome and return the exit code."""
+        """Stage, print the outcome, tell it outside of the job too, and return the exit code."""
+        begun = time.monotonic()
         try:
-            outcome = self._stage()
+            outcome, rules = self._stage()
         except StageError as error:
             self.complain(str(error))
             code = error.code
+            self._tell_failure(error, time.monotonic() - begun)
         else:
             print_outcome(outcome, self.say, self.complain)
             code = outcome.code
@@ -72,6 +88,9 @@ class _Gate:
             lists = [path for path in outcome.shard_lists if "\n" not in path]
             if self.task_prolog and lists:
                 click.echo(f"export {_SHARDS}={':'.join(lists)}")
+            lines = summary(outcome, job.fold)
+            if rules and lines:
+                _comment(rules, code, lines[0], len(lines) - 1)
         if code:
             self.complain(f"the job's own program was not started (exit code {code})")
         if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:
@@ -79,19 +98,38 @@ class _Gate:
             end_step(self.config, self.step)
         return code
 
-    def _stage(self) -> Outcome:
+    def _stage(self) -> tuple[Outcome, Policy | None]:
+        """Return the outcome and the site's rules; there are none if nothing was to be staged."""
         text = os.environ.get(_DIRECTIVES, "")
         directives = parse_values([text] if text else [])
         directives += parse_script(read_head(self.script)) if self.script else []
         if not directives:  # the plugin and TaskProlog only guess which scripts have any
-            return Outcome([], [], 0.0)
+            return Outcome([], [], 0.0), None
         nodes = JobNodes.find(self.config)
         request = replace(
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
         with Progress(self.say, bars=None if self.task_prolog else sys.stderr) as progress:
-            return nodes.run(request, progress.show)
+            return nodes.run(request, progress.show), nodes.rules
+
+    def _tell_failure(self, error: StageError, seconds: float) -> None:
+        """Tell, where no rank could log it, that and why the stage failed."""
+        problem = str(error).splitlines()[0]  # the lines below it quote a request, or say more
+        with suppress(StageError):  # stage.toml itself may be at fault
+            rules = load_policy(self.config, simulated=False)
+            number = job.number(os.environ)
+            if rules.report.syslog:
+                log(result_line(number, own_user(), 0, seconds, error.code, problem))
+            _comment(rules, error.code, problem)
+
+
+def _comment(rules: Policy, code: int, text: str, more: int = 0) -> None:
+    """Write the result into the job's comment, if the site wants that."""
+    if rules.report.job_comment == "all" or (code and rules.report.job_comment == "failed"):
+        result = f"failed with code {code}: {text}" if code else text
+        others = f" (and {more} more)" if more else ""
+        write_comment(f"{result}{others}", os.environ, rules.launch.srun)
 
 
 def _print_line(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -80,7 +81,10 @@ class JobNodes:
         """
         if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
             raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
-        request = replace(request, nodes=self.context.node_count, job=self.context.job)
+        request = replace(
+            request, nodes=self.context.node_count, job=self.context.job,
+            log_user=own_user() if self.rules.report.syslog else "",
+        )  # fmt: skip
         srun = find_srun(self.rules.launch.srun)
         rules = settle(self.rules, srun)
         on_event({"event": "launch", "mpi": rules.launch.mpi})
@@ -144,6 +148,15 @@ class SimulatedNodes:
                 except OSError as error:
                     text = f"{path}: {error.strerror}; choose another --local-root"
                     raise UsageError(text) from None
+
+
+def own_user() -> str:
+    """Return the name of the user who runs this process, or the uid if it has none."""
+    uid = os.getuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _instead(rules: Policy) -> str:

@@ -101,6 +101,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
                 items, failures = [], [*unpublished, *failures]
             code = outcome(items, failures).code
             _note_figures(context, items, stage_run.evicted, code, watch.total)
+            _log_result(context, items, failures, watch.total)
             return outcome(items, failures)
     except RefusedError as refused:
         return outcome([], refused.failures)
@@ -248,3 +249,24 @@ def _note_figures(
         misses = sum(node.name in item.received for item in items)
         removed = sum(one.node == node.name for one in evicted)
         note_figures(node.uid, request.job, (hits, misses, removed, int(code != 0), seconds))
+
+
+def _log_result(
+    context: Context, items: Sequence[ItemReport], failures: Sequence[Failure], seconds: float
+) -> None:
+    """Log how this stage ended, in one line, on this node."""
+    request, name = context.request, context.node.name
+    if not request.log_user or request.dry_run:
+        return
+    from stager.base.log import log, result_line  # not for each stage that is only planned
+
+    moved = sum(_moved_size(item, context.comm.rank) for item in items if name in item.received)
+    why = (failures[0].code, f"{failures[0].node}: {failures[0].message}") if failures else ()
+    log(result_line(request.job, request.log_user, moved, seconds, *why))
+
+
+def _moved_size(item: ItemReport, rank: int) -> int:
+    """Return the bytes of an item that were moved to the node of this rank."""
+    if not item.tree:
+        return item.size
+    return item.tree.parts[rank] if item.tree.parts else item.tree.moved_size

@@ -138,6 +138,8 @@ class StageRequest:
     #: Bytes with which to measure the network and the disks instead of staging; see
     #: `rank.measure`. 0 to stage.
     bench: int = 0
+    #: The user's name for the line that each node logs about the stage; empty to log nothing.
+    log_user: str = ""
     #: Only find out how many ranks there are; several may be on one node.
     hello: bool = False
     #: Folder that holds one folder a simulated node; empty on real nodes.

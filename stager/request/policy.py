@@ -262,6 +262,15 @@ class Shared(_Section):
         return self
 
 
+class Report(_Section):
+    """``[report]``: where the result of a stage is told besides the job's output."""
+
+    #: Whether each node logs one line for each stage.
+    syslog: Annotated[bool, Field(strict=True)] = True
+    #: The jobs into whose comment the result is written.
+    job_comment: Literal["all", "failed", "none"] = "failed"
+
+
 class Metrics(_Section):
     """``[metrics]``: figures of each node for Prometheus."""
 
@@ -285,6 +294,7 @@ class Policy(_Section):
     transfer: Transfer = Transfer()
     source: SourceSection = SourceSection()
     shared: Shared = Shared()
+    report: Report = Report()
     metrics: Metrics = Metrics()
 
     @property

@@ -88,6 +88,7 @@ REQUESTS = st.builds(
     directives=TEXTS,
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
+    log_user=TEXTS,
     local_root=st.just("") | PATHS,
     key=st.binary(min_size=KEY_SIZE, max_size=KEY_SIZE).map(bytes.hex),
 )
@@ -130,7 +131,7 @@ def test_the_json_of_a_request() -> None:
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
-        '"dry_run": false, "bench": 0, "hello": false, '
+        '"dry_run": false, "bench": 0, "log_user": "", "hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
 

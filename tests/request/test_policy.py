@@ -66,6 +66,10 @@ insecure_registries = ["registry:5000"]
 owner = "nobody"
 roots = ["/nvme/all"]
 
+[report]
+syslog = false
+job_comment = "all"
+
 [metrics]
 textfile = "/var/lib/node_exporter/stage.prom"
 """
@@ -133,6 +137,7 @@ def test_the_defaults_are_these() -> None:
             "insecure_registries": (),
         },
         "shared": {"owner": "", "roots": ()},
+        "report": {"syslog": True, "job_comment": "failed"},
         "metrics": {"textfile": ""},
     }
 
@@ -185,6 +190,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "insecure_registries": ("registry:5000",),
         },
         "shared": {"owner": "nobody", "roots": ("/nvme/all",)},
+        "report": {"syslog": False, "job_comment": "all"},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }
 
