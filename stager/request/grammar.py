@@ -1,10 +1,14 @@
 r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
 
 A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,`` ``;``
-``\`` or a blank makes that character part of a path; other blanks around a field are dropped. The
-colons in a URL's ``scheme://host:port`` separate nothing, nor does that before an image's tag.
+``\`` ``$`` ``%`` ``~`` or a blank makes that character part of a path; other blanks around a field
+are dropped. The colons in a URL's ``scheme://host:port`` separate nothing, nor does that before an
+image's tag.
 
 A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
+
+What a shell or Slurm would expand elsewhere is not expanded in a path: it is refused, unless a
+backslash or a line's single quotes make it part of the path.
 
 ``parse_value(print_value(directives)) == directives``. Every fault is a DirectiveError, which shows
 its place by a caret.
@@ -48,6 +52,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
 _IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 _LINE = "#STAGE SRC DST [key=value…]"
+_NOT_EXPANDED = {
+    "$": "variables are not expanded here",
+    "%": "%j and the like are not expanded here",
+    "~": "~ is not expanded here",
+}
 #: An option behind a path, as it is written in a ``--stage`` value. (A path that looks like that
 #: can be staged by ``--stage``, with a backslash before its comma.)
 _OPTION_BEHIND = re.compile(rf",({'|'.join(OPTION_TYPES)})(?=[=,]|$)")
@@ -121,8 +130,9 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
 
 
 def _build(text: str, source: Field, destination: Field, options: Sequence[Field]) -> Directive:
-    _check_path(text, source, "source")
-    _check_path(text, destination, "destination")
+    for path, what in ((source, "source"), (destination, "destination")):
+        _check_path(text, path, what)
+        _check_expansions(text, path)
     chosen = _Chosen(text)
     for option in options:
         chosen.read(option)
@@ -162,6 +172,24 @@ def _check_path(text: str, path: Field, what: str) -> None:
         raise DirectiveError(problem, text, path.at)
     if what == "destination" and ".." in path.value.split("/"):
         raise DirectiveError("'..' is not allowed in a destination", text, path.at)
+
+
+def _check_expansions(text: str, path: Field) -> None:
+    """Raise DirectiveError for what the user expects to be expanded; in URLs, ``%`` is common."""
+    known = "$" if is_url(path.value) else _NOT_EXPANDED
+    at = next((at for at in path.expansions if text[at] in known), None)
+    if at is None:
+        return
+    char = text[at]
+    literally = f"write \\{char} (in an #SBATCH line \\\\{char})"
+    if text.startswith("#STAGE"):
+        literally = "put it in single quotes"
+    raise DirectiveError(
+        f"{_NOT_EXPANDED[char]}; write the value, or run stagectl stage in the script, where the "
+        f"shell expands variables; for a name with '{char}' {literally}",
+        text,
+        at,
+    )
 
 
 def _check_url(text: str, url: Field) -> None:

@@ -5,6 +5,7 @@ Each piece keeps its position in the text, so that `grammar` can show where a fa
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DirectiveError
@@ -13,12 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: The characters, besides blanks, that a backslash makes part of a path in a ``--stage`` value.
-ESCAPED = ":,;\\"
+ESCAPED = ":,;\\$%~"
 BLANKS = " \t"
+#: A shell expands ``$USER``, ``${USER}``, ``$(date)`` and ``~``; Slurm expands ``%j``, ``%4t`` and
+#: ``%%`` in names of files (see "filename pattern" in sbatch(1)). A ``%`` before two hexadecimal
+#: digits belongs to a percent-encoded name.
+_EXPANSION = re.compile(
+    r"\$(?=[A-Za-z_{(])|%(?![0-9A-Fa-f]{2})(?=[0-9]?[AaJjNnbstux]|%)|(?<=/)~(?=/|\Z)"
+)
+_SEPARATOR = re.compile(r"[:,;\\]")
 
 
 class Char(NamedTuple):
-    """A character of a value, its position, and whether a backslash made it literal."""
+    """A character, its position, and whether a backslash or single quotes made it literal."""
 
     char: str
     at: int
@@ -30,11 +38,13 @@ class Field(NamedTuple):
 
     value: str
     at: int
+    #: The positions of what a shell or Slurm would expand elsewhere.
+    expansions: tuple[int, ...] = ()
 
 
 def escape(path: str) -> str:
     """Return a path or pattern as it is written in a ``--stage`` value."""
-    escaped = "".join(f"\\{c}" if c in ESCAPED else c for c in path)
+    escaped = _EXPANSION.sub(r"\\\g<0>", _SEPARATOR.sub(r"\\\g<0>", path))
     stripped = escaped.rstrip(BLANKS)
     return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
 
@@ -63,7 +73,7 @@ def read_escapes(text: str) -> list[Char]:
             continue
         following = text[at + 1 : at + 2]
         if not following or following not in ESCAPED + BLANKS:
-            problem = "a backslash must be followed by : , ; \\ or a blank"
+            problem = "a backslash must be followed by : , ; \\ $ % ~ or a blank"
             raise DirectiveError(f"{problem}; write \\\\ for a backslash in a path", text, at)
         chars.append(Char(following, at + 1, literal=True))
         at += 2
@@ -103,8 +113,13 @@ def strip(chars: list[Char]) -> list[Char]:
 def field(chars: list[Char], end: int) -> Field:
     """Return the stripped ``chars`` as a Field, which is at ``end`` if nothing is left of them."""
     stripped = strip(chars)
-    at = stripped[0].at if stripped else end
-    return Field("".join(c.char for c in stripped), at)
+    return _joined(stripped, stripped[0].at if stripped else end)
+
+
+def _joined(chars: list[Char], at: int) -> Field:
+    value = "".join(c.char for c in chars)
+    seen = "".join("\0" if c.literal else c.char for c in chars)
+    return Field(value, at, tuple(chars[m.start()].at for m in _EXPANSION.finditer(seen)))
 
 
 def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
@@ -114,20 +129,24 @@ def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
     do not match. (The standard library's shlex keeps no positions.)
     """
     words: list[Field] = []
-    word: Field | None = None
-    for text, at, plain in _unquote(line, start, sbatch=sbatch):
-        if plain and text == "#" and (sbatch or word is None):
+    word: list[Char] = []
+    for char, plain in _unquote(line, start, sbatch=sbatch):
+        if plain and char.char == "#" and (sbatch or not word):
             break
-        if plain and text in BLANKS:
-            words += [word] if word else []
-            word = None
-        else:
-            word = Field(word.value + text, word.at) if word else Field(text, at)
-    return [*words, word] if word else words
+        if not plain or char.char not in BLANKS:
+            word.append(char)
+        elif word:
+            words.append(_word(word))
+            word = []
+    return [*words, _word(word)] if word else words
 
 
-def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int, bool]]:
-    """Yield each character, its position, and whether it is outside of quotes and escapes.
+def _word(chars: list[Char]) -> Field:
+    return _joined([char for char in chars if char.char], chars[0].at)
+
+
+def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[Char, bool]]:
+    """Yield each character, and whether it is outside of quotes and escapes.
 
     In a shell a backslash escapes nothing within single quotes, and within double quotes only what
     is special there; for sbatch it escapes any character everywhere. A quotation mark becomes an
@@ -141,13 +160,15 @@ def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[str, int,
             at += 1
             if at == len(line):
                 raise DirectiveError("nothing follows the backslash", line, at)
-            kept = "" if sbatch or not quote or line[at] in '"\\$`' else char
-            yield kept + line[at], at - 1, False
+            escapes = sbatch or not quote or line[at] in '"\\$`'
+            if not escapes:
+                yield Char(char, at - 1, literal=False), False
+            yield Char(line[at], at - escapes, literal=escapes), False
         elif char == (quote or char) and char in "\"'":
             quote = "" if quote else char
-            yield "", at, False
+            yield Char("", at, literal=False), False
         else:
-            yield char, at, not quote
+            yield Char(char, at, literal=quote == "'"), not quote
         at += 1
     if quote:
         raise DirectiveError(f"the closing {quote} is missing", line, len(line))

@@ -31,7 +31,7 @@ SHELLS = ("bash", "zsh", "fish")
 def site(tmp_path: Path) -> Path:
     """A folder with sources, a staging folder with two copies in it, and a stage.toml."""
     (tmp_path / "shared/a set").mkdir(parents=True)
-    for name in ("img.sqsh", "images", "x:y", ".hidden"):
+    for name in ("img.sqsh", "images", "x:y", "%j", "50%", ".hidden"):
         (tmp_path / "shared" / name).touch()
     (tmp_path / "nvme/alice").mkdir(parents=True)
     (tmp_path / "nvme/file").touch()
@@ -114,6 +114,8 @@ def test_sources_are_offered(command: str, site: Path) -> None:
         ("{site}/sh", "{site}/shared/"),
         ("{site}/shared/.", "{site}/shared/.hidden:"),
         ("{site}/shared/x", "{site}/shared/x\\:y:"),
+        ("{site}/shared/%", "{site}/shared/\\%j:"),
+        ("{site}/shared/5", "{site}/shared/50%:"),
         ("/a:/b;{site}/shared/img", "/a:/b;{site}/shared/img.sqsh:"),
         ("/a:", "/a:{site}/nvme/"),
         ("/a:{site}/nvme/", "/a:{site}/nvme/alice/"),

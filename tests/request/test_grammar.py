@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,8 @@ from tests.support.directives import (
 
 CONTROL = "a control character is not allowed in a directive"
 BLANK_RULE = (
-    "a backslash must be followed by : , ; \\ or a blank; write \\\\ for a backslash in a path"
+    "a backslash must be followed by : , ; \\ $ % ~ or a blank; write \\\\ for a backslash in a "
+    "path"
 )
 NOTHING = "source and destination are missing: write SRC:DST"
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
@@ -102,6 +102,9 @@ def test_a_value_is_directives_joined_by_semicolons(text: str, directives: list[
         ("/a\\ :/b\\ ", "/a ", "/b "),
         ("/a\\\t:/b\\\t", "/a\t", "/b\t"),
         ("/a\\ b:/c d", "/a b", "/c d"),
+        ("/\\$USER:/\\%j/\\~", "/$USER", "/%j/~"),
+        ("/\\$a\\%:/\\~b/\\%\\%", "/$a%", "/~b/%%"),
+        ("s3://bucket/a\\$folder$:/b", "s3://bucket/a$folder$", "/b"),
     ],
 )
 def test_a_backslash_takes_a_separator_or_a_blank_as_it_is(
@@ -127,9 +130,11 @@ def test_blanks_around_a_field_are_dropped_and_those_within_kept(
     assert parse_value(text) == (directive,)
 
 
-@pytest.mark.parametrize("char", ["'", '"', "#", "=", "~", "$", "*", "é", "漢", "😀", "\udcff"])
+@pytest.mark.parametrize(
+    "char", ["'", '"', "#", "=", "~", "$", "%", "*", "é", "漢", "😀", "\udcff"]
+)
 def test_any_other_character_belongs_to_the_path(char: str) -> None:
-    assert parse_value(f"/a{char}:/{char}b") == (Directive(f"/a{char}", f"/{char}b"),)
+    assert parse_value(f"/a{char}:/{char}.b") == (Directive(f"/a{char}", f"/{char}.b"),)
 
 
 # a value that is refused
@@ -175,6 +180,82 @@ def test_a_value_without_its_two_paths_is_refused(text: str, problem: str, colum
 def test_a_path_that_is_not_absolute_is_refused(text: str, what: str, column: int) -> None:
     problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
     assert value_fault(text) == message(problem, text, column)
+
+
+VARIABLES = "variables are not expanded here"
+PATTERNS = "%j and the like are not expanded here"
+HOME = "~ is not expanded here"
+
+
+def not_expanded(problem: str, char: str, *, line: bool = False) -> str:
+    """Return the message for what a user expects to be expanded."""
+    in_value = f"write \\{char} (in an #SBATCH line \\\\{char})"
+    return (
+        f"{problem}; write the value, or run stagectl stage in the script, where the shell expands "
+        f"variables; for a name with '{char}' {'put it in single quotes' if line else in_value}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "column"),
+    [
+        ("/a:/b/$USER/c", VARIABLES, 6),
+        ("/a:/b/${USER}", VARIABLES, 6),
+        ("/a:/b/x$(date)", VARIABLES, 7),
+        ("/a:/b/$_x", VARIABLES, 6),
+        ("/shared/$SLURM_JOB_ID/a:/b", VARIABLES, 8),
+        ("/a:/b;/c\\,\\$d:/e/$F", VARIABLES, 17),
+        ("s3://bucket/$USER/a:/b", VARIABLES, 12),
+        ("https://host/a%20b/$USER:/b", VARIABLES, 19),
+        ("/a:/b/%j", PATTERNS, 6),
+        ("/a/in-%A_%a.tar:/b", PATTERNS, 6),
+        ("/a:/b/%4t.log", PATTERNS, 6),
+        ("/a:/b/%%", PATTERNS, 6),
+        ("/a:/b/\\%%u", PATTERNS, 8),
+        ("/a:/b/~/c", HOME, 6),
+        ("/a:/b/~", HOME, 6),
+        ("/~/a:/b", HOME, 1),
+    ],
+)
+def test_what_would_be_expanded_elsewhere_is_refused(text: str, problem: str, column: int) -> None:
+    assert value_fault(text) == message(not_expanded(problem, text[column]), text, column)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "column"),
+    [
+        ("#STAGE /a /b/$USER/c", VARIABLES, 13),
+        ('#STAGE "/a b/$USER" /c', VARIABLES, 13),
+        ("#STAGE /a '/b '/$USER", VARIABLES, 16),
+        ('#STAGE /a "/b/\\%a"', PATTERNS, 15),
+        ("#STAGE /a /b/%j", PATTERNS, 13),
+        ("#STAGE /a /b/~", HOME, 13),
+    ],
+)
+def test_what_would_be_expanded_elsewhere_is_refused_in_a_line(
+    line: str, problem: str, column: int
+) -> None:
+    expected = not_expanded(problem, line[column], line=True)
+    assert line_fault(line) == message(expected, line, column)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/a/50%:/b/50%/c",
+        "/a/caf%C3%A9/x%20name%3Ab:/b/%ad",
+        "/a/%4a:/b/100% sure",
+        "/a$:/b/$1/$",
+        "/a/~bob/b~:/b~/c",
+        "s3://bucket/100%a/~/b:/b",
+        "https://host/~alice/a%20b%25j:/b",
+        "/a:/b,include=$x,exclude=%j,exclude=/~/*",
+    ],
+)
+def test_a_dollar_or_percent_sign_that_nothing_expands_is_part_of_the_path(text: str) -> None:
+    directives = parse_value(text)
+    assert directives[0].source == text.partition(":/b")[0]
+    assert parse_value(print_value(directives)) == directives
 
 
 @pytest.mark.parametrize("text", ["/a:/b/../c", "/a:/..", "/a:/b/..", "/a:/../", "/a:/b/../../c"])
@@ -429,6 +510,7 @@ def test_the_caret_is_under_a_fault_however_far_into_the_value(text: str, before
         ("#STAGE '/a\\:' \"/b\\\\\"", "/a\\:", "/b\\"),
         ('#STAGE "/it\'s" \'/"b"\'', "/it's", '/"b"'),
         ('#STAGE "/a\\b" "/\\$c"', "/a\\b", "/$c"),
+        ("#STAGE '/$USER/%j' /\\$c/\\%a'/~'", "/$USER/%j", "/$c/%a/~"),
         ("#STAGE /a:1,2;3 /b:4,5;6", "/a:1,2;3", "/b:4,5;6"),
         ("#STAGE /a=1 /b=2", "/a=1", "/b=2"),
         ("#STAGE ''/a /b''", "/a", "/b"),
@@ -609,8 +691,11 @@ def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive)
     ]
     options += [f"include={pattern}" for pattern in directive.options.include]
     options += [f"exclude={pattern}" for pattern in directive.options.exclude]
+    # shlex.quote would leave a word with a % as it is, since to a shell it means nothing.
     words = [directive.source, directive.destination, *options]
-    assert parse_script([BASH, f"#STAGE {shlex.join(words)}\n"]) == (directive,)
+    quoted = ["'{}'".format(word.replace("'", "'\\''")) for word in words]
+    line = f"#STAGE {' '.join(quoted)}\n"
+    assert parse_script([BASH, line]) == (directive,)
 
 
 @pytest.mark.parametrize("pattern", ["", " ", "!kept", "#comment", "\\\\"])

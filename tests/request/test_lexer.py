@@ -22,8 +22,9 @@ def test_an_empty_field_is_where_its_run_ends() -> None:
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("/a", "/a"), ("/a:b,c;d\\", "/a\\:b\\,c\\;d\\\\"), ("/a b ", "/a b\\ "), ("/\t", "/\\\t")],
-)
+    [("/a", "/a"), ("/a:b,c;d\\", "/a\\:b\\,c\\;d\\\\"), ("/a b ", "/a b\\ "), ("/\t", "/\\\t"),
+     ("/$USER/%j/~", "/\\$USER/\\%j/\\~"), ("/$/50%/%20n/~a", "/$/50%/%20n/~a")],
+)  # fmt: skip
 def test_a_path_is_escaped_where_the_grammar_would_split_or_strip_it(path: str, text: str) -> None:
     assert escape(path) == text
 

@@ -21,9 +21,15 @@ T = TypeVar("T")
 BASH = "#!/bin/bash\n"
 
 #: Characters with a meaning in the grammars, and bytes that are not UTF-8.
-AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$*é漢😀\xa0\u2028\x7f\udc80\udcff")
+AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$%*é漢😀\xa0\u2028\x7f\udc80\udcff")
 PRINTABLE = st.characters(min_codepoint=0x20, exclude_categories=["Cs"])
-PATHS = st.text(AWKWARD | PRINTABLE, max_size=8).map("/{}".format)
+#: What is expanded elsewhere.
+EXPANDED = st.sampled_from(["$USER", "${USER}", "$(", "%j", "%4t", "%%", "%A_%a", "/~", "/~/"])
+PATHS = (
+    st.lists(st.text(AWKWARD | PRINTABLE, max_size=4) | EXPANDED, max_size=3)
+    .map("".join)
+    .map("/{}".format)
+)
 #: Values of ``include=`` and ``exclude=``; a directive has no control characters.
 PATTERNS = st.lists(
     st.sampled_from(["*.pyc", "__pycache__/", "/a,b", "a:b", "a;b", "a b", "**/x", "[a-z]?"])
@@ -82,7 +88,7 @@ DIRECTIVES = COPIES | UNPACKED | DECOMPRESSED | SHARDS
 PIECES = st.sampled_from(
     [
         *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
-        *("mode", "shard", "by", "{n}"),
+        *("mode", "shard", "by", "{n}", "$USER", "%j", "/~"),
         *(
             ":",
             ",",
