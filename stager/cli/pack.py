@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +14,7 @@ from stager.archive.pack import pack as pack_folder
 from stager.base.text import bytes_text, files_text, seconds_text
 from stager.cli.absolute import absolute
 from stager.cli.console import say
+from stager.cli.options import json_option
 from stager.disk.files import as_stage_error
 from stager.request.lexer import escape
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", type=click.Path())
 @click.argument("archive", type=click.Path(), required=False)
-def pack(folder: str, archive: str | None) -> None:
+@json_option
+def pack(folder: str, archive: str | None, as_json: bool) -> None:
     """Pack a folder of many files into one archive.
 
     One large file is read from shared storage much faster than many small ones. The command
@@ -39,7 +43,18 @@ def pack(folder: str, archive: str | None) -> None:
         packed = pack_folder(folder, path)
     except OSError as error:
         raise as_stage_error(error, path) from None
-    _report(path, packed, time.monotonic() - start)
+    seconds = time.monotonic() - start
+    if as_json:
+        click.echo(json.dumps(_to_json(packed, seconds), indent=1))
+    else:
+        _report(path, packed, seconds)
+
+
+def _to_json(packed: Packed, seconds: float) -> dict[str, Any]:
+    """Return a JSON object; the options are those with which a job stages the archive."""
+    options = [option for option in packed.options.split(",") if option]
+    own = {"archive": absolute(packed.archive), "options": options, "seconds": seconds}
+    return {**asdict(packed), **own}
 
 
 def _report(path: str, packed: Packed, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from stager.base.errors import (
 )
 from stager.tree.walk import walk
 from tests.support.archives import NO_LIMITS, seen
-from tests.support.stagectl import STAGECTL, run
+from tests.support.stagectl import STAGECTL, Ran, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,6 +205,23 @@ def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
     text = "stage: /nowhere/a.tar: No such file or directory\n"
     assert (ran.code, ran.err) == (6, text)
+
+
+def test_the_command_prints_json(folder: Path) -> None:
+    (folder / "pyvenv.cfg").touch()
+    archive = folder.parent / "b.tar"
+    printed = {
+        "archive": str(archive), "files": 4, "size": (3 << 20) + 1,
+        "options": ["extract", "relocate=venv"], "conda": False,
+    }  # fmt: skip
+    for fresh in (True, False):
+        ran = run([*STAGECTL, "pack", "--json", str(folder), "../b.tar"], folder)
+        assert (ran.code, ran.err) == (0, "")
+        result = json.loads(ran.out)
+        assert 0 < result.pop("seconds") < 60
+        assert result == {**printed, "packed_size": archive.stat().st_size, "fresh": fresh}
+    ran = run([*STAGECTL, "pack", "--json", str(folder), "/nowhere/a.tar"], folder)
+    assert ran == Ran(6, "", "stage: /nowhere/a.tar: No such file or directory\n")
 
 
 def test_an_image_is_not_made_of_a_folder_that_others_can_change(tmp_path: Path) -> None:

@@ -34,3 +34,10 @@ def test_the_line_of_a_command_is_the_first_of_its_help(name: str) -> None:
     summary, hidden = COMMANDS[name][1], command.hidden
     assert (summary == "") == hidden
     assert hidden or command.help.split("\n\n")[0] == summary
+
+
+def test_the_readme_names_the_commands_without_json() -> None:
+    users = [name for name, (_, line) in COMMANDS.items() if line]
+    without = [name for name in users if "  --json" not in TEXTS[name]]
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    assert f"All but {' and '.join(f'`{name}`' for name in without)} have `--json`." in readme
