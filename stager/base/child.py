@@ -1,7 +1,8 @@
-"""Run something as another user, in a child process with limits on its time, memory and answer.
+"""Run something in a child process, if need be as another user, and wait for it only so long.
 
-The user may stop the process, trace it, or make it wait for a filesystem that does not answer. So
-its answer may be anything, and the caller does not wait for its end: what cannot be killed is left.
+The child may wait for a filesystem that does not answer, and cannot be killed then: it is left. If
+it runs as another user, that user may also stop it, trace it, or have it answer anything; so its
+time, its memory and the size of its answer are limited.
 """
 
 from __future__ import annotations
@@ -34,6 +35,14 @@ _MEMORY_LIMIT = 1 << 30
 NO_GROUP = 65534
 
 
+class LateAnswerError(TimeoutError):
+    """The child did not end in time; ``so_far`` is what it wrote."""
+
+    def __init__(self, so_far: bytes) -> None:
+        super().__init__(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        self.so_far = so_far
+
+
 def answer_as(
     uid: int,
     gid: int,
@@ -47,15 +56,26 @@ def answer_as(
     The child has no other descriptors, but those that are /dev/null, and ``held``, which keeps a
     lock of the caller's as long as the child lives.
 
-    Raise TimeoutError if it does not end within ``limit`` seconds, OSError if it cannot be started.
+    Raise LateAnswerError if it does not end within ``limit`` seconds, OSError if it cannot be
+    started.
     """
+
+    def act_as(output: int) -> None:
+        _become(uid, gid, groups, max(1, round(limit)))
+        act(output)
+
+    return answer(act_as, limit, held)
+
+
+def answer(act: Callable[[int], object], limit: float, held: int | None = None) -> bytes:
+    """Return what ``act`` writes, as `answer_as`, in a child that runs as this user."""
     deadline = time.monotonic() + limit
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             _let_go(writing, held)
-            _become(uid, gid, groups, max(1, round(limit)))
+            os.setsid()
             act(_OUTPUT)
         finally:
             os._exit(0)
@@ -79,7 +99,6 @@ def _let_go(output: int, held: int | None) -> None:
 
 
 def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:
-    os.setsid()
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -105,7 +124,7 @@ def _read_all(descriptor: int, deadline: float) -> bytes:
     while len(answer) < _ANSWER_LIMIT:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            raise LateAnswerError(answer)
         block = os.read(descriptor, _BLOCK)
         if not block:
             break

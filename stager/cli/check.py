@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +17,12 @@ from stager.cli.options import config_option
 from stager.cli.script import read_script
 from stager.cli.staging import build_request, parse_values
 from stager.request.resolve import resolve
-from stager.request.script import ignored_lines, parse_script, sbatch_values
+from stager.request.script import ignored_lines, likely_mistakes, parse_script, sbatch_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stager.request.items import StageItem
 
 
 @click.command()
@@ -33,18 +39,19 @@ from stager.request.script import ignored_lines, parse_script, sbatch_values
 def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
 
-    Checks how they are written, and whether the site's configuration allows the destinations.
-    Whether the sources exist is checked when the job starts. Lines after the first command of a
-    script are ignored: a warning names them.
+    Checks how they are written, and whether the site's configuration allows the destinations. A
+    warning names each source that this machine does not see (without --quiet), and each line of a
+    script that is ignored: after the first command, or not written as #STAGE or #SBATCH. Warnings
+    do not change the exit code.
     """
+    if not values and not scripts:
+        raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
     from stager.request import policy  # neither the help nor completion needs pydantic
 
-    lists = list(values)
-    directives = parse_values(values)
+    directives, lists = parse_values(values), list(values)
     for script in scripts:
         lines = read_script(str(script))
-        for number, line in ignored_lines(lines):
-            complain(f"line {number} is after the first command, so it is ignored: {line}")
+        _warn_of_lines(lines)
         in_script = sbatch_values(lines)
         directives += [*parse_script(lines), *parse_values(in_script)]
         lists += in_script
@@ -61,4 +68,22 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
         say("ok: nothing to stage")
     if rules is None:
         say(f"only the syntax was checked: there is no {config} here")
+    _warn_of_sources(items)
     return 0
+
+
+def _warn_of_lines(lines: list[str]) -> None:
+    for number, form, line in likely_mistakes(lines):
+        complain(f"line {number} is only a comment; to stage, write '{form}': {line}")
+    for number, line in ignored_lines(lines):
+        complain(f"line {number} is after the first command, so it is ignored: {line}")
+
+
+def _warn_of_sources(items: Iterable[StageItem]) -> None:
+    from stager.cli.seen import unseen  # sbatch does not look: it must not wait
+
+    for source, reason in unseen(item.source for item in items):
+        complain(
+            f"{source}: not seen from this machine ({reason}); check the path, and that the "
+            "compute nodes mount this filesystem"
+        )

@@ -21,6 +21,12 @@ _LINE = re.compile(r"#STAGE(?=\s|$)")
 #: A line that asks for files, wherever it stands in the script.
 _ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?=[=\s])")
 
+#: Comments that were probably meant to be such a line, and how that is written.
+_LIKELY = (
+    (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), "#STAGE SRC DST"),
+    (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), "#SBATCH --stage=SRC:DST"),
+)
+
 
 def is_command(line: str) -> bool:
     """Whether a line of a batch script ends its head."""
@@ -42,6 +48,19 @@ def ignored_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         below = below or is_command(line)
         if below and _ASKS.match(line):
             yield number, line.rstrip()
+
+
+def likely_mistakes(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the comments in a script's head that resemble a line that asks for files.
+
+    Yield the number of the line, from 1, how such a line is written, and the text of this one.
+    """
+    for number, line in enumerate(head(lines), 1):
+        if _LINE.match(line) or line.startswith("#SBATCH"):
+            continue
+        for pattern, form in _LIKELY:
+            if pattern.match(line):
+                yield number, form, line.rstrip()
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.child import answer_as
+from stager.base.child import LateAnswerError, answer, answer_as
 from tests.support.users import USER
 
 if TYPE_CHECKING:
@@ -55,20 +55,32 @@ def test_its_memory_processor_and_files_are_limited() -> None:
     assert ask(act) == b"no memory [(20, 20), (0, 0), (0, 0)]"
 
 
+def test_it_can_run_as_its_caller() -> None:
+    def act(output: int) -> None:
+        os.write(output, repr((os.getresuid(), os.getsid(0) == os.getpid())).encode())
+
+    assert answer(act, 20) == repr((os.getresuid(), True)).encode()
+
+
 def answer_in_part(output: int) -> None:
     os.write(output, b"a part")
     time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    "act",
-    [lambda _: time.sleep(60), lambda _: os.kill(os.getpid(), signal.SIGSTOP), answer_in_part],
+    ("act", "so_far"),
+    [
+        (lambda _: time.sleep(60), b""),
+        (lambda _: os.kill(os.getpid(), signal.SIGSTOP), b""),
+        (answer_in_part, b"a part"),
+    ],
     ids=["hangs", "is stopped", "answers in part"],
 )
-def test_one_that_does_not_end_is_killed(act: Callable[[int], object]) -> None:
+def test_one_that_does_not_end_is_killed(act: Callable[[int], object], so_far: bytes) -> None:
     begun = time.monotonic()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(LateAnswerError) as late:
         ask(act, 0.5)
+    assert late.value.so_far == so_far
     assert time.monotonic() - begun < 15
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import stager.cli.seen  # noqa: F401 - an ordinary user may be unable to read this Python
 from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
 from tests.support.stagectl import Ran
 from tests.support.users import as_ordinary_user, ordinary_home
@@ -19,6 +20,7 @@ SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4 --stage=/shared/c:/nvme/c
 #STAGE "/shared/with blank" /nvme/ validate=size  # and a comment
+# STAGE /shared/x /nvme/x
 
 # The head goes on over blank lines.
 #SBATCH --stage "/shared/d:/nvme/d;/shared/e:/nvme/e"
@@ -26,11 +28,13 @@ SCRIPT = """\
 srun ./train
 #STAGE /shared/too-late /nvme/too-late
 """
-#: What is said of the last line.
+#: What is said of two lines.
 IGNORED = (
-    "stage: line 9 is after the first command, so it is ignored: #STAGE /shared/too-late "
+    "stage: line 4 is only a comment; to stage, write '#STAGE SRC DST': # STAGE /shared/x /nvme/x\n"
+    "stage: line 10 is after the first command, so it is ignored: #STAGE /shared/too-late "
     "/nvme/too-late\n"
 )
+NOTHING = "nothing to stage"
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
@@ -62,9 +66,17 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
         ["/a:/nvme/b", "--script", "short.sh"],
         ["/a to /nvme/b (validate=stat)", "/f to /nvme/f (validate=stat)"],
     ),
-    "nothing": ([], ["nothing to stage"]),
-    "a script without any": (["--script", "plain.sh"], ["nothing to stage"]),
+    "a script without any": (["--script", "plain.sh"], [NOTHING]),
 }  # fmt: skip
+
+
+def not_seen(*sources: str, reason: str = "No such file or directory") -> str:
+    """Return the warnings of sources that do not exist."""
+    return "".join(
+        f"stage: {source}: not seen from this machine ({reason}); check the path, and that the "
+        "compute nodes mount this filesystem\n"
+        for source in sources
+    )
 
 
 @pytest.fixture
@@ -79,8 +91,9 @@ def scripts(desk: Desk) -> Desk:
 @pytest.mark.parametrize(("arguments", "lines"), RIGHT.values(), ids=RIGHT)
 def test_check_repeats_what_is_right(scripts: Desk, arguments: list[str], lines: list[str]) -> None:
     text = "".join(f"stage: ok: {line}\n" for line in lines)
-    ignored = IGNORED if "job.sh" in arguments else ""
-    assert scripts.stagectl("check", *arguments) == Ran(0, text, ignored)
+    unseen = not_seen(*dict.fromkeys(line.partition(" to ")[0] for line in lines))
+    said = (IGNORED if "job.sh" in arguments else "") + ("" if NOTHING in lines else unseen)
+    assert scripts.stagectl("check", *arguments) == Ran(0, text, said)
 
 
 def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> None:
@@ -97,7 +110,31 @@ def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> N
 def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
     script = "#!/bin/sh\n#STAGE /f /nvme/f\n"
     text = "stage: ok: /f to /nvme/f (validate=stat)\n"
-    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, "")
+    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, not_seen("/f"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--quiet"]])
+def test_check_wants_to_know_what_to_check(desk: Desk, arguments: list[str]) -> None:
+    ran = desk.stagectl("check", *arguments)
+    problem = "Error: Name what to check: SRC:DST, or a batch script by --script FILE."
+    assert (ran.code, ran.out, ran.err.splitlines()[-1]) == (2, "", problem)
+
+
+def test_check_warns_of_a_source_that_cannot_be_read_here(desk: Desk) -> None:
+    def act(home: Path) -> Ran:
+        for name in ("closed", "open"):
+            (home / name).touch(mode=0 if name == "closed" else 0o600)
+        sources = (f"{home}/closed", f"{home}/open", f"{home}/none", "https://host/a")
+        values = [f"{source}:/nvme/{at}" for at, source in enumerate(sources)]
+        config = home / "stage.toml"
+        config.write_text('roots = ["/nvme"]\n[source]\nallow = ["https://host"]\n')
+        assert call(["check", "--quiet", "--config", str(config), *values], home) == Ran(0, "", "")
+        return call(["check", "--config", str(config), *values], home)
+
+    with ordinary_home() as home:
+        ran = as_ordinary_user(lambda: act(home))
+    denied = not_seen(f"{home}/closed", reason="Permission denied")
+    assert (ran.code, ran.err) == (0, denied + not_seen(f"{home}/none"))
 
 
 def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
@@ -114,14 +151,14 @@ def test_check_without_stage_toml_checks_only_the_syntax(desk: Desk) -> None:
         0,
         "stage: ok: /a to /anywhere/b (validate=stat)\n"
         f"stage: only the syntax was checked: there is no {desk.config} here\n",
-        "",
+        not_seen("/a"),
     )
 
 
 def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
     path = os.fsdecode(b"/caf\xe9")
     text = "stage: ok: /caf\\udce9 to /nvme/b (validate=stat)\n"
-    assert desk.stagectl("check", f"{path}:/nvme/b") == Ran(0, text, "")
+    assert desk.stagectl("check", f"{path}:/nvme/b") == Ran(0, text, not_seen("/caf\\udce9"))
 
 
 WRONG: dict[str, tuple[list[str], int, list[str]]] = {
@@ -206,7 +243,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "problem"), CONFIGS.values(), ids=CONFIGS)
 def test_a_broken_stage_toml_is_a_refusal(desk: Desk, text: str, problem: str) -> None:
     desk.config.write_text(text)
-    assert desk.stagectl("check") == Ran(
+    assert desk.stagectl("check", "/a:/nvme/b") == Ran(
         3, "", f"stage: {desk.config}{problem}; tell the administrator\n"
     )
 
@@ -218,7 +255,7 @@ def test_a_broken_stage_toml_is_a_refusal(desk: Desk, text: str, problem: str) -
 )
 def test_a_stage_toml_that_cannot_be_read_is_a_refusal(desk: Desk, name: str, problem: str) -> None:
     desk.config = desk.folder / name
-    assert desk.stagectl("check") == Ran(
+    assert desk.stagectl("check", "/a:/nvme/b") == Ran(
         3, "", f"stage: {desk.config} cannot be read: {problem}; tell the administrator\n"
     )
 
@@ -233,7 +270,8 @@ def assert_explained(ran: Ran, *codes: int) -> None:
         assert ran.out == ""
         assert re.fullmatch(r"stage: \S(.|\n)*\n", ran.err)
     else:
-        assert all(re.match(r"stage: line \d+ is after ", line) for line in ran.err.splitlines())
+        warnings = r"stage: (line \d+ is (after|only) |.*: not seen from this machine )"
+        assert all(re.match(warnings, line) for line in ran.err.splitlines())
         assert ran.out.startswith("stage: ok: ")
 
 
@@ -261,7 +299,7 @@ TOML = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@given(st.lists(VALUES, max_size=3))
+@given(st.lists(VALUES, min_size=1, max_size=3))
 @settings(database=None, deadline=None, max_examples=40)
 def test_no_value_makes_a_traceback(values: list[str]) -> None:
     assert_explained(call(["check", "--config", "/nowhere", "--", *values], ROOT), 2)
@@ -284,4 +322,4 @@ def test_no_stage_toml_makes_a_traceback(text: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(text)
         file.flush()
-        assert_explained(call(["check", "--config", file.name], ROOT), 3)
+        assert_explained(call(["check", "--config", file.name, "/:/nvme/a"], ROOT), 2, 3)

@@ -46,7 +46,7 @@ def test_a_mistyped_command_is_corrected() -> None:
     assert "Did you mean one of: 'stage', 'status'?" in ran.err
 
 
-OK = "stage: ok: /a to /nvme/b (validate=stat)\n"
+OK = "stage: ok: /usr to /nvme/b (validate=stat)\n"
 
 
 def test_a_reader_that_has_left_the_pipe_is_no_failure_to_report(desk: Desk) -> None:
@@ -69,7 +69,7 @@ def test_with_a_closed_stream_the_others_are_written_as_always(
     desk: Desk, closed: str, out: str
 ) -> None:
     shell = ["/bin/sh", "-c", f'"$@" {closed}', "sh"]
-    check = [*STAGECTL, "check", "--config", str(desk.config), "/a:/nvme/b"]
+    check = [*STAGECTL, "check", "--config", str(desk.config), "/usr:/nvme/b"]
     assert run([*shell, *check]) == Ran(0, out, "")
 
 

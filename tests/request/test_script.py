@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from stager.base.errors import DirectiveError
 from stager.base.options import Options, Validate
 from stager.request.directive import Directive
-from stager.request.script import head, ignored_lines, parse_script, sbatch_values
+from stager.request.script import (
+    head,
+    ignored_lines,
+    likely_mistakes,
+    parse_script,
+    sbatch_values,
+)
 from tests.support.directives import (
     BASH,
     TEXTS,
@@ -81,6 +87,34 @@ def test_a_line_may_end_as_on_any_system(end: str) -> None:
 )
 def test_a_line_that_only_resembles_a_directive_is_a_comment(line: str) -> None:
     assert parse_script([BASH, line, "#STAGE /c /d"]) == (Directive("/c", "/d"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("# STAGE /a /b", "#STAGE SRC DST"),
+        ("#stage /a /b", "#STAGE SRC DST"),
+        ("#Stage\t'/a b' /b", "#STAGE SRC DST"),
+        (" #STAGE /a /b", "#STAGE SRC DST"),
+        ("#STAGE: /a /b", "#STAGE SRC DST"),
+        ("#STAGE=/a:/b", "#STAGE SRC DST"),
+        ("# stage s3://bucket/a /b", "#STAGE SRC DST"),
+        ("# SBATCH --stage=/a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#sbatch -N2 --stage /a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#STAGE /a /b", ""),
+        ("#STAGE", ""),
+        ("##STAGE /a /b", ""),
+        ("# stage the data", ""),
+        ("# stages /a", ""),
+        ("#SBATCH --stage=/a:/b", ""),
+        ("##SBATCH --stage=/a:/b", ""),
+        ("# SBATCH -N2", ""),
+    ],
+)
+def test_a_comment_that_was_meant_to_stage_is_found(line: str, form: str) -> None:
+    found = [(2, form, line)] if form else []
+    assert list(likely_mistakes([BASH, f"{line}\n"])) == found
+    assert list(likely_mistakes([BASH, "true\n", line])) == []
 
 
 def test_each_line_is_one_directive_in_the_script_s_order() -> None:
