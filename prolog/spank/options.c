@@ -1,4 +1,8 @@
-/* The options --stage and --stage-helper: registers them and collects their values. */
+/*
+ * The options --stage and --stage-helper: registers them and collects their values, and that of the
+ * variable that stands for one more --stage.
+ */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +67,33 @@ int stage_options_register(spank_t spank)
 	    spank_option_register(spank, &helper_option) != ESPANK_SUCCESS)
 		return -1;
 	return 0;
+}
+
+/*
+ * The variable that this program reads as one more --stage, as it reads variables for its own
+ * options. NULL in srun, whose environment is that of its job, and if it is not set or is empty.
+ */
+const char *stage_options_variable(void)
+{
+	static const char *const names[][2] = { { "sbatch", "SBATCH_STAGE" },
+						{ "salloc", "SALLOC_STAGE" } };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		const char *value = getenv(names[i][1]);
+
+		if (strcmp(program_invocation_short_name, names[i][0]) == 0 && value && value[0])
+			return names[i][1];
+	}
+	return NULL;
+}
+
+/* Before the command line is read. */
+int stage_options_take_variable(void)
+{
+	const char *name = stage_options_variable();
+	const char *value = name ? getenv(name) : NULL;
+
+	return value ? take_value(0, value, 0) : 0;
 }
 
 size_t stage_options_count(void)

@@ -47,7 +47,9 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		if (stage_submit_forget_outer_job() != 0)
 			return -1;
 		/* If two lines register the options, Slurm warns the user of every command. */
-		return repeated ? 0 : stage_options_register(spank);
+		if (!repeated && stage_options_register(spank) != 0)
+			return -1;
+		return stage_options_take_variable();
 	}
 	if (spank_context() == S_CTX_SLURMD) {
 		if (repeated)

@@ -3,7 +3,7 @@
  *
  * The order in which the files act in the life of a job:
  *
- *   sbatch, salloc, srun     options.c   collects the values of --stage
+ *   sbatch, salloc, srun     options.c   collects the values of --stage and of SBATCH_STAGE
  *                            submit.c    checks them and passes the list to the job
  *   on each node, as root    prepare.c   makes the user's folders, in the helper's step only
  *                            mark.c      marks the job as one that stages here
@@ -113,6 +113,8 @@ bool stage_order_is_elsewhere(void);
 
 /* options.c */
 int stage_options_register(spank_t spank);
+const char *stage_options_variable(void);
+int stage_options_take_variable(void);
 size_t stage_options_count(void);
 const char *stage_options_value(size_t index);
 bool stage_options_helper(void);

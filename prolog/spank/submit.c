@@ -37,6 +37,9 @@ static void check_or_exit(const struct stage_config *config)
 	if (code == STAGE_NOT_RUN)
 		(void)fprintf(stderr, "stage: %s cannot be run; tell the administrator\n",
 			      config->python);
+	else if (stage_options_variable())
+		(void)fprintf(stderr, "stage: %s is set, which counts as one more --stage\n",
+			      stage_options_variable());
 	exit(code);
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import shown
+from tests.cluster.hostile import dead_folder
 from tests.cluster.site import COPY, IMAGE, STAGECTL, digest
 from tests.cluster.watch import Watch
 
@@ -144,6 +146,82 @@ def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
     summary, _, *rest = job.output().splitlines()
     assert re.fullmatch(staged("a", "n1"), summary)
     assert rest == ["inner", "0"]
+
+
+def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> None:
+    variables = {"SBATCH_STAGE": f"{A};{B}", "SALLOC_STAGE": "/shared/none:/nvme/none"}
+    inner = f"sbatch -N1 -w n1 -W -o /home/alice/inner.out --wrap '{SEE_B}'"
+    script = f"#!/bin/bash\n#SBATCH --stage={B}\n{SEE_A}\n{inner} >&2\ncat /home/alice/inner.out"
+    job = site.sbatch(script, "-N1", "-w", "n1", "-s", env=variables)
+    assert job.wait().exit_code == "0:0"
+    # An sbatch within the job reads the variable, as it reads its own variables.
+    again = [skipped("a", "n1"), skipped("b", "n1"), "n1 sees b"]
+    lines = [line for line in job.output().splitlines() if not line.startswith("Submitted ")]
+    check_lines("\n".join(lines), staged("a", "n1"), staged("b", "n1"), "n1 sees a", *again)
+
+    variables = {"SBATCH_STAGE": "/shared/none:/nvme/none", "SALLOC_STAGE": A}
+    commands = f"srun bash -c '{SEE_A}'; srun echo again"
+    done = site.run(["salloc", "-N2", "-w", "n[1-2]", "bash", "-c", commands], env=variables)
+    sights = ["n1 sees a", "n2 sees a", "again", "again"]
+    check_lines(shown(done), r"stage: /nvme/a: 2\.9 MiB from the copy on n1 to n2 .*", *sights)
+    done = site.run(["srun", "-N1", "echo", "nothing"], env=variables)
+    check_lines(shown(done), "nothing")
+
+    variables = {"SBATCH_STAGE": "/shared/a"}
+    done = site.run(["sbatch", "--wrap=true"], env=variables, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "stage: no ':' between source and destination\n  /shared/a\n           ^\n"
+        "stage: SBATCH_STAGE is set, which counts as one more --stage\n"
+    )
+    done = site.run(["sbatch", "-N1", "-W", "--wrap=true"], env={"SBATCH_STAGE": ""})
+    assert done.stderr == ""
+
+
+def test_a_name_with_a_dollar_or_percent_sign_is_staged_only_if_it_is_escaped(site: Site) -> None:
+    wanted = "--stage=/shared/a:/nvme/$USER/a;/shared/b:/nvme/a"
+    done = site.run(["sbatch", "-N1", wanted, "--wrap=true"], check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "stage: variables are not expanded here; write the value, or run stagectl stage in the "
+        "script, where the shell expands variables; for a name with '$' write \\$ (in an #SBATCH "
+        "line \\\\$)\n"
+        "  /shared/a:/nvme/$USER/a;/shared/b:/nvme/a\n                  ^\n"
+    )
+    script = f"""#!/bin/bash
+#SBATCH -N1 -w n1 --stage=/shared/a:/nvme/\\\\$USER/\\\\%j
+#STAGE /shared/b '/nvme/$USER/~/b'
+cmp /shared/a '/nvme/$USER/%j' && cmp /shared/b '/nvme/$USER/~/b' && echo same
+{STAGECTL} stage "/shared/a:/nvme/$USER/a" && cmp /shared/a /nvme/alice/a
+{STAGECTL} stage '/shared/a:/nvme/%j'
+"""
+    job = site.sbatch(script)
+    assert job.wait().exit_code == "2:0"
+    lines = job.output().splitlines()
+    assert lines[2] == "same"
+    check_lines(
+        "\n".join(lines[:2]),
+        r"stage: /nvme/\$USER/%j: 2\.9 MiB from /shared/a to n1 in .*",
+        r"stage: /nvme/\$USER/~/b: 2\.9 MiB from /shared/b to n1 in .*",
+    )
+    assert lines[3].startswith("stage: /nvme/alice/a: 2.9 MiB ")
+    assert lines[4].startswith("stage: %j and the like are not expanded here; write the value, ")
+    assert lines[5:] == ["  /shared/a:/nvme/%j", "                  ^"]
+    assert not site.copy("n1", "/nvme/alice/%j").exists()
+
+
+def test_check_does_not_wait_for_a_filesystem_that_is_dead(site: Site) -> None:
+    site.run("mkdir /home/alice/dead")
+    values = ["/shared/a:/nvme/a", "/home/alice/dead/b:/nvme/b", "/shared/none:/nvme/none"]
+    with dead_folder(site, "/home/alice/dead", node="login", user="alice"):
+        begun = time.monotonic()
+        done = site.run([STAGECTL, "check", *values])
+        assert time.monotonic() - begun < 20
+        site.run([STAGECTL, "check", "--quiet", *values])
+    assert done.stderr == (
+        "stage: /home/alice/dead/b: not seen from this machine (no answer for 2 s); check the "
+        "path, and that the compute nodes mount this filesystem\n"
+    )
 
 
 def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:
