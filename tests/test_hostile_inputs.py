@@ -23,7 +23,7 @@ from stager.base.errors import Failure, LaunchError, StageError
 from stager.base.outcome import Outcome, event
 from stager.cli.progress import Progress
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
-from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused
+from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays
 from stager.disk.jobs import uses_of
 from stager.disk.record import Record
 from stager.launch.answers import Mailbox, frames
@@ -129,7 +129,9 @@ STATUS = NodeStatus(
     [DiskRoom("/nvme", 1, 2)],
     [Unread("/nvme/x", "why")],
 )
-RESULT = NodeResult([Done("/nvme/a", 1)], [Refused(2, "why", "/nvme/b")], 3)
+RESULT = NodeResult(
+    [Done("/nvme/a", 1)], [Refused(2, "why", "/nvme/b")], [Stays("/nvme/c", "pinned")]
+)
 
 
 @pytest.mark.parametrize("kind", [NodeStatus, NodeResult])
@@ -157,7 +159,7 @@ ENTRY = list(STATUS.entries[0])
         (STATUS, {"rooms": [["/nvme", "huge", 2]]}),
         (STATUS, {"entries": [[*ENTRY[:2], "huge", *ENTRY[3:]]]}),
         (STATUS, {"entries": [[*ENTRY[:9], ["huge"], *ENTRY[10:]]]}),
-        (RESULT, {"stay": "huge"}),
+        (RESULT, {"stay": [{"destination": "huge", "why": ""}]}),
         (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge"}]}),
     ],
 )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def printable(text: str) -> str:
     """Replace what does not print by ``?``, so that a caret can stand below each character.
@@ -101,3 +106,13 @@ def files_text(count: int) -> str:
     ('1 file', '2 files')
     """
     return f"{count} file" if count == 1 else f"{count} files"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` names, and the number of the others.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b, c', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

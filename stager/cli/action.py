@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_text
+from stager.base.text import bytes_text, listed
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text
@@ -145,16 +145,14 @@ def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
 
 
 def _kept_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
-    """Return how many copies could not be evicted, one line for nodes with the same numbers."""
-    nodes: dict[tuple[int, bool], list[str]] = {}
+    """Return which copies could not be evicted, one line for nodes with the same ones."""
+    nodes: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for name, result in results.items():
         if result.stay:
-            nodes.setdefault((result.stay, bool(result.done)), []).append(name)
-    lines: list[str] = []
-    for (count, some_went), names in nodes.items():
-        where = nodes_text(names, job.fold)
-        each = " on each node" if len(names) > 1 else ""
-        copies = f"{count} {'copy' if count == 1 else 'copies'}{each}"
-        kept = f"{copies} {'is' if count == 1 else 'are'} pinned or in use"
-        lines.append(f"{'kept' if some_went else f'nothing {done}'} on {where}: {kept}")
-    return lines
+            kept = tuple(f"{one.destination} ({one.why})" for one in result.stay)
+            nodes.setdefault((kept, bool(result.done)), []).append(name)
+    return [
+        f"{'kept' if some_went else f'nothing {done}'} on {nodes_text(names, job.fold)}: "
+        f"{listed(kept)}"
+        for (kept, some_went), names in nodes.items()
+    ]

@@ -10,7 +10,8 @@ import os
 import stat
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import SpaceError, StageError
 from stager.base.options import Lifetime
@@ -29,14 +30,29 @@ if TYPE_CHECKING:
     from stager.request.items import Space
 
 
+class Held(StrEnum):
+    """Why a copy may not be removed, as messages show it."""
+
+    PINNED = "pinned"
+    IN_USE = "in use"
+    #: Root does not mark the jobs of this node.
+    PERHAPS_IN_USE = "perhaps in use"
+    WANTED = "staged by this job"
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recorded copy, the bytes that its removal frees, and whether it may be removed."""
+    """A recorded copy, the bytes that its removal frees, and why it may not be removed, if so."""
 
     cache: Cache
     record: Record
     size: int
-    may_go: bool
+    held: Held | None = None
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the copy may be removed."""
+        return self.held is None
 
     @property
     def destination(self) -> str:
@@ -54,10 +70,18 @@ def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
             cache,
             record,
             size_on_disk(cache.root, f"{disk}{record.destination}", record),
-            jobs_known and not record.pinned and record.destination not in in_use,
+            _why_held(record, in_use, jobs_known=jobs_known),
         )
         for record in cache.records()
     ]
+
+
+def _why_held(record: Record, in_use: Collection[str], *, jobs_known: bool) -> Held | None:
+    if record.pinned:
+        return Held.PINNED
+    if record.destination in in_use:
+        return Held.IN_USE
+    return None if jobs_known else Held.PERHAPS_IN_USE
 
 
 def size_on_disk(root: str, path: str, record: Record) -> int:
@@ -121,63 +145,128 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
     return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.destination
 
 
+class FreeSpace(NamedTuple):
+    """Bytes that may be written to a disk, that are free there, and that the site keeps free."""
+
+    usable: int
+    there: int
+    reserve: int = 0
+
+    def plus(self, size: int) -> FreeSpace:
+        """Return the free space after ``size`` bytes were freed."""
+        return FreeSpace(self.usable + size, self.there + size, self.reserve)
+
+
 def plan_room(
-    root: str, need: int, free: int, limit: int, candidates: Sequence[Candidate], whole: int = 0
+    root: str,
+    need: int,
+    free: FreeSpace,
+    limit: int,
+    candidates: Sequence[Candidate],
+    whole: int = 0,
+    *,
+    is_estimate: bool = False,
 ) -> list[Candidate]:
     """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
 
-    The disk has ``free`` bytes, and the user's copies may take ``limit`` bytes there, 0 for no
+    The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no
     limit. Towards that limit the new copies count with ``whole`` bytes, which include what is there
     already. Raise SpaceError if there is too little room.
     """
     used = sum(one.size for one in candidates)
     whole = max(need, whole)
     over = used + whole - limit if limit else 0
-    chosen = choose(candidates, max(need - free, over))
+    chosen = choose(candidates, max(need - free.usable, over))
     freed = sum(one.size for one in chosen)
-    held = sum(one.size for one in candidates if not one.may_go)
+    held = [one for one in candidates if one.held and one.size]
     if over > freed:
-        raise _over_limit(root, whole, used, limit, held)
-    if need > free + freed:
-        raise _no_room(root, need, free, freed, held)
+        raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
+    if need > free.usable + freed:
+        missing = need - free.usable - freed
+        raise _no_room(root, _needed(need, is_estimate=is_estimate), free, freed, missing, held)
     return chosen
 
 
-def _over_limit(root: str, whole: int, used: int, limit: int, held: int) -> SpaceError:
-    """Return the error for ``whole`` bytes that exceed the ``limit`` with the ``used`` ones."""
+def _over_limit(
+    root: str, needed: str, used: int, limit: int, held: Sequence[Candidate]
+) -> SpaceError:
+    """Return the error for what is ``needed`` beyond the ``limit``; ``used`` bytes are taken."""
     from stager.base.text import bytes_text  # not needed where there is room
 
-    remedy = "stage less, or unpin copies (stagectl unpin)" if held else "stage less"
+    release = _release(held, begin=", or ")
     return SpaceError(
-        f"{root}: not enough room: {bytes_text(whole)} needed, but the site allows a user "
-        f"{bytes_text(limit)}, and your copies take {bytes_text(used)}{_held_text(held)}; {remedy}"
+        f"{root}: not enough room: {needed}; your limit on this disk is {bytes_text(limit)}, and "
+        f"your copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
     )
 
 
-def _no_room(root: str, need: int, free: int, freed: int, held: int) -> SpaceError:
-    """Return the error for ``need`` bytes on a disk with too few ``free`` ones."""
+def _no_room(
+    root: str, needed: str, free: FreeSpace, freed: int, missing: int, held: Sequence[Candidate]
+) -> SpaceError:
+    """Return the error for what is ``needed`` on a disk with too little ``free`` space.
+
+    Removing copies frees ``freed`` bytes of it; ``missing`` bytes are still missing.
+    """
     from stager.base.text import bytes_text
 
+    kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
+    if free.reserve > free.there:
+        kept = f", but this site keeps {bytes_text(free.reserve)} free"
     more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
-    unpin = "unpin copies (stagectl unpin), " if held else ""
     return SpaceError(
-        f"{root}: not enough room: {bytes_text(need)} needed, {bytes_text(free)} free{more}, "
-        f"{bytes_text(need - free - freed)} still missing{_held_text(held)}; {unpin}delete other "
-        "files of yours there, or ask for nodes with larger disks"
+        f"{root}: not enough room: {needed}, {bytes_text(free.there)} free{kept}{more}, "
+        f"{bytes_text(missing)} still missing{_held_text(held)}; {_release(held, end=', ')}delete "
+        "other files of yours there, or ask for nodes with larger disks"
     )
 
 
-def _held_text(held: int) -> str:
+def _needed(size: int, *, is_estimate: bool) -> str:
     from stager.base.text import bytes_text
 
-    return f" ({bytes_text(held)} of your copies are in use or pinned)" if held else ""
+    if is_estimate:
+        return (
+            f"about {bytes_text(size)} needed (an estimate: the size of the copy is not known yet)"
+        )
+    return f"{bytes_text(size)} needed"
+
+
+def _held_text(held: Sequence[Candidate]) -> str:
+    """Return which copies stay, and why."""
+    from stager.base.text import bytes_text
+
+    if not held:
+        return ""
+    size = bytes_text(sum(one.size for one in held))
+    return f"; {size} of your copies stay: {held_names(held)}"
+
+
+def held_names(held: Iterable[Candidate]) -> str:
+    """Return the names of copies that stay, each with the reason; of many, those of the largest."""
+    from stager.base.text import listed
+
+    largest = sorted(held, key=lambda one: (-one.size, one.destination))
+    return listed([f"{one.destination} ({one.held})" for one in largest])
+
+
+def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
+    """Return what lets ``held`` copies go, between ``begin`` and ``end``; else nothing."""
+    reasons = {one.held for one in held}
+    remedies = []
+    if Held.PINNED in reasons:
+        remedies.append("unpin copies (stagectl unpin DST)")
+    if Held.PERHAPS_IN_USE in reasons:
+        remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
+    if Held.IN_USE in reasons:
+        remedies.append("wait until the jobs that use copies have ended")
+    return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """The bytes that are needed on a disk for ``destination``, which lies beneath ``root``.
 
-    The copy takes ``whole`` bytes if a part of it is there already.
+    The copy takes ``whole`` bytes if a part of it is there already. Of what is unpacked, ``need``
+    is an estimate.
     """
 
     root: str
@@ -185,6 +274,7 @@ class Need:
     destination: str
     need: int
     whole: int = 0
+    is_estimate: bool = False
 
 
 class RoomPlan:
@@ -206,16 +296,17 @@ class RoomPlan:
         self._root = needs[0].root
         self._need = sum(one.need for one in needs)
         self._whole = sum(max(one.need, one.whole) for one in needs)
+        self._is_estimate = any(one.is_estimate for one in needs)
         self._limit = space.user_limit
-        self._free = free_bytes(_existing(needs[0].cache), space)
+        self._free = free_space(_existing(needs[0].cache), space)
         self._disk = disk
         # There may be thousands of records, so they are read only if there is too little room.
-        short = self._limit or self._need > self._free
+        short = self._limit or self._need > self._free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
         replaced = {one.destination for one in needs}
         self._candidates = {
-            (cache, one.destination): replace(
-                one, may_go=one.may_go and one.destination not in wanted
+            (cache, one.destination): (
+                replace(one, held=Held.WANTED) if one.destination in wanted else one
             )
             for cache in caches
             for one in find_candidates(cache, disk)
@@ -231,6 +322,7 @@ class RoomPlan:
             limit=self._limit,
             candidates=list(self._candidates.values()),
             whole=self._whole,
+            is_estimate=self._is_estimate,
         )
 
     def make(self, locks: Mapping[Cache, Locks], node: str) -> list[Evicted]:
@@ -241,10 +333,10 @@ class RoomPlan:
                 key = one.cache, one.destination
                 if self._remove(one, locks.get(one.cache)):
                     del self._candidates[key]
-                    self._free += one.size
+                    self._free = self._free.plus(one.size)
                     gone.append(Evicted(node, one.destination, one.size))
                 else:
-                    self._candidates[key] = replace(one, may_go=False)
+                    self._candidates[key] = replace(one, held=Held.IN_USE)
         return gone
 
     def _remove(self, one: Candidate, locks: Locks | None) -> bool:
@@ -286,11 +378,12 @@ def _existing(cache: Cache) -> str:
     return existing_folder_above(f"{cache.folder}/")
 
 
-def free_bytes(path: str, space: Space) -> int:
-    """Return the bytes that may be written to the disk of ``path``: the site's share stays free."""
+def free_space(path: str, space: Space) -> FreeSpace:
+    """Return what may be written to the disk of ``path``: the site's share stays free."""
     room = os.statvfs(path)
     share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
-    return max(0, room.f_bavail * room.f_frsize - share)
+    free = room.f_bavail * room.f_frsize
+    return FreeSpace(max(0, free - share), free, share)
 
 
 def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:

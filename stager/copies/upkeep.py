@@ -34,7 +34,7 @@ from stager.disk.jobs import jobs_using
 from stager.disk.locks import Locks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stager.copies.evict import Candidate
     from stager.disk.record import Record
@@ -115,13 +115,21 @@ class Refused:
     absent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """A copy that was not evicted with others, and why: an `evict.Held`."""
+
+    destination: str
+    why: str
+
+
 @dataclass(slots=True)
 class NodeResult:
-    """What one node did; ``stay`` counts the copies to evict that are pinned or in use."""
+    """What one node did; ``stay`` are the copies to evict that are pinned or in use."""
 
     done: list[Done] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
-    stay: int = 0
+    stay: list[Stays] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -133,7 +141,7 @@ class NodeResult:
         result = cls(
             [Done(**one) for one in data["done"]],
             [Refused(**one) for one in data["refused"]],
-            data["stay"],
+            [Stays(**one) for one in data["stay"]],
         )
         if not (
             all(type(one.destination) is str and is_integer(one.size) for one in result.done)
@@ -141,7 +149,7 @@ class NodeResult:
             and all(
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
             )
-            and is_integer(result.stay)
+            and all(type(text) is str for one in result.stay for text in (one.destination, one.why))
         ):
             raise ValueError("fields of other types")
         return result
@@ -317,7 +325,7 @@ class _Run:
         freed = sum(one.size for one in chosen)
         if freed < lacking:
             root = caches[0].root.removeprefix(self._disk) or "/"
-            held = sum(1 for one in candidates if not one.may_go)
+            held = [one for one in candidates if one.held]
             raise SpaceError(
                 f"{root}: cannot free {bytes_text(self._command.to_free)}: {bytes_text(free)} are "
                 f"free, and evicting your copies would free only {bytes_text(freed)} more"
@@ -330,7 +338,8 @@ class _Run:
             if one.may_go and self._remove(one.cache, one.destination):
                 self._note(one.destination, one.size)
             else:
-                self.result.stay += 1
+                why = (one.held or evict.Held.IN_USE).value
+                self.result.stay.append(Stays(one.destination, why))
 
     def _remove(self, cache: Cache, destination: str) -> bool:
         if self._command.dry_run:
@@ -351,10 +360,10 @@ class _Run:
         self.result.done.append(Done(destination, size))
 
 
-def _held_text(held: int) -> str:
+def _held_text(held: Sequence[Candidate]) -> str:
     if not held:
         return ""
-    return f" ({held} {'copy is' if held == 1 else 'copies are'} pinned or in use)"
+    return f" ({evict.held_names(held)} {'stays' if len(held) == 1 else 'stay'})"
 
 
 def _caches(command: Command, disk: str) -> tuple[list[Cache], list[Cache]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, SourceError, SpaceError
 from stager.base.extents import Extent
-from stager.copies.evict import free_bytes
+from stager.copies.evict import free_space
 from stager.disk.files import remove_tree, stage_errors
 from stager.disk.reader import FileReader
 from stager.disk.unnamed import make_partial_folder
@@ -85,7 +85,7 @@ class ImageCargo(FileCargo):
             self._told = now
             destination, seconds = task.item.destination, now - self._begun
             tell("making", destination=destination, node=task.node.name, seconds=seconds)
-        if not free_bytes(task.cache.folder, task.space):
+        if not free_space(task.cache.folder, task.space).usable:
             raise SpaceError(
                 f"{task.item.source}: it takes more than you may write on this disk while a file "
                 "is made of it; free space there (stagectl evict), or request nodes with larger "

@@ -79,6 +79,7 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
             cargo.task.item.destination,
             mine[index][0] if cargo.task.needs_differ else first[index][0],
             mine[index][1],
+            cargo.task.need_is_estimate,
         )
         for index, cargo in enumerate(cargos)
         if cargo.task.receives

@@ -54,7 +54,12 @@ class Task:
     @property
     def needs_differ(self) -> bool:
         """Whether the nodes may need more or less room for the copy than each other."""
-        return self.is_tree or self.item.options.is_unpacked or is_image(self.item.source)
+        return self.is_tree or self.need_is_estimate
+
+    @property
+    def need_is_estimate(self) -> bool:
+        """Whether the size of the copy is not known before it is there."""
+        return self.item.options.is_unpacked or is_image(self.item.source)
 
     @property
     def receives(self) -> bool:

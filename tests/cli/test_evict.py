@@ -45,23 +45,23 @@ def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Des
     assert copies.simulated("evict", "--to-free", "1KiB") == Ran(0, nothing, "")
 
 
-def test_pinned_copies_are_kept_and_counted(copies: Desk) -> None:
+def test_pinned_copies_are_kept_and_named(copies: Desk) -> None:
     copies.simulated("pin", "/nvme/img.sqsh")
     time.sleep(1.1)
     assert copies.simulated("evict", "--older", "1s") == Ran(
-        0, "stage: nothing evicted on node[1-3] (3 nodes): 1 copy on each node is pinned or in "
-        "use\n", "",
+        0, "stage: nothing evicted on node[1-3] (3 nodes): /nvme/img.sqsh (pinned)\n", "",
     )  # fmt: skip
 
 
-def test_many_copies_are_counted_on_all_nodes_and_so_are_those_that_are_kept(desk: Desk) -> None:
-    assert desk.local("stage", *(f"{desk.source}:/nvme/{name}" for name in range(22))).code == 0
-    desk.simulated("pin", "/nvme/0")
+def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(desk: Desk) -> None:
+    assert desk.local("stage", *(f"{desk.source}:/nvme/{name}" for name in range(26))).code == 0
+    desk.simulated("pin", *(f"/nvme/{name}" for name in range(5)))
     time.sleep(1.1)
     where = "node[1-3] (3 nodes)"
     assert desk.simulated("evict", "--older", "1s") == Ran(
         0, f"stage: 63 copies evicted on {where}: 18.2 MiB in all\n"
-        f"stage: kept on {where}: 1 copy on each node is pinned or in use\n", "",
+        f"stage: kept on {where}: /nvme/0 (pinned), /nvme/1 (pinned), /nvme/2 (pinned) and 2 more"
+        "\n", "",
     )  # fmt: skip
 
 

@@ -148,10 +148,10 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
             job = stage(site, "f4", "f2", nodes="n1,n2,n3")
             assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
-            r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still missing "
-            r"\(120\.0 MiB of your copies are in use or pinned\); unpin copies \(stagectl unpin\), "
-            r"delete other files of yours there, or ask for nodes with larger disks\n"
-            + re.escape(NOT_STARTED.format(5)),
+            r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still "
+            r"missing; 120\.0 MiB of your copies stay: /nvme/f2 \(staged by this job\), /nvme/f3 "
+            r"\(in use\); wait until the jobs that use copies have ended, delete other files of "
+            r"yours there, or ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert held(site, "n1") == ["f1", "f2", "f3"]
@@ -168,9 +168,10 @@ def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
         job = stage(site, "f1", "f2", "f3")
         assert job.wait().exit_code == "5:0"
         assert job.output() == (
-            "stage: n[1-2]: /nvme: not enough room: 60.0 MiB needed, but the site allows a user "
-            "130.0 MiB, and your copies take 120.0 MiB (120.0 MiB of your copies are in use or "
-            f"pinned); stage less, or unpin copies (stagectl unpin)\n{NOT_STARTED.format(5)}"
+            "stage: n[1-2]: /nvme: not enough room: 60.0 MiB needed; your limit on this disk is "
+            "130.0 MiB, and your copies take 120.0 MiB; 120.0 MiB of your copies stay: /nvme/f2 "
+            "(staged by this job), /nvme/f3 (staged by this job); stage less\n"
+            f"{NOT_STARTED.format(5)}"
         )
 
 

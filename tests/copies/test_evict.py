@@ -19,11 +19,13 @@ from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
 from stager.copies.evict import (
     Candidate,
+    FreeSpace,
+    Held,
     Need,
     RoomPlan,
     choose,
     find_candidates,
-    free_bytes,
+    free_space,
     oldest,
     plan_room,
     remove,
@@ -48,11 +50,11 @@ CACHE = Cache("/nvme/.slurm-stage/60")
 
 
 def kept(
-    name: str, size: int, used_at: int, *, may_go: bool = True, job: bool = False
+    name: str, size: int, used_at: int, *, held: Held | None = None, job: bool = False
 ) -> Candidate:
     lifetime = "job" if job else "cache"
     record = replace(RECORD, destination=f"/nvme/{name}", used_at=used_at, lifetime=lifetime)
-    return Candidate(CACHE, record, size, may_go)
+    return Candidate(CACHE, record, size, held)
 
 
 # Choosing
@@ -60,7 +62,7 @@ def kept(
 KEPT = st.lists(
     st.builds(
         kept, st.text("abc", min_size=1, max_size=3), st.integers(0, 9), st.integers(0, 5),
-        may_go=st.booleans(), job=st.booleans(),
+        held=st.sampled_from([None, Held.PINNED]), job=st.booleans(),
     ),
     max_size=8, unique_by=lambda one: one.record.destination,
 )  # fmt: skip
@@ -96,56 +98,112 @@ def test_a_large_copy_that_must_go_spares_the_small_ones_before_it() -> None:
 # Room
 
 
-def refusal(*arguments: object) -> str:
+def planned(
+    need: int, free: int, limit: int, candidates: list[Candidate], whole: int = 0
+) -> list[Candidate]:
+    return plan_room("/nvme", need, FreeSpace(free, free), limit, candidates, whole)
+
+
+def refusal(
+    need: int,
+    free: int | FreeSpace,
+    limit: int,
+    candidates: list[Candidate],
+    whole: int = 0,
+    *,
+    is_estimate: bool = False,
+) -> str:
+    there = free if isinstance(free, FreeSpace) else FreeSpace(free, free)
     with pytest.raises(SpaceError) as caught:
-        plan_room("/nvme", *arguments)  # type: ignore[arg-type]
+        plan_room("/nvme", need, there, limit, candidates, whole, is_estimate=is_estimate)
     return str(caught.value)
 
 
 def test_if_there_is_room_nothing_is_evicted() -> None:
-    assert plan_room("/nvme", 10, 10, 0, [kept("a", 5, 1)]) == []
-    assert plan_room("/nvme", 0, 0, 0, []) == []
+    assert planned(10, 10, 0, [kept("a", 5, 1)]) == []
+    assert planned(0, 0, 0, []) == []
 
 
 def test_as_much_is_evicted_as_is_too_little() -> None:
     first, second = kept("a", 5, 1), kept("b", 5, 2)
-    assert plan_room("/nvme", 10, 6, 0, [first, second]) == [first]
-    assert plan_room("/nvme", 10, 4, 0, [first, second]) == [first, second]
+    assert planned(10, 6, 0, [first, second]) == [first]
+    assert planned(10, 4, 0, [first, second]) == [first, second]
 
 
 def test_the_limit_counts_the_part_of_a_tree_that_is_there_already() -> None:
     other = kept("a", 5, 1)
-    assert plan_room("/nvme", 2, 100, 15, [other], 10) == []
-    assert plan_room("/nvme", 2, 100, 14, [other], 10) == [other]
+    assert planned(2, 100, 15, [other], 10) == []
+    assert planned(2, 100, 14, [other], 10) == [other]
     assert refusal(2, 100, 9, [other], 10) == (
-        "/nvme: not enough room: 10 B needed, but the site allows a user 9 B, and your copies take "
+        "/nvme: not enough room: 10 B needed; your limit on this disk is 9 B, and your copies take "
         "5 B; stage less"
     )
 
 
+REMEDY = "delete other files of yours there, or ask for nodes with larger disks"
+
+
 def test_too_little_room_is_reported_with_what_can_be_done() -> None:
-    remedy = "delete other files of yours there, or ask for nodes with larger disks"
     assert refusal(110 << 20, 100 << 20, 0, []) == (
         "/nvme: not enough room: 110.0 MiB needed, 100.0 MiB free, 10.0 MiB still missing; "
-        f"{remedy}"
+        f"{REMEDY}"
     )
-    every = [kept("a", 3, 1), kept("b", 4, 1, may_go=False)]
+    every = [kept("a", 3, 1), kept("b", 4, 1, held=Held.PINNED)]
     assert refusal(110, 100, 0, every) == (
         "/nvme: not enough room: 110 B needed, 100 B free, 3 B can be freed by removing your old "
-        "copies, 7 B still missing (4 B of your copies are in use or pinned); unpin copies "
-        f"(stagectl unpin), {remedy}"
+        "copies, 7 B still missing; 4 B of your copies stay: /nvme/b (pinned); unpin copies "
+        f"(stagectl unpin DST), {REMEDY}"
+    )
+
+
+def test_of_copies_that_stay_the_largest_are_named_with_what_lets_them_go() -> None:
+    every = [
+        kept(name, size, 1, held=held)
+        for name, size, held in (
+            ("a", 1, Held.IN_USE), ("b", 4, Held.IN_USE), ("c", 2, Held.WANTED),
+            ("d", 3, Held.WANTED), ("e", 0, Held.PINNED),
+        )
+    ]  # fmt: skip
+    assert refusal(110, 100, 0, every) == (
+        "/nvme: not enough room: 110 B needed, 100 B free, 10 B still missing; 10 B of your copies "
+        "stay: /nvme/b (in use), /nvme/d (staged by this job), /nvme/c (staged by this job) and 1 "
+        f"more; wait until the jobs that use copies have ended, {REMEDY}"
+    )
+    assert refusal(110, 100, 0, [kept("a", 1, 1, held=Held.PERHAPS_IN_USE)]) == (
+        "/nvme: not enough room: 110 B needed, 100 B free, 10 B still missing; 1 B of your copies "
+        "stay: /nvme/a (perhaps in use); delete copies that no job of yours uses (stagectl evict "
+        f"DST), {REMEDY}"
+    )
+
+
+def test_what_the_site_keeps_free_is_named() -> None:
+    assert refusal(10, FreeSpace(0, 50 << 30, 60 << 30), 0, []) == (
+        "/nvme: not enough room: 10 B needed, 50.0 GiB free, but this site keeps 60.0 GiB free, "
+        f"10 B still missing; {REMEDY}"
+    )
+    assert refusal(10, FreeSpace(4, 10, 6), 0, []) == (
+        "/nvme: not enough room: 10 B needed, 10 B free, of which this site keeps 6 B free, 6 B "
+        f"still missing; {REMEDY}"
+    )
+
+
+def test_a_need_that_is_an_estimate_is_named_so() -> None:
+    estimate = "an estimate: the size of the copy is not known yet"
+    assert refusal(125837312, 1 << 20, 0, [], is_estimate=True) == (
+        f"/nvme: not enough room: about 120.0 MiB needed ({estimate}), 1.0 MiB free, 119.0 MiB "
+        f"still missing; {REMEDY}"
     )
 
 
 def test_a_users_limit_counts_all_copies_of_the_user() -> None:
     first, second = kept("a", 40, 1), kept("b", 40, 2)
-    assert plan_room("/nvme", 20, 1000, 100, [first, second]) == []
-    assert plan_room("/nvme", 21, 1000, 100, [first, second]) == [first]
-    pinned = replace(first, may_go=False)
+    assert planned(20, 1000, 100, [first, second]) == []
+    assert planned(21, 1000, 100, [first, second]) == [first]
+    pinned = replace(first, held=Held.PINNED)
     assert refusal(61, 1000, 100, [pinned, second]) == (
-        "/nvme: not enough room: 61 B needed, but the site allows a user 100 B, and your copies "
-        "take 80 B (40 B of your copies are in use or pinned); stage less, or unpin copies "
-        "(stagectl unpin)"
+        "/nvme: not enough room: 61 B needed; your limit on this disk is 100 B, and your copies "
+        "take 80 B; 40 B of your copies stay: /nvme/a (pinned); stage less, or unpin copies "
+        "(stagectl unpin DST)"
     )
 
 
@@ -362,9 +420,9 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
         make(node, room)
     taken = bytes_text(size)
     assert str(caught.value) == (
-        f"/nvme: not enough room: 1 B needed, but the site allows a user {taken}, and your copies "
-        f"take {taken} ({taken} of your copies are in use or pinned); stage less, or unpin copies "
-        "(stagectl unpin)"
+        f"/nvme: not enough room: 1 B needed; your limit on this disk is {taken}, and your copies "
+        f"take {taken}; {taken} of your copies stay: {node.disk}/a (in use); stage less, or wait "
+        "until the jobs that use copies have ended"
     )
     assert node.names() == ["a"]
 
@@ -393,7 +451,7 @@ def test_the_sites_share_stays_free_by_bytes_and_by_percent(tmp_path: Path) -> N
             Space(keep_free=MIB, keep_free_percent=25),
             Space(keep_free=9 * MIB),
         ]
-        return [free_bytes(str(tmp_path), space) for space in spaces]
+        return [free_space(str(tmp_path), space).usable for space in spaces]
 
     assert [free // MIB for free in on_tmpfs(tmp_path, "size=8m", act)] == [8, 5, 6, 5, 6, 0]
 
@@ -424,8 +482,8 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
     assert gone == [f"{disk}/f4", f"{disk}/f3", f"{disk}/f2"]
     assert left == ["f0", "f1", "f5", "f6"]
     assert message.endswith(
-        " still missing (1.0 MiB of your copies are in use or pinned); unpin copies (stagectl "
-        "unpin), delete other files of yours there, or ask for nodes with larger disks"
+        f" still missing; 1.0 MiB of your copies stay: {disk}/f6 (pinned); unpin copies (stagectl "
+        "unpin DST), delete other files of yours there, or ask for nodes with larger disks"
     )
 
 

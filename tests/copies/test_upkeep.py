@@ -15,7 +15,7 @@ import xxhash
 
 from stager.base.errors import UsageError
 from stager.copies import verify
-from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, carry_out
+from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays, carry_out
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
 from stager.disk.jobs import note_uses
@@ -139,7 +139,9 @@ def test_a_text_that_is_not_a_command_is_refused(text: str) -> None:
 
 
 def test_a_result_travels() -> None:
-    result = NodeResult([Done("/nvme/a", 1)], [Refused(2, "no", "/nvme/b")], 3)
+    result = NodeResult(
+        [Done("/nvme/a", 1)], [Refused(2, "no", "/nvme/b")], [Stays("/nvme/c", "in use")]
+    )
     assert NodeResult.from_wire(result.to_wire()) == result
 
 
@@ -210,7 +212,8 @@ def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600, pinned=True)
     message = "/nvme/a is pinned; unpin it first (stagectl unpin)"
     assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
-    assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
+    stays = NodeResult(stay=[Stays("/nvme/a", "pinned")])
+    assert node.do(Action.EVICT, older=60) == stays
     assert node.left() == ["a"]
 
 
@@ -223,7 +226,7 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
     assert refused(node.do(Action.EVICT, "a", dry_run=True)) == [
         (9, "/nvme/a is used by jobs 17,9; evict it when they have ended")
     ]
-    assert node.do(Action.EVICT, older=60) == NodeResult(stay=1)
+    assert node.do(Action.EVICT, older=60) == NodeResult(stay=[Stays("/nvme/a", "in use")])
     assert node.left() == ["a"]
 
 
@@ -232,7 +235,8 @@ def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
     message = f"/nvme/a is being staged by {_holder()}; try again when it is staged"
     assert refused(result) == [(9, message)]
-    assert held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60)) == NodeResult(stay=1)
+    result = held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60))
+    assert result == NodeResult(stay=[Stays("/nvme/a", "in use")])
     assert node.left() == ["a"]
 
 
@@ -268,7 +272,7 @@ def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> Non
     assert message.startswith("/nvme: cannot free 1024.0 PiB: ")
     end = (
         " are free, and evicting your copies would free only 4.0 KiB more "
-        "(1 copy is pinned or in use); nothing was evicted there"
+        "(/nvme/b (pinned) stays); nothing was evicted there"
     )
     assert message.endswith(end)
     assert node.left() == ["a", "b"]

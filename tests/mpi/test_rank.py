@@ -15,6 +15,7 @@ from stager.base.errors import DestinationError, SourceError, SpaceError
 from stager.base.options import Lifetime, Validate, Verify
 from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
+from stager.copies.evict import FreeSpace
 from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -434,8 +435,8 @@ def test_if_one_node_has_too_little_room_none_evicts(world: FileWorld) -> None:
     outcome = stage_other(world, "third", space=limited(world))
     (failure,) = outcome.failures
     assert (failure.code, failure.node) == (5, world.nodes[-1])
-    remedy = "of your copies are in use or pinned); stage less, or unpin copies (stagectl unpin)"
-    assert remedy in failure.message
+    stay = "of your copies stay: /nvme/data (pinned), /nvme/second (pinned)"
+    assert failure.message.endswith(f"{stay}; stage less, or unpin copies (stagectl unpin DST)")
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["data", "second"]
 
 
@@ -447,7 +448,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.evict.free_bytes", lambda *_: 0)
+        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(0, 0))
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
     size = world.comm.bcast(size, root=last)
@@ -464,7 +465,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     world.write_source(DATA * 2)
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.evict.free_bytes", lambda *_: 100)
+        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(100, 100))
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
     assert messages(outcome) == [

@@ -110,7 +110,9 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
         for size, destination in ((300, "/nvme/x"), (200, "/nvme/y"))
     ]
     monkeypatch.setattr(evict, "find_candidates", lambda *_: kept)
-    monkeypatch.setattr(evict, "free_bytes", lambda _, space: free - space.keep_free)
+    monkeypatch.setattr(
+        evict, "free_space", lambda _, space: evict.FreeSpace(free - space.keep_free, free)
+    )
     assert room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
     assert room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800
 
