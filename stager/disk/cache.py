@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
+from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
 from stager.disk.files import (
     OPEN_FOLDER,
+    OVERWRITE,
     READ_FILE,
     check_disk,
     existing_folder_above,
@@ -43,6 +45,7 @@ from stager.disk.files import (
     write_all,
 )
 from stager.disk.jobs import uses
+from stager.disk.reader import BLOCK
 from stager.disk.record import Record
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
@@ -129,8 +132,29 @@ class Cache:
                 yield self.read(path)
 
     def save(self, record: Record) -> None:
-        """Replace the destination's record in one step. Raise SpaceError or DestinationError."""
-        self._replace(self.record_path(record.destination), record.to_json().encode())
+        """Replace the destination's record in one step. Raise SpaceError or DestinationError.
+
+        On a full disk, write the new record over the old one if it fits there: to pin a copy, or to
+        note its use, needs no room.
+        """
+        path, text = self.record_path(record.destination), record.to_json().encode()
+        try:
+            self._replace(path, text)
+        except SpaceError:
+            if not self._overwrite(path, text):
+                raise
+
+    def _overwrite(self, path: str, text: bytes) -> bool:
+        """Write ``text`` over the record at ``path``. Return False if it does not fit there."""
+        if len(text) > ALIGNMENT:  # more than one block might be written in part
+            return False
+        with suppress(OSError, ValueError), opened(path, OVERWRITE) as record:
+            facts = _check_trusted(record, self._writers())
+            if len(text) <= max(facts.st_size, facts.st_blocks * BLOCK):
+                # Blanks behind a record do no harm, so that it gets no shorter.
+                write_all(record, text.ljust(min(facts.st_size, ALIGNMENT)), 0)
+                return True
+        return False
 
     def _replace(self, path: str, text: bytes) -> None:
         with stage_errors(self.partial), closing(UnnamedFile(self.partial)) as fresh:
@@ -342,11 +366,17 @@ def _key(destination: str) -> str:
 
 def _read_trusted(path: str, writers: tuple[int, ...], limit: int = _RECORD_LIMIT) -> bytes:
     with opened(path, READ_FILE) as descriptor:
-        facts = os.fstat(descriptor)
-        trusted = facts.st_uid in writers and not facts.st_mode & 0o022
-        if not (stat.S_ISREG(facts.st_mode) and trusted and facts.st_nlink == 1):
-            raise ValueError("it is not a plain file that this user alone can write")
+        facts = _check_trusted(descriptor, writers)
         if facts.st_size > limit:
             raise ValueError("it is longer than a record can be")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             return file.read()
+
+
+def _check_trusted(descriptor: int, writers: tuple[int, ...]) -> os.stat_result:
+    """Return the facts of an open file. Raise ValueError if others can write it."""
+    facts = os.fstat(descriptor)
+    trusted = facts.st_uid in writers and not facts.st_mode & 0o022
+    if not (stat.S_ISREG(facts.st_mode) and trusted and facts.st_nlink == 1):
+        raise ValueError("it is not a plain file that this user alone can write")
+    return facts

@@ -18,6 +18,7 @@ import xxhash
 
 from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError
+from stager.base.paths import RECORDS_FOLDER
 from stager.base.progress import count
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: To read a plain file. Opening a named pipe in its place does not block.
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: To write over a plain file.
+OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -230,15 +233,28 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
     """
     path = path or str(error.filename or "the disk of this node")
     if error.errno in _SPACE_ERRORS:
-        kind = "quota" if error.errno == errno.EDQUOT else "disk"
-        return SpaceError(
-            f"{path}: the {kind} is full; free space there (stagectl evict) and submit again"
-        )
+        root = path.partition(f"/{RECORDS_FOLDER}/")[0] or "/"
+        full = "the quota is full" if error.errno == errno.EDQUOT else _full_disk(root)
+        return SpaceError(f"{root}: {full}; free space there (stagectl evict) and try again")
     if error.errno == errno.EROFS:
         return DestinationError(
             f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"
         )
     return DestinationError(f"{path}: {error.strerror or error}")
+
+
+def _full_disk(path: str) -> str:
+    """Return what is full of the disk of ``path``: its space, or its number of files."""
+    with suppress(OSError):
+        room = os.statvfs(path if os.path.lexists(path) else os.path.dirname(path))
+        if room.f_files and not room.f_favail:
+            most = f"{room.f_files} files and folders"
+            return f"the disk is full: it holds {most}, and can hold no more"
+        from stager.base.text import bytes_text  # not needed where there is room
+
+        free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+        return f"the disk is too full: {bytes_text(free)} of {bytes_text(size)} are free"
+    return "the disk is full"
 
 
 def as_room_error(error: OSError, path: str) -> SpaceError | None:

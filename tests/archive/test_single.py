@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,8 @@ def test_a_full_disk_is_told_as_such(cache: Cache, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "")
 
     monkeypatch.setattr("stager.disk.partial.write_all", fill)
-    assert str(refused(cache, gzip.compress(b"data"), ".gz")) == (
-        f"{cache.partial}: the disk is full; free space there (stagectl evict) and submit again"
+    assert re.fullmatch(
+        rf"{re.escape(cache.root)}: the disk is too full: .+ of .+ are free; free space there "
+        r"\(stagectl evict\) and try again",
+        str(refused(cache, gzip.compress(b"data"), ".gz")),
     )

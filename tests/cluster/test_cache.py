@@ -147,11 +147,12 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
             assert job.wait().exit_code == "6:0"  # f1 belongs to bob there
             job = stage(site, "f4", "f2", nodes="n1,n2,n3")
             assert job.wait().exit_code == "5:0"
+        stays = r"(?:/nvme/f2 \(staged by this job\)|/nvme/f3 \(in use\))"  # the larger one first
         assert re.fullmatch(
             r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still "
-            r"missing; 120\.0 MiB of your copies stay: /nvme/f2 \(staged by this job\), /nvme/f3 "
-            r"\(in use\); wait until the jobs that use copies have ended, delete other files of "
-            r"yours there, or ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
+            rf"missing; 120\.0 MiB of your copies stay: {stays}, {stays}; wait until the jobs that "
+            r"use copies have ended, delete other files of yours there, or ask for nodes with larger "
+            r"disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert held(site, "n1") == ["f1", "f2", "f3"]

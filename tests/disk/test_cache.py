@@ -7,7 +7,7 @@ import signal
 import stat
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,20 +43,81 @@ COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER
 
 
 @pytest.mark.root
-def test_a_record_for_which_a_full_disk_has_no_room_leaves_the_old_one(disk: Path) -> None:
-    def act() -> tuple[str, list[str], Record | None]:
+@pytest.mark.parametrize(
+    "options", ["size=256k,nr_inodes=99", "size=1m,nr_inodes=16"], ids=["bytes", "inodes"]
+)
+def test_on_a_full_disk_a_record_is_written_over_the_old_one_if_it_fits(
+    disk: Path, options: str
+) -> None:
+    short = replace(RECORD, pinned=True, used_by_job=1)
+    long = replace(RECORD, source=f"/{'x' * 4000}")
+
+    def act() -> tuple[list[Record | None], list[int], str, list[str]]:
         cache = open_cache(str(disk), 0)
         cache.save(RECORD)
-        fill_up(disk)
+        _fill(disk, names="16" in options)
+        found, sizes = [], []
+        for record in (short, RECORD, short):
+            cache.save(record)
+            found.append(cache.load(RECORD.destination))
+            sizes.append(Path(cache.record_path(RECORD.destination)).stat().st_size)
         with pytest.raises(SpaceError) as caught:
-            cache.save(replace(RECORD, used_by_job=91))
-        return str(caught.value), partial_names(cache), cache.load(RECORD.destination)
+            cache.save(long)
+        found.append(cache.load(RECORD.destination))
+        return found, sizes, str(caught.value), partial_names(cache)
 
-    message = (
-        f"{disk}/.slurm-stage/0/partial: the disk is full; free space there (stagectl evict) and "
-        "submit again"
+    found, sizes, message, partial = on_tmpfs(disk, options, act)
+    assert found == [short, RECORD, short, short]
+    assert set(sizes) == {len(RECORD.to_json())}
+    full = (
+        "the disk is too full: 0 B of 256.0 KiB are free"
+        if options == "size=256k,nr_inodes=99"
+        else "the disk is full: it holds 16 files and folders, and can hold no more"
     )
-    assert on_tmpfs(disk, "size=256k", act) == (message, [], RECORD)
+    assert message == f"{disk}: {full}; free space there (stagectl evict) and try again"
+    assert partial == []
+
+
+def _fill(disk: Path, *, names: bool) -> None:
+    """Take all bytes of a disk, or its 16 ``names``."""
+    if not names:
+        fill_up(disk)
+    with suppress(OSError):
+        for number in range(16 * names):
+            (disk / str(number)).touch()
+
+
+@pytest.mark.root
+def test_on_a_full_disk_nothing_is_written_over_what_is_no_record_of_this_user(disk: Path) -> None:
+    def act() -> tuple[list[type[Exception]], str, str]:
+        cache = open_cache(str(disk), 0)
+        record = Path(cache.record_path(RECORD.destination))
+        raised: list[type[Exception]] = []
+        for put in (_as_link, _as_second_name):
+            cache.save(RECORD)
+            kept = disk / put.__name__
+            kept.write_text("x" * 4096)
+            put(record, kept)
+            fill_up(disk)
+            with pytest.raises(SpaceError) as caught:
+                cache.save(replace(RECORD, pinned=True))
+            raised.append(type(caught.value))
+            for path in (record, disk / "filler"):
+                path.unlink()
+        return raised, (disk / "_as_link").read_text(), (disk / "_as_second_name").read_text()
+
+    expected = [SpaceError] * 2, "x" * 4096, "x" * 4096
+    assert on_tmpfs(disk, "size=256k,nr_inodes=99", act) == expected
+
+
+def _as_link(record: Path, kept: Path) -> None:
+    record.unlink()
+    record.symlink_to(kept)
+
+
+def _as_second_name(record: Path, kept: Path) -> None:
+    record.unlink()
+    record.hardlink_to(kept)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +524,8 @@ def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
         fill_up(disk)
         return refusal(lambda: look_for_cache(str(disk), USER), SpaceError)
 
-    message = f"{disk}: the disk is full; free space there (stagectl evict) and submit again"
+    full = "the disk is too full: 0 B of 64.0 KiB are free"
+    message = f"{disk}: {full}; free space there (stagectl evict) and try again"
     assert on_tmpfs(disk, "size=64k,mode=755", act) == message
 
 

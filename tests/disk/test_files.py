@@ -33,16 +33,16 @@ READ_ONLY = "the disk is read-only; use other nodes (--exclude) and tell the adm
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
-        (errno.ENOSPC, 5, "the disk is full; free space there (stagectl evict) and submit again"),
-        (errno.EDQUOT, 5, "the quota is full; free space there (stagectl evict) and submit again"),
+        (errno.ENOSPC, 5, "the disk is full; free space there (stagectl evict) and try again"),
+        (errno.EDQUOT, 5, "the quota is full; free space there (stagectl evict) and try again"),
         (errno.EROFS, 6, READ_ONLY),
         (errno.EIO, 6, "Input/output error"),
     ],
     ids=["full", "quota", "read-only", "failed"],
 )
 def test_an_error_of_the_disk_becomes_one_of_the_stage(number: int, code: int, text: str) -> None:
-    error = OSError(number, os.strerror(number), "/nvme/file")
-    for given, named in (("", "/nvme/file"), ("/nvme/copy", "/nvme/copy")):
+    error = OSError(number, os.strerror(number), "/none/file")
+    for given, named in (("", "/none/file"), ("/none/copy", "/none/copy")):
         found = as_stage_error(error, given)
         assert (found.code, str(found)) == (code, f"{named}: {text}")
     unnamed = as_stage_error(OSError(number, os.strerror(number)))

@@ -377,9 +377,10 @@ def test_a_full_disk_is_a_space_error_and_its_space_is_freed_again(disk: Path, s
             fill(cache, size)
         return str(caught.value), caught.value.code, free - os.statvfs(disk).f_bfree
 
+    free = "0 B" if not size else "256.0 KiB"
     message = (
-        f"{disk}/.slurm-stage/0/partial: the disk is full; free space there (stagectl evict) and "
-        "submit again"
+        f"{disk}: the disk is too full: {free} of 256.0 KiB are free; free space there (stagectl "
+        "evict) and try again"
     )
     assert on_tmpfs(disk, "size=256k", act) == (message, 5, 0)
 
@@ -394,10 +395,7 @@ def test_a_full_quota_is_not_called_a_full_disk(
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SpaceError) as caught:
         fill(cache, 1)
-    message = (
-        f"{cache.folder}/partial: the quota is full; free space there (stagectl evict) and "
-        "submit again"
-    )
+    message = f"{cache.root}: the quota is full; free space there (stagectl evict) and try again"
     assert str(caught.value) == message
 
 
