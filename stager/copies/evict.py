@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,7 +19,7 @@ from stager.disk.files import existing_folder_above, facts_beneath, opened_benea
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
 from stager.disk.reader import BLOCK
-from stager.disk.record import CopyFacts
+from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -98,20 +97,6 @@ def size_on_disk(root: str, path: str, record: Record) -> int:
     if record.tree:
         return record.tree.allocated
     return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
-
-
-def is_ours(there: os.stat_result, record: Record) -> bool:
-    """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
-
-    A filesystem may give the inode number of a deleted file to a new one at once. So for the
-    folder of a tree this is only a first check; `tree.table.is_our_tree` looks at its contents.
-    """
-    copy = record.copy_facts
-    if record.tree:
-        known = there.st_ino in (copy.inode, record.tree.before) and there.st_uid == copy.owner
-        return known and stat.S_ISDIR(there.st_mode)
-    facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
-    return facts == copy and stat.S_ISREG(there.st_mode)
 
 
 def choose(candidates: Iterable[Candidate], goal: int) -> list[Candidate]:

@@ -18,10 +18,10 @@ from stager.base.errors import StageError
 from stager.base.mounts import stranger_at
 from stager.base.node import users_of
 from stager.base.numbers import is_integer
-from stager.copies.evict import is_ours
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_using
+from stager.disk.record import is_ours
 from stager.source.location import is_url
 from stager.source.posix import facts_of
 

@@ -27,7 +27,7 @@ from stager.disk.files import (
     stage_errors,
 )
 from stager.disk.permissions import corrected_mode
-from stager.disk.record import CopyFacts
+from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,9 +180,7 @@ def _has_changed(record: Record | None, there: os.stat_result | None) -> bool:
     """Return whether what is ``there`` is not what was staged. Of a folder it says nothing."""
     if record is None or there is None or record.tree:
         return False
-    return record.copy_facts != CopyFacts(
-        there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid
-    )
+    return not is_ours(there, record)
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
-from stager.copies.evict import is_ours
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -25,6 +24,7 @@ from stager.copies.survey import (
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.disk.permissions import is_too_open, unpacked_mode
+from stager.disk.record import is_ours
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table, as_copy, is_our_tree
 from stager.tree.walk import walk

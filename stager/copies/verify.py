@@ -10,9 +10,9 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.copies.evict import is_ours
 from stager.copies.survey_tree import copy_digest, damaged
 from stager.disk.files import READ_FILE, digest_of, opened
+from stager.disk.record import is_ours
 from stager.tree.table import is_our_tree
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ annotations``, because it reads the types of the fields at run time.
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -132,6 +133,20 @@ class Record:
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
+
+
+def is_ours(there: os.stat_result, record: Record) -> bool:
+    """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
+
+    A filesystem may give the inode number of a deleted file to a new one at once. So for the
+    folder of a tree this is only a first check; `tree.table.is_our_tree` looks at its contents.
+    """
+    copy = record.copy_facts
+    if record.tree:
+        known = there.st_ino in (copy.inode, record.tree.before) and there.st_uid == copy.owner
+        return known and stat.S_ISDIR(there.st_mode)
+    facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+    return facts == copy and stat.S_ISREG(there.st_mode)
 
 
 def _is_time(value: int) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts
+from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts, is_ours
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RECORD = Record(
     version=6,
@@ -389,3 +392,34 @@ def test_a_record_with_other_bytes_within_is_refused_or_another_whole_record(
     with suppress(ValueError):
         record = Record.from_json(text[:start] + block + text[start + length :])
         assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize("fact", ["size", "mtime_ns", "inode", "owner"])
+def test_a_file_is_the_copy_while_all_of_its_facts_are_as_recorded(
+    tmp_path: Path, fact: str
+) -> None:
+    (tmp_path / "copy").write_text("bytes")
+    there = (tmp_path / "copy").stat()
+    facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+    assert is_ours(there, replace(RECORD, copy_facts=facts, tree=None))
+    other = replace(facts, **{fact: getattr(facts, fact) + 1})
+    assert not is_ours(there, replace(RECORD, copy_facts=other, tree=None))
+
+
+def test_a_folder_is_the_copy_if_its_inode_or_that_of_the_folder_it_replaces_is_recorded(
+    tmp_path: Path,
+) -> None:
+    assert TREE is not None
+    there = tmp_path.stat()
+    new = CopyFacts(0, 0, there.st_ino, there.st_uid)
+    old, before = replace(new, inode=there.st_ino + 1), replace(TREE, before=there.st_ino)
+    assert is_ours(there, replace(RECORD, copy_facts=new))
+    assert is_ours(there, replace(RECORD, copy_facts=old, tree=before))
+    assert not is_ours(there, replace(RECORD, copy_facts=old))
+    assert not is_ours(there, replace(RECORD, copy_facts=replace(new, owner=there.st_uid + 1)))
+    file = tmp_path / "file"
+    file.touch()
+    there = file.stat()
+    assert not is_ours(
+        there, replace(RECORD, copy_facts=CopyFacts(0, 0, there.st_ino, there.st_uid))
+    )
