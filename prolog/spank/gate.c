@@ -444,14 +444,13 @@ static bool is_helper_by_environment(spank_t spank)
 void stage_gate_check_order(spank_t spank)
 {
 	struct gate gate = { 0 };
-	const char *pyxis = stage_order_pyxis();
 
 	stage_order_note_surroundings();
-	if (!pyxis || stage_options_helper() || is_helper_by_environment(spank) ||
+	if (!stage_order_pyxis() || stage_options_helper() || is_helper_by_environment(spank) ||
 	    !read_task(spank, &gate))
 		return;
 	if (gate.list[0] || gate.script) {
-		complain("stage: %s: " STAGE_AFTER_PYXIS "\n", gate.node, pyxis, stage_order_own());
+		complain("stage: %s: %s\n", gate.node, stage_order_fault());
 		_exit(STAGE_POLICY);
 	}
 	free(gate.list);

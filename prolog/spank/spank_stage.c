@@ -55,8 +55,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		if (repeated)
 			slurm_error("stage: %s", STAGE_REPEATED);
 		if (stage_order_pyxis())
-			slurm_error("stage: " STAGE_AFTER_PYXIS, stage_order_pyxis(),
-				    stage_order_own());
+			slurm_error("stage: %s", stage_order_fault());
 		if (config.fault)
 			stage_config_complain(&config);
 		stage_expect_marks();

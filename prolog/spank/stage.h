@@ -107,6 +107,8 @@ bool stage_config_is_repeated(void);
 /* The path of this plugin, and that of pyxis if it was loaded before, else NULL. */
 const char *stage_order_own(void);
 const char *stage_order_pyxis(void);
+/* What is wrong if it was, with the files and lines if they can be found. */
+const char *stage_order_fault(void);
 /* Whether the task has entered a container since the first of these was called. */
 void stage_order_note_surroundings(void);
 bool stage_order_is_elsewhere(void);

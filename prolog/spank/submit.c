@@ -119,11 +119,9 @@ static void refuse_repeated_plugin(void)
 
 static void refuse_late_plugin(void)
 {
-	const char *pyxis = stage_options_count() > 0 ? stage_order_pyxis() : NULL;
-
-	if (!pyxis)
+	if (stage_options_count() == 0 || !stage_order_pyxis())
 		return;
-	(void)fprintf(stderr, "stage: " STAGE_AFTER_PYXIS "\n", pyxis, stage_order_own());
+	(void)fprintf(stderr, "stage: %s\n", stage_order_fault());
 	exit(STAGE_POLICY);
 }
 

@@ -8,6 +8,7 @@ by whose name it is found, and by another name for a plugin that nobody knows.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,8 @@ INSIDE = f"test ! -e {PREFIX} && cmp /shared/root.img /nvme/root.img && echo $SL
 STAGED = r"stage: /nvme/root\.img: (4 B from|current on) .*"
 REFUSED = (
     f"in plugstack.conf, {PYXIS} is above {PREFIX}/lib/spank_stage.so, so nothing can be staged; "
-    "tell the administrator to move the line of spank_stage.so above that of pyxis\n"
+    "tell the administrator to move the line of spank_stage.so above that of pyxis (line 2 of "
+    "/etc/slurm/plugstack.conf, below line 3 of /etc/slurm/plugstack.d/10-pyxis.conf)\n"
 )
 REFUSED_INSIDE = (
     f"a plugin that is above {PREFIX}/lib/spank_stage.so in plugstack.conf has entered a container,"
@@ -75,9 +77,15 @@ def last(site: Site, plugin: str) -> Iterator[None]:
 
 @contextmanager
 def first(site: Site, plugin: str) -> Iterator[None]:
-    """List the other plugin above this one within a with block."""
-    with plugstack(site, f"required {plugin}\n{PLUGSTACK}"):
-        yield
+    """List the other plugin above this one, in an included file, within a with block."""
+    folder = site.path("login", "/etc/slurm/plugstack.d")
+    folder.mkdir()
+    (folder / "10-pyxis.conf").write_text(f"# containers\n\n  required\t{plugin}\n")
+    try:
+        with plugstack(site, f"include /etc/slurm/plugstack.d/*.conf\n{PLUGSTACK}"):
+            yield
+    finally:
+        shutil.rmtree(folder)
 
 
 def batch(site: Site, script: str, *options: str, code: str = "0:0") -> str:
