@@ -27,7 +27,7 @@
 #pragma weak slurm_signal_job_step
 
 enum {
-	/* Seconds that ending the other tasks of a step may take. */
+	/* Seconds that ending a task, or the other tasks of a step, may take. */
 	END_LIMIT = 30,
 	/* Seconds that a task waits while no rank works on its node. */
 	WAIT_LIMIT = 300,
@@ -437,6 +437,23 @@ static bool is_helper_by_environment(spank_t spank)
 }
 
 /*
+ * Ends the task before Slurm has let it go on. Slurm would complain that nobody reads its word, so
+ * a child keeps the pipe, until Slurm has noticed the task's end.
+ */
+static void end_early(int code) __attribute__((noreturn));
+
+static void end_early(int code)
+{
+	const struct timespec pause = { 0, PAUSE_NS };
+	const pid_t task = getpid();
+
+	if (fork() == 0)
+		for (int i = 0; i < END_LIMIT * (1000000000 / PAUSE_NS) && kill(task, 0) == 0; i++)
+			(void)nanosleep(&pause, NULL);
+	_exit(code);
+}
+
+/*
  * As root, before any plugin's task_init: end a task that would stage after pyxis has started its
  * container, which may fail first for want of the image. A batch script that is read here is
  * slurmd's file, at a path that no user can change.
@@ -451,7 +468,7 @@ void stage_gate_check_order(spank_t spank)
 		return;
 	if (gate.list[0] || gate.script) {
 		complain("stage: %s: %s\n", gate.node, stage_order_fault());
-		_exit(STAGE_POLICY);
+		end_early(STAGE_POLICY);
 	}
 	free(gate.list);
 }
