@@ -200,6 +200,20 @@ static char **helper_environment(spank_t spank, const char *list)
 	return kept;
 }
 
+/* From 25.11 on, Slurm takes job and step as one value. */
+static void signal_step(const struct gate *gate)
+{
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
+	slurm_step_id_t step = SLURM_STEP_ID_INITIALIZER;
+
+	step.job_id = gate->job;
+	step.step_id = gate->step;
+	(void)slurm_signal_job_step(&step, SIGTERM);
+#else
+	(void)slurm_signal_job_step(gate->job, gate->step, SIGTERM);
+#endif
+}
+
 /*
  * Ends the step's other tasks, which wait for a rank that may never come. A child with a limit does
  * that: this process is a fork of slurmstepd, and locks of slurmstepd's threads may be held here.
@@ -212,7 +226,7 @@ static void end_step(const struct gate *gate)
 		return;
 	pid = fork();
 	if (pid == 0) {
-		(void)slurm_signal_job_step(gate->job, gate->step, SIGTERM);
+		signal_step(gate);
 		_exit(0);
 	}
 	if (pid > 0)
