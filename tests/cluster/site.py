@@ -48,7 +48,8 @@ class Site(Cluster):
         shutil.copytree(REPOSITORY, self.base / "source", ignore=_LEFT_OUT)
         line = [f"{SOURCE}/packaging/install", PREFIX]
         environment = {"PYTHON": "/usr/bin/python3"}
-        self.run(line, user="root", env=environment, host_net=True, timeout=600)
+        said = self.run(line, user="root", env=environment, host_net=True, timeout=600)
+        assert (said.stdout.count("\n"), said.stderr) == (4, "")
         self.write_policy(POLICY)
         self.write_plugstack(PLUGSTACK)
         self.restart_all_slurmd()  # slurmd runs the plugin's epilog only after a restart
