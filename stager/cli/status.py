@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,14 @@ import click
 
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
+from stager.cli.blocks import Blocks
 from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.cli.tables import (
+    BAR,
     FILE_HEADERS,
+    FILE_HEADERS_WITH_BAR,
     HEADERS,
     USER_HEADERS,
     file_rows,
@@ -127,7 +131,8 @@ class _Found:
         return [*known, *_node_lines(self.answers, self.problems)]
 
     def _known_lines(self, columns: int) -> Iterator[str]:
-        headers, found = _table(self.known, self.by, whole_job=self.whole_job)
+        blocks = Blocks.of(sys.stdout) if columns else None
+        headers, found = _table(self.known, self.by, blocks, whole_job=self.whole_job)
         if found:
             yield from table(headers, found, columns, paint=_paint)
             yield total_line(self.known)
@@ -141,15 +146,18 @@ class _Found:
 
 
 def _paint(header: str, cell: str) -> str:
-    """Return a cell in a colour if it says that the next job will not use the copy as it is."""
+    """Return a cell in a colour if it is a bar, or says that the next job will not use the copy."""
+    if header == BAR:
+        return painted(cell, "cyan")
     return painted(cell, "yellow") if header == "STATE" and _NOT_CURRENT.search(cell) else cell
 
 
 def _table(
-    known: Mapping[str, NodeStatus], by: str, *, whole_job: bool
+    known: Mapping[str, NodeStatus], by: str, blocks: Blocks | None, *, whole_job: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if by == "file":
-        return FILE_HEADERS, file_rows(known, whole_job=whole_job)
+        headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
+        return headers, file_rows(known, whole_job=whole_job, blocks=blocks)
     if by == "user":
         return USER_HEADERS, user_rows(known, job.fold, _user_name)
     return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job)

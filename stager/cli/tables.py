@@ -10,6 +10,7 @@ from stager.base.options import Lifetime
 from stager.base.text import bytes_text, columns, elided, files_text, folded, printable
 
 if TYPE_CHECKING:
+    from stager.cli.blocks import Blocks
     from stager.copies.status import DiskRoom, Entry, NodeStatus
 
 Fold = Callable[[list[str]], str]
@@ -18,6 +19,9 @@ _Value = TypeVar("_Value")
 
 HEADERS = ("NODE", "DST", "SIZE", "STAGED", "STATE", "KEPT", "SOURCE", "LAST JOB")
 FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
+#: On a terminal, a bar beside the number of nodes. Nothing of it may be left out, as of names.
+BAR = "ON NODES"
+FILE_HEADERS_WITH_BAR = tuple(BAR if name == "NODES" else name for name in FILE_HEADERS)
 USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
 #: Columns that are aligned to the right.
 _ALIGNED_RIGHT = (
@@ -74,8 +78,13 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
     return [_printed(row) for _, _, row in sorted(found)]
 
 
-def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
-    """Return one row a file for FILE_HEADERS: on how many nodes it is in which state."""
+def file_rows(
+    nodes: Mapping[str, NodeStatus], *, whole_job: bool, blocks: Blocks | None = None
+) -> list[Row]:
+    """Return one row a file for FILE_HEADERS: on how many nodes it is in which state.
+
+    With ``blocks``, the nodes where it still is are drawn and counted, for FILE_HEADERS_WITH_BAR.
+    """
     entries: dict[str, list[Entry]] = {}
     for one in nodes.values():
         for entry in one.entries:
@@ -88,12 +97,20 @@ def file_rows(nodes: Mapping[str, NodeStatus], *, whole_job: bool) -> list[Row]:
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
         found.append(
             (
-                path, _sizes(every), str(len(every)), counts,
+                path, _sizes(every), _nodes(every, len(nodes), blocks), counts,
                 _alternatives(map(_kept, every)),
                 _alternatives(entry.source for entry in every),
             )
         )  # fmt: skip
     return [_printed(row) for row in found]
+
+
+def _nodes(entries: Sequence[Entry], nodes: int, blocks: Blocks | None) -> str:
+    """Return on how many nodes a file is recorded; with ``blocks``, where it is, as a bar."""
+    if not blocks:
+        return str(len(entries))
+    there = sum(entry.state != "gone" for entry in entries)
+    return f"{blocks.share(there, nodes)} {there} of {nodes}"
 
 
 def user_rows(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stager.cli.blocks import Blocks
 from stager.cli.tables import (
     FILE_HEADERS,
+    FILE_HEADERS_WITH_BAR,
     HEADERS,
     USER_HEADERS,
     age_text,
@@ -127,6 +129,21 @@ def test_by_file_counts_nodes_by_state() -> None:
     ]  # fmt: skip
     assert len(file_rows(nodes, whole_job=True)[0]) == len(FILE_HEADERS)
     assert file_rows(nodes, whole_job=False)[0][3] == "2 current, 1 stale"
+
+
+def test_by_file_a_bar_counts_the_nodes_where_the_file_still_is() -> None:
+    nodes = {
+        "n1": holds(ENTRY, ENTRY._replace(destination="/nvme/b")),
+        "n2": holds(ENTRY),
+        "n3": holds(ENTRY._replace(state="gone")),
+        "n4": holds(ENTRY._replace(state="stale")),
+    }
+    found, source = file_rows(nodes, whole_job=True, blocks=Blocks("#", ".")), ENTRY.source
+    assert list(table(FILE_HEADERS_WITH_BAR, found)) == [
+        f"{'DST':<19}SIZE  ON NODES         {'STATE':<28}KEPT  SOURCE",
+        f"/nvme/b         3.0 MiB  ##...... 1 of 4  3 missing, 1 current        -     {source}",
+        f"/nvme/img.sqsh  3.0 MiB  ######.. 3 of 4  2 current, 1 gone, 1 stale  -     {source}",
+    ]
 
 
 def test_by_user_sums_files_and_bytes() -> None:

@@ -176,6 +176,36 @@ def test_the_status_fits_the_terminal(
     ]
 
 
+BAR_OF_2_OF_3 = f"{'█' * 5}{'░' * 3} 2 of 3"
+
+
+def test_by_file_a_bar_fits_the_terminal(copies: Desk) -> None:
+    copies.copy(2).unlink()
+    in_pipe = run(status(copies, "--by", "file"), copies.folder)
+    assert re.sub(" +", " ", in_pipe.out).startswith(
+        "DST SIZE NODES STATE KEPT SOURCE\n"
+        f"/nvme/img.sqsh 293.0 KiB 3 2 current, 1 gone - {copies.source}\n"
+    )
+    screens = {}
+    for width in (80, 40):
+        with Terminal(status(copies, "--by", "file"), copies.folder, width) as terminal:
+            assert terminal.end() == 0
+        screens[width] = terminal.shown()
+        assert f"{ESCAPE}[36m{BAR_OF_2_OF_3}{ESCAPE}[0m" in terminal.written
+    assert [screens[80][0], screens[80][2]] == [
+        f"DST                  SIZE  ON NODES         {'STATE':<19}KEPT",
+        f"/nvme/img.sqsh  293.0 KiB  {BAR_OF_2_OF_3}  2 current, 1 gone  -",
+    ]
+    assert screens[40][:5] == [
+        "DST       /nvme/img.sqsh", "SIZE      293.0 KiB", f"ON NODES  {BAR_OF_2_OF_3}",
+        "STATE     2 current, 1 gone", "KEPT      -",
+    ]  # fmt: skip
+    variables = {"NO_COLOR": "1"}
+    with Terminal(status(copies, "--by", "file"), copies.folder, variables=variables) as terminal:
+        assert terminal.end() == 0
+    assert (terminal.shown()[:-1], ESCAPE in terminal.written) == (screens[80][:-1], False)
+
+
 def test_a_copy_that_is_not_current_is_coloured(copies: Desk) -> None:
     copies.source.write_bytes(b"changed")
     with Terminal(status(copies), copies.folder, 200) as terminal:
