@@ -15,8 +15,10 @@ import click
 
 from stager.base import linux
 from stager.base.errors import LaunchError, PolicyRefusal, UsageError
+from stager.base.text import columns
 from stager.cli.absolute import absolute
-from stager.cli.console import complain, say
+from stager.cli.blocks import Blocks
+from stager.cli.console import complain, say, width
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, summary
@@ -231,8 +233,16 @@ def stage_values(
     else:
         print_outcome(outcome, say, complain)
         if verbose:
-            say(phase_line(outcome))
+            _say_times(outcome)
     return outcome.code
+
+
+def _say_times(outcome: Outcome) -> None:
+    """Print where the time went, on a terminal also as bars."""
+    say(phase_line(outcome))
+    bars = Blocks.of(sys.stdout).scale(outcome.phases, width() - columns("stage: "))
+    if bars:
+        say(bars)
 
 
 def end_step(config: Path, step: str) -> None:
