@@ -1,5 +1,6 @@
 # Everything that is done with this project, from a fresh checkout on.
 #
+#   make help      this list
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
 #   make test-majors  cluster tests on the Slurm of another Debian (SUITE=trixie, TESTS=…)
@@ -60,11 +61,14 @@ SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo test test-majors test-packages check lint hooks bench compare soak cluster install deb \
+.PHONY: demo help test test-majors test-packages check lint hooks bench compare soak cluster install deb \
 	rpm man lock packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
+
+help:
+	@sed -n 's/^#   make /make /p' Makefile
 
 test: .venv/.done packages build/azurite/.done
 	.venv/bin/python -m pytest $(PARALLEL) $(if $(ROOT),,-m 'not root')
