@@ -126,5 +126,6 @@ node_options = _together(
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, the command works on all nodes of the job; elsewhere, on this node. "
-    "Choose others by --nodes or --job."
+    "Choose others by --nodes or --job, which needs ssh. Without ssh, run the command in the job: "
+    "srun --jobid=ID --overlap -N1 -n1 stagectl COMMAND"
 )

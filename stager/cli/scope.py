@@ -33,13 +33,14 @@ class Scope:
 
     ``disks`` maps the nodes whose disks this process sees to the folders where it sees them. The
     other ``nodes`` are asked; those of the job ``context`` by a step. ``whole_job`` says that the
-    nodes are all nodes of one job.
+    nodes are all nodes of one job, and ``other_job`` is its number if this process is not in it.
     """
 
     disks: dict[str, str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     context: JobContext | None = None
     whole_job: bool = False
+    other_job: int = 0
 
     @classmethod
     def find(cls, where: NodeOptions, environment: Mapping[str, str], srun: str) -> Scope:
@@ -70,7 +71,8 @@ class Scope:
             names = [here]
         if names == [here]:
             return cls(disks={here: ""})
-        return cls(nodes=names, context=context, whole_job=whole_job)
+        other_job = 0 if context else where.job_id or 0
+        return cls(nodes=names, context=context, whole_job=whole_job, other_job=other_job)
 
     @classmethod
     def of_simulated(cls, root: Path) -> Scope:

@@ -16,7 +16,7 @@ import click
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
 from stager.cli.blocks import Blocks
-from stager.cli.console import painted, width
+from stager.cli.console import complain, painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.cli.tables import (
@@ -89,6 +89,9 @@ def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool 
     # In one piece, since click flushes at each call.
     text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
     click.echo(text)
+    if found.problems and scope.other_job:
+        step = f"srun --jobid={scope.other_job} --overlap -N1 -n1 stagectl status"
+        complain(f"if these nodes cannot be reached by ssh, ask them within their job: {step}")
     return 0 if found.known else LaunchError.code
 
 

@@ -40,4 +40,5 @@ def test_the_readme_names_the_commands_without_json() -> None:
     users = [name for name, (_, line) in COMMANDS.items() if line]
     without = [name for name in users if "  --json" not in TEXTS[name]]
     readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    readme = " ".join(readme.split())
     assert f"All but {' and '.join(f'`{name}`' for name in without)} have `--json`." in readme

@@ -297,6 +297,10 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
     running = site.sbatch("sleep 60", "-N2", "-w", "n[2-3]")
     running.wait_for(lambda record: record["JobState"] == "RUNNING")
     code, lines = stagectl("status", "--job", running.id)
+    # Here alice has no ssh.
+    refused = site.run([STAGECTL, "status", "--job", running.id], check=False)
+    step = f"srun --jobid={running.id} --overlap -N1 -n1 stagectl status"
+    inside = site.run(step.replace("stagectl", STAGECTL))
     running.cancel()
     running.wait()
     assert (code, lines[1:3]) == (
@@ -305,4 +309,9 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
             "n2 /nvme/a 2.9 MiB - missing - /shared/a -",
             f"n3 /nvme/a 2.9 MiB T current - /shared/a {job.id}",
         ],
+    )
+    assert plain(inside.stdout).splitlines()[1:3] == lines[1:3]
+    assert (refused.returncode, refused.stderr) == (
+        8,
+        f"stage: if these nodes cannot be reached by ssh, ask them within their job: {step}\n",
     )
