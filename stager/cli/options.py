@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from stager.base.errors import UsageError
+from stager.base.options import OPTION_TYPES
 from stager.base.paths import SITE_CONFIG
 from stager.cli.complete import nodes
 
@@ -123,6 +124,10 @@ node_options = _together(
     ),
     config_option,
 )  # fmt: skip
+#: The last lines of the help of each command that takes directives.
+WHICH_OPTIONS = (
+    f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. slurm-stage(7) says what they do."
+)
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, the command works on all nodes of the job; elsewhere, on this node. "

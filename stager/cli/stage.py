@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.cli.complete import directives
-from stager.cli.options import json_option, run_options
+from stager.cli.options import WHICH_OPTIONS, json_option, run_options
 from stager.cli.staging import stage_values
 
 if TYPE_CHECKING:
     from stager.cli.options import RunOptions
 
 
-@click.command()
+@click.command(epilog=WHICH_OPTIONS)
 @click.argument(
     "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
 )
@@ -26,7 +26,7 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
-    files. slurm-stage(7) lists the options, such as validate=checksum, extract and mode=shard.
+    files.
 
     Run it inside a job (sbatch, salloc or srun). With --local, try it on this machine alone.
     """
