@@ -69,6 +69,9 @@ class ItemReport:
     retries: int = 0
     #: Nodes whose copy was replaced although it had been changed since it was staged.
     changed: list[str] = field(default_factory=list)
+    #: With lifetime=job, nodes whose copy stays: it was staged before without that, or is pinned.
+    cached: list[str] = field(default_factory=list)
+    pinned: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

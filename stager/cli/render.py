@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stager.base.text import bytes_text, files_text, seconds_text
@@ -27,8 +27,9 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     evicted = _evicted_lines(outcome, fold)
     changed = [_changed_line(item, fold) for item in outcome.items if item.changed]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
+    stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
     lines = (line(item, fold) for item in outcome.items)
-    return [*evicted, *lines, *([] if outcome.dry_run else changed), *notes]
+    return [*evicted, *lines, *([] if outcome.dry_run else [*changed, *stay]), *notes]
 
 
 def phase_line(outcome: Outcome) -> str:
@@ -73,6 +74,17 @@ def _changed_line(item: ItemReport, fold: Fold) -> str:
         f"{item.destination}: note: on {nodes_text(item.changed, fold)} it had been changed since "
         "it was staged, and was replaced; write what you want to keep elsewhere"
     )
+
+
+def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
+    """Yield why a copy stays in spite of lifetime=job, if it does."""
+    for nodes, why in (
+        (item.cached, "it was staged before without lifetime=job (stagectl evict removes it)"),
+        (item.pinned, "it is pinned (stagectl unpin lets it go)"),
+    ):
+        if nodes:
+            where = nodes_text(nodes, fold)
+            yield f"{item.destination}: note: it stays on {where} after the job: {why}"
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:

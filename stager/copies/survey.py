@@ -85,6 +85,10 @@ class Survey:
     split: str = ""
     #: Whether somebody has changed the copy, which is not current, since it was staged.
     changed: bool = False
+    #: With lifetime=job: whether the copy stays all the same, as another job staged it without
+    #: that, or as it is pinned.
+    cached: bool = False
+    pinned: bool = False
 
     @property
     def current(self) -> bool:

@@ -101,6 +101,8 @@ def item_report(
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
         reasons=_reasons([surveys[rank] for rank in plan.receivers]),
         changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
+        cached=[survey.node for survey in surveys if survey.cached],
+        pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stager.base.options import Mode, Validate
+from stager.base.options import Lifetime, Mode, Validate
 from stager.base.phases import Phase
 from stager.base.progress import about
 from stager.copies.survey import (
@@ -80,6 +80,8 @@ _SURVEYS = list_of(
         fresh=FLAG,
         split=TEXT,
         changed=FLAG,
+        cached=FLAG,
+        pinned=FLAG,
     )
 )
 
@@ -251,6 +253,9 @@ class StageRun:
         own_file = not source.is_tree and not item.options.extract and not item.shared
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
+        if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
+            is_cached = record.lifetime == Lifetime.CACHE
+            return replace(found, cached=is_cached, pinned=record.pinned)
         return found
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:

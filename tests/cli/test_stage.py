@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import tarfile
 
 import pytest
 
@@ -44,6 +45,31 @@ def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) ->
     assert [desk.copy(node).stat().st_ino for node in (1, 3)] == [inodes[0], inodes[2]]
 
 
+def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
+    (desk.folder / "set").mkdir()
+    (desk.folder / "set/a").write_text("data")
+    with tarfile.open(desk.folder / "x.tar", "w") as archive:
+        archive.add(desk.folder / "set", "set")
+    values = (
+        f"{desk.source}:/nvme/img.sqsh", f"{desk.folder}/set:/nvme/set",
+        f"{desk.folder}/x.tar:/nvme/x,extract", f"{desk.folder}/set:/nvme/new",
+    )  # fmt: skip
+    for_job = [f"{value},lifetime=job" for value in values]
+    assert desk.local("stage", *values[:3]).code == 0
+    first = desk.local("stage", *for_job)
+    why = "it was staged before without lifetime=job (stagectl evict removes it)"
+    assert [line for line in first.out.splitlines() if "note:" in line] == [
+        f"stage: /nvme/{name}: note: it stays on {ALL} after the job: {why}"
+        for name in ("img.sqsh", "set", "x")
+    ]
+    assert desk.simulated("pin", "/nvme/new").code == 0
+    pinned = desk.local("stage", for_job[-1]).out.splitlines()[1:]
+    why = "it is pinned (stagectl unpin lets it go)"
+    assert pinned == [f"stage: /nvme/new: note: it stays on {ALL} after the job: {why}"]
+    assert desk.simulated("unpin", "/nvme/new").code == 0
+    assert "note:" not in desk.local("stage", for_job[-1], values[0]).out
+
+
 def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
     desk, ran = staged
     done = json.loads(ran.out)
@@ -69,6 +95,8 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "note": "",
                 "retries": 0,
                 "changed": [],
+                "cached": [],
+                "pinned": [],
             }
         ],
         "failures": [],

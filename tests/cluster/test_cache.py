@@ -151,8 +151,8 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
         assert re.fullmatch(
             r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still "
             rf"missing; 120\.0 MiB of your copies stay: {stays}, {stays}; wait until the jobs that "
-            r"use copies have ended, delete other files of yours there, or ask for nodes with larger "
-            r"disks\n" + re.escape(NOT_STARTED.format(5)),
+            r"use copies have ended, delete other files of yours there, or ask for nodes with "
+            r"larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert held(site, "n1") == ["f1", "f2", "f3"]

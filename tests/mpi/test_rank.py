@@ -371,8 +371,9 @@ def record_of(world: FileWorld) -> Record:
 )
 def test_lifetime_cache_outlasts_lifetime_job(world: FileWorld, lifetimes: str, kept: str) -> None:
     for lifetime in lifetimes.split():
-        world.run(items=world.items(lifetime=Lifetime(lifetime)))
+        outcome = world.run(items=world.items(lifetime=Lifetime(lifetime)))
     assert record_of(world).lifetime == kept
+    assert outcome.items[0].cached == (world.nodes if lifetimes == "cache job" else [])
 
 
 @pytest.mark.parametrize(("first", "kept"), [("cache", "cache"), ("job", "job")])
