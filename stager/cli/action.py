@@ -65,6 +65,7 @@ def run_action(
         to_free=to_free,
         dry_run=dry_run,
         shared_owner=rules.shared_owner,
+        job=_own_job(os.environ),
     )
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult.from_wire)
@@ -75,6 +76,11 @@ def run_action(
     else:
         _print(command, results, failures)
     return code
+
+
+def _own_job(environment: Mapping[str, str]) -> int:
+    text = environment.get("SLURM_JOB_ID", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _to_json(

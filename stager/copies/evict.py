@@ -377,16 +377,17 @@ def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:
     return is_our_tree(cache, record, path)
 
 
-def remove(cache: Cache, locks: Locks, disk: str, destination: str) -> Record | None:
+def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0) -> Record | None:
     """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
-    A file that the user put in the copy's place is kept. Raise OSError or DestinationError.
+    That ``job`` uses it does not count. A file that the user put in the copy's place is kept.
+    Raise OSError or DestinationError.
     """
     if not locks.take(destination):
         return None
     try:
         record = cache.load(destination)
-        if record is None or record.pinned or destination in cache.in_use():
+        if record is None or record.pinned or set(cache.jobs_using(destination)) - {job}:
             return None
         # The copy goes first: a copy without a record would never be found again.
         if _is_on_disk(cache.root, f"{disk}{destination}"):

@@ -30,7 +30,7 @@ from stager.copies import evict
 from stager.copies.verify import fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
-from stager.disk.jobs import jobs_using
+from stager.disk.jobs import staged_by_hand
 from stager.disk.locks import Locks
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Command:
     everyone: bool = False
     #: The uid of the account that stages beneath ``shared_roots``.
     shared_owner: int = 0
+    #: The job from which the command comes, 0 outside of jobs: it may evict what it staged by hand.
+    job: int = 0
     #: For `Action.FACTS`: stage.toml, what Slurm's configuration names, and whether jobs run there.
     config: str = ""
     plugstack: str = ""
@@ -294,14 +296,15 @@ class _Run:
         destination = record.destination
         if record.pinned:
             raise PolicyRefusal(f"{destination} is pinned; unpin it first (stagectl unpin)")
-        jobs = jobs_using(None if cache.shared else cache.uid, cache.root).get(destination, [])
-        if jobs:
+        jobs = cache.jobs_using(destination)
+        own = self._job_that_staged(destination)
+        if jobs and jobs != [own]:
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache.root, path, record)
-        if not self._remove(cache, destination):
+        if not self._remove(cache, destination, own):
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
@@ -309,6 +312,11 @@ class _Run:
                 "no longer manages it; delete it on that node (rm -r) if you do not need it"
             )
         self._note(destination, size)
+
+    def _job_that_staged(self, destination: str) -> int:
+        """Return the job that the command comes from, if it staged the copy by hand; else 0."""
+        job = self._command.job
+        return job if job and destination in staged_by_hand(os.getuid(), job) else 0
 
     def _free_disk(self, caches: list[Cache]) -> None:
         """Evict copies of ``caches``, which are on one disk.
@@ -341,11 +349,11 @@ class _Run:
                 why = (one.held or evict.Held.IN_USE).value
                 self.result.stay.append(Stays(one.destination, why))
 
-    def _remove(self, cache: Cache, destination: str) -> bool:
+    def _remove(self, cache: Cache, destination: str, job: int = 0) -> bool:
         if self._command.dry_run:
             return True
         locks = self._locks_of(cache)
-        return evict.remove(cache, locks, self._disk, destination) is not None
+        return evict.remove(cache, locks, self._disk, destination, job) is not None
 
     def _pin(self, cache: Cache, record: Record) -> None:
         destination = record.destination

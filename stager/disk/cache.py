@@ -44,7 +44,7 @@ from stager.disk.files import (
     stage_errors,
     write_all,
 )
-from stager.disk.jobs import uses
+from stager.disk.jobs import jobs_using, uses
 from stager.disk.reader import BLOCK
 from stager.disk.record import Record
 from stager.disk.unnamed import UnnamedFile, fresh_name
@@ -89,6 +89,10 @@ class Cache:
     def in_use(self) -> frozenset[str]:
         """Return the destinations that jobs running on this node use."""
         return uses(None if self.shared else self.uid, self.root)
+
+    def jobs_using(self, destination: str) -> list[int]:
+        """Return the jobs running on this node that use the copy."""
+        return jobs_using(None if self.shared else self.uid, self.root).get(destination, [])
 
     def record_path(self, destination: str) -> str:
         """Return the path of the record of ``destination``."""

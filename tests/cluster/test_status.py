@@ -227,11 +227,15 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
 
 
 def test_a_copy_that_a_running_job_uses_is_not_evicted(site: Site) -> None:
-    job = site.sbatch(f"{STAGECTL} evict /nvme/a 2>&1; echo $?", "-N4", WISH)
+    by_hand = f"{STAGECTL} stage /shared/a:/nvme/b >&2; {STAGECTL} evict /nvme/b; echo $?"
+    job = site.sbatch(f"{STAGECTL} evict /nvme/a 2>&1; echo $?; {by_hand}", "-N4", WISH)
     job.wait()
-    assert job.output().splitlines()[1:] == [
+    lines = [line for line in job.output().splitlines() if " from /shared/a to " not in line]
+    assert lines == [
         f"stage: n[1-4]: /nvme/a is used by job {job.id}; evict it when it has ended", "9",
+        "stage: /nvme/b: evicted on n[1-4] (4 nodes)", "0",
     ]  # fmt: skip
+    assert not any(site.copy(node, "/nvme/b").exists() for node in site.nodes)
     assert all(site.copy(node, "/nvme/a").exists() for node in site.nodes)
 
 
