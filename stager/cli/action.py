@@ -48,8 +48,11 @@ def run_action(
     older: int = 0,
     to_free: int = 0,
     dry_run: bool = False,
+    user: int | None = None,
 ) -> int:
     """Do ``action`` on all nodes that ``where`` means; print the results, return the exit code.
+
+    It is about the copies of ``user``, or of this user if that is None.
 
     Raise StageError if the nodes cannot be asked at all.
     """
@@ -66,6 +69,7 @@ def run_action(
         dry_run=dry_run,
         shared_owner=rules.shared_owner,
         job=_own_job(os.environ),
+        user=user,
     )
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult.from_wire)

@@ -13,6 +13,7 @@ from stager.base.text import printable
 from stager.cli.action import run_action
 from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.whose import user_option, whose
 from stager.copies.upkeep import Action
 from stager.root.rules import byte_size
 
@@ -38,11 +39,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     help="Delete least recently used copies until this much of each disk is free: 200G or 1.5TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
+@user_option
 @node_options
 @json_option
 def evict(
-    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, where: NodeOptions,
-    as_json: bool,
+    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, user: str,
+    where: NodeOptions, as_json: bool,
 ) -> int:  # fmt: skip
     """Delete your copies from the disks of the nodes.
 
@@ -59,6 +61,7 @@ def evict(
         older=_seconds(older) if older else 0,
         to_free=_bytes(to_free) if to_free else 0,
         dry_run=dry_run,
+        user=whose(user),
     )
 
 

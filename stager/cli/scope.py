@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stager.base.errors import StageError, UsageError
 from stager.cli.absolute import absolute
 from stager.copies import upkeep
+from stager.copies.as_owner import carry_out_for, check_may_ask
 from stager.copies.status import node_status
 from stager.copies.upkeep import Action
 from stager.launch import gather, job
@@ -101,13 +102,17 @@ class Scope:
 def answer(command: Command, disk: str) -> dict[str, Any]:
     """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer."""
     if command.action is Action.STATUS:
+        if command.user is not None:
+            check_may_ask(command.user)
         status = node_status(
             disk, command.roots, command.shared_roots, command.shared_owner,
-            everyone=command.everyone,
+            everyone=command.everyone, user=command.user,
         )  # fmt: skip
         return status.to_wire()
     if command.action is Action.FACTS:
         return _facts(command)
+    if command.user is not None:
+        return carry_out_for(command.user, command, disk).to_wire()
     return upkeep.carry_out(command, disk).to_wire()
 
 

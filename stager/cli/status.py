@@ -36,6 +36,7 @@ from stager.cli.tables import (
     user_rows,
 )
 from stager.cli.watch import watch
+from stager.cli.whose import user_option, whose
 from stager.copies.status import NodeStatus
 from stager.copies.upkeep import Action, Command
 from stager.launch import job
@@ -66,26 +67,35 @@ _NOT_CURRENT = re.compile("stale|changed|gone|missing")
     metavar="[SECONDS]",
     help=f"Show it again every so many seconds ({_PERIOD} if none are given), until Ctrl-C.",
 )  # fmt: skip
+@user_option
 @node_options
 @json_option
-def status(by: str, period: float | None, where: NodeOptions, as_json: bool) -> int:
+def status(by: str, period: float | None, user: str, where: NodeOptions, as_json: bool) -> int:
     """Show what is staged for you, and how much space is free.
 
     Drained nodes are queried and marked. A node that does not answer within 4 s is reported. On a
     terminal, long names and paths lose their middle; in a pipe they are whole.
     """
     rules = where.rules()
+    uid = whose(user)
     if period and as_json:
         raise UsageError("--watch shows text; leave out --json")
     scope = Scope.find(where, os.environ, rules.launch.srun)
     if period:
-        watch(lambda: _ask(scope, rules, by).lines(width()), period)
-    return show_status(scope, rules, by, as_json=as_json)
+        watch(lambda: _ask(scope, rules, by, uid).lines(width()), period)
+    return show_status(scope, rules, by, uid, as_json=as_json)
 
 
-def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool = False) -> int:
+def show_status(
+    scope: Scope,
+    rules: Policy,
+    by: str = "node",
+    user: int | None = None,
+    *,
+    as_json: bool = False,
+) -> int:
     """Print what the nodes hold. Return 8 if none of them answered, else 0."""
-    found = _ask(scope, rules, by)
+    found = _ask(scope, rules, by, user)
     # In one piece, since click flushes at each call.
     text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
     click.echo(text)
@@ -95,14 +105,15 @@ def show_status(scope: Scope, rules: Policy, by: str = "node", *, as_json: bool 
     return 0 if found.known else LaunchError.code
 
 
-def _ask(scope: Scope, rules: Policy, by: str) -> _Found:
+def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     command = Command(
-        Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user",
-        shared_owner=rules.shared_owner,
+        Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user" and user is None,
+        shared_owner=rules.shared_owner, user=user,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus.from_wire)
-    return _Found(by, rules, answers, known, problems, scope.whole_job)
+    name = "you" if user is None else _user_name(user)
+    return _Found(by, rules, answers, known, problems, scope.whole_job, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,8 @@ class _Found:
     known: Mapping[str, NodeStatus]
     problems: Mapping[str, str]
     whole_job: bool
+    #: Whose copies were asked for.
+    user: str
 
     def to_json(self) -> dict[str, Any]:
         nodes = [
@@ -142,7 +155,8 @@ class _Found:
         else:
             roots = (*self.rules.roots, *self.rules.shared_roots)
             where = " or ".join(root or "/" for root in roots)
-            yield f"stage: nothing is staged for you beneath {where} on {job.fold([*self.known])}"
+            nodes = job.fold([*self.known])
+            yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}"
         yield from room_lines(self.known, job.fold)
         yield from unread_lines(self.known)
         yield from silent_lines(self.known, _user_name)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Seconds for a look at the copies of one other user, and of all others together.
 _OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
+#: Seconds for a look at the copies of the one user that root asks for. Other nodes than that of
+#: the command must answer within `launch.answers.PATIENCE`.
+_ONE_LIMIT = 3.0
 
 
 class Entry(NamedTuple):
@@ -153,11 +156,12 @@ def node_status(
     shared_owner: int = 0,
     *,
     everyone: bool = False,
+    user: int | None = None,
 ) -> NodeStatus:
     """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
 
     What is for all users was staged by the ``shared_owner``. For root, ``everyone`` adds what it
-    holds for each other user.
+    holds for each other user, and ``user`` is the one whose copies are shown instead.
     """
     status = NodeStatus()
     places = [(root, 0) for root in roots] + [(root, shared_owner) for root in shared_roots]
@@ -170,6 +174,8 @@ def node_status(
             status.rooms.append(
                 DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
             )
+        if user is not None:
+            continue
         if owner and os.getuid() == 0:
             _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
             continue
@@ -179,6 +185,12 @@ def node_status(
             _add(status, _read_cache(cache, disk, jobs, sources))
     if everyone and os.getuid() == 0:
         _add_others(status, disk, [root for root, owner in places if not owner])
+    if user is not None:
+        deadline = time.monotonic() + _ONE_LIMIT
+        _add_from(status, user, disk, [root for root, owner in places if not owner], _ONE_LIMIT)
+        shared = [root for root, owner in places if owner == user]
+        if shared and not status.silent:
+            _add_from(status, user, disk, shared, deadline - time.monotonic(), shared=True)
     status.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return status
 

@@ -74,6 +74,8 @@ class Command:
     shared_owner: int = 0
     #: The job from which the command comes, 0 outside of jobs: it may evict what it staged by hand.
     job: int = 0
+    #: The uid of the user whose copies root asks about; None for those of the user who asks.
+    user: int | None = None
     #: For `Action.FACTS`: stage.toml, what Slurm's configuration names, and whether jobs run there.
     config: str = ""
     plugstack: str = ""

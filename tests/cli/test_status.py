@@ -44,6 +44,19 @@ def test_status_by_file_and_by_user(staged: tuple[Desk, Ran]) -> None:
     )
 
 
+def test_status_of_a_user_who_is_not_there_or_has_nothing(staged: tuple[Desk, Ran]) -> None:
+    desk, _ = staged
+    assert desk.simulated("status", "--user", "nobody-here") == Ran(
+        2, "", "stage: --user nobody-here: this machine has no such user; of a user without an "
+        "account, write the number (uid)\n",
+    )  # fmt: skip
+    own = desk.simulated("status", "--user", str(os.getuid()))
+    assert own == desk.simulated("status")
+    if os.getuid() == 0:
+        nothing, *_ = desk.simulated("status", "--user", "47110").out.splitlines()
+        assert nothing == "stage: nothing is staged for 47110 beneath /nvme on node[1-3]"
+
+
 def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -> None:
     desk, _ = staged
     ran = desk.stagectl("status", "--json", "--local-root", desk.nodes)

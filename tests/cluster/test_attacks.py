@@ -925,6 +925,49 @@ def test_a_dead_filesystem_does_not_hold_roots_status(site: Site) -> None:
     assert seconds < 30
 
 
+def test_root_lists_and_removes_a_users_copies_as_that_user(site: Site) -> None:
+    """Bob's records name alice's copy and a filesystem that never answers, and lead elsewhere."""
+    stage(site, "-wn2", WISH)
+    end(site, running(site, "n2"))
+    facts = site.copy("n2", "/nvme/data").stat()
+    as_alices = {"inode": facts.st_ino, "owner": ALICE, "mtime_ns": facts.st_mtime_ns}
+    forge_record(site, "/nvme/data", "/nvme/bob-data", node="n2", copy_facts=as_alices)
+    forge_record(site, "/nvme/bobs/x", "/nvme/bob-data", node="n2")
+
+    def stagectl(*line: str, user: str = "root") -> tuple[int, str]:
+        begun = time.monotonic()
+        ran = site.run([STAGECTL, *line], user=user, on="n2", check=False)
+        assert time.monotonic() - begun < 20
+        return ran.returncode, ran.stdout + ran.stderr
+
+    absent = "is not staged here; stagectl status lists what is staged\n"
+    refused = (
+        f"stage: only root may use the copies of another user (uid {BOB}); run this as root, or "
+        "leave out --user\n"
+    )
+    site.run("mkdir /nvme/bobs", user="bob", on="n2")
+    with dead_folder(site, "/nvme/bobs", node="n2"):
+        assert never_answers(site, "/nvme/bobs", node="n2"), "the attack is real"
+        code, listed = stagectl("status", "--user", "bob")
+        places = [line.split()[1] for line in listed.splitlines() if line.startswith("n2 ")]
+        assert (code, places) == (0, ["/nvme/bob-data", "/nvme/bobs/x", "/nvme/data"])
+        evict = "evict", "--user", "bob"
+        assert stagectl(*evict, "/nvme/data") == (
+            6, "stage: n2: /nvme/data: Operation not permitted\n"
+        )  # fmt: skip
+        assert digest(site.copy("n2", "/nvme/data")) == digest(site.shared("data"))
+        gone = "stage: /nvme/bob-data: evicted on n2\n"
+        assert stagectl(*evict, "-w", "n2", "/nvme/bob-data") == (0, gone)
+        assert stagectl(*evict, "/nvme/bob-data") == (2, f"stage: n2: /nvme/bob-data {absent}")
+        assert not site.copy("n2", "/nvme/bob-data").exists()
+        for command in ("status", "evict"):
+            line = [command, "--user", "bob", *(["/nvme/bobs/x"] if command == "evict" else [])]
+            assert stagectl(*line, user="alice") == (3, refused)
+    assert "/nvme/data" in stagectl("status", "--user", "alice", user="alice")[1]
+    with dead_folder(site, f"/nvme/.slurm-stage/{BOB}", node="n2"):
+        assert stagectl(*evict, "/nvme/bobs/x") == (2, f"stage: n2: /nvme/bobs/x {absent}")
+
+
 def test_a_huge_list_of_uses_costs_root_little(site: Site) -> None:
     job = running(site, "n2")
     _, _, before = status_as_root(site, "n2")
