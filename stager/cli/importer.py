@@ -112,7 +112,7 @@ class _Step:
 
 
 def _import(config: Path, uri: str, step: _Step) -> int:
-    """Stage the image to all nodes and print its path; else say why and end the waiting nodes."""
+    """Stage the image to all nodes and print its path, else say why not."""
     try:
         nodes = JobNodes.find(config)
         directive = _pinned(_url(uri), nodes.rules)
@@ -143,13 +143,14 @@ def _stage(nodes: JobNodes, directive: Directive, step: _Step) -> int:
 
 
 def _give_up(config: Path, step: _Step, code: int) -> int:
-    """End the step, since no rank may have ended the wait of its other nodes; return ``code``.
+    """Return ``code``; if another node has staged meanwhile, take its stage instead.
 
-    If another node has staged meanwhile, take its stage instead.
+    The first node ends the step, since no rank may have ended the wait of the other nodes. If
+    another one fails, the first may still wait for the registry, or the next one takes over.
     """
     if ended := step.wait_for_others(0):
         return _tell(*ended)
-    if step.number:
+    if step.number and not step.node:
         end_step(config, step.number)
     return code
 

@@ -172,6 +172,15 @@ def test_a_first_node_that_waits_for_the_registry_takes_the_stage_of_the_second(
     assert step.noted == ["asks 0", "asks 1", "stages 1"]
 
 
+def test_a_second_node_that_cannot_ask_does_not_end_the_first_which_waits_for_the_registry(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_turns(monkeypatch, 0.5, 0.1)
+    step.answers_after, step.refused = {0: 1.5}, [1]
+    assert step.get(0, 1) == [GOT, Ran(4, "", f"stage: {NO_PATH}\n")]
+    assert step.noted == ["asks 0", "asks 1", "stages 0"]
+
+
 def test_of_all_that_a_slow_registry_answers_at_once_the_first_one_stages(
     step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
