@@ -63,8 +63,11 @@ static struct spank_option helper_option = {
 
 int stage_options_register(spank_t spank)
 {
+	/* Only the helper's own srun gives the second, so that --help of the others is without. */
+	const bool hidden = spank_context() != S_CTX_REMOTE && !getenv(STAGE_HELPER_ENV);
+
 	if (spank_option_register(spank, &stage_option) != ESPANK_SUCCESS ||
-	    spank_option_register(spank, &helper_option) != ESPANK_SUCCESS)
+	    (!hidden && spank_option_register(spank, &helper_option) != ESPANK_SUCCESS))
 		return -1;
 	return 0;
 }

@@ -115,6 +115,12 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     )  # fmt: skip
 
 
+def test_help_shows_no_option_that_users_must_not_give(site: Site) -> None:
+    for command in ("srun", "sbatch", "salloc"):
+        options = re.findall(r"--stage\S*", site.run([command, "--help"]).stdout)
+        assert options == ["--stage=SRC:DST[,key=value...]"]
+
+
 def test_srun_outside_of_a_job_holds_all_tasks(site: Site) -> None:
     done = site.run(["srun", "-N4", "--ntasks-per-node=2", f"--stage={A}", "bash", "-c", SEE_A])
     check_lines(shown(done), staged("a", ALL), *[f"{node} sees a" for node in site.nodes * 2])
