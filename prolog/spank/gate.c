@@ -48,6 +48,9 @@ struct gate {
 	char node[256]; /* the name of this node, for messages */
 };
 
+/* The process of slurmstepd. While a task is privileged Slurm ends it if that is gone. */
+static pid_t parent;
+
 /* A step's status on this node: no rank has come, a rank works, the stage has ended. */
 enum status { STATUS_NONE, STATUS_WORKING, STATUS_ENDED };
 
@@ -476,6 +479,7 @@ void stage_gate_check_order(spank_t spank)
 {
 	struct gate gate = { 0 };
 
+	parent = getppid();
 	stage_order_note_surroundings();
 	if (!stage_order_pyxis() || stage_options_helper() || is_helper_by_environment(spank) ||
 	    !read_task(spank, &gate))
@@ -487,13 +491,25 @@ void stage_gate_check_order(spank_t spank)
 	free(gate.list);
 }
 
+/* Lets a rank notice an end of slurmstepd before the rank's own begin. */
+static void set_parent(spank_t spank)
+{
+	char text[24];
+
+	(void)snprintf(text, sizeof(text), "%d", parent);
+	if (spank_setenv(spank, STAGE_PARENT_ENV, text, 1) != ESPANK_SUCCESS)
+		slurm_error("stage: %s cannot be set", STAGE_PARENT_ENV);
+}
+
 int stage_gate(spank_t spank, const struct stage_config *config)
 {
 	struct gate gate = { 0 };
 	int code = 0;
 
-	if (stage_options_helper() || is_helper_by_environment(spank))
+	if (stage_options_helper() || is_helper_by_environment(spank)) {
+		set_parent(spank);
 		return 0;
+	}
 	if (!read_task(spank, &gate)) {
 		complain("stage: Slurm does not give the plugin the job, the step or the task; "
 			 "submit again\n");

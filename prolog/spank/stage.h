@@ -47,6 +47,8 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 #define STAGE_LIST_ENV "SLURM_SPANK_STAGE"
 /* Set in the helper's step, in addition to the option --stage-helper. */
 #define STAGE_HELPER_ENV "STAGE_HELPER"
+/* Names slurmstepd's process for a rank, which ends with it. */
+#define STAGE_PARENT_ENV "STAGE_PARENT"
 /* Names the files that list which node holds which part of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 

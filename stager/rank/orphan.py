@@ -11,6 +11,8 @@ import os
 import time
 from _thread import start_new_thread  # threading is slow to import
 
+#: The variable in which the plugin names slurmstepd's process (gate.c); mpiexec's ranks have none.
+_PARENT = "STAGE_PARENT"
 #: Seconds between two looks. The kernel would tell at once, by a pidfd, but not that of RHEL 8.
 _PERIOD = 1.0
 
@@ -18,9 +20,10 @@ _PERIOD = 1.0
 def end_with_parent() -> None:
     """End this process, with code 1, soon after its parent has ended. Return at once.
 
-    A parent that has ended before is not noticed: so this is what a rank does first.
+    A parent that has ended before is only noticed if the plugin has named it. So this is what a
+    rank does first.
     """
-    start_new_thread(_watch, (os.getppid(),))
+    start_new_thread(_watch, (int(os.environ.get(_PARENT) or os.getppid()),))
 
 
 def _watch(parent: int) -> None:

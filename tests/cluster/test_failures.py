@@ -263,7 +263,12 @@ def test_a_killed_slurmstepd_fails_the_job_though_slurm_would_wait(site: Site) -
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", "--no-requeue", WISH)
     wait_for_ranks(site)
-    site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
+    stepd = rf"slurmstepd: .{job.id}.0."
+    # A rank that begins after the end of slurmstepd knows that by this variable.
+    rank = "tr '\\0' '\\n' </proc/$(pgrep -f '[s]tager.rank')/environ | grep ^STAGE_PARENT="
+    number = site.run(["pgrep", "-f", stepd], on="n3", user="root").stdout
+    assert site.run(rank, on="n3", user="root").stdout == f"STAGE_PARENT={number}"
+    site.run(["pkill", "-9", "-f", stepd], on="n3", user="root")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     lost = "n3: the staging process there was killed, or the node failed; submit again\n"

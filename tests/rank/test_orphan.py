@@ -17,6 +17,22 @@ sys.meta_path.insert(0, Storage())
 from stager.rank.__main__ import main
 main()
 """
+#: Replaces itself by a rank whose parent has ended before.
+LATE = f"""
+import os, sys, time
+while os.getppid() == int(os.environ["STAGE_PARENT"]):
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, "-c", {RANK!r}])
+"""
+#: Starts that, in a network of its own where root would be refused, and ends.
+PARENT_OF_LATE = f"""
+import os, subprocess
+from stager.base.linux import leave_network
+if os.getuid() == 0:
+    leave_network()
+os.environ["STAGE_PARENT"] = str(os.getpid())
+subprocess.Popen([{sys.executable!r}, "-c", {LATE!r}])
+"""
 #: Starts the rank, in a network of its own where root would be refused.
 PARENT = f"""
 import os, subprocess
@@ -35,3 +51,10 @@ def test_a_rank_ends_soon_after_its_parent_was_killed_even_while_it_imports_mpi(
         # The rank's end closes the pipe.
         rest, _ = parent.communicate(timeout=10)
     assert rest == b""
+
+
+def test_a_rank_whose_parent_ended_before_the_rank_began_ends_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT_OF_LATE], stdout=subprocess.PIPE, timeout=10, check=True
+    )
+    assert done.stdout in (b"", b"imports\n")  # the rank's end closes the pipe
