@@ -42,6 +42,7 @@ struct gate {
 	uint32_t step;
 	uint32_t restart;
 	uint32_t task;
+	bool quiet;	/* whether to print failures alone */
 	char *list;	/* directives joined by ';', may be empty */
 	char *script;	/* a batch step's script if it may have #STAGE lines, else NULL */
 	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
@@ -94,6 +95,7 @@ static char *read_list(spank_t spank)
 static bool read_task(spank_t spank, struct gate *gate)
 {
 	char restart[16];
+	char quiet[8];
 	char **argv = NULL;
 	int argc = 0;
 
@@ -112,6 +114,7 @@ static bool read_task(spank_t spank, struct gate *gate)
 		    ESPANK_SUCCESS &&
 	    gethostname(gate->node, sizeof(gate->node) - 1) != 0)
 		(void)snprintf(gate->node, sizeof(gate->node), "this node");
+	gate->quiet = spank_getenv(spank, STAGE_QUIET_ENV, quiet, sizeof(quiet)) == ESPANK_SUCCESS;
 	gate->list = read_list(spank);
 	if (!gate->list)
 		return false;
@@ -248,8 +251,9 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 				     gate->name,
 				     "--step",
 				     step,
-				     gate->script ? "--script" : NULL,
-				     gate->script,
+				     "--script",
+				     gate->script ? gate->script : "",
+				     gate->quiet ? "--quiet" : NULL,
 				     NULL };
 	if (environment)
 		code = stage_child_run((char *const *)argv, environment, 0);

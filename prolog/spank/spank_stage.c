@@ -3,6 +3,7 @@
  *
  *   context              init       init_post_opt   task_init_privileged   task_init
  *   srun, sbatch, salloc options    submit          -                      -
+ *   srun, later          -          -               quiet, in local_user_init
  *   slurmstepd           options    -               order, prepare         gate
  *   slurmd               expect_marks, note_namespace
  *   slurmd, epilog       -          -               clean_up, in job_epilog
@@ -71,6 +72,15 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 	const struct stage_config config = stage_config_parse(argc, argv);
 
 	return submitting() ? stage_submit(spank, &config) : 0;
+}
+
+int slurm_spank_local_user_init(spank_t spank, int argc, char **argv)
+{
+	/* Before, srun has not made use of its option --quiet. */
+	(void)argc;
+	(void)argv;
+	stage_submit_pass_on_quiet(spank);
+	return 0;
 }
 
 int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)

@@ -4,7 +4,7 @@
  * The order in which the files act in the life of a job:
  *
  *   sbatch, salloc, srun     options.c   collects the values of --stage and of SBATCH_STAGE
- *                            submit.c    checks them and passes the list to the job
+ *                            submit.c    checks them and passes the list to the job, and --quiet
  *   on each node, as root    prepare.c   makes the user's folders, in the helper's step only
  *                            mark.c      marks the job as one that stages here
  *                            room.c      mounts the user's room beneath /run
@@ -49,6 +49,9 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 #define STAGE_HELPER_ENV "STAGE_HELPER"
 /* Names slurmstepd's process for a rank, which ends with it. */
 #define STAGE_PARENT_ENV "STAGE_PARENT"
+/* Set in jobs and steps of commands with --quiet; named like the list. */
+#define STAGE_QUIET_NAME "STAGE_QUIET"
+#define STAGE_QUIET_ENV "SLURM_SPANK_STAGE_QUIET"
 /* Names the files that list which node holds which part of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 
@@ -125,6 +128,7 @@ bool stage_options_helper(void);
 
 /* submit.c */
 int stage_submit_forget_outer_job(void);
+void stage_submit_pass_on_quiet(spank_t spank);
 int stage_submit(spank_t spank, const struct stage_config *config);
 
 /* prepare.c */

@@ -12,6 +12,13 @@
 
 #include "stage.h"
 
+/* Of the command that loads the plugin, which is not linked with libslurm. 0 if it lacks it. */
+#pragma weak slurm_get_log_level
+extern int slurm_get_log_level(void);
+
+/* Slurm's level for what is neither an error nor asked for by --verbose; --quiet lowers it. */
+enum { LEVEL_INFO = 3 };
+
 /* The helper's arguments before the values. */
 enum { FIXED_ARGUMENTS = 9 };
 
@@ -69,6 +76,7 @@ int stage_submit_forget_outer_job(void)
 {
 	static const char *const names[] = {
 		STAGE_LIST_ENV,
+		STAGE_QUIET_ENV,
 		STAGE_SHARDS_ENV,
 		"SPANK_STAGE",
 		"_SLURM_SPANK_OPTION_slurm_stage_stage",
@@ -133,6 +141,17 @@ static void refuse_root(void)
 	exit(STAGE_POLICY);
 }
 
+/* Notes in the environment of the job, or step, that the command has the option --quiet. */
+void stage_submit_pass_on_quiet(spank_t spank)
+{
+	if (!slurm_get_log_level || slurm_get_log_level() >= LEVEL_INFO)
+		return;
+	if (setenv(STAGE_QUIET_ENV, "1", 1) != 0 ||
+	    (spank_context() == S_CTX_ALLOCATOR &&
+	     spank_job_control_setenv(spank, STAGE_QUIET_NAME, "1", 1) != ESPANK_SUCCESS))
+		slurm_error("stage: %s cannot be set", STAGE_QUIET_ENV);
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -147,6 +166,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_late_plugin();
 	refuse_root();
 	refuse_het_job();
+	stage_submit_pass_on_quiet(spank);
 	if (all_inherited(inherited))
 		return 0;
 	list = with_new_values(inherited);

@@ -27,6 +27,7 @@ from stager.cli.staging import (
     JobNodes,
     build_request,
     end_step,
+    ignore,
     own_user,
     parse_values,
     print_outcome,
@@ -39,6 +40,7 @@ from stager.request.script import parse_script
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TextIO
 
     from stager.request.policy import Policy
 
@@ -50,14 +52,23 @@ _SHARDS = "STAGE_SHARDS"
 
 @click.command(hidden=True)
 @config_option
-@click.option("--script", type=click.Path(readable=False), help="The batch script, or - for stdin.")
+@click.option(
+    "--script", type=click.Path(readable=False), help="The batch script, - for stdin, or nothing."
+)
 @click.option("--status-file", default="", help="Name of the file for the job's waiting tasks.")
 @click.option("--step", default="", help="Number of the step that waits.")
 @click.option("--task-prolog", is_flag=True, help="Print in the form that TaskProlog must have.")
-def gate(config: Path, script: str | None, status_file: str, step: str, task_prolog: bool) -> int:
+@click.option("--quiet", is_flag=True, help="Print failures alone.")
+def gate(
+    config: Path, script: str | None, status_file: str, step: str, task_prolog: bool, quiet: bool
+) -> int:
     """Stage what a job's --stage option and script ask for; its tasks wait for the exit code."""
-    output = (_print_line, _print_line) if task_prolog else (partial(say, err=True), complain)
-    return _Gate(config, script, status_file, step, task_prolog, *output).run()
+    done: Callable[[str], None] = _print_line if task_prolog else partial(say, err=True)
+    failed = _print_line if task_prolog else complain
+    if quiet:
+        done = ignore
+    screen = None if task_prolog or quiet else sys.stderr
+    return _Gate(config, script, status_file, step, task_prolog, done, failed, screen).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ class _Gate:
     task_prolog: bool
     say: Callable[[str], None]
     complain: Callable[[str], None]
+    #: Where bars are drawn if it is a terminal.
+    screen: TextIO | None
 
     def run(self) -> int:
         """Stage, print the outcome, tell it outside of the job too, and return the exit code."""
@@ -110,7 +123,7 @@ class _Gate:
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
-        with Progress(self.say, bars=None if self.task_prolog else sys.stderr) as progress:
+        with Progress(self.say, bars=self.screen) as progress:
             return nodes.run(request, progress.show), nodes.rules
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:

@@ -225,7 +225,7 @@ def stage_values(
     directives = parse_values(values)
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
-    tell, screen = (_ignore, None) if as_json else (say, sys.stdout)
+    tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     with Progress(tell, bars=screen, verbose=verbose) as progress:
         outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
     if as_json:
@@ -260,5 +260,5 @@ def print_outcome(
         (complain if outcome.failures else say)(line)
 
 
-def _ignore(_: str) -> None:
-    """Print nothing: stdout is JSON alone."""
+def ignore(_: str) -> None:
+    """Print nothing."""

@@ -29,6 +29,18 @@ def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language
     assert first.read_bytes() == second.read_bytes() == job.source.read_bytes()
 
 
+def test_a_quiet_gate_prints_failures_alone(job: Desk) -> None:
+    copy = job.folder / "nvme/copy"
+    quiet = ("gate", "--quiet", "--script", "")
+    done = job.stagectl(*quiet, **JOB, STAGE_DIRECTIVES=f"{job.source}:{copy}")
+    assert done == Ran(0, "", "")
+    assert copy.read_bytes() == job.source.read_bytes()
+    failed = job.stagectl(*quiet, **JOB, STAGE_DIRECTIVES="/a:/b")
+    refused = NOT_BENEATH.replace("/nvme", str(job.folder / "nvme"))
+    error = "stage: the job's own program was not started (exit code 3)\n"
+    assert failed == Ran(3, "", f"stage: {refused}\n{error}")
+
+
 def test_the_gate_exports_the_lists_of_folders_that_are_spread(job: Desk) -> None:
     source = job.folder / "many"
     source.mkdir()

@@ -115,6 +115,23 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     )  # fmt: skip
 
 
+def test_quiet_commands_print_failures_alone(site: Site) -> None:
+    assert (
+        shown(site.run(["srun", "-Q", "-N4", "--export=NONE", f"--stage={A}", "/bin/true"])) == ""
+    )
+    steps = f"srun -Q true; srun --stage={B} true"
+    check_lines(
+        shown(site.run(["salloc", "-N4", f"--stage={A}", "bash", "-c", steps])),
+        skipped("a", ALL), staged("b", ALL),
+    )  # fmt: skip
+    lines = ["sbatch", "-Q", "-W", "-N4", "-o", "/shared/out", f"--stage={A}", "--wrap"]
+    assert shown(site.run([*lines, f"srun --stage={B} true; echo over"])) == ""
+    assert site.shared("out").read_text() == "over\n"
+    nothing = site.run(["srun", "-Q", "-N1", "--stage=/shared/c:/nvme/c", "true"], check=False)
+    assert nothing.returncode == 4
+    assert "stage: n1: /shared/c: No such file or directory; " in nothing.stderr
+
+
 def test_help_shows_no_option_that_users_must_not_give(site: Site) -> None:
     for command in ("srun", "sbatch", "salloc"):
         options = re.findall(r"--stage\S*", site.run([command, "--help"]).stdout)
