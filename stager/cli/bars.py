@@ -61,7 +61,7 @@ class Bars:
         self._bar.bar_width = max(4, width - of_name - of_words - 2)
         name = elided(printable(destination), of_name)
         self._progress.update(
-            self._task(destination), description=name, total=total, completed=done,
+            self._task(destination), description=name, total=total, completed=done, visible=True,
             words=f"{words[: of_words - 1]}…" if len(words) > of_words else words.ljust(of_words),
         )  # fmt: skip
 
@@ -73,5 +73,7 @@ class Bars:
                 self._progress.update(task.id, total=total, completed=total, words="100 %")
             for old in [*self._items.values()][: 1 - _MOST_BARS]:
                 self._progress.update(old, visible=False)
-            self._items[destination] = self._progress.add_task("", total=None, words="")
+            # It is shown with its name and words, by the caller.
+            new = self._progress.add_task("", total=None, words="", visible=False)
+            self._items[destination] = new
         return self._items[destination]

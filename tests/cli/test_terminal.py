@@ -85,6 +85,7 @@ def test_bars_have_no_colours_if_the_user_wants_none(tmp_path: Path) -> None:
     screens, written = bars(tmp_path, 80, NO_COLOR="1")
     assert screens[1][0].endswith("  25 %  512.0 MiB/s  1.5 s left")
     assert COLOURS.search(written) is None
+    assert not re.search(f"{ESCAPE}\\[2K *━", written)  # no bar is drawn before it has its name
 
 
 @pytest.mark.parametrize("kind", ["dumb", ""])
