@@ -1,7 +1,8 @@
-"""Say who keeps ranks from starting, if that can be seen.
+"""Say what keeps ranks from starting, if that can be seen.
 
 PMIx makes a folder for each step in Slurm's TmpFS, by default /tmp. Where another user has made one
-of that name first, no rank starts, and Slurm does not say why.
+of that name first, no rank starts, and Slurm does not say why. Where no interface is there that the
+site named for MPI, ranks start, but do not find each other.
 """
 
 from __future__ import annotations
@@ -13,27 +14,41 @@ from stager.base.errors import StageError
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import NodeFacts, site_facts
+from stager.doctor.node_rules import INTERFACES
 from stager.launch import job
 from stager.launch.commands import search_path
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
 
-def who_is_in_the_way(context: JobContext, rules: Policy) -> str:
-    """Return the first such folder on the job's nodes, as a message; nothing if there is none."""
+def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
+    """Return what keeps ranks from starting on the job's nodes, as a message; nothing if unknown.
+
+    ``rules`` name the variables for the MPI library.
+    """
+    nodes = _ask(context, rules)
+    interfaces = rules.launch.environment.get(INTERFACES, "")
+    return _taken_folder(nodes) or _absent_interface(nodes, interfaces)
+
+
+def _ask(context: JobContext, rules: Policy) -> dict[str, NodeFacts]:
+    """Return the facts of the nodes that answer, by name."""
     tmpfs = site_facts(search_path(rules.launch.srun)).slurm.get("TmpFS", "")
-    if not tmpfs:
-        return ""
-    nodes = job.unfold(context.nodes)
     try:
         command = Command(Action.FACTS, (), tmpfs=tmpfs)
-        answers = Scope(nodes=nodes, context=context).ask(command, rules, os.environ)
+        scope = Scope(nodes=job.unfold(context.nodes), context=context)
+        facts, _ = read_answers(scope.ask(command, rules, os.environ), NodeFacts.from_wire)
     except StageError:  # the failure to start is what the user must know
-        return ""
-    facts, _ = read_answers(answers, NodeFacts.from_wire)
-    for name, node in facts.items():
+        return {}
+    return facts
+
+
+def _taken_folder(nodes: Mapping[str, NodeFacts]) -> str:
+    for name, node in nodes.items():
         for folder in node.taken:
             return (
                 f"MPI did not start: {name}: {folder.path} belongs to uid {folder.owner}, who "
@@ -41,3 +56,18 @@ def who_is_in_the_way(context: JobContext, rules: Policy) -> str:
                 "and set TmpFS in slurm.conf to a folder in which only root can write"
             )
     return ""
+
+
+def _absent_interface(nodes: Mapping[str, NodeFacts], named: str) -> str:
+    """Return a message if some nodes have none of the ``named`` interfaces, joined by commas."""
+    if not named or "/" in named:  # the name of a network may fit any interface
+        return ""
+    wanted = {*named.split(",")}
+    lack = [name for name, node in nodes.items() if not wanted & {one.name for one in node.links}]
+    if not lack:
+        return ""
+    return (
+        f"MPI did not start: {INTERFACES}={named} names no interface of {job.fold(lack)} that is "
+        "up and leads to other nodes; tell the administrator (environment in [launch] of "
+        "stage.toml)"
+    )

@@ -106,9 +106,9 @@ class JobNodes:
                 ),
             )
         except NotStartedError as error:
-            from stager.cli.in_the_way import who_is_in_the_way  # only for this failure
+            from stager.cli.in_the_way import what_is_in_the_way  # only for this failure
 
-            reason = who_is_in_the_way(self.context, self.rules)
+            reason = what_is_in_the_way(self.context, self.rules)
             raise LaunchError(reason or error.message) from None
 
 

@@ -53,7 +53,7 @@ _END_PATIENCE, _CRASH_PATIENCE = 90.0, 20.0
 
 
 class NotStartedError(LaunchError):
-    """No rank has begun."""
+    """No rank has begun, or one failed before all were connected."""
 
 
 def run(
@@ -69,7 +69,8 @@ def run(
     out whether they stall. Start the ranks again if Slurm lost a connection before they began.
 
     Raise LaunchError if the launcher cannot be started, the ranks stall, or they end without an
-    Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all.
+    Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all, or one
+    fails before all are connected.
     """
     begun = time.monotonic()
     listener = _Listener(start_timeout, on_event, pulses)
@@ -84,7 +85,7 @@ def run(
             break
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
-        kind = LaunchError if listener.begun else NotStartedError
+        kind = LaunchError if listener.connected else NotStartedError
         raise kind(_no_outcome(launcher, process.code, listener, start_timeout))
     return _with_launch(
         listener.outcome,
@@ -141,6 +142,8 @@ class _Listener:
         #: Whether a rank lives, whether all have begun, and whether they had not at the deadline.
         self.has_pulse = False
         self.begun = False
+        #: Whether a rank has told more than that it failed.
+        self.connected = False
         self.timed_out = False
         self._connection_lost = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
@@ -204,6 +207,7 @@ class _Listener:
         if not self.begun:
             self.begun = True
             self._pulses.begin(now)
+        self.connected = self.connected or event["event"] != "crashed"
         if event["event"] == "result":
             self.outcome_at = time.monotonic()
             self.outcome = Outcome.from_json(event["outcome"])

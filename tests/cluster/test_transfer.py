@@ -326,3 +326,16 @@ def test_sixteen_nodes(wide_site: Site, algorithm: Algorithm) -> None:
     }
     wide_site.assert_healthy()
     assert wide_site.leftovers() == []
+
+
+def test_an_interface_that_the_site_names_for_mpi_and_no_node_has_is_told(site: Site) -> None:
+    site.run("echo a > /shared/a")
+    interfaces = 'environment = { OMPI_MCA_btl_tcp_if_include = "ib7,ib8" }'
+    with site.policy(f"{POLICY}[launch]\n{interfaces}\n"):
+        job = site.sbatch("true", "-N2", "-wn[1-2]", "--stage=/shared/a:/nvme/a")
+        assert job.wait().exit_code == "8:0"
+    assert job.output() == (
+        "stage: MPI did not start: OMPI_MCA_btl_tcp_if_include=ib7,ib8 names no interface of "
+        "n[1-2] that is up and leads to other nodes; tell the administrator (environment in "
+        "[launch] of stage.toml)\n" + NOT_STARTED.format(8)
+    )
