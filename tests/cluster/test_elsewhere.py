@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import CommandFailed
+from tests.cluster.cluster import LOGIN_PATH, CommandFailed
 from tests.cluster.site import POLICY, PREFIX, PYTHON, STAGECTL
 
 if TYPE_CHECKING:
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
 
 SLURM = "/opt/slurm"
 MOVED = "srun,scancel,scontrol,sinfo,squeue"
-#: Takes the commands out of a node's /usr/bin, and of nobody else's.
+#: Where they are otherwise: in /usr/bin, or where they were built in /usr/local/bin.
+BIN, SBIN = (Path(shutil.which(name, path=LOGIN_PATH) or "/").parent for name in ("srun", "slurmd"))
+#: Takes the commands out of that folder of a node, and of nobody else.
 HIDE = f"""
 mkdir /run/hidden /run/hidden/upper /run/hidden/work
-mount -t overlay overlay -o lowerdir=/usr/bin,upperdir=/run/hidden/upper,workdir=/run/hidden/work \
-    /usr/bin
-rm /usr/bin/{{{MOVED}}}
+mount -t overlay overlay -o lowerdir={BIN},upperdir=/run/hidden/upper,workdir=/run/hidden/work {BIN}
+rm {BIN}/{{{MOVED}}}
 """
 WISH = "--stage=/shared/a:/nvme/a"
 NAMED = f'{POLICY}[launch]\nsrun = "{SLURM}/bin/srun"\n'
@@ -46,7 +49,7 @@ HANGS = 100
 def _moved(installed_site: Site) -> Iterator[None]:
     site = installed_site
     folder = f"{SLURM}/{{bin,sbin}}"
-    copy = f"cp /usr/bin/{{{MOVED}}} {SLURM}/bin; cp /usr/sbin/slurmstepd {SLURM}/sbin"
+    copy = f"cp {BIN}/{{{MOVED}}} {SLURM}/bin; cp {SBIN}/slurmstepd {SLURM}/sbin"
     site.run(f"set -e; mkdir -p {folder}; {copy}", user="root")
     for node in site.nodes:
         site.run(f"set -e; {HIDE}", user="root", on=node)
@@ -55,7 +58,7 @@ def _moved(installed_site: Site) -> Iterator[None]:
     yield
     site.slurmd_options = ()
     for node in site.nodes:
-        site.run("umount --lazy /usr/bin && rm -r /run/hidden", user="root", on=node)
+        site.run(f"umount --lazy {BIN} && rm -r /run/hidden", user="root", on=node)
     site.run(f"rm -r {SLURM}", user="root")
     site.restart_all_slurmd()
 
