@@ -3,7 +3,8 @@
 #   make help      this list
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
-#   make test-majors  cluster tests on the Slurm of another Debian (SUITE=trixie, TESTS=…)
+#   make test-majors  cluster tests on the Slurm of another Debian (SUITE=trixie, TESTS=…), or on
+#                  one that is built there (SLURM_SOURCE=…, and PYSLURM=25.11.* for that of pyslurm)
 #   make bench     beside other tools, on the test cluster; takes a while
 #   make compare   beside another revision of itself (REVISION=HEAD~1)
 #   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
@@ -29,8 +30,9 @@ KIND ?= folder
 MINUTES ?= 10
 REVISION ?= HEAD~1
 SUITE ?= trixie
-# Those that depend most on the release of Slurm.
-TESTS ?= $(addprefix tests/cluster/test_,stage.py ways.py failures.py)
+# Those that depend most on the release of Slurm, or the one of pyslurm.
+TESTS ?= $(addprefix tests/cluster/,$(if $(PYSLURM),pyslurm_answers.py, \
+	test_stage.py test_ways.py test_failures.py))
 PREFIX ?= /opt/slurm-stage
 # What is in .venv besides what slurm-stage needs.
 EXTRAS ?= local,lint,test
@@ -43,14 +45,17 @@ ROOT := $(filter 0,$(shell id -u))
 # (On a machine with systemd, docker-registry and nginx-light start a service, which no test uses.)
 PACKAGES = $(CLUSTER_PACKAGES) $(SERVER_PACKAGES) cppcheck clang-format clang-tidy shellcheck \
 	charliecloud-runtime python3-dev mandoc zsh fish mmdebstrap $(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
-CLUSTER_PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins munge \
-	openmpi-bin libpmix-dev iproute2 gcc make libc6-dev fuse3 libfuse3-dev pkg-config squashfs-tools \
-	python3-venv procps util-linux util-linux-extra e2fsprogs
+CLUSTER_PACKAGES = $(SLURM_PACKAGES) munge openmpi-bin libpmix-dev iproute2 gcc make libc6-dev \
+	fuse3 libfuse3-dev pkg-config squashfs-tools python3-venv procps util-linux util-linux-extra \
+	e2fsprogs
+SLURM_PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins
 # The servers of the tests of sources, and what compresses and copies beside them.
 SERVER_PACKAGES = libopenmpi-dev rsync zstd nginx-light openssl curl skopeo umoci docker-registry \
 	python3-swift
 # What a suite needs besides: the Slurm of sid has no plugin for Open MPI.
 PACKAGES_sid = mpich
+# What a Slurm that is built needs instead of Debian's, and pyslurm.
+BUILD_PACKAGES = libmunge-dev python3-dev
 # What `make deb` needs.
 DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
@@ -74,10 +79,13 @@ test: .venv/.done packages build/azurite/.done
 	.venv/bin/python -m pytest $(PARALLEL) $(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
-# The servers' packages take long to install, and the tests that run by default need none.
+# The servers' packages take long to install, and the tests that run by default need none. With other
+# packages the root is made anew: one in which Slurm is built has them all from the start.
 test-majors: packages
-	PACKAGES='$(strip $(CLUSTER_PACKAGES) $(PACKAGES_$(SUITE)) \
-		$(if $(filter file,$(origin TESTS)),,$(SERVER_PACKAGES)))' \
+	SLURM_SOURCE='$(SLURM_SOURCE)' PYSLURM='$(PYSLURM)' PACKAGES='$(strip $(if $(SLURM_SOURCE), \
+		$(filter-out $(SLURM_PACKAGES),$(CLUSTER_PACKAGES)) $(BUILD_PACKAGES) $(SERVER_PACKAGES), \
+		$(CLUSTER_PACKAGES) $(PACKAGES_$(SUITE)) \
+		$(if $(filter file,$(origin TESTS)),,$(SERVER_PACKAGES))))' \
 		tests/cluster/majors $(SUITE) $(PARALLEL) $(TESTS)
 
 # The unit tests run on all cores, and report which lines they reach.
