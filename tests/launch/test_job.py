@@ -181,7 +181,8 @@ def test_a_machine_without_scontrol_knows_no_job(programs: Path) -> None:
 
 # From pyslurm
 
-#: A job and nodes as pyslurm 25.11 shows them. Job 18 is pending; it does not know others.
+#: A job and nodes as pyslurm 25.11 shows them (tests/cluster/pyslurm_answers.py asks it). Job 18 is
+#: pending; it does not know others.
 PYSLURM = """
 from types import SimpleNamespace
 
@@ -204,7 +205,11 @@ class Nodes:
         return {name: SimpleNamespace(state=state) for name, state in states.items()}
 """
 #: What libslurm does as pyslurm is imported, with a slurm.conf that cannot be read.
-FATAL = "import os, sys; print('fatal: no slurm.conf', file=sys.stderr); os._exit(1)"
+FATAL = """
+import os, sys
+print("python: fatal: Unable to process configuration file", file=sys.stderr)
+os._exit(1)
+"""
 
 
 class Installed:
@@ -260,7 +265,7 @@ def test_scontrol_is_asked_where_pyslurm_fails(
 def test_a_controller_that_does_not_answer_pyslurm_is_not_asked_again(
     programs: Path, installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed.write("import time; time.sleep(32)")
+    installed.write("import time; time.sleep(60)")
     for name in ("scontrol", "sinfo"):
         program(programs, name, "exec sleep 32")
     monkeypatch.setattr("stager.launch.job._ANSWER_TIMEOUT", 1)
