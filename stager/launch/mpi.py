@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 #: mpi4py's variables for the kind of its library, and for the library itself.
 _ABI, _LIBRARY = "MPI4PY_MPIABI", "MPI4PY_LIBMPI"
-#: The names of all libraries that the loader finds by itself (ldconfig(8)).
+#: The folders that Debian names by the kind of machine.
+_TRIPLET = f"{os.uname().machine}-linux-gnu"
+#: The libraries that the loader finds by itself, by their own names (ldconfig(8)), and the folders
+#: into which it looks for others, such as links (ld.so(8)).
 _LOADER_CACHE = "/etc/ld.so.cache"
+_LOADER_FOLDERS = (f"/usr/lib/{_TRIPLET}", "/usr/lib64", "/usr/lib")
 _PLUGIN_FILE = re.compile(r"mpi_(\w+)\.so")
 _PLUGIN_DIR = re.compile(rb"^[ \t]*PluginDir[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
 #: Slurm's own library, which is in the folder of its plugins.
@@ -111,7 +115,7 @@ def _abis(environment: Mapping[str, str]) -> set[str]:
     # mpi4py looks first for a library that is a Python package, and then for no other.
     packaged = _in_folders([f"{sys.prefix}/lib"])
     named = environment.get("LD_LIBRARY_PATH", "").split(":")
-    return packaged or _in_folders(named) | _in_cache(_read(_LOADER_CACHE))
+    return packaged or _in_folders([*named, *_LOADER_FOLDERS]) | _in_cache(_read(_LOADER_CACHE))
 
 
 def _in_folders(folders: Iterable[str]) -> set[str]:
@@ -145,7 +149,7 @@ def _plugin_folders(srun: str) -> Iterator[list[str]]:
     for place in places:
         if match := _PLUGIN_DIR.search(_read(place)):
             yield os.fsdecode(match[1]).split(":")
-    debian = f"lib/{os.uname().machine}-linux-gnu"
+    debian = f"lib/{_TRIPLET}"
     for folder in ("lib64/slurm", "lib/slurm", f"{debian}/slurm-wlm", f"{debian}/slurm"):
         if os.path.exists(f"{prefix}/{folder}/{_SLURM_LIBRARY}"):
             yield [f"{prefix}/{folder}"]

@@ -84,6 +84,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     srun.write_text(f"#!/bin/sh\n[ \"$*\" = --mpi=list ] && printf '{LISTING}'\n")
     srun.chmod(0o755)
     monkeypatch.setattr(mpi, "_LOADER_CACHE", str(tmp_path / "ld.so.cache"))
+    monkeypatch.setattr(mpi, "_LOADER_FOLDERS", (f"{tmp_path}/system", f"{tmp_path}/none"))
     monkeypatch.setattr("sys.prefix", str(tmp_path / "python"))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     return tmp_path
@@ -108,7 +109,7 @@ PLUGINS = ("libslurmfull.so", "mpi_none.so", "mpi_pmi2.so", "mpi_pmix.so", "task
 def test_plugins_are_found_beside_srun_and_libraries_where_the_loader_finds_them(
     machine: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.uname", lambda: type("Machine", (), {"machine": "x86_64"}))
+    monkeypatch.setattr(mpi, "_TRIPLET", "x86_64-linux-gnu")
     give(machine / folder, *PLUGINS)
     assert settled(machine) == ("pmix", {})
     cache = machine / "ld.so.cache"
@@ -117,6 +118,19 @@ def test_plugins_are_found_beside_srun_and_libraries_where_the_loader_finds_them
     cache.write_bytes(cache.read_bytes() + b"libmpi.so.40\0")
     assert settled(machine) == ("pmix", {"MPI4PY_MPIABI": "openmpi"})
     (machine / folder / "mpi_pmix.so").unlink()
+    assert settled(machine) == ("pmi2", {"MPI4PY_MPIABI": "mpich"})
+
+
+def test_a_link_to_a_library_of_another_name_is_found_though_the_cache_lacks_it(
+    machine: Path,
+) -> None:
+    """As the libmpi.so.12 of Debian's MPICH, whose own name is libmpich.so.12."""
+    give(machine / "lib/slurm", *PLUGINS)
+    (machine / "lib/slurm/mpi_pmix.so").unlink()
+    (machine / "ld.so.cache").write_bytes(b"/usr/lib/libmpich.so.12\0/usr/lib/libmpi.so.40\0")
+    with pytest.raises(LaunchError, match=r"the MPI library of this node \(openmpi\)"):
+        settled(machine)
+    give(machine / "system", MPICH)
     assert settled(machine) == ("pmi2", {"MPI4PY_MPIABI": "mpich"})
 
 
