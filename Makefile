@@ -71,6 +71,7 @@ SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
+	@printf '\n# what else there is, in twenty minutes: slurm-config/TUTORIAL.md\n'
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile

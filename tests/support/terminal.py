@@ -11,7 +11,8 @@ import signal
 import struct
 import termios
 import time
-from typing import TYPE_CHECKING, Self
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyte
 
@@ -27,10 +28,18 @@ _PATIENCE = 30
 COLOURS = re.compile("\x1b\\[(?:\\d+;)*(?:3[0-7]|9[0-7]|38;[25];[\\d;]+)m")
 
 
+class Piece(NamedTuple):
+    """A part of a line in one colour, by its name in ANSI; ``brown`` is yellow."""
+
+    text: str
+    colour: str
+
+
 class Terminal:
     """A program with a controlling terminal, without echo. ``written`` is all that it has written.
 
-    ``act`` is called in the new process just before the program starts.
+    ``act`` is called in the new process just before the program starts. The methods wait for
+    ``patience`` seconds at most.
     """
 
     def __init__(
@@ -42,12 +51,15 @@ class Terminal:
         *,
         variables: Mapping[str, str] | None = None,
         act: Callable[[], None] = lambda: None,
+        patience: float = _PATIENCE,
     ) -> None:
         self.written = ""
+        self._patience = patience
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.Stream(self._screen)
         inherited = {**environment(), "TERM": "xterm-256color", **(variables or {})}
-        del inherited["COLUMNS"]
+        if "COLUMNS" not in (variables or {}):
+            del inherited["COLUMNS"]
         arguments = [*map(str, line)]
         self._pid, self._file = pty.fork()
         if not self._pid:
@@ -81,9 +93,19 @@ class Terminal:
         """Return the lines on the screen, without the empty ones at its end."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip().split("\n")
 
+    def pieces(self) -> list[list[Piece]]:
+        """Return the lines on the screen above the cursor, in pieces of one colour each."""
+        return [self._line(number) for number in range(self._screen.cursor.y)]
+
+    def _line(self, number: int) -> list[Piece]:
+        row = self._screen.buffer[number]
+        end = max((x + 1 for x, cell in row.items() if cell.data.strip()), default=0)
+        runs = groupby((row[x] for x in range(end)), key=lambda cell: cell.fg)
+        return [Piece("".join(cell.data for cell in cells), colour) for colour, cells in runs]
+
     def until(self, is_there: Callable[[list[str]], bool]) -> list[str]:
         """Return the first screen that the condition holds for. Fail if the program ends before."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         while not is_there(self.shown()):
             assert time.monotonic() < deadline, self.shown()
             assert self._read(), self.shown()
@@ -91,7 +113,7 @@ class Terminal:
 
     def end(self) -> int:
         """Return the exit code; 128 and more for a signal. Fail if the program does not end."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         while self._read():
             assert time.monotonic() < deadline, self.shown()
         _, status = os.waitpid(self._pid, 0)
