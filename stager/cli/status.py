@@ -164,7 +164,7 @@ class _Found:
 
 def _paint(header: str, cell: str) -> str:
     """Return a cell in a colour if it is a bar, or says that the next job will not use the copy."""
-    if header == BAR:
+    if header == BAR != cell:
         return painted(cell, "cyan")
     return painted(cell, "yellow") if header == "STATE" and _NOT_CURRENT.search(cell) else cell
 

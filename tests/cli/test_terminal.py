@@ -192,6 +192,7 @@ def test_by_file_a_bar_fits_the_terminal(copies: Desk) -> None:
         with Terminal(status(copies, "--by", "file"), copies.folder, width) as terminal:
             assert terminal.end() == 0
         screens[width] = terminal.shown()
+        assert COLOURS.findall(terminal.written) == [f"{ESCAPE}[36m", f"{ESCAPE}[33m"]
         assert f"{ESCAPE}[36m{BAR_OF_2_OF_3}{ESCAPE}[0m" in terminal.written
     assert [screens[80][0], screens[80][2]] == [
         f"DST                  SIZE  ON NODES         {'STATE':<19}KEPT",
