@@ -17,6 +17,7 @@
 #   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
 #   make test-packages  the packages, by the documents, on a fresh Debian 12 and 13; takes minutes
 #   make man       the manual pages, into build/man
+#   make pictures  the session in README, slurm-config/session.svg
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
@@ -67,7 +68,7 @@ SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
 .PHONY: demo help test test-majors test-packages check lint hooks bench compare soak cluster install deb \
-	rpm man lock packages deb-packages clean
+	rpm man pictures lock packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -144,6 +145,9 @@ test-packages: .venv/.done
 
 man: .venv/.done
 	cd packaging && ../.venv/bin/python -m man ../build/man
+
+pictures: .venv/.done
+	.venv/bin/python -m tests.documents.picture slurm-config/session.svg
 
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
