@@ -192,8 +192,8 @@ def test_a_shell_that_is_not_known_gets_no_script(tmp_path: Path) -> None:
 
 def test_a_command_is_run_whatever_is_in_the_environment(site: Path) -> None:
     asked = environment(_STAGECTL_COMPLETE="bash_complete")
-    line = ["check", "--config", f"{site}/stage.toml", f"/a:{site}/nvme/b"]
-    said = f"stage: ok: /a to {site}/nvme/b (validate=stat)\n"
+    line = ["check", "--config", f"{site}/stage.toml", f"/usr:{site}/nvme/b"]
+    said = f"stage: ok: /usr to {site}/nvme/b (validate=stat)\n"
     assert call(line, site, asked) == Ran(0, said, "")
 
 
@@ -259,6 +259,7 @@ def test_a_shell_completes_words(line: list[str], setup: str, typed: Path) -> No
         f"stagectl evict {config} {typed}/nvme/a\t{typed}/nvme/c\tend",
         f"stagectl stage {config} {typed}/shared/img\t{typed}/n\timg,ext\t--verb\t",
         f"stagectl stage {config} {typed}/shared/x\t/b,excl\ta.o",
+        f"stagectl stage {config} {typed}/shared/%\t/b",
         f"stagectl check --script {typed}/shared/img\tend",
         "exit",
     ]
@@ -271,6 +272,7 @@ def test_a_shell_completes_words(line: list[str], setup: str, typed: Path) -> No
         f"<evict><--config><{typed}/stage.toml><{typed}/nvme/a b><{typed}/nvme/c$(id)><end>",
         f"{stage}<{shared}/img.sqsh:{typed}/nvme/img,extract><--verbose>",
         f"{stage}<{shared}/x\\:y:/b,exclude=a.o>",
+        f"{stage}<{shared}/\\%j:/b>",
         f"<check><--script><{shared}/img.sqsh><end>",
     ]
     assert "Traceback" not in printed
