@@ -59,6 +59,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Images from registries", ADMIN, "Images from registries"),
         ("pyxis and enroot", ADMIN, "pyxis and enroot"),
         ("An importer for pyxis", ADMIN, "An importer for pyxis"),
+        ("What is told outside of a job", ADMIN, "What is told outside of a job"),
         ("Diagnostics", ADMIN, "When something fails"),
     ),
 }
