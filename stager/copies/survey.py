@@ -21,6 +21,7 @@ from stager.disk.files import (
     digest_of,
     existing_folder_above,
     kind_of,
+    name_of,
     not_a_folder,
     opened,
     opened_beneath,
@@ -264,7 +265,8 @@ def own_lstat(path: str) -> os.stat_result | None:
     except OSError as error:
         raise DestinationError(f"{path}: {error.strerror}") from None
     if there.st_uid != os.getuid():
-        raise DestinationError(f"{path} belongs to uid {there.st_uid}; choose another destination")
+        owner = name_of(there.st_uid)
+        raise DestinationError(f"{path} belongs to {owner}; choose another destination")
     return there
 
 
@@ -298,7 +300,7 @@ def check_folder(folder: str, cache: Cache) -> None:
     except OSError as error:
         raise DestinationError(f"{folder}: {error.strerror}") from None
     if not stat.S_ISDIR(facts.st_mode):
-        raise not_a_folder(folder, facts.st_mode)
+        raise not_a_folder(folder, facts)
     if not os.access(folder, os.W_OK | os.X_OK):
         check_read_only(folder)
         raise DestinationError(
@@ -307,7 +309,7 @@ def check_folder(folder: str, cache: Cache) -> None:
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DestinationError(
-            f"{folder} belongs to uid {facts.st_uid}, and others could replace what is staged "
+            f"{folder} belongs to {name_of(facts.st_uid)}, and others could replace what is staged "
             "there; choose another destination"
         )
     # In a dry run the cache may have no folder yet.

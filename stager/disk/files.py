@@ -191,7 +191,7 @@ def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> 
         try:
             descriptor = stack.enter_context(opened(name, linux.PASS_FOLDER, parent))
         except NotADirectoryError:
-            raise not_a_folder(path, os.lstat(name, dir_fd=parent).st_mode) from None
+            raise not_a_folder(path, os.lstat(name, dir_fd=parent)) from None
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -199,17 +199,31 @@ def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> 
         owner = os.fstat(descriptor).st_uid
         if owner not in owners:
             raise DestinationError(
-                f"{path} belongs to uid {owner}, who could replace what is staged there; "
+                f"{path} belongs to {name_of(owner)}, who could replace what is staged there; "
                 "choose another destination"
             )
         yield descriptor
 
 
-def not_a_folder(path: str, mode: int) -> DestinationError:
-    """Return the error for something else, with this mode, at a ``path`` that must be a folder."""
+def name_of(uid: int) -> str:
+    """Return a user as messages name it: ``alice (uid 5001)``, or without the name if unknown."""
+    import pwd  # not needed where all is well
+
+    with suppress(KeyError):
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    return f"uid {uid}"
+
+
+def not_a_folder(path: str, there: os.stat_result) -> DestinationError:
+    """Return the error for something else that is at a ``path`` that must be a folder."""
+    what = f"{path} is {kind_of(there.st_mode)}"
+    if there.st_uid != os.getuid():
+        return DestinationError(
+            f"{what} that belongs to {name_of(there.st_uid)}, not a folder of yours; choose "
+            "another destination"
+        )
     return DestinationError(
-        f"{path} is {kind_of(mode)}, not a folder; a folder is needed there: remove it, or choose "
-        "another destination"
+        f"{what}, not a folder; a folder is needed there: remove it, or choose another destination"
     )
 
 

@@ -86,7 +86,7 @@ def test_a_record_does_not_make_a_file_current_for_another_user(site: Site) -> N
     for node in site.nodes:
         site.run("chmod 666 /nvme/data; echo poison >/nvme/data", user="bob", on=node)
     assert stage(site) == (
-        f"stage: n[1-4]: /nvme/data belongs to uid {BOB}; choose another destination\n"
+        f"stage: n[1-4]: /nvme/data belongs to bob (uid {BOB}); choose another destination\n"
         + NOT_STARTED.format(6)
     )
 
@@ -110,7 +110,7 @@ def test_a_damaged_record_is_ignored_and_the_file_staged_again(site: Site) -> No
 def test_a_parent_folder_of_another_user_is_refused(site: Site, trap: str) -> None:
     site.run(trap, user="bob", on="n3")
     assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
-        f"stage: n3: /nvme/new belongs to uid {BOB}, who could replace what is staged there; "
+        f"stage: n3: /nvme/new belongs to bob (uid {BOB}), who could replace what is staged there; "
         f"choose another destination\n{NOT_STARTED.format(6)}"
     )
     assert not site.copy("n1", "/nvme/new").exists()
@@ -120,8 +120,8 @@ def test_a_symbolic_link_as_parent_folder_is_refused(site: Site) -> None:
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")
     assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
-        "stage: n3: /nvme/new is a symbolic link, not a folder; a folder is needed there: remove "
-        f"it, or choose another destination\n{NOT_STARTED.format(6)}"
+        f"stage: n3: /nvme/new is a symbolic link that belongs to bob (uid {BOB}), not a folder of "
+        f"yours; choose another destination\n{NOT_STARTED.format(6)}"
     )
     assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
 
@@ -173,7 +173,7 @@ def test_a_copy_with_a_second_hard_link_is_not_current_nor_replaced_by_others(si
     job = site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/second", user="bob")
     job.wait()
     assert job.output() == (
-        f"stage: n2: /nvme/second belongs to uid {ALICE}; choose another destination\n"
+        f"stage: n2: /nvme/second belongs to alice (uid {ALICE}); choose another destination\n"
         + NOT_STARTED.format(6)
     )
 

@@ -172,8 +172,13 @@ def test_an_unwritable_destination_on_one_node(site: Site) -> None:
 def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
     for node in site.nodes[2:]:
         site.run("echo bob > /nvme/bobs", user="bob", on=node)
-    message = "n[3-4]: /nvme/bobs belongs to uid 5002; choose another destination"
+    message = "n[3-4]: /nvme/bobs belongs to bob (uid 5002); choose another destination"
     fails(site, 6, message, f"--stage={DATA}:/nvme/bobs")
+    message = (
+        "n[3-4]: /nvme/bobs is a plain file that belongs to bob (uid 5002), not a folder of yours; "
+        "choose another destination"
+    )
+    fails(site, 6, message, f"--stage={DATA}:/nvme/bobs/data")
     assert site.path("n3", "/nvme/bobs").read_text() == "bob\n"
 
 
@@ -523,7 +528,7 @@ def test_a_folder_in_which_other_users_could_replace_the_copy_is_refused(site: S
     for node in site.nodes:
         site.run("mkdir /nvme/bobs; chmod 777 /nvme/bobs", user="bob", on=node)
     message = (
-        "n[1-4]: /nvme/bobs belongs to uid 5002, who could replace what is staged there; choose "
-        "another destination"
+        "n[1-4]: /nvme/bobs belongs to bob (uid 5002), who could replace what is staged there; "
+        "choose another destination"
     )
     fails(site, 6, message, f"--stage={DATA}:/nvme/bobs/data")

@@ -130,6 +130,19 @@ def test_a_path_through_something_else_than_a_folder_is_refused(
     )
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("uid", "name"), [(2, "bin (uid 2)"), (USER, f"uid {USER}")])
+def test_whose_file_is_in_the_way_is_told(disk: Path, uid: int, name: str) -> None:
+    (disk / "a").write_text("in the way")
+    os.chown(disk / "a", uid, uid)
+    with pytest.raises(DestinationError) as caught, opened_beneath(str(disk), f"{disk}/a/b"):
+        pass
+    assert str(caught.value) == (
+        f"{disk}/a is a plain file that belongs to {name}, not a folder of yours; choose another "
+        "destination"
+    )
+
+
 def test_a_missing_folder_is_file_not_found(disk: Path) -> None:
     with pytest.raises(FileNotFoundError), opened_beneath(str(disk), f"{disk}/a/b"):
         pass
