@@ -51,7 +51,9 @@ SLURMD_PORT = 6818
 _PROGRESS = re.compile(r"^stage: .*: .* of .*, \d+ %, .* left\n", re.MULTILINE)
 BASE_PREFIX = "slurm-stage-cluster-"
 NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
-LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: The last folder is for the site's own commands: /usr/local is the host's.
+SITE_BIN = "/opt/site/bin"
+LOGIN_PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{SITE_BIN}"
 MUNGED_FILES = (
     "--key-file=/cluster/munge/munge.key",
     "--log-file=/cluster/log/munged.log",

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, Cluster, main
+from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,9 @@ class Site(Cluster):
         line = [f"{SOURCE}/packaging/install", PREFIX]
         environment = {"PYTHON": "/usr/bin/python3"}
         said = self.run(line, user="root", env=environment, host_net=True, timeout=600)
-        assert (said.stdout.count("\n"), said.stderr) == (4, "")
+        assert (said.stdout.count("\n"), said.stderr) == (6, "")
+        link = said.stdout.splitlines()[-1].replace("/usr/local/bin", SITE_BIN)
+        self.run(f"mkdir -p {SITE_BIN}; {link}", user="root")
         self.write_policy(POLICY)
         self.write_plugstack(PLUGSTACK)
         self.restart_all_slurmd()  # slurmd runs the plugin's epilog only after a restart

@@ -206,7 +206,9 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "evict --older 1s", "unpin /nvme/a", "evict --dry-run /nvme/a", "evict /nvme/a",
         "pin /nvme/a",
     ]  # fmt: skip
-    script = "\n".join(f"{STAGECTL} {command} 2>&1; echo $?" for command in commands)
+    # In jobs, PATH finds stagectl, and the site's own python3.
+    script = "\n".join(f"stagectl {command} 2>&1; echo $?" for command in commands)
+    script += "\ncommand -v stagectl python3"
     time.sleep(1.1)  # records hold times in whole seconds
     job = site.sbatch(script, "-N4")
     job.wait()
@@ -221,6 +223,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[3-4] (2 nodes)", "0",
         "stage: n[1-4]: /nvme/a is not staged here; stagectl status lists what is staged", "2",
+        "/opt/site/bin/stagectl", "/usr/bin/python3",
     ]  # fmt: skip
     assert [site.records(node) for node in site.nodes] == [[]] * 4
     assert not any(site.copy(node, "/nvme/a").exists() for node in site.nodes)
