@@ -285,7 +285,10 @@ def test_a_file_that_the_user_may_not_read_is_refused(closed: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["check", "/a:/nvme/b"], ["plan", "--local=2", "/a:/nvme/b"], ["stage", "--local=2", "/a:/nvme/b"]],
+    [
+        [*command, "/a:/nvme/b"]
+        for command in (["check"], ["plan", "--local=2"], ["stage", "--local=2"])
+    ],
     ids=["check", "plan", "stage"],
 )
 def test_stagectl_takes_such_a_file_for_the_administrator_s_fault(
