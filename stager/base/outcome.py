@@ -29,6 +29,18 @@ class Counts:
     parts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Files in the old copy of a folder on a node that nobody staged, or that were changed since.
+
+    ``names`` are the first few of their paths in the folder.
+    """
+
+    node: str
+    count: int = 0
+    names: tuple[str, ...] = ()
+
+
 def total(parts: Sequence[Counts]) -> Counts:
     """Return the counts of a folder from those of its parts."""
     return Counts(
@@ -72,6 +84,8 @@ class ItemReport:
     #: With lifetime=job, nodes whose copy stays: it was staged before without that, or is pinned.
     cached: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
+    #: The user's own files that a new version of a folder deleted or replaced.
+    lost: list[Lost] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,8 @@ class Outcome:
 def _read_item(data: dict[str, Any]) -> ItemReport:
     tree = data["tree"]
     counts = _checked(Counts(**{**tree, "parts": tuple(tree["parts"])})) if tree else None
-    return _checked(ItemReport(**{**data, "tree": counts}))
+    lost = [_checked(Lost(**{**one, "names": tuple(one["names"])})) for one in data["lost"]]
+    return _checked(ItemReport(**{**data, "tree": counts, "lost": lost}))
 
 
 #: The types of the fields that hold plain values, as they are annotated above.
@@ -141,6 +156,7 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: type(value) is bool,
     "float": lambda value: type(value) in (int, float),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
+    "tuple[str, ...]": lambda value: all(type(one) is str for one in value),
     "tuple[int, ...]": lambda value: all(map(is_integer, value)),
     "dict[str, float]": lambda value: (
         type(value) is dict and all(type(one) in (int, float) for one in value.values())

@@ -108,11 +108,12 @@ def files_text(count: int) -> str:
     return f"{count} file" if count == 1 else f"{count} files"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first ``most`` names, and the number of the others.
+def listed(names: Sequence[str], most: int = 3, of: int = 0) -> str:
+    """Return the first ``most`` names, and the number of the others, if there are ``of`` in all.
 
-    >>> listed(["a", "b", "c"]), listed(["a", "b", "c", "d", "e"])
-    ('a, b, c', 'a, b, c and 2 more')
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c", "d", "e"]), listed(["a", "b"], of=9)
+    ('a, b, c', 'a, b, c and 2 more', 'a, b and 7 more')
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    others = max(len(names), of) - min(len(names), most)
+    more = f" and {others} more" if others else ""
     return f"{', '.join(names[:most])}{more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from stager.base.text import bytes_text, files_text, seconds_text
+from stager.base.text import bytes_text, files_text, listed, seconds_text
 from stager.cli.tables import table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         return failure_lines(outcome.failures, fold)
     line = _planned_line if outcome.dry_run else _item_line
     evicted = _evicted_lines(outcome, fold)
-    changed = [_changed_line(item, fold) for item in outcome.items if item.changed]
+    changed = [line for item in outcome.items for line in _changed_lines(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
     stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
     lines = (line(item, fold) for item in outcome.items)
@@ -69,11 +69,24 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
-def _changed_line(item: ItemReport, fold: Fold) -> str:
-    return (
-        f"{item.destination}: note: on {nodes_text(item.changed, fold)} it had been changed since "
-        "it was staged, and was replaced; write what you want to keep elsewhere"
-    )
+def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
+    """Yield what a user lost on which nodes, as a copy was replaced; its own files by name."""
+    nodes: dict[str, list[str]] = {}
+    for one in item.lost:
+        was = "was" if one.count == 1 else "were"
+        files = (
+            f", {files_text(one.count)} that {was} not staged, or {was} changed since, {was} "
+            f"deleted: {listed(one.names, of=one.count)}"
+        )
+        nodes.setdefault(files, []).append(one.node)
+    named = {one.node for one in item.lost}
+    if others := [node for node in item.changed if node not in named]:
+        nodes[" it had been changed since it was staged, and was replaced"] = others
+    for what, where in nodes.items():
+        yield (
+            f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "
+            "to keep elsewhere"
+        )
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:

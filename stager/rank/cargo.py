@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.extents import Extent
-from stager.base.outcome import Counts
+from stager.base.outcome import Counts, Lost
 from stager.rank.agree import FAILURE
 from stager.wire.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.wire.ring import Reader
@@ -58,11 +58,15 @@ OPENED = record_of(
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user."""
+    """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user.
+
+    ``lost`` are the user's own files in the folder that a tree replaced.
+    """
 
     digest: str = ""
     tree: Counts | None = None
     note: str = ""
+    lost: Lost | None = None
 
 
 PUBLISHED = record_of(
@@ -79,6 +83,7 @@ PUBLISHED = record_of(
         )
     ),
     note=TEXT,
+    lost=optional(record_of(Lost, node=TEXT, count=NUMBER, names=tuple_of(TEXT))),
 )
 
 

@@ -107,7 +107,8 @@ def deliver(
         first = published[task.plan.receivers[0]]
         digests = (one.digest for one in published)
         digest = joint_digest(digests) if task.plan.apart else first.digest
-        return replace(delivered, digest=digest, tree=tree, note=first.note)
+        lost = tuple(one.lost for one in published if one.lost)
+        return replace(delivered, digest=digest, tree=tree, note=first.note, lost=lost)
 
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:

@@ -23,6 +23,7 @@ from stager.copies.survey import Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stager.base.outcome import Lost
     from stager.copies.survey import Survey
     from stager.rank.task import Task
     from stager.source.facts import Source
@@ -50,6 +51,8 @@ class Delivered:
     tree: Counts | None = None
     note: str = ""
     retries: int = 0
+    #: The user's own files that the new version of a folder deleted or replaced.
+    lost: tuple[Lost, ...] = ()
 
 
 def tell(kind: str, **fields: object) -> None:
@@ -103,6 +106,7 @@ def item_report(
         changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
+        lost=list(delivered.lost),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,

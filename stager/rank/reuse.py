@@ -6,21 +6,26 @@ import os
 import zlib
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
+from stager.base.outcome import Lost
 from stager.disk.files import digest_of, read_back
+from stager.tree.listing import text_of
 from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.disk.record import TreeFacts
+    from stager.disk.record import Record, TreeFacts
     from stager.rank.task import Task
     from stager.tree.listing import Listing
+
+#: A user's own files that are named.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,14 @@ class Reuse:
 
     That is the file's row in the ``table`` of the old copy, or -1. ``deleted`` counts the files of
     the old copy that the new tree lacks. ``is_part``: the old copy is a part of a spread folder.
+    ``lost`` are the user's own files in the old copy.
     """
 
     rows: array[int]
     table: Table | None = None
     deleted: int = 0
     is_part: bool = False
+    lost: Lost | None = None
 
     def has(self, row: int) -> bool:
         """Whether this node has the file of a row."""
@@ -74,14 +81,15 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     record = task.cache.load(task.item.destination)
     table = Table.load(task.cache, record)
     validate = task.item.options.validate
-    if record is None or record.tree is None or table is None or validate is Validate.ALWAYS:
-        return nothing
-    if not _is_relocated_alike(task, record.tree):
+    if record is None or record.tree is None or table is None:
         return nothing
     try:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
+    lost = _own_files(task, record, table, copy)
+    if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
+        return replace(nothing, lost=lost)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
     checked, rows = record.is_damaged or validate is Validate.CHECKSUM, nothing.rows
     for row, before in table.kept(listing, copy):
@@ -90,7 +98,28 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
             rows[row] = before
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
-    return Reuse(rows, table, table.gone(listing) - is_part, is_part)
+    return Reuse(rows, table, table.gone(listing) - is_part, is_part, lost)
+
+
+def find_own_files(task: Task) -> Lost | None:
+    """Return the user's own files in the folder that this rank will replace, if there are any."""
+    record = task.cache.load(task.item.destination) if task.receives else None
+    table = Table.load(task.cache, record)
+    if record is None or table is None:
+        return None
+    try:
+        return _own_files(task, record, table, walk(task.path, holes=False))
+    except (OSError, StageError):
+        return None
+
+
+def _own_files(task: Task, record: Record, table: Table, copy: Listing) -> Lost | None:
+    # After an interrupted publication the table is that of another tree.
+    if os.lstat(task.path).st_ino != record.copy_facts.inode:
+        return None
+    rows = table.own_files(copy)
+    names = tuple(text_of(copy.paths[row]) for row in rows[:_MOST_NAMED])
+    return Lost(task.node.name, len(rows), names) if rows else None
 
 
 def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:

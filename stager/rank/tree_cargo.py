@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError
@@ -241,7 +242,8 @@ class TreeCargo(Cargo):
     def publish(self, digest: str) -> Published:
         if not self._tree or not self._announced:
             return Published()
-        return publish_tree(self.task, self._tree, self._announced, self._counts())
+        published = publish_tree(self.task, self._tree, self._announced, self._counts())
+        return replace(published, lost=self._reuse.lost)
 
     def _counts(self) -> Counts:
         assert self.stream is not None

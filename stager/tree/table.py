@@ -139,6 +139,21 @@ class Table:
             and copy.mtimes[now] == self.mtimes[row]
         )
 
+    def own_files(self, copy: Listing) -> list[int]:
+        """Return the rows of a new listing of the ``copy`` that are a user's own.
+
+        These are files and links that were not staged, and files that were changed since.
+        """
+        known = bytearray(kind == Kind.FOLDER for kind in copy.kinds)
+        for now, before in _common(copy, self.source):
+            if copy.kinds[now] == self.source.kinds[before]:
+                known[now] = copy.kinds[now] != Kind.FILE or (
+                    copy.inodes[now] == self.inodes[before]
+                    and copy.sizes[now] == self.sizes[before]
+                    and copy.mtimes[now] == self.mtimes[before]
+                )
+        return [row for row, is_known in enumerate(known) if not is_known]
+
     def gone(self, source: Listing) -> int:
         """Return how many of this table's files are not in a new listing of the ``source``."""
         still = sum(

@@ -296,6 +296,7 @@ def test_the_json_of_an_outcome() -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
+                "lost": [],
             }
         ],
         "failures": [],

@@ -70,6 +70,41 @@ def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
     assert "note:" not in desk.local("stage", for_job[-1], values[0]).out
 
 
+@pytest.mark.parametrize("options", ["", ",validate=always", ",extract", ",mode=shard"])
+def test_own_files_that_go_with_a_new_version_of_a_folder_are_named(
+    desk: Desk, options: str
+) -> None:
+    source = desk.folder / "set"
+    (source / "sub").mkdir(parents=True)
+    for name in "abcdef":
+        (source / name).write_text(name)
+    if options == ",extract":
+        with tarfile.open(desk.folder / "set.tar", "w") as archive:
+            archive.add(source, ".")
+        source = desk.folder / "set.tar"
+    value = f"{source}:/nvme/set{options}"
+    assert desk.local("stage", value).code == 0
+    for name in ("sub/results", "log", "new/1", "new/2"):
+        own = desk.copy(2, f"/nvme/set/{name}")
+        own.parent.mkdir(exist_ok=True)
+        own.write_text("mine")
+    (staged, *_) = sorted(desk.copy(3, "/nvme/set").glob("[a-f]"))
+    staged.write_text("mine")
+    os.utime(desk.folder / "set.tar" if options == ",extract" else desk.folder / "set/a")
+    said = desk.local("stage", value)
+    assert said.code == 0
+    note, end = "stage: /nvme/set: note: on", "write what you want to keep elsewhere"
+    many = "4 files that were not staged, or were changed since, were deleted"
+    one = "1 file that was not staged, or was changed since, was deleted"
+    assert sorted(line for line in said.out.splitlines() if "note:" in line) == [
+        f"{note} node2, {many}: log, new/1, new/2 and 1 more; {end}",
+        f"{note} node3, {one}: {staged.name}; {end}",
+    ]
+    assert not desk.copy(2, "/nvme/set/log").exists()
+    os.utime(desk.folder / "set.tar" if options == ",extract" else desk.folder / "set/a")
+    assert "note:" not in desk.local("stage", value).out
+
+
 def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
     desk, ran = staged
     done = json.loads(ran.out)
@@ -97,6 +132,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
+                "lost": [],
             }
         ],
         "failures": [],
