@@ -250,7 +250,7 @@ def test_a_disk_that_is_too_small_fails_the_stage_before_a_byte_moves(world: Tre
     for failure in outcome.failures:
         assert failure.code == 5
         assert ": not enough room: " in failure.message
-        assert " needed, 0 B free, " in failure.message
+        assert " free, but this site keeps 1024.0 PiB free, " in failure.message
     assert len(outcome.failures) == world.comm.size
     assert not world.copy.exists()
 
