@@ -36,7 +36,7 @@ _FIXED_WIDTH = "shopt -u checkwinsize"
 #: What differs from run to run, and what stands for it where texts are compared.
 FIGURES = (
     # Seconds, rates, free space.
-    (r"\b\d+\.\d s\b", "SECONDS"),
+    (r"\b(?:\d+\.\d|\d+ min \d+) s\b", "SECONDS"),
     (r"\b\d[\d.]* [KMG]?i?B/s", "RATE"),
     (r"\b[\d.]+ [KMGTP]iB free of [\d.]+ [KMGTP]iB", "SIZE free of SIZE"),
     # The lines of --verbose: the bars, and what they show.
