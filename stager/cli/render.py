@@ -120,9 +120,9 @@ def _moved(item: ItemReport) -> str:
     tree = item.tree
     if tree is None or (tree.moved == tree.files and not tree.deleted):
         return _size(item)
-    kept = f", {files_text(tree.files - tree.moved)} kept" if tree.moved < tree.files else ""
-    deleted = f", {files_text(tree.deleted)} deleted" if tree.deleted else ""
-    return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)}{kept}{deleted}"
+    counts = {"kept": tree.files - tree.moved, "deleted": tree.deleted}
+    others = ", ".join(f"{files_text(count)} {what}" for what, count in counts.items() if count)
+    return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)} ({others})"
 
 
 def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:

@@ -158,7 +158,7 @@ def test_the_line_of_a_file_that_was_only_planned(report: ItemReport, text: str)
         (
             Counts(9, 1, 2 * MIB, 3, (256 * MIB, 0, 0, 0)),
             (
-                "1 file, 2.0 MiB, 8 files kept, 3 files deleted from /data/img spread over "
+                "1 file, 2.0 MiB (8 files kept, 3 files deleted) from /data/img spread over "
                 "n[1-4] (4 nodes), 0 B to 256.0 MiB on each"
             ),
         ),

@@ -338,7 +338,7 @@ def test_a_copy_is_closed_when_the_way_to_its_source_has_been_closed(site: Site)
         assert stolen(site, copies, node) == []
         assert stolen(site, copies, node, user="alice") == copies
     assert "stage: /nvme/file: current on n[1-4] (4 nodes), nothing moved" in output
-    assert "stage: /nvme/set: 0 files, 0 B, 1 file kept from " in output
+    assert "stage: /nvme/set: 0 files, 0 B (1 file kept) from " in output
 
 
 def test_a_copy_is_closed_when_a_list_closes_a_folder_in_its_source(site: Site) -> None:
@@ -349,7 +349,7 @@ def test_a_copy_is_closed_when_a_list_closes_a_folder_in_its_source(site: Site) 
     assert stolen(site, [copy], "n2") == [copy]
     site.run(f"{DENY} /shared/set/sub")
     assert stolen(site, ["/shared/set/sub/file"], "login") == []
-    assert "stage: /nvme/set: 0 files, 0 B, 1 file kept from " in stage(site, item)
+    assert "stage: /nvme/set: 0 files, 0 B (1 file kept) from " in stage(site, item)
     assert stolen(site, [copy], "n2") == []
     assert stolen(site, [copy], "n2", user="alice") == [copy]
 

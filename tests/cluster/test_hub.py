@@ -73,7 +73,7 @@ def test_a_model_is_read_once_and_a_moved_branch_moves_what_changed(site: Site, 
         files["config.json"] = b"{}"
         hub.commit("models/org/model", files)
         text = stage(site, hub, f"{STAGECTL} stage {URL}:{COPY}")
-        assert f"stage: {COPY}: 1 file, 2 B, 3 files kept from {URL} to n[1-4] (4 nodes)" in text
+        assert f"stage: {COPY}: 1 file, 2 B (3 files kept) from {URL} to n[1-4] (4 nodes)" in text
         assert [files_of(site.copy(node, COPY)) for node in site.nodes] == [files] * 4
         assert hub.served() == {**served, "config.json": 702}
     records = [record.read_text() for node in site.nodes for record in site.records(node)]
@@ -111,7 +111,7 @@ def test_a_model_can_be_found_as_in_the_cache_of_the_hubs_own_programs(
         second = hub.commit("models/org/model", files)
         text = stage(site, hub, f"{STAGECTL} stage {URL}:/nvme/hub/,layout=hub")
     # The new contents of a file, and the name of the commit.
-    assert f"stage: {folder}: 2 files, 42 B, 1 file kept, 1 file deleted from {URL}" in text
+    assert f"stage: {folder}: 2 files, 42 B (1 file kept, 1 file deleted) from {URL}" in text
     assert first != second
     for node in site.nodes:
         copy = site.copy(node, folder)

@@ -70,7 +70,7 @@ def test_each_object_beneath_a_folder_is_read_once(site: Site) -> None:
         assert (asked(store), store.listed()) == (REQUESTS, 2 * -(-len(SET) // PAGE))
         store.fill({"set/part-07.bin": b"another version"})
         last = staged(site, store, directive)
-        assert "stage: /nvme/set: 1 file, 15 B, 42 files kept from" in last.output()
+        assert "stage: /nvme/set: 1 file, 15 B (42 files kept) from" in last.output()
         assert asked(store) - REQUESTS == Counter(["set/part-07.bin"])
         before = asked(store)
         site.empty_disks()

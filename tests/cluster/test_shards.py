@@ -92,7 +92,7 @@ def test_a_job_on_fewer_nodes_moves_only_files_of_the_missing_node(site: Site) -
     assert watch.opened == len(before["n4"])
     moved = f"{len(before['n4'])} files, {lost / (1 << 20):.1f} MiB"
     kept = FILES - len(before["n4"])
-    assert output.startswith(f"stage: {PARTS}: {moved}, {kept} files kept from {SOURCE} spread")
+    assert output.startswith(f"stage: {PARTS}: {moved} ({kept} files kept) from {SOURCE} spread")
     after = parts(site)
     assert all(before[node] <= after[node] for node in ("n1", "n2", "n3"))
     assert set.union(*(after[node] for node in ("n1", "n2", "n3"))) == set(sizes)

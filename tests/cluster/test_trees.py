@@ -102,7 +102,8 @@ def test_only_what_changed_moves(site: Site) -> None:
     site.run("cd /shared/tree; echo changed > lib/file7; rm lib/file8; echo new > lib/new")
     output = stage(site)
     moved = (
-        rf"stage: {COPY}: 2 files, 12 B, 511 files kept, 1 file deleted from {SOURCE} to {ON_ALL} "
+        rf"stage: {COPY}: 2 files, 12 B \(511 files kept, 1 file deleted\) from {SOURCE} "
+        rf"to {ON_ALL} "
     )
     assert re.match(moved, output)
     after = inodes(site, "n2")
@@ -126,7 +127,7 @@ def test_a_node_without_the_folder_gets_it_from_another_node(site: Site) -> None
 def test_changes_by_a_job_to_its_copy_are_undone(site: Site) -> None:
     stage(site)
     site.run(f"echo result > {COPY}/a/result; echo x >> {COPY}/lib/file9", on="n4")
-    assert "1 file, 333 B, 512 files kept from the copy on n1 to n4" in stage(site)
+    assert "1 file, 333 B (512 files kept) from the copy on n1 to n4" in stage(site)
 
 
 def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
@@ -205,7 +206,7 @@ def test_status_verify_and_evict_work_on_folders(site: Site) -> None:
     fault = "1 file differs from what was staged: lib/file11; stage it again"
     verified = f"stage: {COPY}: verified on n[1,3-4] (3 nodes)\nstage: n2: {COPY}: {fault}\n"
     assert in_job(site, "verify") == ("7:0", verified)
-    assert "1 file, 407 B, 512 files kept" in stage(site, f"{WISH},validate=checksum")
+    assert "1 file, 407 B (512 files kept)" in stage(site, f"{WISH},validate=checksum")
     evicted = f"stage: {COPY}: evicted on n[1-4] (4 nodes)\n"
     assert in_job(site, f"evict {COPY}") == ("0:0", evicted)
     assert [site.copy(node, COPY).exists() for node in site.nodes] == [False] * 4
