@@ -73,9 +73,9 @@ def _check_loss(
     """Raise DestinationError if a new tree would replace what nobody staged, or hide what was
     staged separately.
     """
-    if there and not _is_replaceable(path, there, cache, record):
+    if there and not is_replaceable(path, there, cache, record):
         raise DestinationError(
-            f"{path} is {kind_of(there.st_mode)} that was not staged, or was changed since; "
+            f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; "
             "staging would delete it: move it, delete it, or choose another destination"
         )
     for other in cache.records():
@@ -86,7 +86,17 @@ def _check_loss(
             )
 
 
-def _is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
+def _change(there: os.stat_result, record: Record | None) -> str:
+    """Return in what way that which is ``there`` is not the copy of the ``record``."""
+    if record and record.tree and stat.S_ISDIR(there.st_mode):
+        return "in which no file is as it was staged"
+    if record and not record.tree and stat.S_ISREG(there.st_mode):
+        return "that was changed after it was staged"
+    return "that was not staged"
+
+
+def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
+    """Return whether a new tree replaces what is ``there`` and nothing of the user's is lost."""
     if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
         return True
     if record is None or not is_ours(there, record):

@@ -311,7 +311,8 @@ class _Run:
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
                 f"{destination} was changed after staging, so it was not deleted, and slurm-stage "
-                "no longer manages it; delete it on that node (rm -r) if you do not need it"
+                "no longer manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do "
+                "not need it"
             )
         self._note(destination, size)
 

@@ -10,19 +10,17 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.copies.survey_tree import copy_digest, damaged
+from stager.copies.survey_tree import copy_digest, damaged, is_replaceable
 from stager.disk.files import READ_FILE, digest_of, opened
-from stager.disk.record import is_ours
-from stager.tree.table import is_our_tree
 
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
-#: What to do about a copy that is not what was staged: one that a stage replaces, one that it may
-#: keep because the user changed it, and one that another account staged for all users.
-_EVICT = "stage it again"
-_DELETE = "delete it on that node (rm -r) and stage it again"
+#: What to do about a copy that is not what was staged: one that a stage replaces, one that it
+#: refuses to replace, and one that another account staged for all users.
+_STAGE = "stage it again"
+_DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
 _TELL = "tell the administrator"
 #: Damaged files of a folder that are named.
 _MOST_NAMED = 5
@@ -45,14 +43,14 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     remedy = _TELL if is_of_site else _DELETE
     try:
         there = os.lstat(path)
-        if not is_of_site and _can_be_evicted(path, there, cache, record):
-            remedy = _EVICT
+        if not is_of_site and _stage_replaces(path, there, cache, record):
+            remedy = _STAGE
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
         else:
             fault = _fault_of_file(path, there, record)
     except FileNotFoundError:
-        text = f"the copy is gone; {_TELL if is_of_site else 'stage it again'}"
+        text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
         return Fault(text, is_damage=False)
     except OSError as error:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
@@ -60,9 +58,13 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault))
 
 
-def _can_be_evicted(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
-    """Return whether eviction deletes what is ``there``, and does not take it for a user's own."""
-    return is_ours(there, record) and (not record.tree or is_our_tree(cache, record, path))
+def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
+    """Return whether the next stage replaces what is ``there``; see `survey`, `survey_tree`."""
+    if there.st_uid != cache.uid:
+        return False
+    if record.tree:
+        return is_replaceable(path, there, cache, record)
+    return stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
 
 
 def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:

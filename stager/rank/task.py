@@ -125,5 +125,5 @@ class Task:
         record = self.cache.load(self.item.destination)
         if record:  # without its record, nobody would know that it was staged
             self.cache.save(record.as_damaged())
-        text = "this copy is damaged; delete it on that node (rm -r) and submit again"
+        text = "this copy is damaged; submit again: the next stage replaces it"
         return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stager.base.errors import DestinationError
 from stager.base.options import Mode, Options, Relocate, Share, Validate
 from stager.copies.survey import Reason
-from stager.copies.survey_tree import judge_tree
+from stager.copies.survey_tree import judge_tree, survey_tree
+from stager.disk.cache import open_cache
 from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
 from stager.source.facts import Source
 from tests.support.records import RECORD
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FACTS = RECORD.source_facts
 TREE = TreeFacts(
@@ -94,3 +99,30 @@ def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:
     larger = replace(changed, facts=replace(FACTS, size=11))
     assert judged(by_size, PART, larger) == Reason.SOURCE_CHANGED
     assert judged(by_size, PART, replace(changed, files=6)) == Reason.SOURCE_CHANGED
+
+
+@pytest.mark.parametrize(
+    ("record", "is_folder", "problem"),
+    [
+        (None, True, "a folder that was not staged"),
+        (RECORD, True, "a folder that was not staged"),
+        (RECORD, False, "a plain file that was changed after it was staged"),
+        (WHOLE, False, "a plain file that was not staged"),
+        (WHOLE, True, "a folder in which no file is as it was staged"),
+    ],
+)
+def test_a_folder_does_not_replace_what_nobody_staged(
+    tmp_path: Path, record: Record | None, is_folder: bool, problem: str
+) -> None:
+    copy = tmp_path / "nvme/img.sqsh"
+    (copy if is_folder else copy.parent).mkdir(parents=True)
+    (copy / "mine" if is_folder else copy).write_bytes(b"mine")
+    cache = open_cache(f"{tmp_path}/nvme", os.getuid())
+    if record:
+        cache.save(record)
+    with pytest.raises(DestinationError) as caught:
+        survey_tree(COPIED, str(copy), FOLDER, cache, "n1", {})
+    assert str(caught.value) == (
+        f"{copy} is {problem}; staging would delete it: move it, delete it, or choose another "
+        "destination"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,17 @@ import pytest
 import xxhash
 
 from stager.base import paths
-from stager.base.errors import UsageError
+from stager.base.errors import DestinationError, UsageError
 from stager.copies import verify
+from stager.copies.survey import survey
 from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays, carry_out
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
 from stager.disk.jobs import note_uses
 from stager.disk.locks import Locks
 from stager.disk.record import VERSION, CopyFacts, Record
-from stager.source.posix import facts_of
+from stager.request.items import StageItem
+from stager.source.posix import facts_of, look_at_source
 from tests.support.users import OWNER, USER, as_ordinary_user, as_user, forked, ordinary_home
 
 if TYPE_CHECKING:
@@ -315,7 +317,7 @@ def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy.write_bytes(b"mine")
     message = (
         "/nvme/a was changed after staging, so it was not deleted, and slurm-stage no longer "
-        "manages it; delete it on that node (rm -r) if you do not need it"
+        "manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do not need it"
     )
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     assert copy.read_bytes() == b"mine"
@@ -363,14 +365,20 @@ def _linked(copy: Path) -> None:
     copy.symlink_to("other")
 
 
-DELETE = "delete it on that node (rm -r) and stage it again"
+def _a_folder(copy: Path) -> None:
+    copy.unlink()
+    copy.mkdir()
+
+
+DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 FAULTS: dict[Callable[[Path], None], str] = {
-    _touched: f"the copy was changed after staging; {DELETE}",
+    _touched: "the copy was changed after staging; stage it again",
     _damaged: f"{DAMAGED}; stage it again",
-    _replaced: f"{DAMAGED}; {DELETE}",
+    _replaced: f"{DAMAGED}; stage it again",
     _gone: "the copy is gone; stage it again",
-    _linked: f"the copy was replaced by something else; {DELETE}",
+    _linked: "the copy was replaced by something else; stage it again",
+    _a_folder: f"the copy was replaced by something else; {DELETE}",
 }
 
 
@@ -390,6 +398,13 @@ def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     records = {record.destination: record for record in node.cache.records()}
     damaged = [destination for destination, record in records.items() if record.is_damaged]
     assert damaged == [] if damage is _gone else ["/nvme/b"]
+    source = node.disk / "source"
+    source.write_bytes(b"data")
+    item = StageItem(str(source), "/nvme/b", "/nvme")
+    refuses = pytest.raises(DestinationError) if DELETE in fault else nullcontext()
+    with refuses:  # what the remedy says of the next stage is so
+        answer = survey(item, str(copies["b"]), look_at_source(str(source)), node.cache, "n1")
+        assert not answer.current
 
 
 def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() -> None:

@@ -199,7 +199,7 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
 
     world.on_last(put)
     path = world.source.parent / world.nodes[-1] / "nvme/tree"
-    what = f"{path} is {make} that was not staged, or was changed since"
+    what = f"{path} is {make} that was not staged"
     remedy = "staging would delete it: move it, delete it, or choose another destination"
     assert messages(world.run()) == [f"6 {world.nodes[-1]}: {what}; {remedy}"]
     world.comm.Barrier()
@@ -328,7 +328,7 @@ def test_what_the_user_put_in_the_place_of_the_tree_is_kept(world: TreeWorld) ->
     world.on_last(put)
     outcome = world.run()
     assert [failure.code for failure in outcome.failures] == [6]
-    assert "is a folder that was not staged, or was changed since" in outcome.failures[0].message
+    assert "is a folder in which no file is as it was staged; " in outcome.failures[0].message
     world.comm.Barrier()
     world.on_last(lambda: shutil.rmtree(world.copy))
     world.on_last(lambda: world.copy.with_name("old").rename(world.copy))

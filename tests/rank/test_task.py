@@ -90,8 +90,7 @@ def test_a_damaged_copy_keeps_its_record_which_says_so(
     failure = task(cache).mark_damaged()
     assert (failure.code, failure.node) == (7, "n0")
     assert (
-        failure.message
-        == "/nvme/x: this copy is damaged; delete it on that node (rm -r) and submit again"
+        failure.message == "/nvme/x: this copy is damaged; submit again: the next stage replaces it"
     )
     record = cache.load("/nvme/x")
     assert record is not None
