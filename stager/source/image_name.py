@@ -36,7 +36,7 @@ def from_enroot(uri: str) -> str:
     ('docker://nvcr.io/nvidia/cuda:12.4', 'docker://docker.io/library/ubuntu')
     """
     if not is_image(uri):
-        raise ValueError(f"is in no registry; write {SCHEME}REGISTRY#NAME:TAG")
+        raise ValueError(f"names no registry; write {SCHEME}REGISTRY#NAME:TAG")
     registry, has_registry, name = uri.removeprefix(SCHEME).rpartition("#")
     if "@" in registry:
         raise ValueError("has a user in it; leave it out and log in (skopeo login, docker login)")
@@ -88,11 +88,14 @@ class ImageName(NamedTuple):
             )
         if not re.fullmatch(_NAME, name):
             raise ValueError(
-                "names no image: its name has lower-case letters, digits and single . _ - between "
-                "them only"
+                "has a name that is not valid: use only lower-case letters, digits and single "
+                "'.', '_' or '-' between them"
             )
         if colon and not re.fullmatch(_TAG, tag):
-            raise ValueError("has a tag that no image can have")
+            raise ValueError(
+                "has a tag that is not valid: use only 1 to 128 letters, digits, '-', '_' and "
+                "'.', a letter or digit first"
+            )
         if at and not re.fullmatch(_DIGEST, digest):
             raise ValueError("has a digest that is not sha256: and 64 hexadecimal digits")
         return cls(registry, name, tag, digest)

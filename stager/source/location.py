@@ -50,6 +50,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*")
 _NO_REVISION = re.compile(r"\.\.|//|/\.|/$")
 _MAIN = "main"
+#: What is wrong with a part of a URL, and which characters may be in it.
+_NOT_VALID = "that is not valid: use only"
+_CHARACTERS = "letters, digits, '-', '_' and '.', a letter or digit first"
 
 
 def is_endpoint(url: str) -> bool:
@@ -129,9 +132,11 @@ class Location(NamedTuple):
             raise ValueError("ends in '/', but a web server cannot be asked what lies beneath")
         path = path.removesuffix("/")
         if account and not _ACCOUNT.fullmatch(account):
-            raise ValueError("has an account that no store has: lower-case letters and digits only")
-        if not (_HOST if scheme.is_web else _CONTAINER).fullmatch(container):
-            raise ValueError(f"has a name that no {'host' if scheme.is_web else 'bucket'} has")
+            raise ValueError(f"has an account {_NOT_VALID} 3 to 24 lower-case letters and digits")
+        if scheme.is_web and not _HOST.fullmatch(container):
+            raise ValueError("has a host that is not valid: write HOST or HOST:PORT (1 to 65535)")
+        if not scheme.is_web and not _CONTAINER.fullmatch(container):
+            raise ValueError(f"has a name {_NOT_VALID} {_CHARACTERS}")
         path = _unquoted(path) if scheme.is_web else path
         if path and any(part in ("", ".", "..") for part in path.split("/")):
             raise ValueError("has an empty part, '.' or '..' in its path")
@@ -151,9 +156,9 @@ class Location(NamedTuple):
         if len(parts) < 2 or (at and not revision):
             raise ValueError(f"is not complete; write {_SHAPES[Scheme.HF]}")
         if not all(_HUB_NAME.fullmatch(part) for part in parts):
-            raise ValueError("has a name that no hub has: letters, digits, '-', '_' and '.' only")
+            raise ValueError(f"has a name {_NOT_VALID} {_CHARACTERS}")
         if at and (not _REVISION.fullmatch(revision) or _NO_REVISION.search(revision)):
-            raise ValueError("has a revision that is no branch, tag or commit")
+            raise ValueError("has a revision that is not valid: write a branch, tag or commit")
         organization, name = parts
         return cls(Scheme.HF, kind, organization, name, True, revision or _MAIN)
 
@@ -200,4 +205,4 @@ def _unquoted(path: str) -> str:
     try:
         return unquote(path, errors="strict")
     except UnicodeDecodeError:
-        raise ValueError("has a '%' in its path that stands for no character") from None
+        raise ValueError("has '%' codes in its path that are not UTF-8") from None

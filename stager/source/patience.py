@@ -257,8 +257,8 @@ _MEANINGS = (
         ("certificate", "invalid peer"),
         _Explained(
             "the server's certificate is not valid for this name, or not trusted",
-            "check the URL; for an authority of the site's own, the administrator names it by "
-            "ca_file in [source] of stage.toml",
+            "check the URL; if the site has a certificate authority of its own, tell the "
+            "administrator to name it (ca_file in [source] of stage.toml)",
         ),
     ),
     (

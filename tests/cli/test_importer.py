@@ -36,7 +36,7 @@ NOT_ALLOWED = (
     "docker://docker.io/library/ubuntu: this site stages from no URL; copy it to the shared "
     "storage first, or ask the administrator (allow in [source] of stage.toml)"
 )
-NO_REGISTRY = "the image dockerd://a is in no registry; write docker://REGISTRY#NAME:TAG"
+NO_REGISTRY = "the image dockerd://a names no registry; write docker://REGISTRY#NAME:TAG"
 IMAGE = "/nvme/images/a.sqsh"
 NO_PATH = "the image is not in the registry"
 FULL = "no space"

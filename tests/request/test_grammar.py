@@ -312,17 +312,32 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ),
         (
             "hf://org/..",
-            "has a name that no hub has: letters, digits, '-', '_' and '.' only",
+            (
+                "has a name that is not valid: use only letters, digits, '-', '_' and '.', a "
+                "letter or digit first"
+            ),
         ),
-        ("hf://org/model@a/../b", "has a revision that is no branch, tag or commit"),
-        ("hf://org/model@a b", "has a revision that is no branch, tag or commit"),
+        (
+            "hf://org/model@a/../b",
+            "has a revision that is not valid: write a branch, tag or commit",
+        ),
+        ("hf://org/model@a b", "has a revision that is not valid: write a branch, tag or commit"),
         ("https://host/a/../b", "has an empty part, '.' or '..' in its path"),
         ("https://host/a%2F%2e%2E%2fb", "has an empty part, '.' or '..' in its path"),
         ("https://host/a%0Ab", "has a character in its path that cannot be printed"),
-        ("https://host/%ff", "has a '%' in its path that stands for no character"),
-        ("https://[bad/x", "has a name that no host has"),
-        ("https://host:99999/x", "has a name that no host has"),
-        ("s3://my bucket/k", "has a name that no bucket has"),
+        ("https://host/%ff", "has '%' codes in its path that are not UTF-8"),
+        ("https://[bad/x", "has a host that is not valid: write HOST or HOST:PORT (1 to 65535)"),
+        (
+            "https://host:99999/x",
+            "has a host that is not valid: write HOST or HOST:PORT (1 to 65535)",
+        ),
+        (
+            "s3://my bucket/k",
+            (
+                "has a name that is not valid: use only letters, digits, '-', '_' and '.', a "
+                "letter or digit first"
+            ),
+        ),
         (
             "az://evil.com#/c/k",
             (
@@ -332,7 +347,7 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ),
         (
             "az://evil.com/c/k",
-            "has an account that no store has: lower-case letters and digits only",
+            "has an account that is not valid: use only 3 to 24 lower-case letters and digits",
         ),
         ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
         ("docker://docker.io", "is not complete; write docker://REGISTRY/NAME:TAG"),

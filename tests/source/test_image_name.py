@@ -27,6 +27,12 @@ def test_an_image_is_asked_for_by_its_digest_or_tag(
     assert (tuple(found), found.reference) == (image, f"docker://{reference}")
 
 
+BAD_TAG = (
+    "has a tag that is not valid: use only 1 to 128 letters, digits, '-', '_' and '.', a letter or "
+    "digit first"
+)
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
@@ -47,15 +53,15 @@ def test_an_image_is_asked_for_by_its_digest_or_tag(
             (
                 f"host:5000/{name}",
                 (
-                    "names no image: its name has lower-case letters, digits and single . _ - "
-                    "between them only"
+                    "has a name that is not valid: use only lower-case letters, digits and "
+                    "single '.', '_' or '-' between them"
                 ),
             )
             for name in ("Image", "a//b", "../a", "a/", "a/..", "a.-b", "a b", "a%2f")
         ),
-        ("host:5000/a:", "has a tag that no image can have"),
-        ("host:5000/a:.v", "has a tag that no image can have"),
-        ("host:5000/a:" + "v" * 129, "has a tag that no image can have"),
+        ("host:5000/a:", BAD_TAG),
+        ("host:5000/a:.v", BAD_TAG),
+        ("host:5000/a:" + "v" * 129, BAD_TAG),
         ("host:5000/a@sha256:12", "has a digest that is not sha256: and 64 hexadecimal digits"),
         ("host:5000/a@", "has a digest that is not sha256: and 64 hexadecimal digits"),
     ],
@@ -92,8 +98,8 @@ def test_an_image_has_its_registry_also_in_enroots_form(uri: str, url: str) -> N
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
-        ("", "is in no registry; write docker://REGISTRY#NAME:TAG"),
-        ("dockerd://ubuntu", "is in no registry; write docker://REGISTRY#NAME:TAG"),
+        ("", "names no registry; write docker://REGISTRY#NAME:TAG"),
+        ("dockerd://ubuntu", "names no registry; write docker://REGISTRY#NAME:TAG"),
         (
             "docker://$oauthtoken@nvcr.io#nvidia/cuda",
             "has a user in it; leave it out and log in (skopeo login, docker login)",
@@ -105,7 +111,7 @@ def test_an_image_has_its_registry_also_in_enroots_form(uri: str, url: str) -> N
                 "docker://REGISTRY/NAME:TAG, for instance with docker.io"
             ),
         ),
-        ("docker://ubuntu:", "has a tag that no image can have"),
+        ("docker://ubuntu:", BAD_TAG),
     ],
 )  # fmt: skip
 def test_what_is_no_image_in_a_registry_is_refused(uri: str, problem: str) -> None:
