@@ -62,8 +62,8 @@ class Reason(StrEnum):
     DECOMPRESSED = "it was decompressed"
     COMPRESSED = "it was not decompressed"
     #: With and without mode=shard, and with another by=.
-    PART_ONLY = "a part is there, the whole is wanted"
-    NOT_SPLIT = "the whole is there, a part is wanted"
+    PART_ONLY = "the copy has one node's part (mode=shard), all files are wanted"
+    NOT_SPLIT = "the copy has all files, one part (mode=shard) is wanted"
     SPLIT_DIFFERENTLY = "split differently"
     #: Each node has a current part, but together they do not have all parts of one split.
     OTHER_NODES = "spread over other nodes"

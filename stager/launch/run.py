@@ -28,16 +28,17 @@ _TAIL = 12
 #: The failure of ranks that started on some node at least, but did not begin.
 _NOT_CONNECTED = (
     "MPI started, but did not connect all nodes within {:g} s: a node has failed, or a firewall or "
-    "a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
+    "another program connects to MPI's TCP ports; submit again, and tell the administrator"
 )
 #: The failure of ranks that could not begin because of Slurm.
 _DISCONNECTED = (
-    "MPI did not start: Slurm lost a connection between two nodes, {} times in turn; submit again, "
-    "and if it fails again tell the administrator"
+    "MPI did not start: Slurm lost a connection between two nodes, {} times in a row; submit "
+    "again, and if it fails again tell the administrator"
 )
 #: Why a stage ends that one of its ranks reported nonsense about.
 _UNREADABLE = (
-    "a rank reported what cannot be read; check that all nodes have the same version of slurm-stage"
+    "the answer of a rank cannot be read; tell the administrator to check that all nodes have the "
+    "same version of slurm-stage"
 )
 #: What Slurm's PMIx plugin says when a connection between two nodes is refused as the ranks start:
 #: it came while slurmstepd acted as the user, who may not check it (22.05; users report it of other

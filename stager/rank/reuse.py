@@ -63,8 +63,8 @@ def read_marks(text: bytes | memoryview, rows: int) -> bytes:
         marks = stream.decompress(text, rows + 1)
     if len(marks) != rows or not stream.eof:
         raise LaunchError(
-            "what a node says about its files cannot be read; tell the administrator: the nodes "
-            "may have different versions of slurm-stage"
+            "the answer of a node about its files cannot be read; tell the administrator to check "
+            "that all nodes have the same version of slurm-stage"
         )
     return marks
 

@@ -269,7 +269,7 @@ _MEANINGS = (
         ("path segment",),
         _Explained(
             "an object in it has an empty part, '.', '..' or a control character in its path",
-            "stage what lies beside it by a longer URL",
+            "stage the folders beside it one by one (URL/FOLDER/)",
         ),
     ),
     (("dns error",), _UNKNOWN_HOST),

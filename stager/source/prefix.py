@@ -103,9 +103,12 @@ def folders_above(path: bytes) -> Iterator[bytes]:
 def _check(url: str, path: bytes, is_folder: bool) -> None:
     """Raise SourceError if an object cannot be a file of the copy."""
     name = text_of(path)
-    remedy = f"leave it out with exclude=/{name}"
     if is_folder:
-        raise SourceError(f"{url}{name} is an object, and there are others beneath it; {remedy}")
+        raise SourceError(
+            f"{url}{name} is an object and also a folder of other objects; leave both out with "
+            f"exclude=/{name}"
+        )
+    remedy = f"leave it out with exclude=/{name}"
     parts = path.split(b"/")
     # The library puts no control character into a request.
     if any(part in (b"", b".", b"..") for part in parts) or _CONTROL.search(path):

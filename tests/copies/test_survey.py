@@ -132,8 +132,8 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "shared differently",
         "it was decompressed",
         "it was not decompressed",
-        "a part is there, the whole is wanted",
-        "the whole is there, a part is wanted",
+        "the copy has one node's part (mode=shard), all files are wanted",
+        "the copy has all files, one part (mode=shard) is wanted",
         "split differently",
         "spread over other nodes",
     ]

@@ -337,7 +337,7 @@ def test_ranks_that_live_but_do_not_begin_are_told_from_those_that_do_not_start(
     message = launcher.failure(f"while {PULSES} n1 n2; do sleep 0.1; done", 1)
     assert message == (
         "MPI started, but did not connect all nodes within 1 s: a node has failed, or a firewall "
-        "or a stranger disturbs MPI's TCP connections; submit again, and tell the administrator"
+        "or another program connects to MPI's TCP ports; submit again, and tell the administrator"
     )
 
 
@@ -375,8 +375,8 @@ def test_ranks_that_slurm_never_connects_are_given_up(
     monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.1)
     message = launcher.failure(f"{say('LOST')}; exec sleep 60", LOST=LOST)
     assert message == (
-        f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in turn; submit again, "
-        f"and if it fails again tell the administrator\n  {LOST}"
+        f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in a row; submit "
+        f"again, and if it fails again tell the administrator\n  {LOST}"
     )
     assert launcher.events == [{"event": "restarted"}] * 2
 

@@ -222,10 +222,16 @@ def test_a_deleted_file_is_removed_and_nothing_moves(world: TreeWorld) -> None:
 def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -> None:
     world.stage()
     item = spread_all(world)
-    assert (item.received, item.reasons) == (world.nodes, ["the whole is there, a part is wanted"])
+    assert (item.received, item.reasons) == (
+        world.nodes,
+        ["the copy has all files, one part (mode=shard) is wanted"],
+    )
     assert (counts(item), item.source_bytes_read) == (Counts(len(FILES)), 0)
     item = world.stage()
-    assert (item.received, item.reasons) == (world.nodes, ["a part is there, the whole is wanted"])
+    assert (item.received, item.reasons) == (
+        world.nodes,
+        ["the copy has one node's part (mode=shard), all files are wanted"],
+    )
     # A single node already has all of it.
     moved = Counts(len(FILES)) if world.comm.size == 1 else ALL
     assert (item.tree, item.source_bytes_read) == (moved, moved.moved_size)

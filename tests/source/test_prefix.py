@@ -225,7 +225,7 @@ def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == (
         f"{URL}: an object in it has an empty part, '.', '..' or a control character in its path; "
-        "stage what lies beside it by a longer URL"
+        "stage the folders beside it one by one (URL/FOLDER/)"
     )
 
 
@@ -234,7 +234,10 @@ def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
     [
         (
             [b"a", b"a/b"],
-            f"{URL}a is an object, and there are others beneath it; leave it out with exclude=/a",
+            (
+                f"{URL}a is an object and also a folder of other objects; leave both out with "
+                "exclude=/a"
+            ),
         ),
         (
             [b"x/../b"],
