@@ -432,10 +432,9 @@ static void set_shards(spank_t spank, const struct gate *gate)
 	if (length > 0 && lists[length - 1] == '\n')
 		length--;
 	if (length > SHARDS_MAX) {
-		complain(
-			"stage: %s: %s is not set: the paths of its lists are longer than %d bytes "
-			"together; stage fewer folders with mode=shard\n",
-			gate->node, STAGE_SHARDS_ENV, SHARDS_MAX);
+		complain("stage: %s: %s is not set, as it would have more than %d bytes; stage "
+			 "fewer folders with mode=shard\n",
+			 gate->node, STAGE_SHARDS_ENV, SHARDS_MAX);
 	} else if (length > 0) {
 		lists[length] = '\0';
 		for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))

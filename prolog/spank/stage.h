@@ -105,8 +105,8 @@ bool stage_config_is_repeated(void);
 
 /* Ranks listen on ports, which nothing that runs as root does. */
 #define STAGE_NOT_ROOT                                                                             \
-	"root stages nothing: submit as an ordinary user, or to stage for all users as the "       \
-	"account that stage.toml names as owner in [shared]"
+	"root cannot stage: submit as an ordinary user; to stage for all users, submit as the "    \
+	"owner in [shared] of stage.toml"
 
 /* order.c */
 /* The path of this plugin, and that of pyxis if it was loaded before, else NULL. */

@@ -82,7 +82,7 @@ class JobNodes:
         Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
         """
         if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
-            raise PolicyRefusal(f"root stages nothing: {_instead(self.rules)}")
+            raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
         request = replace(
             request, nodes=self.context.node_count, job=self.context.job,
             log_user=own_user() if self.rules.report.syslog else "",
@@ -166,8 +166,8 @@ def _instead(rules: Policy) -> str:
     if not rules.shared_roots:
         return "submit as an ordinary user"
     return (
-        f"submit as an ordinary user, or to stage for all users as {rules.shared.owner}, the owner "
-        "in [shared] of stage.toml"
+        f"submit as an ordinary user; to stage for all users, submit as {rules.shared.owner}, the "
+        "owner in [shared] of stage.toml"
     )
 
 

@@ -258,7 +258,7 @@ def _build(shape: type, data: Any) -> Any:
         if type(value) is not kind:
             raise ValueError(f"{name} is not {kind.__name__}")
         if not is_valid(value):
-            raise ValueError(f"the value of {name} is not possible")
+            raise ValueError(f"the value of {name} is not valid")
         values.append(value)
     return shape(*values)
 

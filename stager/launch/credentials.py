@@ -102,7 +102,7 @@ def _section(path: str, name: str) -> dict[str, str]:
         return {}
     except (Error, ValueError, RuntimeError):
         # Not what is wrong with it: the line may be a secret.
-        raise UsageError(f"{path} cannot be read: it is no file of profiles") from None
+        raise UsageError(f"{path} cannot be read: it is not a valid profile file") from None
     return dict(parser[name]) if parser.has_section(name) else {}
 
 

@@ -14,8 +14,8 @@ from stager.base.errors import Failure, PolicyRefusal
 from stager.base.outcome import Outcome, event
 
 _MESSAGE = (
-    "ranks do not run as root: submit as an ordinary user, or as the account that stage.toml names "
-    "as owner in [shared]"
+    "root cannot stage: submit as an ordinary user; to stage for all users, submit as the owner in "
+    "[shared] of stage.toml"
 )
 
 

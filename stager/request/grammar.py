@@ -89,7 +89,7 @@ def parse_line(line: str) -> Directive:
         raise DirectiveError(_missing_path(words), line, len(line.rstrip()))
     for path in words[:2]:
         if _OPTION_BEHIND.search(path.value):
-            problem = f"write a blank, not ',', before an option: {_LINE}"
+            problem = f"write a space, not ',', before an option: {_LINE}"
             raise DirectiveError(problem, line, line.find(",", path.at))
     return _build(line, words[0], words[1], words[2:])
 
@@ -98,7 +98,7 @@ def _missing_path(words: Sequence[Field]) -> str:
     if not words:
         return f"source and destination are missing: write {_LINE}"
     if ":" in words[0].value:
-        return f"write a blank, not ':', between source and destination: {_LINE}"
+        return f"write a space, not ':', between source and destination: {_LINE}"
     return f"the destination is missing: write {_LINE}"
 
 

@@ -73,7 +73,7 @@ def read_escapes(text: str) -> list[Char]:
             continue
         following = text[at + 1 : at + 2]
         if not following or following not in ESCAPED + BLANKS:
-            problem = "a backslash must be followed by : , ; \\ $ % ~ or a blank"
+            problem = "a backslash must be followed by : , ; \\ $ % ~ or a space"
             raise DirectiveError(f"{problem}; write \\\\ for a backslash in a path", text, at)
         chars.append(Char(following, at + 1, literal=True))
         at += 2

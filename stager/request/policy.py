@@ -317,7 +317,8 @@ class Policy(_Section):
     def _refuse_old_key(cls, document: Any) -> Any:
         if isinstance(document, dict) and "shared_roots" in document:
             raise ValueError(
-                "shared_roots is now roots in [shared], beside owner, whose jobs stage there"
+                "shared_roots was renamed: write roots in [shared], and owner, the account "
+                "whose jobs stage there"
             )
         return document
 
@@ -328,7 +329,9 @@ class Policy(_Section):
                 raise ValueError(f"destinations: {folder} is not beneath one of roots")
         for folder in self.shared_roots:
             if folder in self.roots:
-                raise ValueError(f"shared.roots: {folder} is in roots too; choose another folder")
+                raise ValueError(
+                    f"shared.roots: {folder} is one of roots too; choose another folder"
+                )
         return self
 
 

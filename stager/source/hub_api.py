@@ -229,8 +229,8 @@ def _authorization() -> dict[str, str]:
     token = os.environ.get("HF_TOKEN", "").strip()
     if token and not _TOKEN.fullmatch(token):
         raise SourceError(
-            "HF_TOKEN in the job's environment is not a token: it has blanks or other characters "
-            "that no token has; set it to the token alone"
+            "HF_TOKEN in the job's environment has blanks or other characters that no token has; "
+            "set it to the token alone"
         )
     return {"Authorization": f"Bearer {token}"} if token else {}
 

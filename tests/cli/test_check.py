@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "a line of a script": (
         ["--script", "wrong.sh"], 2,
-        ["write a blank, not ':', between source and destination: #STAGE SRC DST [key=value…]",
+        ["write a space, not ':', between source and destination: #STAGE SRC DST [key=value…]",
          "  #STAGE /a:/nvme/b",
          "                   ^"],
     ),

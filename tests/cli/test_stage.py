@@ -189,8 +189,8 @@ def test_stage_in_a_job_needs_the_sites_stage_toml(desk: Desk) -> None:
 
 
 FOR_ALL = (
-    "submit as an ordinary user, or to stage for all users as nobody, the owner in [shared] of "
-    "stage.toml"
+    "submit as an ordinary user; to stage for all users, submit as nobody, the owner in [shared] "
+    "of stage.toml"
 )
 
 
@@ -216,7 +216,7 @@ def test_root_starts_no_ranks_on_real_nodes(
     values = ["/a:/nvme/b"] if command in ("stage", "plan") else []
     ran = desk.stagectl(command, *values, **JOB, STAGE_DIRECTIVES="/a:/nvme/b")
     ended = "stage: the job's own program was not started (exit code 3)\n"
-    message = f"stage: root stages nothing: {remedy}\n"
+    message = f"stage: root cannot stage: {remedy}\n"
     assert ran == Ran(3, "", message + ended * (command == "gate"))
     assert not (desk.folder / "started").exists()
 

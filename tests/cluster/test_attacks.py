@@ -1052,11 +1052,11 @@ def test_nobody_sees_which_jobs_stage_on_a_node(site: Site) -> None:
 # by an account of the site's own.
 
 NOT_AS_ROOT = (
-    "root stages nothing: submit as an ordinary user, or to stage for all users as the account "
-    "that stage.toml names as owner in [shared]"
+    "root cannot stage: submit as an ordinary user; to stage for all users, submit as the owner in "
+    "[shared] of stage.toml"
 )
 ROOT_INSTEAD = (
-    "root stages nothing: submit as an ordinary user, or to stage for all users as stage, the "
+    "root cannot stage: submit as an ordinary user; to stage for all users, submit as stage, the "
     "owner in [shared] of stage.toml"
 )
 FOR_ALL = "--stage=/shared/data:/nvme/shared/data"
@@ -1118,7 +1118,7 @@ def test_root_is_refused_wherever_it_asks_for_a_stage(site: Site, ranks: Path) -
         rank = f"STAGE_REQUEST='{request}' srun -N2 -n2 --mpi=pmix {PYTHON} -I -m stager.rank"
         job = site.sbatch(rank, "-N2", user="root")
         job.wait()
-        assert job.output().count("ranks do not run as root: submit as an ordinary user, ") == 2
+        assert job.output().count("root cannot stage: submit as an ordinary user; ") == 2
         assert ranks.read_text() == "0\n0\n"
         ranks.write_text("")
         # The control: the site's account stages there, and its ranks are no root's.

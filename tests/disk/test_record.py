@@ -235,15 +235,15 @@ def test_what_is_not_a_versioned_object_is_refused(text: str) -> None:
         (("pinned",), "false", "pinned is not bool"),
         (("decompressed",), 0, "decompressed is not bool"),
         (("lifetime",), None, "lifetime is not str"),
-        (("lifetime",), "", "the value of lifetime is not possible"),
-        (("lifetime",), "Job", "the value of lifetime is not possible"),
+        (("lifetime",), "", "the value of lifetime is not valid"),
+        (("lifetime",), "Job", "the value of lifetime is not valid"),
         (("tree",), False, "the fields are not those of TreeFacts"),
-        (("tree", "relocate"), "conda", "the value of relocate is not possible"),
-        (("tree", "files"), -1, "the value of files is not possible"),
+        (("tree", "relocate"), "conda", "the value of relocate is not valid"),
+        (("tree", "files"), -1, "the value of files is not valid"),
         (("tree", "split"), None, "split is not str"),
         (("tree", "by"), 1, "by is not str"),
         (("tree", "share"), 1, "share is not str"),
-        (("tree", "copy_digest"), "", "the value of copy_digest is not possible"),
+        (("tree", "copy_digest"), "", "the value of copy_digest is not valid"),
     ],
 )
 def test_a_field_of_another_type_is_named(
@@ -358,7 +358,7 @@ def test_a_digest_that_is_not_32_hexadecimal_digits_is_refused(digest: str) -> N
 )  # fmt: skip
 def test_a_split_that_is_not_a_number_of_nodes_and_a_digest_is_refused(split: str) -> None:
     text = with_value(("tree", "split"), split)
-    assert refusal(text) == "the value of split is not possible"
+    assert refusal(text) == "the value of split is not valid"
 
 
 @pytest.mark.parametrize("name", ["split", "by"])

@@ -106,7 +106,7 @@ def test_a_file_that_is_damaged_is_told_and_nothing_of_it(home: Path, text: byte
     path.write_bytes(text)
     with pytest.raises(UsageError) as caught:
         found({"HOME": str(home)}, S3)
-    assert str(caught.value) == f"{path} cannot be read: it is no file of profiles"
+    assert str(caught.value) == f"{path} cannot be read: it is not a valid profile file"
 
 
 def test_the_application_default_of_google_is_found(home: Path) -> None:

@@ -30,8 +30,8 @@ def test_root_is_refused_whatever_the_environment_claims(claim: str) -> None:
     assert json.loads(line)["outcome"]["failures"] == [
         {
             "code": 3,
-            "message": "ranks do not run as root: submit as an ordinary user, or as the account "
-            "that stage.toml names as owner in [shared]",
+            "message": "root cannot stage: submit as an ordinary user; to stage for all users, "
+            "submit as the owner in [shared] of stage.toml",
             "node": "n7",
         }
     ]
@@ -40,4 +40,4 @@ def test_root_is_refused_whatever_the_environment_claims(claim: str) -> None:
 def test_in_a_network_of_its_own_it_goes_on() -> None:
     done = run_rank(alone=True)
     assert "KeyError" in done.stderr, "it read the request, which says nothing"
-    assert "ranks do not run as root" not in done.stdout
+    assert "root cannot stage" not in done.stdout

@@ -26,7 +26,7 @@ from tests.support.directives import (
 
 CONTROL = "a control character is not allowed in a directive"
 BLANK_RULE = (
-    "a backslash must be followed by : , ; \\ $ % ~ or a blank; write \\\\ for a backslash in a "
+    "a backslash must be followed by : , ; \\ $ % ~ or a space; write \\\\ for a backslash in a "
     "path"
 )
 NOTHING = "source and destination are missing: write SRC:DST"
@@ -573,11 +573,11 @@ def test_a_hash_within_a_word_begins_no_comment(line: str, directive: Directive)
         ("#STAGE   ", "source and destination are missing: write", 6),
         ("#STAGE # why", "source and destination are missing: write", 12),
         ("#STAGE /a", "the destination is missing: write", 9),
-        ("#STAGE /a:/b", "write a blank, not ':', between source and destination:", 12),
+        ("#STAGE /a:/b", "write a space, not ':', between source and destination:", 12),
         ("#STAGE /a validate=size", "the destination is missing: write", 23),
         (
             "#STAGE /a:/b,validate=size",
-            "write a blank, not ':', between source and destination:",
+            "write a space, not ':', between source and destination:",
             26,
         ),
     ],
@@ -669,7 +669,7 @@ def test_a_relative_path_in_a_line_is_refused(line: str, what: str, column: int)
     ],
 )
 def test_an_option_behind_a_comma_in_a_line_is_refused(line: str, column: int) -> None:
-    problem = "write a blank, not ',', before an option: #STAGE SRC DST [key=value…]"
+    problem = "write a space, not ',', before an option: #STAGE SRC DST [key=value…]"
     assert line_fault(line) == message(problem, line, column)
 
 

@@ -504,7 +504,7 @@ def test_a_value_out_of_range_is_refused(path: Path, text: str, fault: str) -> N
         ('destinations = ["/nvme2"]', "destinations: /nvme2 is not beneath one of roots"),
         (
             '[shared]\nowner = "nobody"\nroots = ["/nvme"]',
-            "shared.roots: /nvme is in roots too; choose another folder",
+            "shared.roots: /nvme is one of roots too; choose another folder",
         ),
     ],
 )
@@ -530,7 +530,10 @@ def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, f
         ),
         (
             'shared_roots = ["/nvme/all"]',
-            "shared_roots is now roots in [shared], beside owner, whose jobs stage there",
+            (
+                "shared_roots was renamed: write roots in [shared], and owner, the account whose "
+                "jobs stage there"
+            ),
         ),
     ],
     ids=["none", "root", "unknown", "as before"],

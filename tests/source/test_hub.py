@@ -245,7 +245,7 @@ def test_what_cannot_be_a_token_is_refused_and_not_repeated(
     with pytest.raises(SourceError) as caught:
         look()
     assert str(caught.value) == (
-        "HF_TOKEN in the job's environment is not a token: it has blanks or other characters that "
+        "HF_TOKEN in the job's environment has blanks or other characters that "
         "no token has; set it to the token alone"
     )
 
