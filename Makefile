@@ -3,8 +3,7 @@
 #   make help      this list
 #   make demo      a file to four simulated nodes on this machine, twice; no root
 #   make test      all tests; as root also those on a real Slurm cluster, whose packages it installs
-#   make test-majors  cluster tests on the Slurm of another Debian (SUITE=trixie, TESTS=…), or on
-#                  one that is built there (SLURM_SOURCE=…, and PYSLURM=25.11.* for that of pyslurm)
+#   make test-majors  cluster tests on another Slurm: of SUITE=trixie, or built from SLURM_SOURCE=…
 #   make bench     beside other tools, on the test cluster; takes a while
 #   make compare   beside another revision of itself (REVISION=HEAD~1)
 #   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)

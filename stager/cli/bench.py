@@ -124,9 +124,9 @@ def bench(
     slowest of them. Nothing is staged, and the files that are written are removed. Run it inside a
     job, or with --local.
 
-    With --here, and for a URL, this machine alone makes requests of different sizes from different
-    numbers of threads, past the page cache: to choose what stage.toml should say. That needs no
-    job.
+    With --here, and for a URL or a folder, this machine alone reads and writes blocks of several
+    sizes with several threads, without the page cache, which helps to choose values for stage.toml.
+    That needs no job.
     """
     if here or is_url(source) or os.path.isdir(source):
         sweep = Sweep(blocks, threads, random, seconds, size << 20)

@@ -41,8 +41,8 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
 
     Checks how they are written, and whether the site's configuration allows the destinations. A
     warning names each source that this machine does not see (without --quiet), and each line of a
-    script that is ignored: after the first command, or not written as #STAGE or #SBATCH. Warnings
-    do not change the exit code.
+    script that is ignored: one after the first command, or a misspelt #STAGE or #SBATCH line.
+    Warnings do not change the exit code.
     """
     if not values and not scripts:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")

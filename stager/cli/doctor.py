@@ -1,4 +1,4 @@
-"""``stagectl doctor``: check what the safety of staging rests on."""
+"""``stagectl doctor``: check that the site is set up for safe staging."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _WORSE = [0, LaunchError.code, 1]
 @node_options
 @json_option
 def doctor(where: NodeOptions, as_json: bool) -> int:
-    """Check what the safety of staging rests on.
+    """Check that this site is set up for safe staging.
 
     Says of each setting of the site and its nodes whether it is ok, a problem, or worth a note,
-    and what to do. In a job, two ranks also try MPI. What your permissions hide is told; root sees
-    everything, but starts no ranks. Ends with code 1 if there is a problem; else with code 8 if
-    something could not be checked; else with 0.
+    and what to do. In a job, two ranks also try MPI. It says what your permissions do not let it
+    check; root sees everything, but does not try MPI. Ends with code 1 if there is a problem; else
+    with code 8 if something could not be checked; else with 0.
     """
     from stager.request.policy import LOCAL  # neither the help nor completion needs pydantic
 

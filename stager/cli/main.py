@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("bench", "Measure the network, the disks and the source of this job's nodes."),
     "check": ("check", "Check batch scripts and SRC:DST values before you submit them."),
     "demo": ("demo", "Stage 256 MiB to simulated nodes on this machine, twice."),
-    "doctor": ("doctor", "Check what the safety of staging rests on."),
+    "doctor": ("doctor", "Check that this site is set up for safe staging."),
     "evict": ("evict", "Delete your copies from the disks of the nodes."),
     "gate": ("gate", ""),
     "importer": ("importer", ""),
