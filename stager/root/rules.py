@@ -66,7 +66,7 @@ def shared_owner(name: object) -> int:
             f"this node knows no user {name!r}; create the account, or correct the name"
         ) from None
     if uid == 0:
-        raise ValueError("must not be root, which stages nothing; name an unprivileged account")
+        raise ValueError("must not be root, which cannot stage; name an unprivileged account")
     return uid
 
 

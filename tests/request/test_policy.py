@@ -522,7 +522,7 @@ def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, f
         ),
         (
             '[shared]\nowner = "root"',
-            "shared.owner: must not be root, which stages nothing; name an unprivileged account",
+            "shared.owner: must not be root, which cannot stage; name an unprivileged account",
         ),
         (
             '[shared]\nowner = "x"',
