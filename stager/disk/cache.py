@@ -138,8 +138,8 @@ class Cache:
     def save(self, record: Record) -> None:
         """Replace the destination's record in one step. Raise SpaceError or DestinationError.
 
-        On a full disk, write the new record over the old one if it fits there: to pin a copy, or to
-        note its use, needs no room.
+        On a full disk, write the new record over the old one if it fits there, which is not one
+        step: to pin a copy, or to note its use, needs no room.
         """
         path, text = self.record_path(record.destination), record.to_json().encode()
         try:
@@ -154,9 +154,10 @@ class Cache:
             return False
         with suppress(OSError, ValueError), opened(path, OVERWRITE) as record:
             facts = _check_trusted(record, self._writers())
-            if len(text) <= max(facts.st_size, facts.st_blocks * BLOCK):
-                # Blanks behind a record do no harm, so that it gets no shorter.
-                write_all(record, text.ljust(min(facts.st_size, ALIGNMENT)), 0)
+            room = max(facts.st_size, facts.st_blocks * BLOCK)
+            if facts.st_size <= ALIGNMENT and len(text) <= room:
+                # Blanks after a record do no harm, so that it gets no shorter.
+                write_all(record, text.ljust(facts.st_size), 0)
                 return True
         return False
 

@@ -78,6 +78,23 @@ def test_on_a_full_disk_a_record_is_written_over_the_old_one_if_it_fits(
     assert partial == []
 
 
+@pytest.mark.root
+def test_on_a_full_disk_a_long_record_is_not_written_over_in_part(disk: Path) -> None:
+    long = replace(RECORD, source=f"/{'x' * (4116 - len(RECORD.to_json()))}")
+    shorter = replace(long, source=long.source[:-20])
+
+    def act() -> Record | None:
+        cache = open_cache(str(disk), 0)
+        cache.save(long)
+        _fill(disk, names=False)
+        with pytest.raises(SpaceError):
+            cache.save(shorter)
+        return cache.load(RECORD.destination)
+
+    assert len(long.to_json()) > 4096 >= len(shorter.to_json())
+    assert on_tmpfs(disk, "size=256k,nr_inodes=99", act) == long
+
+
 def _fill(disk: Path, *, names: bool) -> None:
     """Take all bytes of a disk, or its 16 ``names``."""
     if not names:
