@@ -131,7 +131,10 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
 
 
 class FreeSpace(NamedTuple):
-    """Bytes that may be written to a disk, that are free there, and that the site keeps free."""
+    """Bytes that may be written to a disk, that are free there, and that the site keeps free.
+
+    The first is negative where less is free than the site keeps.
+    """
 
     usable: int
     there: int
@@ -161,14 +164,15 @@ def plan_room(
     used = sum(one.size for one in candidates)
     whole = max(need, whole)
     over = used + whole - limit if limit else 0
-    chosen = choose(candidates, max(need - free.usable, over))
+    lacking = need - free.usable if need else 0  # what is empty needs none of the site's share
+    chosen = choose(candidates, max(lacking, over))
     freed = sum(one.size for one in chosen)
     held = [one for one in candidates if one.held and one.size]
     if over > freed:
         raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
-    if need > free.usable + freed:
-        missing = need - free.usable - freed
-        raise _no_room(root, _needed(need, is_estimate=is_estimate), free, freed, missing, held)
+    if lacking > freed:
+        needed = _needed(need, is_estimate=is_estimate)
+        raise _no_room(root, needed, free, freed, lacking - freed, held)
     return chosen
 
 
@@ -368,7 +372,7 @@ def free_space(path: str, space: Space) -> FreeSpace:
     room = os.statvfs(path)
     share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
     free = room.f_bavail * room.f_frsize
-    return FreeSpace(max(0, free - share), free, share)
+    return FreeSpace(free - share, free, share)
 
 
 def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:

@@ -85,7 +85,7 @@ class ImageCargo(FileCargo):
             self._told = now
             destination, seconds = task.item.destination, now - self._begun
             tell("making", destination=destination, node=task.node.name, seconds=seconds)
-        if not free_space(task.cache.folder, task.space).usable:
+        if free_space(task.cache.folder, task.space).usable <= 0:
             raise SpaceError(
                 f"{task.item.source}: it takes more than you may write on this disk while a file "
                 "is made of it; free space there (stagectl evict), or request nodes with larger "

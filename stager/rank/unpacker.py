@@ -164,7 +164,7 @@ def room_to_unpack(task: Task) -> int:
     What the request's other items will take there is not subtracted. Raise OSError.
     """
     space, destination = task.space, task.item.destination
-    room = evict.free_space(task.cache.folder, space).usable
+    room = max(0, evict.free_space(task.cache.folder, space).usable)
     if not space.user_limit:
         return room
     copies = evict.find_candidates(task.cache, task.node.disk)
