@@ -115,12 +115,22 @@ static void look_at_file(struct places *places, const char *file,
 		(void)fclose(stream); /* nothing was written */
 }
 
-/* What these files include is not followed. */
+/*
+ * What these files include is not followed. Slurm looks for a relative name in the folder of
+ * plugstack.conf; the folder that this process works in may be a user's.
+ */
 static void look_at_included(struct places *places, const char *pattern)
 {
+	const char *name = slurm_conf.plugstack;
+	const char *slash = strrchr(name, '/');
+	const int folder = pattern[0] == '/' || !slash ? 0 : (int)(slash + 1 - name);
+	char path[PATH_MAX];
 	glob_t files = { 0 };
+	const int length = snprintf(path, sizeof(path), "%.*s%s", folder, name, pattern);
 
-	if (glob(pattern, 0, NULL, &files) == 0)
+	if (path[0] != '/' || length < 0 || length >= (int)sizeof(path))
+		return;
+	if (glob(path, 0, NULL, &files) == 0)
 		for (size_t i = 0; i < files.gl_pathc; i++)
 			look_at_file(places, files.gl_pathv[i], NULL);
 	globfree(&files);
