@@ -53,13 +53,18 @@ _IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 _LINE = "#STAGE SRC DST [key=value…]"
 _NOT_EXPANDED = {
-    "$": "variables are not expanded here",
-    "%": "%j and the like are not expanded here",
-    "~": "~ is not expanded here",
+    "$": "variables are not expanded here; write the value, or run stagectl stage in the script, "
+    "where the shell expands variables",
+    "%": "%j and the like are not expanded here; write the value, or run stagectl stage in the "
+    "script, with $SLURM_JOB_ID and the like",
+    "~": "~ is not expanded here; write the whole path",
 }
 #: An option behind a path, as it is written in a ``--stage`` value. (A path that looks like that
 #: can be staged by ``--stage``, with a backslash before its comma.)
 _OPTION_BEHIND = re.compile(rf",({'|'.join(OPTION_TYPES)})(?=[=,]|$)")
+
+#: The same in a ``--stage`` value. (A path that ends like that can be staged by a ``#STAGE`` line.)
+_OPTION_AFTER_SPACE = re.compile(rf"\s({'|'.join(OPTION_TYPES)})(?=[=\s]|$)")
 
 
 def parse_value(text: str) -> tuple[Directive, ...]:
@@ -106,6 +111,9 @@ def _parse_part(text: str, chars: list[Char], end: int) -> Directive:
     fields = split(chars, ",", end)
     (paths, paths_end), options = fields[0], fields[1:]
     source, destination = _split_paths(text, strip(paths), paths_end)
+    if found := _OPTION_AFTER_SPACE.search(destination.value):
+        problem = "write ',', not a space, before an option"
+        raise DirectiveError(problem, text, text.find(found[0], destination.at))
     return _build(text, source, destination, [field(option, at) for option, at in options])
 
 
@@ -184,12 +192,7 @@ def _check_expansions(text: str, path: Field) -> None:
     literally = f"write \\{char} (in an #SBATCH line \\\\{char})"
     if text.startswith("#STAGE"):
         literally = "put it in single quotes"
-    raise DirectiveError(
-        f"{_NOT_EXPANDED[char]}; write the value, or run stagectl stage in the script, where the "
-        f"shell expands variables; for a name with '{char}' {literally}",
-        text,
-        at,
-    )
+    raise DirectiveError(f"{_NOT_EXPANDED[char]}; for a name with '{char}' {literally}", text, at)
 
 
 def _check_url(text: str, url: Field) -> None:

@@ -182,18 +182,31 @@ def test_a_path_that_is_not_absolute_is_refused(text: str, what: str, column: in
     assert value_fault(text) == message(problem, text, column)
 
 
-VARIABLES = "variables are not expanded here"
-PATTERNS = "%j and the like are not expanded here"
-HOME = "~ is not expanded here"
+VARIABLES = (
+    "variables are not expanded here; write the value, or run stagectl stage in the script, where "
+    "the shell expands variables"
+)
+PATTERNS = (
+    "%j and the like are not expanded here; write the value, or run stagectl stage in the script, "
+    "with $SLURM_JOB_ID and the like"
+)
+HOME = "~ is not expanded here; write the whole path"
+
+
+def test_an_option_after_a_space_is_no_part_of_a_path() -> None:
+    with pytest.raises(DirectiveError) as caught:
+        parse_value("/a:/b/c lifetime=job")
+    assert str(caught.value) == (
+        "write ',', not a space, before an option\n  /a:/b/c lifetime=job\n         ^"
+    )
+    [directive] = parse_value("/a:/b/my extracts of 2026")
+    assert directive.destination == "/b/my extracts of 2026"
 
 
 def not_expanded(problem: str, char: str, *, line: bool = False) -> str:
     """Return the message for what a user expects to be expanded."""
     in_value = f"write \\{char} (in an #SBATCH line \\\\{char})"
-    return (
-        f"{problem}; write the value, or run stagectl stage in the script, where the shell expands "
-        f"variables; for a name with '{char}' {'put it in single quotes' if line else in_value}"
-    )
+    return f"{problem}; for a name with '{char}' {'put it in single quotes' if line else in_value}"
 
 
 @pytest.mark.parametrize(
