@@ -119,7 +119,7 @@ def _about_silent(why: str, state: str) -> Finding:
     return problem(
         "node",
         f"stagectl does not answer there: {why}",
-        "see to the node, and install this package",
+        "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job",
     )
 
 

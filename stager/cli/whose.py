@@ -42,7 +42,7 @@ def _uid(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
-        if name.isascii() and name.isdecimal() and int(name) <= _MOST:
+        if name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) <= _MOST:
             return int(name)
     raise UsageError(
         f"--user {printable(name)}: this machine has no such user; of a user without an account, "

@@ -39,13 +39,18 @@ def carry_out_for(user: int, command: Command, disk: str, limit: float = _LIMIT)
             answer_as(user, *groups_of(user), act, limit), _LONGEST
         )
         return NodeResult.from_wire(json.loads(answer))
-    except (OSError, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        text = (
+            f"what a process of uid {user} answered cannot be read, and some of it may be done; "
+            "stagectl status --user shows what is left; name single copies, then try again"
+        )
+    except OSError:
         text = (
             f"a process that looks at the copies of uid {user} as this user did not answer within "
             f"{limit:g} s; look for a filesystem of that user that does not answer, or for a "
             "process of that user that stops it; then try again"
         )
-        return NodeResult(refused=[Refused(LaunchError.code, text)])
+    return NodeResult(refused=[Refused(LaunchError.code, text)])
 
 
 def check_may_ask(user: int) -> None:

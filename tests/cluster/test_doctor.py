@@ -405,7 +405,7 @@ def test_nodes_that_do_not_answer_are_told_with_the_reason(sound_site: Site) -> 
     with put(sound_site, SILENT):
         job = in_job(sound_site, options="--json")
     findings = json.loads(job.output())["findings"]
-    remedy = "see to the node, and install this package"
+    remedy = "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job"
     assert [one for one in findings if one["state"] != "ok"] == [
         {
             "name": "node", "state": "problem", "nodes": [fault.node],
