@@ -92,24 +92,27 @@ class _Gate:
             outcome, rules = self._stage()
         except StageError as error:
             self.complain(str(error))
-            code = error.code
+            self._end(error.code)
             self._tell_failure(error, time.monotonic() - begun)
-        else:
-            print_outcome(outcome, self.say, self.complain)
-            code = outcome.code
-            # The end of a line would begin another order to Slurm.
-            lists = [path for path in outcome.shard_lists if "\n" not in path]
-            if self.task_prolog and lists:
-                click.echo(f"export {_SHARDS}={':'.join(lists)}")
-            lines = summary(outcome, job.fold)
-            if rules and lines:
-                _comment(rules, code, lines[0], len(lines) - 1)
+            return error.code
+        print_outcome(outcome, self.say, self.complain)
+        # The end of a line would begin another order to Slurm.
+        lists = [path for path in outcome.shard_lists if "\n" not in path]
+        if self.task_prolog and lists:
+            click.echo(f"export {_SHARDS}={':'.join(lists)}")
+        self._end(outcome.code)
+        results = summary(replace(outcome, evicted=[]), job.fold)
+        if rules and results:
+            _comment(rules, outcome.code, results[0], len(outcome.items) - 1)
+        return outcome.code
+
+    def _end(self, code: int) -> None:
+        """Say that the program does not start if ``code`` is not 0, and end the waits of others."""
         if code:
             self.complain(f"the job's own program was not started (exit code {code})")
         if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.
             end_step(self.config, self.step)
-        return code
 
     def _stage(self) -> tuple[Outcome, Policy | None]:
         """Return the outcome and the site's rules; there are none if nothing was to be staged."""
@@ -133,15 +136,20 @@ class _Gate:
             rules = load_policy(self.config, simulated=False)
             number = job.number(os.environ)
             if rules.report.syslog:
-                log(result_line(number, own_user(), 0, seconds, error.code, problem))
+                log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0) -> None:
-    """Write the result into the job's comment, if the site wants that."""
-    if rules.report.job_comment == "all" or (code and rules.report.job_comment == "failed"):
+    """Write the result into the job's comment, if the site wants that.
+
+    A job that was requeued may have the failure of its earlier run there.
+    """
+    wanted = rules.report.job_comment
+    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if wanted == "all" or (wanted == "failed" and (code or is_requeued)):
         result = f"failed with code {code}: {text}" if code else text
-        others = f" (and {more} more)" if more else ""
+        others = f" (and {more} more)" if more > 0 else ""
         write_comment(f"{result}{others}", os.environ, rules.launch.srun)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -85,7 +84,7 @@ class JobNodes:
             raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
         request = replace(
             request, nodes=self.context.node_count, job=self.context.job,
-            log_user=own_user() if self.rules.report.syslog else "",
+            log_user=own_user(os.environ) if self.rules.report.syslog else "",
         )  # fmt: skip
         srun = find_srun(self.rules.launch.srun)
         rules = settle(self.rules, srun)
@@ -152,13 +151,9 @@ class SimulatedNodes:
                     raise UsageError(text) from None
 
 
-def own_user() -> str:
-    """Return the name of the user who runs this process, or the uid if it has none."""
-    uid = os.getuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+def own_user(environment: Mapping[str, str]) -> str:
+    """Return the name of the job's user, which Slurm has looked up, else the uid."""
+    return environment.get("SLURM_JOB_USER") or str(os.getuid())
 
 
 def _instead(rules: Policy) -> str:
@@ -227,7 +222,7 @@ def stage_values(
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     with Progress(tell, bars=screen, verbose=verbose) as progress:
-        outcome = nodes.run(replace(request, dry_run=dry_run), progress.show)
+        outcome = nodes.run(replace(request, dry_run=dry_run, by_hand=True), progress.show)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     else:

@@ -44,7 +44,7 @@ def find_srun(srun: str) -> str:
     )
 
 
-def answer(command: Sequence[str], srun: str, seconds: float) -> str:
+def answer(command: Sequence[str | bytes], srun: str, seconds: float) -> str:
     """Return what a command of Slurm prints, nothing if it fails.
 
     Raise TimeoutError if it takes longer than ``seconds``.

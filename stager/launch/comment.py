@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Seconds in which squeue and scontrol must end. The comment is not worth a longer wait.
 _TIMEOUT = 5
 #: What our part of a comment begins with, and what is between it and the user's.
-_OURS, _BETWEEN = "stage: ", "; "
+_OURS, _BETWEEN = "slurm-stage: ", "; "
 #: Characters of our part.
 _LONGEST = 300
 
@@ -26,16 +26,18 @@ def write_comment(text: str, environment: Mapping[str, str], srun: str) -> None:
         told = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%k"], srun, _TIMEOUT)
         if told:  # a job without a comment has (null)
             comment = with_result(told.strip(), text)
-            answer(["scontrol", "update", f"JobId={job}", f"Comment={comment}"], srun, _TIMEOUT)
+            # In UTF-8, which the user's locale may lack.
+            text_of_slurm = f"Comment={comment}".encode(errors="replace")
+            answer(["scontrol", "update", f"JobId={job}", text_of_slurm], srun, _TIMEOUT)
 
 
 def with_result(comment: str, text: str) -> str:
     """Return a job's comment with ``text`` at its end, in place of an earlier stage's. Pure.
 
     >>> with_result("(null)", "ended with code 4")
-    'stage: ended with code 4'
-    >>> with_result("my run; stage: ended with code 4", "ended with code 5")
-    'my run; stage: ended with code 5'
+    'slurm-stage: ended with code 4'
+    >>> with_result("my run; slurm-stage: ended with code 4", "ended with code 5")
+    'my run; slurm-stage: ended with code 5'
     """
     if comment == "(null)" or comment.startswith(_OURS):
         comment = ""

@@ -104,6 +104,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             _log_result(context, items, failures, watch.total)
             return outcome(items, failures)
     except RefusedError as refused:
+        _log_result(context, [], refused.failures, watch.total)
         return outcome([], refused.failures)
 
 

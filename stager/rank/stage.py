@@ -244,8 +244,7 @@ class StageRun:
             of_site = any(self._is_of_site(one) for one in items)
             reader = request.shared_owner if of_site else 0
             destinations = [one.item.destination for one in items]
-            by_hand = not request.status_file  # no task of the job waits for it
-            note_uses(node.uid, request.job, destinations, reader, by_hand=by_hand)
+            note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)
         return [self._survey_item(one) for one in items]
 
     def _survey_item(self, one: SettledItem) -> Survey:

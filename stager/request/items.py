@@ -131,6 +131,8 @@ class StageRequest:
     status_file: str = ""
     step: str = ""
     directives: str = ""
+    #: Whether a user asked for it within the job, by `stagectl stage`.
+    by_hand: bool = False
     #: The uid of the account that stages for all users; 0 for none.
     shared_owner: int = 0
     #: Survey and plan only; nothing is written.

@@ -100,16 +100,18 @@ def test_how_a_stage_ended_is_seen_without_the_jobs_output(site: Site) -> None:
         assert forbidden.wait().exit_code == "3:0"
         told = [lines(file) for file in logs]
     assert comment(site, good.id) == ""
-    assert comment(site, bad.id) == f"my run; stage: failed with code 4: {MISSING}"
+    assert comment(site, bad.id) == f"my run; slurm-stage: failed with code 4: {MISSING}"
     why = (
         "/elsewhere/a is not beneath a folder that this site stages to; choose a destination "
         "beneath /nvme"
     )
     noted = comment(site, secret.id)
-    assert noted.startswith("stage: failed with code 2: the source has a '?' or '#': what follows ")
+    assert noted.startswith(
+        "slurm-stage: failed with code 2: the source has a '?' or '#': what follows "
+    )
     assert "s3cret" not in noted
     assert "s3cret" not in told[0]
-    assert comment(site, forbidden.id) == f"stage: failed with code 3: {why}"
+    assert comment(site, forbidden.id) == f"slurm-stage: failed with code 3: {why}"
 
     def line(job: Job, size: int, code: str) -> str:
         found = rf"<14>slurm-stage: job={job.id} user=alice bytes={size} seconds=\d+\.\d{{3}} "
@@ -131,7 +133,7 @@ def test_the_site_chooses_what_is_told(site: Site) -> None:
     for task in (1, 2):
         # Each has its own: Slurm takes the number of an array for all of its jobs.
         assert re.match(
-            r"stage: /nvme/a: (2\.9 MiB from |current )", comment(site, f"{job.id}_{task}")
+            r"slurm-stage: /nvme/a: (2\.9 MiB from |current )", comment(site, f"{job.id}_{task}")
         )
     with site.policy(policy.replace("all", "none")):
         job = site.sbatch("true", "-N1", "--stage=/shared/none:/nvme/a")

@@ -34,7 +34,8 @@ REQUEST_JSON = (
     '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
     '"allow_http": false, "insecure_registries": [], "limit": 0}, '
     '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "shared_owner": 0, "dry_run": false, "bench": 0, "hello": false, '
+    '"directives": "", "by_hand": false, "shared_owner": 0, "dry_run": false, "bench": 0, '
+    '"log_user": "", "hello": false, '
     '"local_root": "", '
     '"key": "' + "0f" * 32 + '"}'
 )

@@ -86,6 +86,7 @@ REQUESTS = st.builds(
     job=st.integers(0, 2**32 - 1),
     status_file=TEXTS,
     directives=TEXTS,
+    by_hand=st.booleans(),
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
     log_user=TEXTS,
@@ -130,7 +131,8 @@ def test_the_json_of_a_request() -> None:
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
-        '"job": 7, "status_file": "", "step": "", "directives": "", "shared_owner": 0, '
+        '"job": 7, "status_file": "", "step": "", "directives": "", '
+        '"by_hand": false, "shared_owner": 0, '
         '"dry_run": false, "bench": 0, "log_user": "", "hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
