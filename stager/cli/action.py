@@ -38,6 +38,9 @@ _DONE = {
     Action.UNPIN: "unpinned",
 }
 
+#: Digits of the largest job number, which has 32 bits.
+_MOST_DIGITS = 10
+
 
 def run_action(
     action: Action,
@@ -84,7 +87,7 @@ def run_action(
 
 def _own_job(environment: Mapping[str, str]) -> int:
     text = environment.get("SLURM_JOB_ID", "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _to_json(
