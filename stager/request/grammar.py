@@ -91,7 +91,7 @@ def parse_line(line: str) -> Directive:
     check_characters(line)
     words = split_words(line, len("#STAGE"), sbatch=False)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
-        raise DirectiveError(_missing_path(words), line, len(line.rstrip()))
+        raise _missing_path(line, words)
     for path in words[:2]:
         if _OPTION_BEHIND.search(path.value):
             problem = f"write a space, not ',', before an option: {_LINE}"
@@ -99,12 +99,16 @@ def parse_line(line: str) -> Directive:
     return _build(line, words[0], words[1], words[2:])
 
 
-def _missing_path(words: Sequence[Field]) -> str:
+def _missing_path(line: str, words: Sequence[Field]) -> DirectiveError:
+    end = len(line.rstrip())
     if not words:
-        return f"source and destination are missing: write {_LINE}"
-    if ":" in words[0].value:
-        return f"write a space, not ':', between source and destination: {_LINE}"
-    return f"the destination is missing: write {_LINE}"
+        return DirectiveError(f"source and destination are missing: write {_LINE}", line, end)
+    start = line.index("://", words[0].at) + 1 if is_url(words[0].value) else words[0].at
+    colon = line.rfind(":", start, words[1].at if len(words) > 1 else end)
+    if colon >= 0:
+        problem = f"write a space, not ':', between source and destination: {_LINE}"
+        return DirectiveError(problem, line, colon)
+    return DirectiveError(f"the destination is missing: write {_LINE}", line, end)
 
 
 def _parse_part(text: str, chars: list[Char], end: int) -> Directive:

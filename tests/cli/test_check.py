@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         ["--script", "wrong.sh"], 2,
         ["write a space, not ':', between source and destination: #STAGE SRC DST [key=value…]",
          "  #STAGE /a:/nvme/b",
-         "                   ^"],
+         "           ^"],
     ),
 }  # fmt: skip
 

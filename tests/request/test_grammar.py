@@ -586,12 +586,14 @@ def test_a_hash_within_a_word_begins_no_comment(line: str, directive: Directive)
         ("#STAGE   ", "source and destination are missing: write", 6),
         ("#STAGE # why", "source and destination are missing: write", 12),
         ("#STAGE /a", "the destination is missing: write", 9),
-        ("#STAGE /a:/b", "write a space, not ':', between source and destination:", 12),
+        ("#STAGE /a:/b", "write a space, not ':', between source and destination:", 9),
+        ("#STAGE s3://b/k:/b", "write a space, not ':', between source and destination:", 15),
+        ("#STAGE s3://b/k", "the destination is missing: write", 15),
         ("#STAGE /a validate=size", "the destination is missing: write", 23),
         (
             "#STAGE /a:/b,validate=size",
             "write a space, not ':', between source and destination:",
-            26,
+            9,
         ),
     ],
 )
