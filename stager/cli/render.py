@@ -147,10 +147,12 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
             f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing would move"
         )
     origin = _origin(item, fold)
+    # What of a folder is there already is looked up by the stage alone.
+    most = "up to " if item.tree and item.reasons != ["absent"] else ""
     would = "would be spread" if item.shard_list else "would move"
     way = "over" if item.shard_list else "to"
     line = (
-        f"{item.destination}: {_size(item)} {would} from {origin} "
+        f"{item.destination}: {most}{_size(item)} {would} from {origin} "
         f"{way} {nodes_text(item.received, fold)} ({', '.join(item.reasons)})"
     )
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line

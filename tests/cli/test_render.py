@@ -128,10 +128,19 @@ def test_a_copy_that_had_been_changed_is_not_replaced_silently() -> None:
                 "current on n[1-3] (3 nodes)"
             ),
         ),
+        (
+            replace(item(["n1"], [], reasons=["the source changed"]), tree=Counts(9)),
+            "/nvme/img: up to 9 files, 256.0 MiB would move from /data/img to n1 (the source "
+            "changed)",
+        ),
+        (
+            replace(item(["n1"], []), tree=Counts(9)),
+            "/nvme/img: 9 files, 256.0 MiB would move from /data/img to n1 (absent)",
+        ),
         (item([], ALL, "n1"), "/nvme/img: current on n[1-4] (4 nodes), nothing would move"),
         (item([], ["n1"], "n1"), "/nvme/img: current on n1, nothing would move"),
     ],
-    ids=["source", "copy", "one node", "copies", "all current", "one current"],
+    ids=["source", "copy", "one node", "copies", "folder", "new folder", "all current", "one"],
 )
 def test_the_line_of_a_file_that_was_only_planned(report: ItemReport, text: str) -> None:
     assert line(report, dry_run=True) == text
