@@ -130,8 +130,10 @@ def test_a_copy_that_had_been_changed_is_not_replaced_silently() -> None:
         ),
         (
             replace(item(["n1"], [], reasons=["the source changed"]), tree=Counts(9)),
-            "/nvme/img: up to 9 files, 256.0 MiB would move from /data/img to n1 (the source "
-            "changed)",
+            (
+                "/nvme/img: up to 9 files, 256.0 MiB would move from /data/img to n1 (the source "
+                "changed)"
+            ),
         ),
         (
             replace(item(["n1"], []), tree=Counts(9)),
