@@ -17,7 +17,7 @@ from stager.base.errors import Failure, LaunchError
 from stager.base.text import bytes_text, listed
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
-from stager.cli.render import failure_lines, nodes_text
+from stager.cli.render import failure_lines, nodes_text, own_files_text
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command, NodeResult
 from stager.launch import job
@@ -113,7 +113,8 @@ def _print(
 ) -> None:
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
-    for line in [*_done_lines(results, done), *_kept_lines(results, done)]:
+    lost = _lost_lines(results, dry_run=command.dry_run)
+    for line in [*_done_lines(results, done), *lost, *_kept_lines(results, done)]:
         say(line)
     for line in failed:
         complain(line)
@@ -155,6 +156,20 @@ def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
         where = nodes_text(everywhere, job.fold)
         return [f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"]
     return [f"{path}: {done} on {nodes_text(names, job.fold)}" for path, names in nodes.items()]
+
+
+def _lost_lines(results: Mapping[str, NodeResult], *, dry_run: bool) -> list[str]:
+    """Return which files of the user's own went with evicted folders."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for name, result in results.items():
+        for one in result.done:
+            if one.own:
+                text = own_files_text(one.own, one.names, dry_run=dry_run)
+                nodes.setdefault((one.destination, text), []).append(name)
+    return [
+        f"{path}: note: on {nodes_text(names, job.fold)}, {text}"
+        for (path, text), names in nodes.items()
+    ]
 
 
 def _kept_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:

@@ -73,12 +73,8 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield what a user lost on which nodes, as a copy was replaced; its own files by name."""
     nodes: dict[str, list[str]] = {}
     for one in item.lost:
-        was = "was" if one.count == 1 else "were"
-        files = (
-            f", {files_text(one.count)} that {was} not staged, or {was} changed since, {was} "
-            f"deleted: {listed(one.names, of=one.count)}"
-        )
-        nodes.setdefault(files, []).append(one.node)
+        files = own_files_text(one.count, one.names, dry_run=False)
+        nodes.setdefault(f", {files}", []).append(one.node)
     named = {one.node for one in item.lost}
     if others := [node for node in item.changed if node not in named]:
         nodes[" it had been changed since it was staged, and was replaced"] = others
@@ -87,6 +83,16 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
             f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "
             "to keep elsewhere"
         )
+
+
+def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
+    """Return what becomes of ``count`` files in a folder that the user had made or changed."""
+    was = "was" if count == 1 else "were"
+    gone = "would be" if dry_run else was
+    return (
+        f"{files_text(count)} that {was} not staged, or {was} changed since, {gone} deleted: "
+        f"{listed(names, of=count)}"
+    )
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:

@@ -402,6 +402,37 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
         locks.release(destination)
 
 
+def own_files(cache: Cache, record: Record, path: str) -> list[str]:
+    """Return the paths of files in the staged folder at ``path`` that the user made or changed.
+
+    There are none in a file, nor in a folder that cannot be listed.
+    """
+    if not record.tree:
+        return []
+    from stager.tree.listing import text_of  # most copies are files
+    from stager.tree.table import Table
+    from stager.tree.walk import walk
+
+    table = Table.load(cache, record)
+    try:
+        # After an interrupted publication the table is that of another tree.
+        if table is None or os.lstat(path).st_ino != record.copy_facts.inode:
+            return []
+        copy = walk(path, holes=False)
+    except (OSError, StageError):
+        return []
+    return [text_of(copy.paths[row]) for row in table.own_files(copy)]
+
+
+def is_removable(cache: Cache, record: Record, path: str) -> bool:
+    """Return whether nothing is at ``path`` but the copy itself."""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    return is_ours(there, record) and (not record.tree or _is_our_tree(cache, record, path))
+
+
 def _is_on_disk(root: str, path: str) -> bool:
     """Whether ``path`` leads to no other filesystem, where there can be no copy."""
     try:

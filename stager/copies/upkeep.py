@@ -52,6 +52,10 @@ class Action(StrEnum):
     FACTS = "facts"
 
 
+#: Files of the user's own that are named of each folder.
+_MOST_NAMED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """An action, the site's roots, and the copies that the action is for.
@@ -103,10 +107,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A copy that the action was done to, and its bytes."""
+    """A copy that the action was done to, and its bytes.
+
+    Of an evicted folder also the number of files in it that the user had made or changed, and the
+    paths of the first few.
+    """
 
     destination: str
     size: int
+    own: int = 0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +153,14 @@ class NodeResult:
     def from_wire(cls, data: dict[str, Any]) -> NodeResult:
         """Return the result that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
         result = cls(
-            [Done(**one) for one in data["done"]],
+            [Done(**{**one, "names": tuple(one["names"])}) for one in data["done"]],
             [Refused(**one) for one in data["refused"]],
             [Stays(**one) for one in data["stay"]],
         )
         if not (
-            all(type(one.destination) is str and is_integer(one.size) for one in result.done)
+            all(type(one.destination) is str for one in result.done)
+            and all(is_integer(count) for one in result.done for count in (one.size, one.own))
+            and all(type(name) is str for one in result.done for name in one.names)
             and all(one.code in range(1, 10) for one in result.refused)
             and all(
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
@@ -306,6 +318,11 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache.root, path, record)
+        if self._command.dry_run and not evict.is_removable(cache, record, path):
+            raise IntegrityError(
+                f"{destination} was changed after staging, so it would not be deleted"
+            )
+        files = evict.own_files(cache, record, path)
         if not self._remove(cache, destination, own):
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
@@ -314,7 +331,7 @@ class _Run:
                 "no longer manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do "
                 "not need it"
             )
-        self._note(destination, size)
+        self._note(destination, size, files)
 
     def _job_that_staged(self, destination: str) -> int:
         """Return the job that the command comes from, if it staged the copy by hand; else 0."""
@@ -346,8 +363,10 @@ class _Run:
 
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
         for one in sorted(candidates, key=lambda one: one.destination):
+            path = f"{self._disk}{one.destination}"
+            files = evict.own_files(one.cache, one.record, path) if one.may_go else []
             if one.may_go and self._remove(one.cache, one.destination):
-                self._note(one.destination, one.size)
+                self._note(one.destination, one.size, files)
             else:
                 why = (one.held or evict.Held.IN_USE).value
                 self.result.stay.append(Stays(one.destination, why))
@@ -367,8 +386,8 @@ class _Run:
             cache.save(replace(now, pinned=self._command.action is Action.PIN))
         self._note(destination, record.copy_facts.size)
 
-    def _note(self, destination: str, size: int) -> None:
-        self.result.done.append(Done(destination, size))
+    def _note(self, destination: str, size: int, own: Sequence[str] = ()) -> None:
+        self.result.done.append(Done(destination, size, len(own), tuple(own[:_MOST_NAMED])))
 
 
 def _held_text(held: Sequence[Candidate]) -> str:
