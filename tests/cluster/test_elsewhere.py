@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import LOGIN_PATH, CommandFailed
+from tests.cluster.cluster import LOGIN_PATH, SITE_BIN, CommandFailed
 from tests.cluster.site import POLICY, PREFIX, PYTHON, STAGECTL
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def test_stagectl_says_where_it_looked_and_what_names_the_folder(moved: Site) ->
     with_path = f"{script}; export PATH=$PATH:{SLURM}/bin; {script}"
     job = moved.sbatch(with_path, "-N2", "-w", "n[1-2]")
     job.wait()
-    problem = f"srun is in none of the folders {FOLDERS}; {NAME_IT}"
+    # The last is in the PATH of all users of this cluster.
+    problem = f"srun is in none of the folders {FOLDERS}, {SITE_BIN}; {NAME_IT}"
     without = f"stage: n1: {problem}\n8\nn[1-2]: {problem}\n8\n"
     assert job.output().startswith(f"{without}stage: /nvme/a: 1000 B from ")
     assert job.output().count("\n0\n") == 2

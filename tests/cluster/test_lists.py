@@ -35,7 +35,7 @@ HELPER = """#!/bin/bash
 [ "$4" = gate ] || exit 0
 list=$(printf %s "$STAGE_DIRECTIVES" | sha256sum)
 lines=0
-[ "${*: -2:1}" = --script ] && lines=$(grep -c '^#STAGE' "${@: -1}")
+[ "${*: -2:1}" = --script ] && [ "${*: -1}" ] && lines=$(grep -c '^#STAGE' "${@: -1}")
 echo "list ${list%% *}, $lines lines"
 """
 
