@@ -160,7 +160,8 @@ ENTRY = list(STATUS.entries[0])
         (STATUS, {"entries": [[*ENTRY[:2], "huge", *ENTRY[3:]]]}),
         (STATUS, {"entries": [[*ENTRY[:9], ["huge"], *ENTRY[10:]]]}),
         (RESULT, {"stay": [{"destination": "huge", "why": ""}]}),
-        (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge"}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge", "own": 0, "names": []}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "own": "huge", "names": []}]}),
     ],
 )
 def test_numbers_with_which_arithmetic_fails(

@@ -28,7 +28,8 @@ def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
     ran = copies.simulated("verify", "--json", "/nvme/img.sqsh")
     printed = json.loads(ran.out)
     assert (ran.code, ran.err, printed["code"], printed["dry_run"]) == (7, "", 7, False)
-    done = {"done": [{"destination": "/nvme/img.sqsh", "size": 300_000}], "refused": [], "stay": []}
+    verified = {"destination": "/nvme/img.sqsh", "size": 300_000, "own": 0, "names": []}
+    done = {"done": [verified], "refused": [], "stay": []}
     refused = [{"code": 7, "message": f"/nvme/img.sqsh: {fault}", "absent": ""}]
     assert printed["nodes"] == [
         {"node": "node1", "problem": "", **done},
