@@ -402,34 +402,17 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
         locks.release(destination)
 
 
-def own_files(cache: Cache, record: Record, path: str) -> list[str]:
-    """Return the paths of files in the staged folder at ``path`` that the user made or changed.
-
-    There are none in a file, nor in a folder that cannot be listed.
-    """
-    if not record.tree:
-        return []
-    from stager.tree.listing import text_of  # most copies are files
-    from stager.tree.table import Table
-    from stager.tree.walk import walk
-
-    table = Table.load(cache, record)
-    try:
-        # After an interrupted publication the table is that of another tree.
-        if table is None or os.lstat(path).st_ino != record.copy_facts.inode:
-            return []
-        copy = walk(path, holes=False)
-    except (OSError, StageError):
-        return []
-    return [text_of(copy.paths[row]) for row in table.own_files(copy)]
-
-
 def is_removable(cache: Cache, record: Record, path: str) -> bool:
     """Return whether nothing is at ``path`` but the copy itself."""
     try:
         there = os.lstat(path)
     except FileNotFoundError:
         return True
+    return _is_the_copy(cache, record, path, there)
+
+
+def _is_the_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
+    """Return whether what is ``there`` at ``path`` is the copy, and not a user's own."""
     return is_ours(there, record) and (not record.tree or _is_our_tree(cache, record, path))
 
 
@@ -445,8 +428,8 @@ def _is_on_disk(root: str, path: str) -> bool:
 def _remove_copy(cache: Cache, record: Record, path: str) -> None:
     above, name = os.path.split(path)
     with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
-        if is_ours(os.lstat(name, dir_fd=folder), record):
-            if not record.tree:
-                os.unlink(name, dir_fd=folder)
-            elif _is_our_tree(cache, record, path):
+        if _is_the_copy(cache, record, path, os.lstat(name, dir_fd=folder)):
+            if record.tree:
                 cache.discard(name, folder)
+            else:
+                os.unlink(name, dir_fd=folder)

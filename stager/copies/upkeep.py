@@ -32,6 +32,7 @@ from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
 from stager.disk.jobs import staged_by_hand
 from stager.disk.locks import Locks
+from stager.tree.table import find_own_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -322,8 +323,8 @@ class _Run:
             raise IntegrityError(
                 f"{destination} was changed after staging, so it would not be deleted"
             )
-        files = evict.own_files(cache, record, path)
-        if not self._remove(cache, destination, own):
+        files = self._remove(cache, record, own)
+        if files is None:
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
@@ -363,19 +364,24 @@ class _Run:
 
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
         for one in sorted(candidates, key=lambda one: one.destination):
-            path = f"{self._disk}{one.destination}"
-            files = evict.own_files(one.cache, one.record, path) if one.may_go else []
-            if one.may_go and self._remove(one.cache, one.destination):
+            files = self._remove(one.cache, one.record) if one.may_go else None
+            if files is not None:
                 self._note(one.destination, one.size, files)
             else:
                 why = (one.held or evict.Held.IN_USE).value
                 self.result.stay.append(Stays(one.destination, why))
 
-    def _remove(self, cache: Cache, destination: str, job: int = 0) -> bool:
+    def _remove(self, cache: Cache, record: Record, job: int = 0) -> list[str] | None:
+        """Remove a copy, unless this is a dry run. Return the user's own files that go with it.
+
+        Return None if it is pinned, being staged, or in use by another than ``job``.
+        """
+        files = find_own_files(cache, record, f"{self._disk}{record.destination}")
         if self._command.dry_run:
-            return True
+            return files
         locks = self._locks_of(cache)
-        return evict.remove(cache, locks, self._disk, destination, job) is not None
+        gone = evict.remove(cache, locks, self._disk, record.destination, job)
+        return None if gone is None else files
 
     def _pin(self, cache: Cache, record: Record) -> None:
         destination = record.destination

@@ -17,7 +17,7 @@ from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.reuse import find_own_files
+from stager.rank.reuse import find_lost
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
@@ -72,7 +72,7 @@ class ArchiveCargo(Cargo):
             self.stack.enter_context(made_parents(task.path))
             self._tree = PartialTree(task.cache, Listing.of([Row(b"", Kind.FOLDER)]))
             self.stack.callback(self._tree.close)
-            self._lost = find_own_files(task)
+            self._lost = find_lost(task)
             self.writer = self._unpacker = self._make_unpacker(self._tree.path)
             self.stack.callback(self._unpacker.close)
         if task.sends:

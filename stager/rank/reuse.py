@@ -13,14 +13,13 @@ from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
 from stager.base.outcome import Lost
 from stager.disk.files import digest_of, read_back
-from stager.tree.listing import text_of
-from stager.tree.table import Table
+from stager.tree.table import Table, find_own_files, own_files
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.disk.record import Record, TreeFacts
+    from stager.disk.record import TreeFacts
     from stager.rank.task import Task
     from stager.tree.listing import Listing
 
@@ -87,7 +86,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
-    lost = _own_files(task, record, table, copy)
+    lost = _lost(task, own_files(record, table, task.path, copy))
     if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
         return replace(nothing, lost=lost)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
@@ -101,25 +100,14 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     return Reuse(rows, table, table.gone(listing) - is_part, is_part, lost)
 
 
-def find_own_files(task: Task) -> Lost | None:
+def find_lost(task: Task) -> Lost | None:
     """Return the user's own files in the folder that this rank will replace, if there are any."""
     record = task.cache.load(task.item.destination) if task.receives else None
-    table = Table.load(task.cache, record)
-    if record is None or table is None:
-        return None
-    try:
-        return _own_files(task, record, table, walk(task.path, holes=False))
-    except (OSError, StageError):
-        return None
+    return _lost(task, find_own_files(task.cache, record, task.path)) if record else None
 
 
-def _own_files(task: Task, record: Record, table: Table, copy: Listing) -> Lost | None:
-    # After an interrupted publication the table is that of another tree.
-    if os.lstat(task.path).st_ino != record.copy_facts.inode:
-        return None
-    rows = table.own_files(copy)
-    names = tuple(text_of(copy.paths[row]) for row in rows[:_MOST_NAMED])
-    return Lost(task.node.name, len(rows), names) if rows else None
+def _lost(task: Task, names: list[str]) -> Lost | None:
+    return Lost(task.node.name, len(names), tuple(names[:_MOST_NAMED])) if names else None
 
 
 def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:

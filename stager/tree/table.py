@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import xxhash
 
 from stager.base.errors import StageError
-from stager.tree.listing import Kind, Listing, pack, unpack
+from stager.tree.listing import Kind, Listing, pack, text_of, unpack
 from stager.tree.stream import DIGEST_SIZE, place
 from stager.tree.walk import walk
 
@@ -176,6 +176,28 @@ def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
     if table is None:
         return there.st_mtime_ns == record.copy_facts.mtime_ns
     return table.is_at(path)
+
+
+def find_own_files(cache: Cache, record: Record, path: str) -> list[str]:
+    """Return the paths of files in the staged folder at ``path`` that the user made or changed.
+
+    There are none in a file, nor in a folder that cannot be listed.
+    """
+    table = Table.load(cache, record) if record.tree else None
+    if table is None:
+        return []
+    try:
+        return own_files(record, table, path, walk(path, holes=False))
+    except (OSError, StageError):
+        return []
+
+
+def own_files(record: Record, table: Table, path: str, copy: Listing) -> list[str]:
+    """Return what `find_own_files` does, by the ``table`` and a new listing of the ``copy``."""
+    # After an interrupted publication the table is that of another tree.
+    if os.lstat(path).st_ino != record.copy_facts.inode:
+        return []
+    return [text_of(copy.paths[row]) for row in table.own_files(copy)]
 
 
 def as_copy(listing: Listing) -> Listing:
