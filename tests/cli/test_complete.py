@@ -59,7 +59,7 @@ def answers(line: str, folder: Path, **variables: str) -> list[str]:
 
 def test_commands_that_users_call_are_offered(tmp_path: Path) -> None:
     assert answers("stagectl ", tmp_path) == [name for name, (_, line) in COMMANDS.items() if line]
-    assert answers("stagectl s", tmp_path) == ["stage", "status"]
+    assert answers("stagectl s", tmp_path) == ["site", "stage", "status"]
     assert answers("stagectl g", tmp_path) == []
 
 

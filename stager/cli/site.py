@@ -1,0 +1,94 @@
+"""``stagectl site``: show what the site's stage.toml lets users do."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stager.base.text import bytes_text, folded, printable, seconds_text
+from stager.cli.console import width
+from stager.cli.options import config_option, json_option, load_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stager.request.policy import Policy
+
+#: The columns before a line's text: those of its longest name, and two more.
+_INDENT = 15
+#: The values of the option ``share`` that each value of ``allow_share`` permits.
+_SHARES = {"none": "not allowed", "group": "group", "all": "group, all"}
+#: What of stage.toml concerns users, as pydantic takes it.
+_FOR_USERS: dict[str, Any] = {
+    "roots": True, "lock_timeout": True, "allow_share": True, "cache": True,
+    "shared": True, "source": {"allow", "endpoints", "insecure_registries", "limit"},
+}  # fmt: skip
+
+
+@click.command()
+@config_option
+@json_option
+def site(config: Path, as_json: bool) -> None:
+    """Show where and what you may stage at this site.
+
+    Shows the folders that DST may be in, the URLs that SRC may be, and the limits. It reads only
+    the site's configuration file, so it works on a login node too. `stagectl status` says how much
+    space is free on a node.
+    """
+    rules = load_policy(config, simulated=False)
+    if as_json:
+        allowed = rules.model_dump(mode="json", include=_FOR_USERS)
+        found = {"config": str(config), "destinations": rules.allowed, **allowed}
+        click.echo(json.dumps(found, indent=1))
+        return
+    columns = width()
+    for name, text in (*_lines(rules), ("set in", str(config))):
+        parts = [printable(text)]
+        if columns:
+            parts = folded(parts[0], max(1, columns - _INDENT))
+        click.echo(f"{name:<{_INDENT}}" + f"\n{'':{_INDENT}}".join(parts))
+
+
+def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each line. What is not set has none, unless users may ask."""
+    yield "DST beneath", ", ".join(rules.allowed)
+    if rules.shared_roots:
+        folders = ", ".join(rules.shared_roots)
+        yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"
+    yield from _source_lines(rules)
+    cache = rules.cache
+    yield "kept free", _kept_free(cache.keep_free, cache.keep_free_percent)
+    if cache.headroom:
+        more = f"{bytes_text(cache.headroom)} more than this are free"
+        yield "after a job", f"old copies of any user are removed until {more}"
+    limit = f"{bytes_text(cache.user_limit)} on each disk of a node"
+    yield "your limit", limit if cache.user_limit else "none"
+    size = bytes_text(cache.unpacked_size)
+    yield "unpacked", f"up to {size}, and {cache.unpacked_members} members, of one archive"
+    yield "share=", _SHARES[rules.allow_share]
+    yield (
+        "wait",
+        f"up to {seconds_text(rules.lock_timeout)} for another job of yours with the same DST",
+    )
+
+
+def _source_lines(rules: Policy) -> Iterator[tuple[str, str]]:
+    source = rules.source
+    yield "SRC", "files and folders that the nodes can read"
+    yield "URLs", f"those that begin with {', '.join(source.allow)}" if source.allow else "none"
+    if source.endpoints:
+        yield "endpoints", f"besides the vendors': {', '.join(source.endpoints)}"
+    if source.insecure_registries:
+        yield "registries", f"nobody proves who answers: {', '.join(source.insecure_registries)}"
+    if source.limit:
+        yield "rate of URLs", f"up to {bytes_text(source.limit)}/s for a job"
+
+
+def _kept_free(size: int, percent: float) -> str:
+    parts = [bytes_text(size)] if size else []
+    parts += [f"{percent:g} %"] if percent else []
+    more = ", whichever is more" if len(parts) > 1 else ""
+    return f"{' or '.join(parts)} of each disk{more}" if parts else "nothing"

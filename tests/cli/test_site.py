@@ -1,0 +1,136 @@
+"""``stagectl site``: what users may do here, from stage.toml alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.support.desk import NO_CONFIG, call
+from tests.support.stagectl import STAGECTL, Ran
+from tests.support.terminal import Terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Each key that users may ask for, with a value that is not its default.
+EVERYTHING = """\
+roots = ["/nvme", "/scratch"]
+destinations = ["/nvme/users", "/scratch"]
+lock_timeout = 90
+allow_share = "group"
+[cache]
+keep_free = "50GiB"
+keep_free_percent = 2.5
+user_limit = "200GiB"
+headroom = "20GiB"
+unpacked_size = "1GiB"
+unpacked_members = 1000
+[launch]
+mpi = "pmix"
+[source]
+allow = ["s3://", "docker://registry.site.org/"]
+endpoints = ["https://minio.site.org:9000"]
+insecure_registries = ["registry:5000"]
+limit = "5GiB/s"
+[shared]
+owner = "games"
+roots = ["/nvme/shared"]
+"""
+SAID = """\
+DST beneath    /nvme/users, /scratch
+for all users  /nvme/shared: only the account games stages there
+SRC            files and folders that the nodes can read
+URLs           those that begin with s3://, docker://registry.site.org/
+endpoints      besides the vendors': https://minio.site.org:9000
+registries     nobody proves who answers: registry:5000
+rate of URLs   up to 5.0 GiB/s for a job
+kept free      50.0 GiB or 2.5 % of each disk, whichever is more
+after a job    old copies of any user are removed until 20.0 GiB more than this are free
+your limit     200.0 GiB on each disk of a node
+unpacked       up to 1.0 GiB, and 1000 members, of one archive
+share=         group
+wait           up to 1 min 30 s for another job of yours with the same DST
+set in         stage.toml
+"""
+DEFAULTS = """\
+DST beneath    /nvme
+SRC            files and folders that the nodes can read
+URLs           none
+kept free      nothing
+your limit     none
+unpacked       up to 1.0 TiB, and 10000000 members, of one archive
+share=         group, all
+wait           up to 30 min 0 s for another job of yours with the same DST
+set in         stage.toml
+"""
+
+
+def site(folder: Path, config: str, *options: str) -> Ran:
+    (folder / "stage.toml").write_text(config)
+    return call(["site", "--config", "stage.toml", *options], folder)
+
+
+def test_it_shows_all_that_the_site_sets(tmp_path: Path) -> None:
+    assert site(tmp_path, EVERYTHING) == Ran(0, SAID, "")
+
+
+def test_what_is_not_set_is_shown_only_if_users_may_ask(tmp_path: Path) -> None:
+    assert site(tmp_path, 'roots = ["/nvme"]') == Ran(0, DEFAULTS, "")
+
+
+def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
+    done = site(tmp_path, EVERYTHING, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out) == {
+        "config": "stage.toml",
+        "roots": ["/nvme", "/scratch"],
+        "destinations": ["/nvme/users", "/scratch"],
+        "lock_timeout": 90.0,
+        "allow_share": "group",
+        "cache": {
+            "keep_free": 50 << 30,
+            "keep_free_percent": 2.5,
+            "user_limit": 200 << 30,
+            "headroom": 20 << 30,
+            "unpacked_size": 1 << 30,
+            "unpacked_members": 1000,
+        },
+        "source": {
+            "allow": ["s3://", "docker://registry.site.org/"],
+            "endpoints": ["https://minio.site.org:9000"],
+            "limit": 5 << 30,
+            "insecure_registries": ["registry:5000"],
+        },
+        "shared": {"owner": "games", "roots": ["/nvme/shared"]},
+    }
+
+
+def test_json_names_the_roots_if_users_may_stage_to_all_of_them(tmp_path: Path) -> None:
+    found = json.loads(site(tmp_path, 'roots = ["/nvme", "/scratch"]', "--json").out)
+    assert found["destinations"] == ["/nvme", "/scratch"]
+
+
+def test_a_site_without_rules_ends_with_their_code(tmp_path: Path) -> None:
+    done = call(["site", "--config", "none.toml"], tmp_path)
+    assert done == Ran(3, "", f"stage: none.toml {NO_CONFIG}\n")
+
+
+def test_a_folder_cannot_forge_a_line(tmp_path: Path) -> None:
+    done = site(tmp_path, 'roots = ["/nvme\\nset in         /etc"]')
+    assert done.out.startswith("DST beneath    /nvme?set in         /etc\n")
+
+
+def test_lines_fit_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "stage.toml").write_text(EVERYTHING)
+    line = [*STAGECTL, "site", "--config", f"{tmp_path}/stage.toml"]
+    with Terminal(line, tmp_path, 60, variables={"PYTHONPATH": os.getcwd()}) as terminal:
+        shown = terminal.until(partial(_has, "set in"))
+        assert terminal.end() == 0
+    start = shown.index("after a job    old copies of any user are removed until")
+    assert shown[start + 1] == "               20.0 GiB more than this are free"
+
+
+def _has(words: str, lines: list[str]) -> bool:
+    return words in "\n".join(lines)
