@@ -63,6 +63,8 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Diagnostics", ADMIN, "When something fails"),
     ),
 }
+#: What precedes a paragraph of a command's help whose lines stay as they are.
+_AS_IT_IS = "\b\n"
 _PURPOSES = {
     "stagectl.1": "stage files to the nodes of a Slurm job, and manage the copies there",
     "stage.toml.5": "the site's configuration of slurm-stage",
@@ -144,5 +146,8 @@ def _add_help(page: Page, command: click.Command, context: click.Context) -> Non
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if record:
             page.tagged(bold(record[0]), quoted(record[1]))
-    if command.epilog:
-        page.paragraph(quoted(command.epilog))
+    for paragraph in filter(None, (command.epilog or "").split("\n\n")):
+        if paragraph.startswith(_AS_IT_IS):
+            page.verbatim(paragraph.removeprefix(_AS_IT_IS))
+        else:
+            page.paragraph(quoted(paragraph))

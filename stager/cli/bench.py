@@ -18,7 +18,7 @@ from stager.cli.absolute import absolute
 from stager.cli.bench_here import Sweep, measure_disk, measure_source, numbers, sizes
 from stager.cli.complete import files, roots
 from stager.cli.console import complain, say, width
-from stager.cli.options import json_option, load_policy, run_options
+from stager.cli.options import epilog, json_option, load_policy, run_options
 from stager.cli.plot import svg
 from stager.cli.render import named_rate, rate_lines
 from stager.cli.staging import build_request, find_nodes, print_outcome
@@ -41,7 +41,7 @@ def _picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path |
     return path
 
 
-@click.command()
+@click.command(epilog=epilog(codes=(2, 3, 4, 5, 6, 8)))
 @click.option(
     "--source",
     metavar="SRC",

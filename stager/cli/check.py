@@ -13,7 +13,7 @@ import click
 
 from stager.cli.complete import directives
 from stager.cli.console import complain, say
-from stager.cli.options import WHICH_OPTIONS, config_option
+from stager.cli.options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.script import read_script
 from stager.cli.staging import build_request, parse_values
 from stager.request.resolve import resolve
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stager.request.items import StageItem
 
 
-@click.command(epilog=WHICH_OPTIONS)
+@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4)))
 @click.argument("values", metavar="[SRC:DST[,key=value]]...", shell_complete=directives, nargs=-1)
 @click.option(
     "--script",

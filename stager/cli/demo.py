@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from stager.base.paths import SITE_CONFIG
-from stager.cli.options import RunOptions
+from stager.cli.options import RunOptions, epilog
 from stager.cli.scope import Scope
 from stager.cli.staging import stage_values
 from stager.cli.status import show_status
@@ -18,7 +18,7 @@ from stager.cli.status import show_status
 _SIZE = 256 << 20
 
 
-@click.command()
+@click.command(epilog=epilog(codes=(5, 6, 8)))
 @click.option(
     "--nodes",
     type=click.IntRange(1, 64),

@@ -12,7 +12,7 @@ from stager.base.errors import UsageError
 from stager.base.text import printable
 from stager.cli.action import run_action
 from stager.cli.complete import copies
-from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.whose import user_option, whose
 from stager.copies.upkeep import Action
 from stager.root.rules import byte_size
@@ -24,7 +24,13 @@ _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.command(epilog=WHICH_NODES)
+@click.command(
+    epilog=epilog(
+        WHICH_NODES,
+        codes=(2, 3, 5, 6, 7, 8, 9),
+        own={3: "it is pinned, or the site's rules forbid it", 9: "a job uses it"},
+    )
+)
 @click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
 @click.option(
     "--older",

@@ -6,7 +6,7 @@ ranks, `NodeOptions` for commands about what is staged already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -124,9 +124,31 @@ node_options = _together(
     ),
     config_option,
 )  # fmt: skip
-#: The last lines of the help of each command that takes directives.
+
+#: What the options of a directive do, in lines that stay as they are (`\b`, as click has it).
+OPTIONS_TABLE = """\b
+Options of SRC:DST, joined by commas; slurm-stage(7) says more:
+  validate=stat        a copy is current if size, time and inode agree (default)
+  validate=size        a copy is current if it has the source's size
+  validate=checksum    as stat, and the contents are read and compared
+  validate=always      copy it again in any case
+  verify=readback      read the written file again from the disk
+  lifetime=job         remove the copy when no job uses it any more
+  include=PATTERN      take only what matches in a folder; repeatable
+  exclude=PATTERN      leave out what matches in a folder; repeatable
+  extract              unpack an archive
+  decompress           decompress a file
+  decompress=PATTERN   decompress what matches in a folder; repeatable
+  relocate=venv        make a Python virtual environment work at DST
+  mode=shard           put each file of a folder on one node only
+  by=PATTERN           with mode=shard: a number in the name chooses the node
+  share=group          let the source's group read the copy
+  share=all            let everybody read the copy
+  layout=hub           lay a model of hf:// out as in the hub's own cache"""
+#: The last lines of the help of other commands that take directives.
 WHICH_OPTIONS = (
-    f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. slurm-stage(7) says what they do."
+    f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. `stagectl stage --help` says what they "
+    "do."
 )
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
@@ -134,3 +156,26 @@ WHICH_NODES = (
     "Choose others by --nodes or --job, which needs ssh. Without ssh, run the command in the job: "
     "srun --jobid=ID --overlap -N1 -n1 stagectl COMMAND"
 )
+#: What the exit codes mean (`base.errors`).
+_MEANINGS = {
+    2: "the request is wrong",
+    3: "the site's rules forbid it",
+    4: "the source cannot be read",
+    5: "too little space",
+    6: "DST or its disk cannot be used",
+    7: "contents changed or are damaged",
+    8: "a node, MPI or Slurm failed",
+    9: "another job has DST in use",
+}
+
+
+def epilog(
+    *paragraphs: str, codes: Iterable[int] = _MEANINGS, own: Mapping[int, str] | None = None
+) -> str:
+    """Return the last paragraphs of a command's help: ``paragraphs``, and its exit ``codes``.
+
+    ``own`` has the meanings that codes have for this command alone.
+    """
+    known = {**_MEANINGS, **(own or {})}
+    meanings = (f"{code} {known[code]}" for code in codes)
+    return "\n\n".join((*paragraphs, f"Exit codes: {'; '.join(meanings)}."))

@@ -14,7 +14,7 @@ from stager.archive.pack import pack as pack_folder
 from stager.base.text import bytes_text, files_text, seconds_text
 from stager.cli.absolute import absolute
 from stager.cli.console import say
-from stager.cli.options import json_option
+from stager.cli.options import epilog, json_option
 from stager.disk.files import as_stage_error
 from stager.request.lexer import escape
 
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from stager.archive.pack import Packed
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        codes=(2, 4, 5, 6, 7, 8), own={6: "ARCHIVE cannot be written", 8: "mksquashfs failed"}
+    )
+)
 @click.argument("folder", type=click.Path())
 @click.argument("archive", type=click.Path(), required=False)
 @json_option

@@ -8,14 +8,14 @@ import click
 
 from stager.cli.action import run_action
 from stager.cli.complete import copies
-from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.copies.upkeep import Action
 
 if TYPE_CHECKING:
     from stager.cli.options import NodeOptions
 
 
-@click.command(epilog=WHICH_NODES)
+@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
 @click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @node_options
 @json_option
@@ -27,7 +27,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
     return run_action(Action.PIN, destinations, where, as_json=as_json)
 
 
-@click.command(epilog=WHICH_NODES)
+@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
 @click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @node_options
 @json_option

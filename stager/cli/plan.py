@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.cli.complete import directives
-from stager.cli.options import WHICH_OPTIONS, json_option, run_options
+from stager.cli.options import WHICH_OPTIONS, epilog, json_option, run_options
 from stager.cli.staging import stage_values
 
 if TYPE_CHECKING:
     from stager.cli.options import RunOptions
 
 
-@click.command(epilog=WHICH_OPTIONS)
+@click.command(epilog=epilog(WHICH_OPTIONS))
 @click.argument(
     "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
 )

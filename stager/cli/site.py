@@ -9,7 +9,7 @@ import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
 from stager.cli.console import width
-from stager.cli.options import config_option, json_option, load_policy
+from stager.cli.options import config_option, epilog, json_option, load_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ _FOR_USERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@click.command()
+@click.command(epilog=epilog(codes=(3,), own={3: "there is no stage.toml, or it is wrong"}))
 @config_option
 @json_option
 def site(config: Path, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, painted, width
-from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.scope import Scope, read_answers
 from stager.cli.tables import (
     BAR,
@@ -54,7 +54,7 @@ _PERIOD = 5
 _NOT_CURRENT = re.compile("stale|changed|gone|missing")
 
 
-@click.command(epilog=WHICH_NODES)
+@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 8), own={8: "no node answered"}))
 @click.option(
     "--by",
     type=click.Choice(["node", "file", "user"]),

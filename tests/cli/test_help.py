@@ -5,11 +5,13 @@ The texts are in the folder ``help``, written once and changed by hand.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
+from stager.base.options import OPTION_TYPES
 from stager.cli.main import COMMANDS, cli
 from tests.support.stagectl import STAGECTL, Ran, run
 
@@ -34,6 +36,12 @@ def test_the_line_of_a_command_is_the_first_of_its_help(name: str) -> None:
     summary, hidden = COMMANDS[name][1], command.hidden
     assert (summary == "") == hidden
     assert hidden or command.help.split("\n\n")[0] == summary
+
+
+def test_the_help_of_stage_explains_each_option_of_a_directive() -> None:
+    table = TEXTS["stage"].partition("Options of SRC:DST")[2]
+    explained = re.findall(r"^    ([a-z]+)[= ]", table, re.MULTILINE)
+    assert sorted(set(explained)) == sorted(OPTION_TYPES)
 
 
 def test_the_readme_names_the_commands_without_json() -> None:

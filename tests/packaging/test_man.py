@@ -86,7 +86,7 @@ def test_what_the_help_of_a_command_says_is_in_stagectl_1(folder: Path, name: st
     command = cli.get_command(click.Context(cli), name)
     assert command
     for paragraph in (command.help, command.epilog):
-        assert words((paragraph or "").replace("`", "")) in part
+        assert words((paragraph or "").replace("`", "").replace("\b", "")) in part
     options = [option for option in command.params if isinstance(option, click.Option)]
     for option in options:
         record = option.get_help_record(click.Context(command))
