@@ -154,15 +154,20 @@ def test_srun_outside_of_a_job_without_an_environment(site: Site) -> None:
 
 
 def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
-    script = f"srun --stage={B} bash -c '{SEE_A}; {SEE_B}'\nsrun -n1 -N1 echo third"
+    """A step that asks for what an earlier one staged starts at once: nothing is compared again."""
+    script = f"""
+srun -n1 -N1 --stage={B} echo first
+srun bash -c '{SEE_A}; {SEE_B}'
+echo more >>/shared/b
+srun -n1 -N1 --stage={B} echo third"""
     job = site.sbatch(script, "-N4", f"--stage={A}")
     assert job.wait().exit_code == "0:0"
     sights = [f"{node} sees {name}" for node in site.nodes for name in "ab"]
     # On a busy machine srun reports that the step before has not ended yet.
     lines = [line for line in job.output().splitlines() if not line.startswith("srun: ")]
-    expected = (staged("a", ALL), skipped("a", ALL), staged("b", ALL), *sights, "third")
+    expected = (staged("a", ALL), skipped("a", ALL), staged("b", ALL), "first", *sights, "third")
     check_lines("\n".join(lines), *expected)
-    assert site.steps(job) == 4
+    assert site.steps(job) == 5
 
 
 def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
