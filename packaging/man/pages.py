@@ -41,6 +41,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Description", README, ""),
         ("How to ask for files", README, "How to ask for files"),
         ("What you should know", README, "What you should know"),
+        ("Troubleshooting", README, "Troubleshooting"),
         ("Exit status", README, "When it fails"),
         ("Examples", README, "Six examples"),
     ),
