@@ -21,7 +21,7 @@ from stager.base.text import printable
 from stager.copies.survey import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from stager.base.outcome import Lost
     from stager.copies.survey import Survey
@@ -114,7 +114,7 @@ def item_report(
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,
-        note="; ".join(filter(None, (delivered.note or _note(task.source), _closed_note(task)))),
+        note="; ".join(filter(None, _notes(task, delivered))),
     )
 
 
@@ -129,6 +129,25 @@ def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
     if task.source.is_tree:
         return Counts(task.source.files)
     return Counts(max(survey.files for survey in surveys)) if task.item.options.extract else None
+
+
+def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
+    """Yield the notes to the user on one item; some may be empty."""
+    yield _unmatched_note(task)
+    yield delivered.note or _note(task.source)
+    yield _closed_note(task)
+
+
+def _unmatched_note(task: Task) -> str:
+    """Return the note on options with a pattern that matches nothing."""
+    options = task.source.unmatched
+    if not options:
+        return ""
+    shown = printable(", ".join(options))
+    what, them = ("matches", "it") if len(options) == 1 else ("match", "them")
+    return (
+        f"note: {shown} {what} nothing in {printable(task.item.source)}; correct or remove {them}"
+    )
 
 
 def _note(source: Source) -> str:

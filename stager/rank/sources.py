@@ -63,6 +63,7 @@ SOURCES = tuple_of(
             )
         ),
         closed_by=TEXT,
+        unmatched=tuple_of(TEXT),
     )
 )
 
@@ -100,10 +101,10 @@ def _look_at(
     listings: Listings,
 ) -> Source:
     # What was staged for all users is used only by those who could read the source.
-    source = look_at(
-        item.source, selection_of(item.options), listings, request.remote, to_be_read=item.shared
-    )
+    selection = selection_of(item.options)
+    source = look_at(item.source, selection, listings, request.remote, to_be_read=item.shared)
     check_options(item, source)
+    source = replace(source, unmatched=listings.unmatched(item.source, selection))
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.errors import UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stager.disk.record import SourceFacts
     from stager.tree.listing import Listing
@@ -36,6 +38,8 @@ class Source:
     #: The path of the folder, or of the access control list, that closes the copy to some who could
     #: read the source by its own mode; empty if there is none.
     closed_by: str = ""
+    #: The options of the item with a pattern that matches nothing in the folder.
+    unmatched: tuple[str, ...] = ()
 
     @property
     def interpreter_at(self) -> str:
@@ -71,11 +75,17 @@ class Listings:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, Selection], Listing] = {}
+        self._found: dict[tuple[str, Selection], tuple[Listing, tuple[str, ...]]] = {}
 
     def get(self, path: str, selection: Selection = EVERYTHING) -> Listing | None:
         """Return the listing of the folder, or None if there is none yet."""
-        return self._found.get((path, selection))
+        found = self._found.get((path, selection))
+        return found[0] if found else None
+
+    def unmatched(self, path: str, selection: Selection) -> tuple[str, ...]:
+        """Return the options with a pattern that matches nothing in the folder, once listed."""
+        found = self._found.get((path, selection))
+        return found[1] if found else ()
 
     def list_once(
         self, path: str, selection: Selection, look: Callable[[Patterns | None], Listing]
@@ -83,27 +93,46 @@ class Listings:
         """Return the listing of the folder; call ``look`` for it if there is none yet.
 
         It is given the patterns of what is staged, if there are any. Raise what it raises, and
-        UsageError if two files would have one path when they are decompressed.
+        UsageError if two files would have one path when they are decompressed, or if nothing in the
+        folder is included.
         """
         key = path, selection
         if key not in self._found:
             self._found[key] = _list(path, selection, look)
-        return self._found[key]
+        return self._found[key][0]
 
     def clear(self) -> None:
         """Forget all listings: the folders may have changed."""
         self._found.clear()
 
 
-def _list(path: str, selection: Selection, look: Callable[[Patterns | None], Listing]) -> Listing:
+def _list(
+    path: str, selection: Selection, look: Callable[[Patterns | None], Listing]
+) -> tuple[Listing, tuple[str, ...]]:
+    """Return the listing, and the options with a pattern that matches nothing in the folder."""
     if not any(selection):
-        return look(None)
+        return look(None), ()
     from stager.tree.patterns import Patterns  # slow to import
 
-    chosen = selection.include or selection.exclude
-    listing = look(Patterns(selection.include, selection.exclude) if chosen else None)
+    patterns = Patterns(selection.include, selection.exclude)
+    listing = look(patterns if selection.include or selection.exclude else None)
+    unmatched = tuple(f"include={text}" for text in patterns.unmatched)
+    if unmatched and patterns.unmatched == selection.include:
+        raise UsageError(_nothing_included(path, unmatched, is_excluded=bool(selection.exclude)))
     if not selection.decompress:
-        return listing
-    from stager.tree.compressed import decompressed_listing
+        return listing, unmatched
+    from stager.tree.compressed import decompressed_listing, patterns_without_effect
 
-    return decompressed_listing(listing, selection.decompress, path)
+    listing = decompressed_listing(listing, selection.decompress, path)
+    idle = patterns_without_effect(listing, selection.decompress)
+    return listing, unmatched + tuple(f"decompress={text}" for text in idle)
+
+
+def _nothing_included(path: str, options: Sequence[str], *, is_excluded: bool) -> str:
+    """Return the message for a folder of which nothing is staged. Pure."""
+    what = "matches nothing" if len(options) == 1 else "match nothing"
+    left = " that exclude= leaves" if is_excluded else ""
+    return (
+        f"{path}: {', '.join(options)} {what} in it{left}; correct the pattern (as in a "
+        ".gitignore), or stage the whole folder without it"
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import UsageError
 from stager.base.formats import compressed_suffix
 from stager.tree.listing import Kind, Listing, Row, text_of
-from stager.tree.patterns import Patterns
+from stager.tree.patterns import Patterns, unmatched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,15 @@ def decompressed_listing(listing: Listing, patterns: Sequence[str], folder: str)
             moved.pop(listing.paths[row], None)
     _check(listing, moved, folder)
     return Listing.of(_moved(listing.row(number), moved) for number in range(len(listing)))
+
+
+def patterns_without_effect(listing: Listing, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the ``patterns`` that match no file which ``listing`` has decompressed. Pure.
+
+    ``listing`` is what `decompressed_listing` returned.
+    """
+    rows = filter(listing.is_decompressed, listing.targets)
+    return unmatched(patterns, [os.fsdecode(listing.source_path(row)) for row in rows])
 
 
 def _moved(row: Row, moved: Mapping[bytes, bytes]) -> Row:

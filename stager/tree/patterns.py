@@ -18,7 +18,7 @@ from pathspec import PathSpec
 from stager.tree.listing import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from stager.tree.listing import Row
 
@@ -78,6 +78,8 @@ class Patterns:
     """
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        #: The patterns of ``include`` that match none of the rows given to `pruned`.
+        self.unmatched: tuple[str, ...] = tuple(include)
         self._include = _read(include) if include else None
         self._exclude = _read(exclude)
 
@@ -99,7 +101,21 @@ class Patterns:
             is_folder = row.kind is Kind.FOLDER
             if not is_folder or self._include.match_file(os.fsdecode(row.path) + "/"):
                 needed.update((row.path, *_above(row.path)))
-        return [row for row in found if row.path in needed]
+        left = [row for row in found if row.path in needed]
+        names = [
+            os.fsdecode(row.path) + "/" * (row.kind is Kind.FOLDER) for row in left if row.path
+        ]
+        self.unmatched = unmatched(self.unmatched, names)
+        return left
+
+
+def unmatched(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...]:
+    """Return those of the ``patterns`` that match none of the ``paths``; folders end in a slash."""
+    return tuple(
+        text
+        for text in patterns
+        if not any(one.match_file(path) for one in _read([text]).patterns for path in paths)
+    )
 
 
 def _above(path: bytes) -> Iterator[bytes]:

@@ -388,6 +388,43 @@ def test_patterns_select_what_is_staged(world: TreeWorld) -> None:
     assert (item.tree.moved, item.tree.deleted) == (len(FILES) - few - 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"include": ("*.bin",)}, "include=*.bin matches nothing in it"),
+        ({"include": ("*.a", "*.b")}, "include=*.a, include=*.b match nothing in it"),
+        (
+            {"include": ("/sub1/",), "exclude": ("sub*/",)},
+            "include=/sub1/ matches nothing in it that exclude= leaves",
+        ),
+    ],
+)
+def test_patterns_that_select_nothing_are_refused(
+    world: TreeWorld, options: dict[str, tuple[str, ...]], why: str
+) -> None:
+    how = "correct the pattern (as in a .gitignore), or stage the whole folder without it"
+    assert messages(world.run(items=world.items(**options))) == [
+        f"2 node0: {world.source}: {why}; {how}"
+    ]
+    assert not world.copy.exists()
+
+
+def test_a_pattern_that_matches_nothing_is_noted(world: TreeWorld) -> None:
+    options = {"include": ("/large", "*.bin"), "decompress": ("*.gz", "*.xz")}
+    for _ in ("staged", "current"):
+        (item,) = world.run(items=world.items(**options)).items
+        assert item.note == (
+            "note: include=*.bin, decompress=*.gz, decompress=*.xz match nothing in "
+            f"{world.source}; correct or remove them"
+        )
+    (item,) = world.run(items=world.items(include=("/large", "*.bin"))).items
+    assert item.note == (
+        f"note: include=*.bin matches nothing in {world.source}; correct or remove it"
+    )
+    (item,) = world.run(items=world.items(include=("/large", "/sub1/file*"))).items
+    assert item.note == ""
+
+
 def test_patterns_are_for_folders(world: TreeWorld) -> None:
     items = world.items(source=f"{world.source}/large", exclude=("*",))
     why = "is not a folder; remove include and exclude, which are for folders"

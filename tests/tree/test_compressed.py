@@ -6,7 +6,7 @@ import pytest
 
 from stager.base.errors import UsageError
 from stager.base.extents import Extent
-from stager.tree.compressed import decompressed_listing
+from stager.tree.compressed import decompressed_listing, patterns_without_effect
 from stager.tree.listing import Kind, Listing, Row
 
 FOLDER = Row(b"", Kind.FOLDER, 0o755)
@@ -31,6 +31,13 @@ def test_files_that_match_lose_their_suffix(patterns: list[str], moved: dict[byt
     listing = decompressed_listing(Listing.of(rows), patterns, "/set")
     assert paths(listing) == moved
     assert Listing.from_bytes(listing.to_bytes()) == listing
+
+
+def test_patterns_that_decompress_nothing_are_found() -> None:
+    rows = [FOLDER, *(Row(name, Kind.FILE, size=1) for name in (b"a.gz", b"b.txt"))]
+    patterns = ["*.gz", "*.xz", "*.txt"]
+    listing = decompressed_listing(Listing.of(rows), patterns, "/set")
+    assert patterns_without_effect(listing, patterns) == ("*.xz", "*.txt")
 
 
 def test_the_rows_are_sorted_by_the_paths_of_the_copies() -> None:

@@ -78,3 +78,12 @@ def test_folders_that_are_not_included_and_contain_nothing_are_pruned() -> None:
     found = Patterns(["*.py", "kept/"], []).pruned(rows)
     assert [row.path for row in found] == [b"", b"a", b"a/b", b"kept", b"a/b/x.py"]
     assert Patterns([], ["x"]).pruned(rows) == rows
+
+
+def test_patterns_that_match_nothing_are_known() -> None:
+    include = ["*.py", "/b/", "/c", "/empty/", "*.txt"]
+    patterns = Patterns(include, [])
+    names = [b"", b"a.py", b"b", b"b/x", b"empty"]
+    folders = (b"", b"b", b"empty")
+    patterns.pruned(Row(name, Kind.FOLDER if name in folders else Kind.FILE) for name in names)
+    assert patterns.unmatched == ("/c", "*.txt")
