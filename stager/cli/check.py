@@ -11,18 +11,30 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stager.base.errors import StageError, UsageError
 from stager.cli.complete import directives
 from stager.cli.console import complain, say
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.script import read_script
 from stager.cli.staging import build_request, parse_values
-from stager.request.resolve import resolve
-from stager.request.script import ignored_lines, likely_mistakes, parse_script, sbatch_values
+from stager.request.kinds import check_options
+from stager.request.resolve import conflicts, resolve
+from stager.request.script import (
+    cut_values,
+    head,
+    ignored_lines,
+    likely_mistakes,
+    parse_script,
+    refused_by_sbatch,
+    sbatch_values,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from stager.request.directive import Directive
     from stager.request.items import StageItem
+    from stager.request.policy import Policy
 
 
 @click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4)))
@@ -39,27 +51,29 @@ if TYPE_CHECKING:
 def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
 
-    Checks how they are written, and whether the site's configuration allows the destinations. A
-    warning names each source that this machine does not see (without --quiet), and each line of a
-    script that is ignored: one after the first command, or a misspelt #STAGE or #SBATCH line.
-    Warnings do not change the exit code.
+    Checks how they are written, and whether the site's configuration allows the destinations.
+    Warnings name each line of a script that is ignored or cut, and what else makes sbatch refuse
+    it; without --quiet also each source that this machine does not see, or that is a file instead
+    of a folder or the reverse. Warnings do not change the exit code.
     """
     if not values and not scripts:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
     from stager.request import policy  # neither the help nor completion needs pydantic
 
-    directives, lists = parse_values(values), list(values)
+    found = _Findings()
+    for value in values:
+        found.read_value(value)
     for script in scripts:
         lines = read_script(str(script))
-        _warn_of_lines(lines)
-        in_script = sbatch_values(lines)
-        directives += [*parse_script(lines), *parse_values(in_script)]
-        lists += in_script
+        _warn_of_lines(script, lines)
+        found.read_script(script, lines)
     rules = policy.load_if_present(config)
-    items = resolve(directives, rules or policy.LOCAL)
+    items = found.resolve(rules or policy.LOCAL)
+    if found.faults:
+        return found.complain()
     request = build_request(items, rules or policy.LOCAL)
     # As the job will send it: raises if it is too long.
-    replace(request, directives=";".join(lists)).to_json()
+    replace(request, directives=";".join(found.values)).to_json()
     if quiet:
         return 0
     for item in items:
@@ -72,18 +86,92 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     return 0
 
 
-def _warn_of_lines(lines: list[str]) -> None:
+class _Findings:
+    """What is asked for, and what is wrong with it, each with its place: ``FILE:LINE: ``.
+
+    The place of what is on the command line is empty.
+    """
+
+    def __init__(self) -> None:
+        #: The values of --stage.
+        self.values: list[str] = []
+        self.faults: list[tuple[str, StageError]] = []
+        self._directives: list[tuple[str, Directive]] = []
+        #: All places, in order.
+        self._places = [""]
+
+    def read_value(self, value: str, place: str = "") -> None:
+        """Add the directives of a value of --stage."""
+        self.values.append(value)
+        try:
+            self._directives += [(place, one) for one in parse_values([value])]
+        except UsageError as error:
+            self.faults.append((place, error))
+
+    def read_script(self, script: Path, lines: Iterable[str]) -> None:
+        """Add the directives in the head of a batch script."""
+        for number, line in enumerate(head(lines), 1):
+            place = f"{script}:{number}: "
+            self._places.append(place)
+            try:
+                self._directives += [(place, one) for one in parse_script([line])]
+                values = sbatch_values([line])
+            except UsageError as error:
+                self.faults.append((place, error))
+                continue
+            for value in values:
+                self.read_value(value, place)
+
+    def resolve(self, rules: Policy) -> tuple[StageItem, ...]:
+        """Return the items that the directives ask for; add those that are refused to `faults`."""
+        items: dict[StageItem, str] = {}
+        for place, directive in self._directives:
+            try:
+                items |= {one: items.get(one, place) for one in resolve([directive], rules)}
+            except StageError as error:
+                self.faults.append((place, error))
+        self.faults += [(items[item], UsageError(why)) for item, why in conflicts(tuple(items))]
+        return tuple(items)
+
+    def complain(self) -> int:
+        """Print all faults in the order of their places; return the code of the first one found."""
+        order = {place: at for at, place in enumerate(self._places)}
+        for place, error in sorted(self.faults, key=lambda fault: order[fault[0]]):
+            complain(f"{place}{error.message}")
+        return self.faults[0][1].code
+
+
+def _warn_of_lines(script: Path, lines: list[str]) -> None:
+    for number, problem in _doubtful_lines(lines):
+        complain(f"{script}:{number}: warning: {problem}")
+
+
+def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, of each line that does not do what was meant, and why."""
+    for number, problem in refused_by_sbatch(lines):
+        yield number, f"sbatch refuses this script: {problem}"
     for number, form, line in likely_mistakes(lines):
-        complain(f"line {number} is only a comment; to stage, write '{form}': {line}")
+        yield number, f"this is only a comment; to stage, write '{form}': {line}"
+    for number, word in cut_values(lines):
+        yield number, f"a blank ends the value of --stage before '{word}'; put the value in quotes"
     for number, line in ignored_lines(lines):
-        complain(f"line {number} is after the first command, so it is ignored: {line}")
+        yield number, f"this is after the first command, so it is ignored: {line}"
 
 
 def _warn_of_sources(items: Iterable[StageItem]) -> None:
-    from stager.cli.seen import unseen  # sbatch does not look: it must not wait
+    from stager.cli.seen import look  # sbatch does not look: it must not wait
 
-    for source, reason in unseen(item.source for item in items):
-        complain(
-            f"{source}: not seen from this machine ({reason}); check the path, and that the "
-            "compute nodes mount this filesystem"
-        )
+    seen = look(item.source for item in items)
+    for source, found in seen.items():
+        if found.problem:
+            complain(
+                f"{source}: not seen from this machine ({found.problem}); check the path, and that "
+                "the compute nodes mount this filesystem"
+            )
+    for item in items:
+        here = seen.get(item.source)
+        if here and not here.problem:
+            try:
+                check_options(item, is_folder=here.is_folder)
+            except StageError as error:
+                complain(f"on this machine {error.message}")

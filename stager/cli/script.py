@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +26,12 @@ def read_script(path: str) -> list[str]:
 
 def _read(path: str, lines_of: Callable[[Iterable[str]], Iterable[str]]) -> list[str]:
     try:
-        with click.open_file(path, encoding="utf-8", errors="surrogateescape") as lines:
-            return list(lines_of(lines))
+        with click.open_file(path, "rb") as file:
+            # With the ends of lines as they are: sbatch does not take all.
+            lines = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+            try:
+                return list(lines_of(lines))
+            finally:
+                lines.detach()  # else it closes stdin, too
     except OSError as error:
         raise SourceError(f"the batch script {path} cannot be read: {error.strerror}") from None

@@ -4,50 +4,61 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+import stat
+import struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.child import LateAnswerError, answer
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 #: Seconds for looking at all sources.
 _LIMIT = 2.0
-#: Bytes of the number of an error, 0 for none.
-_NUMBER = 2
+#: What is told of one path: the number of an error, 0 for none, and whether it is a folder.
+_ANSWER = struct.Struct("!H?")
 
 
-def unseen(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each path that this user cannot read on this node, and why. URLs are not looked at.
+class Seen(NamedTuple):
+    """What is at a path: why this user cannot read it here, if so, and whether it is a folder."""
 
-    If a filesystem gives no answer, the paths behind it are not looked at.
+    problem: str
+    is_folder: bool = False
+
+
+def look(sources: Iterable[str]) -> dict[str, Seen]:
+    """Look at paths on this node, as this user. URLs are left out.
+
+    If a filesystem gives no answer, the paths after the first one there are left out, too.
     """
     paths = [source for source in dict.fromkeys(sources) if not is_url(source)]
 
-    def look(output: int) -> None:
+    def tell(output: int) -> None:
         for path in paths:
-            os.write(output, _error_of(path).to_bytes(_NUMBER, "big"))
+            os.write(output, _ANSWER.pack(*_look_at(path)))
 
     try:
-        numbers = answer(look, _LIMIT) if paths else b""
+        answers = answer(tell, _LIMIT) if paths else b""
     except LateAnswerError as error:
-        numbers = error.so_far
-    for at, path in enumerate(paths):
-        number = int.from_bytes(numbers[at * _NUMBER : (at + 1) * _NUMBER], "big")
-        if at * _NUMBER == len(numbers):
-            yield path, f"no answer for {_LIMIT:.0f} s"
-            return
-        if number:
-            yield path, os.strerror(number)
+        answers = error.so_far
+    whole = len(answers) // _ANSWER.size
+    told = _ANSWER.iter_unpack(answers[: whole * _ANSWER.size])
+    found = {
+        path: Seen(os.strerror(number) if number else "", is_folder)
+        for path, (number, is_folder) in zip(paths, told, strict=False)
+    }
+    if whole < len(paths):
+        found[paths[whole]] = Seen(f"no answer for {_LIMIT:.0f} s")
+    return found
 
 
-def _error_of(path: str) -> int:
-    """Return the number of the error with which a path cannot be read, 0 for none."""
+def _look_at(path: str) -> tuple[int, bool]:
+    """Return the number of the error with which a path cannot be read, and if it is a folder."""
     try:
-        os.stat(path)
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
-        return error.errno or 0
+        return error.errno or 0, False
     except ValueError:  # a null byte
-        return errno.EINVAL
-    return 0 if os.access(path, os.R_OK) else errno.EACCES
+        return errno.EINVAL, False
+    return 0 if os.access(path, os.R_OK) else errno.EACCES, is_folder

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import ITSELF, FolderLayout, Mode, Options, Relocate
+from stager.base.options import ITSELF, FolderLayout, Options, Relocate
 from stager.base.progress import Kind, doing
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
+from stager.request.kinds import check_options
 from stager.source.access import look_at
 from stager.source.facts import Selection, Source
 from stager.wire.codec import (
@@ -103,38 +103,12 @@ def _look_at(
     # What was staged for all users is used only by those who could read the source.
     selection = selection_of(item.options)
     source = look_at(item.source, selection, listings, request.remote, to_be_read=item.shared)
-    check_options(item, source)
+    check_options(item, is_folder=source.is_tree)
     source = replace(source, unmatched=listings.unmatched(item.source, selection))
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
     return replace(source, mode=mode)
-
-
-def check_options(item: StageItem, source: Source) -> None:
-    """Raise UsageError or PolicyRefusal if the item's options do not fit its source. Pure."""
-    options = item.options
-    becomes_tree = source.is_tree or options.extract
-    if options.relocate is not Relocate.NONE and not becomes_tree:
-        raise UsageError(f"{item.source} is not a folder; relocate is for Python environments")
-    if options.mode is Mode.SHARD and not source.is_tree:
-        raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
-    if source.is_tree and options.extract:
-        raise UsageError(f"{item.source} is a folder; extract is for archives")
-    if source.is_tree and options.decompress == ITSELF:
-        raise UsageError(
-            f"{item.source} is a folder; name the files in it that are to be decompressed by a "
-            "pattern, such as decompress=*"
-        )
-    if not source.is_tree and options.decompress not in ((), ITSELF):
-        raise UsageError(
-            f"{item.source} is not a folder; write decompress alone, without a pattern"
-        )
-    if becomes_tree and item.shared:
-        raise PolicyRefusal(
-            f"{item.destination} would be a folder, but beneath {item.root} only single files are "
-            "staged, for all users; choose a destination elsewhere"
-        )
 
 
 def _environment(item: StageItem, source: Source, copied: Sequence[tuple[str, str]]) -> Source:

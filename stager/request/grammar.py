@@ -92,11 +92,24 @@ def parse_line(line: str) -> Directive:
     words = split_words(line, len("#STAGE"), sbatch=False)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         raise _missing_path(line, words)
+    _check_quotes(line, words)
     for path in words[:2]:
         if _OPTION_BEHIND.search(path.value):
             problem = f"write a space, not ',', before an option: {_LINE}"
             raise DirectiveError(problem, line, line.find(",", path.at))
     return _build(line, words[0], words[1], words[2:])
+
+
+def _check_quotes(line: str, words: Sequence[Field]) -> None:
+    """Raise DirectiveError for a path whose blanks seem to be without quotes."""
+    _, destination, *options = words
+    others = [word for word in options if word.value.startswith("/")]
+    is_relative = not destination.value.startswith("/") and not is_url(destination.value)
+    if others and is_relative:
+        others = [destination]
+    if others:
+        problem = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
+        raise DirectiveError(problem, line, others[0].at)
 
 
 def _missing_path(line: str, words: Sequence[Field]) -> DirectiveError:
@@ -281,6 +294,8 @@ class _Chosen:
             shown = printable(key)
             near = difflib.get_close_matches(shown, OPTION_TYPES)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OPTION_TYPES)}"
+            if self._text.startswith("#STAGE") and not near and "=" not in option.value:
+                hint += "; a path with a space must be in quotes"
             raise self._fault(f"unknown option '{shown}'; {hint}", option.at)
         if key in self.values and kind is not tuple:
             raise self._fault(f"'{key}' is given twice", option.at)

@@ -25,7 +25,8 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
     directives with one destination, or with one destination in the other.
     """
     items = tuple(dict.fromkeys(_item(directive, policy) for directive in directives))
-    _check_destinations(items)
+    for _, problem in conflicts(items):
+        raise UsageError(problem)
     return items
 
 
@@ -121,23 +122,26 @@ def _folder_above(path: str, folders: Iterable[str]) -> str | None:
     return max(above, key=len, default=None)
 
 
-def _check_destinations(items: Sequence[StageItem]) -> None:
-    """Raise UsageError for two items with one destination, or with one in the other."""
+def conflicts(items: Sequence[StageItem]) -> Iterator[tuple[StageItem, str]]:
+    """Yield each item with the destination of an earlier one, or in that of another one, and why
+    that is refused.
+    """
     by_destination: dict[str, StageItem] = {}
     for item in items:
         other = by_destination.setdefault(item.destination, item)
         if other is not item:
-            raise UsageError(
-                f"{item.destination} is the destination of two directives: from {other.source} "
-                f"({other.options}) and from {item.source} ({item.options}); remove one of them, "
-                "or change its destination"
-            )
+            both = f"from {other.source} ({other.options}) and from {item.source} ({item.options})"
+            why = f"{item.destination} is the destination of two directives: {both}"
+            yield item, f"{why}; remove one of them, or change its destination"
     for item in items:
         for above in _parents(item.destination):
             if above in by_destination:
-                raise UsageError(
-                    f"{item.destination} is in {above}, which another directive stages as a "
-                    "whole; choose a destination outside of it"
+                yield (
+                    item,
+                    (
+                        f"{item.destination} is in {above}, which another directive stages as a "
+                        "whole; choose a destination outside of it"
+                    ),
                 )
 
 

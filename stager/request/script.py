@@ -6,9 +6,10 @@ The head is what sbatch looks at: the comment lines before the first command.
 from __future__ import annotations
 
 import re
-from itertools import islice
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stager.base.errors import DirectiveError
 from stager.request.grammar import parse_line
 from stager.request.lexer import split_words
 
@@ -73,14 +74,44 @@ def sbatch_values(lines: Iterable[str]) -> list[str]:
 
     Raise DirectiveError for a line whose quotes do not match.
     """
-    values: list[str] = []
-    for line in head(lines):
-        if not line.startswith("#SBATCH"):
+    return [value for line in head(lines) for value, _ in _stage_values(line)]
+
+
+def cut_values(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each ``#SBATCH`` line where a blank ends a value of ``--stage``.
+
+    Yield the number of the line, from 1, and the word behind the blank. A line whose quotes do not
+    match is left out.
+    """
+    for number, line in enumerate(head(lines), 1):
+        with suppress(DirectiveError):
+            yield from ((number, behind) for _, behind in _stage_values(line) if behind)
+
+
+def _stage_values(line: str) -> Iterator[tuple[str, str]]:
+    """Yield each value of ``--stage`` on a line, and the word behind it if that is no option.
+
+    Raise DirectiveError where quotes do not match.
+    """
+    if not line.startswith("#SBATCH"):
+        return
+    words = [word.value for word in split_words(line, len("#SBATCH"), sbatch=True)]
+    while words:
+        word = words.pop(0)
+        if word == "--stage" and words:
+            value = words.pop(0)
+        elif word.startswith("--stage="):
+            value = word.removeprefix("--stage=")
+        else:
             continue
-        words = iter(split_words(line, len("#SBATCH"), sbatch=True))
-        for word in words:
-            if word.value.startswith("--stage="):
-                values.append(word.value.removeprefix("--stage="))
-            elif word.value == "--stage":
-                values += [value.value for value in islice(words, 1)]
-    return values
+        yield value, words[0] if words and not words[0].startswith("-") else ""
+
+
+def refused_by_sbatch(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield why sbatch refuses a script as a whole, and the number of the line, from 1."""
+    for number, line in enumerate(lines, 1):
+        if number == 1 and not line.startswith("#!"):
+            yield 1, "it does not begin with '#!' and the path of an interpreter"
+        if line.endswith("\r\n"):
+            yield number, "it ends in CR LF, as in Windows; convert the file with dos2unix"
+            return

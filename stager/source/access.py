@@ -55,7 +55,7 @@ def look_at(
     """Return what is at ``path``, a path or a URL; add a folder's listing to ``listings``.
 
     With ``to_be_read``, check that this user may read it. Raise SourceError if there is nothing
-    that can be staged; UsageError if a single file has patterns.
+    that can be staged; UsageError if one object or image has patterns.
     """
     if not is_url(path):
         return look_at_source(path, selection, listings, to_be_read=to_be_read)

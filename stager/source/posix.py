@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import IntegrityError, SourceError, UsageError
+from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
 from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
@@ -35,7 +35,8 @@ def look_at_source(
     """Look at the source, following links; list it if it is a folder and not in ``listings`` yet.
 
     With ``to_be_read``, check that this user may read it. Raise SourceError if the source is
-    missing, unreadable, or neither a plain file nor a folder; UsageError if a file has patterns.
+    missing, unreadable, or neither a plain file nor a folder; UsageError if the patterns do not fit
+    the folder.
     """
     try:
         with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
@@ -55,10 +56,6 @@ def look_at_source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
             closed_by=closed_by,
         )  # fmt: skip
-    if selection.include or selection.exclude:
-        raise UsageError(
-            f"{path} is not a folder; remove include and exclude, which are for folders"
-        )
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
         raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")

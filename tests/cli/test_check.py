@@ -30,9 +30,10 @@ srun ./train
 """
 #: What is said of two lines.
 IGNORED = (
-    "stage: line 4 is only a comment; to stage, write '#STAGE SRC DST': # STAGE /shared/x /nvme/x\n"
-    "stage: line 10 is after the first command, so it is ignored: #STAGE /shared/too-late "
-    "/nvme/too-late\n"
+    "stage: job.sh:4: warning: this is only a comment; to stage, write '#STAGE SRC DST': "
+    "# STAGE /shared/x /nvme/x\n"
+    "stage: job.sh:10: warning: this is after the first command, so it is ignored: "
+    "#STAGE /shared/too-late /nvme/too-late\n"
 )
 NOTHING = "nothing to stage"
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
@@ -56,8 +57,8 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "a script": (
         ["--script", "job.sh"],
         [
-            "/shared/with blank to /nvme/with blank (validate=size)",
             "/shared/c to /nvme/c (validate=stat)",
+            "/shared/with blank to /nvme/with blank (validate=size)",
             "/shared/d to /nvme/d (validate=stat)",
             "/shared/e to /nvme/e (validate=stat)",
         ],
@@ -98,12 +99,11 @@ def test_check_repeats_what_is_right(scripts: Desk, arguments: list[str], lines:
 
 def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> None:
     script = "#!/bin/sh\ncd\n#SBATCH -N2 --stage /f:/nvme/f\n#SBATCH -N4\n #STAGE\n#STAGE 'a\x1b\n"
-    after = "is after the first command, so it is ignored"
+    after = "warning: this is after the first command, so it is ignored"
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(
         0,
         "stage: ok: nothing to stage\n",
-        f"stage: line 3 {after}: #SBATCH -N2 --stage /f:/nvme/f\n"
-        f"stage: line 6 {after}: #STAGE 'a?\n",
+        f"stage: -:3: {after}: #SBATCH -N2 --stage /f:/nvme/f\nstage: -:6: {after}: #STAGE 'a?\n",
     )
 
 
@@ -178,8 +178,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "two sources for one destination": (["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE]),
     "two sources for one destination, here and in a script": (
         ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
-        [("/nvme/f is the destination of two directives: from /a (validate=size) and from /f "
-          "(validate=stat); remove one of them, or change its destination")],
+        [("short.sh:2: /nvme/f is the destination of two directives: from /a (validate=size) and "
+          "from /f (validate=stat); remove one of them, or change its destination")],
     ),
     "a place that the site does not stage to": (["/a:/b"], 3, [NOT_BENEATH]),
     "no such script": (
@@ -191,7 +191,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "a line of a script": (
         ["--script", "wrong.sh"], 2,
-        ["write a space, not ':', between source and destination: #STAGE SRC DST [key=value…]",
+        [("wrong.sh:2: write a space, not ':', between source and destination: #STAGE SRC DST "
+          "[key=value…]"),
          "  #STAGE /a:/nvme/b",
          "           ^"],
     ),
@@ -220,6 +221,75 @@ def test_check_explains_what_is_wrong(
     (scripts.folder / "wrong.sh").write_text("#!/bin/sh\n#STAGE /a:/nvme/b\n")
     text = "stage: " + "".join(f"{line}\n" for line in message)
     assert scripts.stagectl("check", *arguments) == Ran(code, "", text)
+
+
+def test_check_names_the_line_of_each_mistake(desk: Desk) -> None:
+    script = """\
+#STAGE /a /b
+#SBATCH --stage=/a/my set:/nvme/a
+#STAGE /a:/nvme/b
+#SBATCH --stage='/a:/nvme/c
+#STAGE /c /nvme/c
+#SBATCH --stage=/d:/nvme/c,validate=size
+#SBATCH --stage=/d:/nvme/d and more -N2
+"""
+    (desk.folder / "wrong.sh").write_text(script, newline="\r\n")
+    blank = "a blank ends the value of --stage before"
+    assert desk.stagectl("check", "--script", "wrong.sh", "x:/nvme/x") == Ran(
+        2,
+        "",
+        f"""\
+stage: wrong.sh:1: warning: sbatch refuses this script: it does not begin with '#!' and the path \
+of an interpreter
+stage: wrong.sh:1: warning: sbatch refuses this script: it ends in CR LF, as in Windows; convert \
+the file with dos2unix
+stage: wrong.sh:2: warning: {blank} 'set:/nvme/a'; put the value in quotes
+stage: wrong.sh:7: warning: {blank} 'and'; put the value in quotes
+stage: the source must be an absolute path ($VARIABLES and ~ are not expanded here)
+  x:/nvme/x
+  ^
+stage: wrong.sh:1: {NOT_BENEATH}
+stage: wrong.sh:2: no ':' between source and destination
+  /a/my
+       ^
+stage: wrong.sh:3: write a space, not ':', between source and destination: #STAGE SRC DST \
+[key=value…]
+  #STAGE /a:/nvme/b
+           ^
+stage: wrong.sh:4: the closing ' is missing
+  #SBATCH --stage='/a:/nvme/c
+                             ^
+stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (validate=stat) and from \
+/d (validate=size); remove one of them, or change its destination
+""",
+    )
+
+
+def test_check_ends_with_the_code_of_a_refusal_by_the_site(desk: Desk) -> None:
+    (desk.folder / "two.sh").write_text("#!/bin/sh\n#STAGE /a /b\n#STAGE /c /b\n")
+    assert desk.stagectl("check", "--quiet", "--script", "two.sh") == Ran(
+        3, "", f"stage: two.sh:2: {NOT_BENEATH}\nstage: two.sh:3: {NOT_BENEATH}\n"
+    )
+
+
+def test_check_warns_of_a_source_of_the_wrong_kind(desk: Desk) -> None:
+    folder = desk.folder / "set.tar"
+    folder.mkdir()
+    file = desk.source
+    wrong = {
+        f"{folder}:/nvme/a,extract": f"{folder} is a folder; extract is for archives",
+        f"{file}:/nvme/b,relocate=venv": (
+            f"{file} is not a folder; relocate is for Python environments"
+        ),
+        f"{file}:/nvme/c,mode=shard": f"{file} is not a folder; mode=shard is for folders",
+        f"{file}:/nvme/d,include=*.bin": (
+            f"{file} is not a folder; remove include and exclude, which are for folders"
+        ),
+    }
+    ran = desk.stagectl("check", *wrong, f"{file}:/nvme/e", f"{folder}:/nvme/f,include=*")
+    assert (ran.code, ran.err) == (
+        0, "".join(f"stage: on this machine {why}\n" for why in wrong.values())
+    )  # fmt: skip
 
 
 CONFIGS: dict[str, tuple[str, str]] = {
@@ -270,7 +340,7 @@ def assert_explained(ran: Ran, *codes: int) -> None:
         assert ran.out == ""
         assert re.fullmatch(r"stage: \S(.|\n)*\n", ran.err)
     else:
-        warnings = r"stage: (line \d+ is (after|only) |.*: not seen from this machine )"
+        warnings = r"stage: (\S+:\d+: warning: |.*: not seen from this machine )"
         assert all(re.match(warnings, line) for line in ran.err.splitlines())
         assert ran.out.startswith("stage: ok: ")
 

@@ -39,6 +39,7 @@ KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
     "layout"
 )
+QUOTES = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
     "each name, as in part-{{n}}.*"
@@ -632,8 +633,15 @@ def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) ->
         ),
         (
             "#STAGE /a /b /c",
-            f"unknown option '/c'; known: {KNOWN}",
+            QUOTES,
             13,
+        ),
+        ("#STAGE /shared/my set /nvme/x", QUOTES, 18),
+        ("#STAGE /shared/my /set /nvme/x", QUOTES, 23),
+        (
+            "#STAGE /a /nvme/my set",
+            f"unknown option 'set'; known: {KNOWN}; a path with a space must be in quotes",
+            19,
         ),
         ("#STAGE /a /b mode=shard by=part", NO_NUMBER.format("part"), 27),
         ("#STAGE /a /b 'by={n}'", "'by' needs mode=shard", 13),

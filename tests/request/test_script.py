@@ -10,10 +10,12 @@ from stager.base.errors import DirectiveError
 from stager.base.options import Options, Validate
 from stager.request.directive import Directive
 from stager.request.script import (
+    cut_values,
     head,
     ignored_lines,
     likely_mistakes,
     parse_script,
+    refused_by_sbatch,
     sbatch_values,
 )
 from tests.support.directives import (
@@ -204,3 +206,28 @@ def test_a_line_of_sbatch_whose_quotes_do_not_match_is_refused() -> None:
     with pytest.raises(DirectiveError) as caught:
         sbatch_values([BASH, line])
     assert str(caught.value) == message("the closing ' is missing", line, 22)
+
+
+@pytest.mark.parametrize(
+    ("line", "behind"),
+    [
+        ("#SBATCH --stage=/a b:/c", ["b:/c"]),
+        ("#SBATCH --stage=/a:/b, validate=size -N2", ["validate=size"]),
+        ("#SBATCH --stage /a:/b c --stage=/d:/e", ["c"]),
+        ("#SBATCH --stage=/a:/b -N 2", []),
+        ("#SBATCH -N 2 --stage=/a:/b # b", []),
+        ("#SBATCH --stage='/a b:/c'", []),
+        ("#SBATCH --stage='/a:/b c", []),
+        ("#STAGE /a /b c", []),
+    ],
+)
+def test_a_blank_in_a_value_of_stage_is_found(line: str, behind: list[str]) -> None:
+    assert list(cut_values([BASH, line])) == [(2, word) for word in behind]
+
+
+def test_what_sbatch_refuses_is_found() -> None:
+    lines = ["#! /bin/sh\n", "true\n", "true\r\n", "true\r\n"]
+    windows = "it ends in CR LF, as in Windows; convert the file with dos2unix"
+    assert list(refused_by_sbatch(lines)) == [(3, windows)]
+    no_interpreter = "it does not begin with '#!' and the path of an interpreter"
+    assert list(refused_by_sbatch(["\n", "#!/bin/sh\n"])) == [(1, no_interpreter)]

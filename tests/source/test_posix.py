@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import SourceError, UsageError
+from stager.base.errors import SourceError
 from stager.disk.record import SourceFacts
 from stager.source.facts import Listings, Selection, Source
 from stager.source.posix import data_size, facts_of, look_at_source
@@ -122,16 +122,6 @@ def test_a_source_in_a_closed_folder_is_refused(home: Path) -> None:
         return str(caught.value)
 
     assert as_ordinary_user(act) == f"{home}/img.sqsh: Permission denied"
-
-
-def test_include_and_exclude_are_refused_for_a_file(tmp_path: Path) -> None:
-    (tmp_path / "img").touch()
-    for patterns in ((("a",), ()), ((), ("a",))):
-        with pytest.raises(UsageError) as caught:
-            look_at_source(f"{tmp_path}/img", Selection(*patterns))
-        assert str(caught.value) == (
-            f"{tmp_path}/img is not a folder; remove include and exclude, which are for folders"
-        )
 
 
 def test_a_folder_is_described_by_its_stat_and_its_listing(tmp_path: Path) -> None:

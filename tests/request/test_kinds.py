@@ -6,16 +6,12 @@ import pytest
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.options import ITSELF, Mode, Options, Relocate
-from stager.disk.record import SourceFacts
-from stager.rank.sources import check_options
 from stager.request.items import StageItem
-from stager.source.facts import Source
+from stager.request.kinds import check_options
 
-FACTS = SourceFacts(size=1, mtime_ns=2, ctime_ns=3, inode=4)
-FILE = Source(FACTS, 0o644, 0, 1)
-FOLDER = Source(FACTS, 0o755, 0, 1, files=1, listing="digest")
+FILE, FOLDER = False, True
 
-REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
+REFUSED: dict[str, tuple[Options, bool, bool, StageError]] = {
     "relocate a file": (
         Options(relocate=Relocate.VENV), False, FILE,
         UsageError("/shared/x is not a folder; relocate is for Python environments"),
@@ -23,6 +19,18 @@ REFUSED: dict[str, tuple[Options, bool, Source, StageError]] = {
     "spread a file": (
         Options(mode=Mode.SHARD), False, FILE,
         UsageError("/shared/x is not a folder; mode=shard is for folders"),
+    ),
+    "include of a file": (
+        Options(include=("a",)), False, FILE,
+        UsageError(
+            "/shared/x is not a folder; remove include and exclude, which are for folders"
+        ),
+    ),
+    "exclude of a file": (
+        Options(exclude=("a",)), False, FILE,
+        UsageError(
+            "/shared/x is not a folder; remove include and exclude, which are for folders"
+        ),
     ),
     "extract a folder": (
         Options(extract=True), False, FOLDER,
@@ -49,17 +57,17 @@ def item(options: Options, *, shared: bool) -> StageItem:
     return StageItem("/shared/x", "/nvme/x", "/nvme", options, shared=shared)
 
 
-@pytest.mark.parametrize(("options", "shared", "source", "error"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("options", "shared", "is_folder", "error"), REFUSED.values(), ids=REFUSED)
 def test_options_that_do_not_fit_the_source_are_refused(
-    options: Options, source: Source, error: StageError, *, shared: bool
+    options: Options, error: StageError, *, shared: bool, is_folder: bool
 ) -> None:
     with pytest.raises(type(error)) as refused:
-        check_options(item(options, shared=shared), source)
+        check_options(item(options, shared=shared), is_folder=is_folder)
     assert refused.value.message == error.message
 
 
 @pytest.mark.parametrize(
-    ("options", "shared", "source"),
+    ("options", "shared", "is_folder"),
     [
         (Options(), False, FILE),
         (Options(), True, FILE),
@@ -73,6 +81,6 @@ def test_options_that_do_not_fit_the_source_are_refused(
     ],
 )
 def test_options_that_fit_the_source_are_accepted(
-    options: Options, source: Source, *, shared: bool
+    options: Options, *, shared: bool, is_folder: bool
 ) -> None:
-    check_options(item(options, shared=shared), source)
+    check_options(item(options, shared=shared), is_folder=is_folder)
