@@ -22,6 +22,23 @@ enum { LEVEL_INFO = 3 };
 /* The helper's arguments before the values. */
 enum { FIXED_ARGUMENTS = 9 };
 
+/* Exits with `code`, and names the variable that is the cause if it asks for files. */
+static _Noreturn void give_up(int code)
+{
+	if (stage_options_variable())
+		(void)fprintf(stderr,
+			      "stage: %s is set, which counts as one more --stage; correct or "
+			      "unset it\n",
+			      stage_options_variable());
+	exit(code);
+}
+
+static _Noreturn void refuse(int code, const char *text)
+{
+	(void)fprintf(stderr, "stage: %s\n", text);
+	give_up(code);
+}
+
 /* Checks the values; if one is wrong, exits with the helper's code. The helper prints why. */
 static void check_or_exit(const struct stage_config *config)
 {
@@ -41,13 +58,12 @@ static void check_or_exit(const struct stage_config *config)
 	}
 	if (code == 0)
 		return;
-	if (code == STAGE_NOT_RUN)
+	if (code == STAGE_NOT_RUN) {
 		(void)fprintf(stderr, "stage: %s cannot be run; tell the administrator\n",
 			      config->python);
-	else if (stage_options_variable())
-		(void)fprintf(stderr, "stage: %s is set, which counts as one more --stage\n",
-			      stage_options_variable());
-	exit(code);
+		exit(code);
+	}
+	give_up(code);
 }
 
 /* Joins to `inherited` the values that it lacks; the caller frees it. NULL if out of memory. */
@@ -111,9 +127,8 @@ static void refuse_het_job(void)
 
 	if (++components == 1 || stage_options_count() == 0)
 		return;
-	(void)fprintf(stderr, "stage: staging does not work in a heterogeneous job; submit each "
-			      "part as its own job\n");
-	exit(STAGE_USAGE);
+	refuse(STAGE_USAGE, "staging does not work in a heterogeneous job; submit each part as its "
+			    "own job");
 }
 
 /* The lines may differ, and Slurm calls stage_submit for each as for one more component. */
@@ -121,24 +136,21 @@ static void refuse_repeated_plugin(void)
 {
 	if (!stage_config_is_repeated() || stage_options_count() == 0)
 		return;
-	(void)fprintf(stderr, "stage: %s\n", STAGE_REPEATED);
-	exit(STAGE_POLICY);
+	refuse(STAGE_POLICY, STAGE_REPEATED);
 }
 
 static void refuse_late_plugin(void)
 {
 	if (stage_options_count() == 0 || !stage_order_pyxis())
 		return;
-	(void)fprintf(stderr, "stage: %s\n", stage_order_fault());
-	exit(STAGE_POLICY);
+	refuse(STAGE_POLICY, stage_order_fault());
 }
 
 static void refuse_root(void)
 {
 	if (stage_options_count() == 0 || (getuid() != 0 && geteuid() != 0))
 		return;
-	(void)fprintf(stderr, "stage: %s\n", STAGE_NOT_ROOT);
-	exit(STAGE_POLICY);
+	refuse(STAGE_POLICY, STAGE_NOT_ROOT);
 }
 
 /* Notes in the environment of the job, or step, that the command has the option --quiet. */
@@ -174,7 +186,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		return -1;
 	if (strlen(list) > STAGE_LIST_MAX) {
 		(void)fprintf(stderr, STAGE_TOO_LONG, STAGE_LIST_MAX);
-		exit(STAGE_USAGE);
+		give_up(STAGE_USAGE);
 	}
 	check_or_exit(config);
 	failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||

@@ -118,8 +118,8 @@ def _check_names(folder: str, archive: str) -> None:
 def _opened_folder(folder: str) -> Iterator[int]:
     try:
         root = os.open(folder, OPEN_FOLDER)
-    except (NotADirectoryError, FileNotFoundError) as error:
-        raise SourceError(f"{folder}: {error.strerror}") from None
+    except (NotADirectoryError, FileNotFoundError):
+        raise _no_folder(folder) from None
     try:
         yield root
     finally:
@@ -130,8 +130,15 @@ def _list(folder: str, root: int) -> Listing:
     """Return the listing of the folder. Raise IntegrityError if it is not the open ``root``."""
     try:
         return walk(folder, os.fstat(root), holes=False)
-    except (NotADirectoryError, FileNotFoundError) as error:
-        raise SourceError(f"{folder}: {error.strerror}") from None
+    except (NotADirectoryError, FileNotFoundError):
+        raise _no_folder(folder) from None
+
+
+def _no_folder(folder: str) -> SourceError:
+    """Return the error for what is missing, or is something else than a folder."""
+    if os.path.isfile(folder):
+        return SourceError(f"{folder} is not a folder; stage a file as it is, without pack")
+    return SourceError(f"{folder}: there is no such folder; check the path")
 
 
 def _changed(folder: str) -> str:

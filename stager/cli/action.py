@@ -59,14 +59,15 @@ def run_action(
 
     Raise StageError if the nodes cannot be asked at all.
     """
+    # As in records.
+    typed = {absolute(path): path for path in destinations}
     rules = where.rules()
     scope = Scope.find(where, os.environ, rules.launch.srun)
     command = Command(
         action,
         rules.roots,
         rules.shared_roots,
-        # As in records.
-        destinations=tuple(dict.fromkeys(map(absolute, destinations))),
+        destinations=tuple(typed),
         older=older,
         to_free=to_free,
         dry_run=dry_run,
@@ -76,13 +77,23 @@ def run_action(
     )
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult.from_wire)
-    failures = _failures(command, results, problems)
+    hints = {path: _hint(text) for path, text in typed.items()}
+    failures = _failures(command, results, problems, hints)
     code = failures[0].code if failures else 0
     if as_json:
         click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
     else:
         _print(command, results, failures)
     return code
+
+
+def _hint(typed: str) -> str:
+    """Return what to add to the message if nothing is staged at a path that was ``typed``."""
+    if not os.path.isabs(typed):
+        return f"; write the whole path, as {typed} was looked for in the current folder"
+    if any(char in typed for char in "*?["):
+        return "; patterns are not expanded, so name each copy"
+    return ""
 
 
 def _own_job(environment: Mapping[str, str]) -> int:
@@ -124,16 +135,19 @@ def _print(
 
 
 def _failures(
-    command: Command, results: Mapping[str, NodeResult], problems: Mapping[str, str]
+    command: Command,
+    results: Mapping[str, NodeResult],
+    problems: Mapping[str, str],
+    hints: Mapping[str, str],
 ) -> list[Failure]:
-    """Return what could not be done, and on which nodes."""
+    """Return what could not be done, and on which nodes; ``hints`` are for absent paths."""
     absent = Counter(one.absent for result in results.values() for one in result.refused)
     # A copy to evict or unpin may be absent on some of the nodes, but not on all.
     tolerated: set[str] = set()
     if command.action in (Action.EVICT, Action.UNPIN):
         tolerated = {path for path, count in absent.items() if path and count < len(results)}
     refused = [
-        Failure(one.code, one.message, name)
+        Failure(one.code, one.message + hints.get(one.absent, ""), name)
         for name, result in results.items()
         for one in result.refused
         if one.absent not in tolerated

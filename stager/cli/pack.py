@@ -11,6 +11,7 @@ import click
 
 from stager.archive.pack import SUFFIX
 from stager.archive.pack import pack as pack_folder
+from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
 from stager.cli.absolute import absolute
 from stager.cli.console import say
@@ -45,6 +46,9 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
     start = time.monotonic()
     try:
         packed = pack_folder(folder, path)
+    except FileNotFoundError:
+        text = f"{path}: its folder does not exist; make it, or choose another place"
+        raise DestinationError(text) from None
     except OSError as error:
         raise as_stage_error(error, path) from None
     seconds = time.monotonic() - start

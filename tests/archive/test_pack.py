@@ -163,8 +163,15 @@ def test_what_cannot_be_packed_is_reported_and_leaves_nothing(folder: Path, tmp_
     with pytest.raises(UsageError, match=taken):
         pack(str(folder), str(tmp_path / "b.tar"))
     (tmp_path / "b.tar").rmdir()
-    with pytest.raises(SourceError, match=r"/nothing: No such file or directory"):
-        pack(str(tmp_path / "nothing"), str(tmp_path / "a.tar"))
+    nothing, file = tmp_path / "nothing", tmp_path / "env/bin/tool"
+    for path, why in (
+        (nothing, f"{nothing}: there is no such folder; check the path"),
+        (file, f"{file} is not a folder; stage a file as it is, without pack"),
+        (file / "x", f"{file}/x: there is no such folder; check the path"),
+    ):
+        with pytest.raises(SourceError) as missing:
+            pack(str(path), str(tmp_path / "a.tar"))
+        assert str(missing.value) == why
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
 
 
@@ -203,7 +210,7 @@ def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
         "pack it with conda-pack --dest-prefix DST"
     )
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
-    text = "stage: /nowhere/a.tar: No such file or directory\n"
+    text = "stage: /nowhere/a.tar: its folder does not exist; make it, or choose another place\n"
     assert (ran.code, ran.err) == (6, text)
 
 
@@ -221,7 +228,11 @@ def test_the_command_prints_json(folder: Path) -> None:
         assert 0 < result.pop("seconds") < 60
         assert result == {**printed, "packed_size": archive.stat().st_size, "fresh": fresh}
     ran = run([*STAGECTL, "pack", "--json", str(folder), "/nowhere/a.tar"], folder)
-    assert ran == Ran(6, "", "stage: /nowhere/a.tar: No such file or directory\n")
+    assert ran == Ran(
+        6,
+        "",
+        "stage: /nowhere/a.tar: its folder does not exist; make it, or choose another place\n",
+    )
 
 
 def test_an_image_is_not_made_of_a_folder_that_others_can_change(tmp_path: Path) -> None:

@@ -31,6 +31,16 @@ def test_a_copy_that_is_absent_on_some_nodes_can_be_evicted_but_not_pinned(copie
     assert copies.simulated("evict", path) == Ran(2, "", f"stage: node[1-3]: {path} {ABSENT}\n")
 
 
+@pytest.mark.parametrize("command", ["evict", "pin", "verify"])
+def test_a_relative_path_and_a_pattern_are_explained(copies: Desk, command: str) -> None:
+    assert copies.simulated(command, "img.sqsh", "/nvme/*") == Ran(
+        2, "",
+        f"stage: node[1-3]: {copies.folder}/img.sqsh {ABSENT}; write the whole path, as img.sqsh "
+        "was looked for in the current folder\n"
+        f"stage: node[1-3]: /nvme/* {ABSENT}; patterns are not expanded, so name each copy\n",
+    )  # fmt: skip
+
+
 def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Desk) -> None:
     where = "on node[1-3] (3 nodes)"
     would = f"stage: /nvme/img.sqsh: would be evicted {where}\n"

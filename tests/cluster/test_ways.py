@@ -179,6 +179,10 @@ def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
     assert rest == ["inner", "0"]
 
 
+#: What is said if a variable may be the cause of a refusal.
+VARIABLE = "SBATCH_STAGE is set, which counts as one more --stage; correct or unset it"
+
+
 def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> None:
     variables = {"SBATCH_STAGE": f"{A};{B}", "SALLOC_STAGE": "/shared/none:/nvme/none"}
     inner = f"sbatch -N1 -w n1 -W -o /home/alice/inner.out --wrap '{SEE_B}'"
@@ -203,7 +207,14 @@ def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "stage: no ':' between source and destination\n  /shared/a\n           ^\n"
-        "stage: SBATCH_STAGE is set, which counts as one more --stage\n"
+        f"stage: {VARIABLE}\n"
+    )
+    parts = ["sbatch", "-N1", ":", "-N1", "--wrap=true"]
+    done = site.run(parts, env={"SBATCH_STAGE": A}, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "stage: staging does not work in a heterogeneous job; submit each part as its own job\n"
+        f"stage: {VARIABLE}\n"
     )
     done = site.run(["sbatch", "-N1", "-W", "--wrap=true"], env={"SBATCH_STAGE": ""})
     assert done.stderr == ""
