@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -19,7 +20,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from stat import S_ISUID
 from typing import TYPE_CHECKING, Any
 
 from stager.base import linux, paths
@@ -40,6 +40,9 @@ ABSENT, UNSEEN, MOUNTED = -1, -2, -3
 #: How the plugin names its version, and that of the Slurm it was built for (spank_stage.c).
 _PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
 _PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
+#: An argument that the plugin knows, and the Python that it runs without one (config.c).
+_ARGUMENT = re.compile(r"(python|config)=/")
+_PYTHON = "/opt/slurm-stage/bin/python3"
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Prints the MPI library that mpi4py loads, and its version.
@@ -64,8 +67,20 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Argument:
+    """A file that plugstack.conf names for this plugin: ``python=PATH`` or ``config=PATH``."""
+
+    key: str
+    place: Place
+    #: The file, or the folder above it, that is closed to users who must run or read the file.
+    closed: str = ""
+    #: The SHA-256 of stage.toml.
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class PluginLine:
-    """A line of plugstack.conf for this plugin; an argument that it lacks is empty."""
+    """A line of plugstack.conf for this plugin; an argument that it lacks is the default."""
 
     plugin: str
     python: str
@@ -78,6 +93,9 @@ class PluginLine:
     after: tuple[str, ...] = ()
     #: The SHA-256 of the file.
     digest: str = ""
+    #: What is at ``python`` and ``config``, and the words that the plugin does not know.
+    arguments: tuple[Argument, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,8 @@ class NodeFacts:
     fabrics: list[Fabric] = field(default_factory=list)
     #: Slurm's TaskProlog, Prolog and Epilog, if they are scripts of this package.
     scripts: list[Place] = field(default_factory=list)
+    #: The path of stage.toml.
+    config: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -204,7 +224,11 @@ def node_facts(
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
         peers=place(f"{sys.prefix}/{paths.PEERS_LIBRARY}"),
-        fuse=[path for path in map(shutil.which, _MOUNTERS) if path and place(path).mode & S_ISUID],
+        fuse=[
+            path
+            for path in map(shutil.which, _MOUNTERS)
+            if path and place(path).mode & stat.S_ISUID
+        ],
         fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
         disks=[disk for root in roots if (disk := disk_of(root or "/"))],
         prefix_disk=disk_of(sys.prefix),
@@ -216,6 +240,7 @@ def node_facts(
         links=links(),
         fabrics=fabrics(),
         scripts=[place(path) for path in scripts],
+        config=config,
     )
 
 
@@ -258,6 +283,7 @@ def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list
     package = str(Path(__file__).parents[1])
     files = [config, plugstack, sys.prefix, sys.executable, os.path.realpath(sys.executable)]
     files += [package, f"{package}/__main__.py", *(line.plugin for line in plugins)]
+    files += [path for line in plugins for path in (line.python, line.config)]
     found: dict[str, None] = {}
     for path in filter(None, files):
         found |= dict.fromkeys([path, *map(str, Path(path).parents)])
@@ -269,19 +295,41 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
     before: list[str] = []
     for _, plugin, *arguments in _plugstack(path):
         if os.path.basename(plugin) == "spank_stage.so":
-            given = dict(word.split("=", 1) for word in arguments if "=" in word)
+            given = dict(word.split("=", 1) for word in arguments if _ARGUMENT.match(word))
+            python, config = given.get("python", _PYTHON), given.get("config", paths.SITE_CONFIG)
             library = _read(plugin)
             version, slurm = _PLUGIN_VERSION.search(library), _PLUGIN_SLURM.search(library)
             yield PluginLine(
                 plugin=plugin,
-                python=given.get("python", ""),
-                config=given.get("config", ""),
+                python=python,
+                config=config,
                 version=version[1].decode(errors="replace") if version else "",
                 slurm=_major(int(slurm[1], 16)) if slurm else "",
                 after=tuple(before),
                 digest=hashlib.sha256(library).hexdigest() if library else "",
+                arguments=(
+                    Argument("python", place(python), _closed_at(python, stat.S_IXOTH)),
+                    Argument(
+                        "config", place(config), _closed_at(config, stat.S_IROTH), _digest(config)
+                    ),
+                ),
+                unknown=tuple(word for word in arguments if not _ARGUMENT.match(word)),
             )
         before.append(os.path.basename(plugin))
+
+
+def _closed_at(path: str, right: int) -> str:
+    """Return the file, or the folder above it, that others may not use; empty if there is none.
+
+    ``right`` is the bit of the mode that they need of the file.
+    """
+    real = os.path.realpath(path)
+    folders = [str(one) for of in (path, real) for one in reversed(Path(of).parents)]
+    for one, bit in [*((folder, stat.S_IXOTH) for folder in folders), (real, right)]:
+        with suppress(OSError):
+            if not os.stat(one).st_mode & bit:
+                return one
+    return ""
 
 
 def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
+from stager.doctor.plugin_rules import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.doctor.disks import Disk
-    from stager.doctor.facts import NodeFacts, PluginLine
+    from stager.doctor.facts import NodeFacts
     from stager.doctor.finding import Examined, Finding
     from stager.doctor.network import Link
 
@@ -36,13 +37,10 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
-#: Part of the name of each file that our plugin takes for pyxis (prolog/spank/order.c).
-_PYXIS = "pyxis"
 #: The variable by which a site names the interfaces that Open MPI uses, separated by commas.
 INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
 _TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
-_INSTALL = "install plugin and package together (packaging/install)"
 
 
 def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
@@ -252,75 +250,6 @@ def run_folder(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         )
     else:
         yield ok("run", f"{node.run.path} belongs to root, and jobs are marked there")
-
-
-def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
-    """plugstack.conf names the plugin once, as installed with this package."""
-    path = examined.site.slurm.get("PlugStackConfig", "")
-    if not path:
-        yield unknown("plugin", "Slurm does not say where plugstack.conf is")
-        return
-    if not node.plugins and node.scripts:
-        yield from _scripts(node, examined)
-    elif len(node.plugins) != 1:
-        how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
-        remedy = "name it once (without it, TaskProlog must stage)"
-        yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
-    for line in node.plugins:
-        yield from _plugin(line, node, examined)
-
-
-def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
-    version = line.version or "unknown"
-    slurm = examined.site.slurm.get("SLURM_VERSION", "")
-    if line.version != node.package:
-        text = f"{line.plugin} has version {version}, this package {node.package}"
-        yield problem("plugin", text, _INSTALL)
-    elif line.python and not line.python.startswith(f"{node.prefix}/"):
-        text = f"python={line.python} in plugstack.conf is not of {node.prefix}"
-        yield problem("plugin", text, _INSTALL)
-    elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
-        yield problem(
-            "plugin",
-            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}",
-            "build it with this Slurm's headers (packaging/install)",
-        )
-    else:
-        yield ok("plugin", f"{line.plugin} has version {version}, as this package")
-    for before in (plugin for plugin in line.after if _PYXIS in plugin):
-        yield problem(
-            "plugin",
-            f"{before} is before spank_stage.so in plugstack.conf, so containers are started "
-            "before their images are staged",
-            "list spank_stage.so first",
-        )
-
-
-def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
-    """Without the plugin, Slurm runs this package's scripts, or the site's own that call them."""
-    config = examined.site.slurm
-    bad = 0
-    for key, name in (
-        ("TaskProlog", "task_prolog"), ("Prolog", "job_prolog"), ("Epilog", "job_epilog"),
-    ):  # fmt: skip
-        if config.get(key, config.get(f"{key}[0]", "(null)")) in ("(null)", ""):
-            bad += 1
-            yield problem(
-                "scripts",
-                f"{key} is not set, which a site without the plugin needs",
-                f"{key}={node.prefix}/libexec/{name} in slurm.conf",
-            )
-    for script in node.scripts if node.computes else ():
-        remedy = "correct slurm.conf, or install the package there"
-        if script.owner < 0:
-            bad += 1
-            yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)
-        elif not script.mode & stat.S_IXOTH:
-            bad += 1
-            text = f"{script.path} cannot be executed"
-            yield problem("scripts", text, f"chmod 755 {script.path}")
-    if not bad:
-        yield ok("scripts", "without the plugin, TaskProlog, Prolog and Epilog stage and clean up")
 
 
 def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:

@@ -85,14 +85,42 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     tmp_path: Path, plugstack: Path
 ) -> None:
     first, *more = facts(tmp_path, str(plugstack)).plugins
-    assert first == PluginLine(
+    assert replace(first, arguments=()) == PluginLine(
         f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3", "24.11",
         ("first.so",), hashlib.sha256((tmp_path / "spank_stage.so").read_bytes()).hexdigest(),
     )  # fmt: skip
     # The file includes itself as well: that ends.
     assert {replace(line, after=first.after) for line in more} == {first}
+    places = [(one.key, one.place.path, one.place.owner) for one in first.arguments]
+    assert places == [("python", "/opt/bin/python3", ABSENT), ("config", "/etc/stage.toml", ABSENT)]
     (tmp_path / "spank_stage.so").unlink()
     assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
+
+
+def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> None:
+    with ordinary_home() as home:
+        home.chmod(0o755)
+        closed, config = home / "closed", home / "stage.toml"
+        closed.mkdir(mode=0o750)
+        (closed / "python3").touch(mode=0o755)
+        (home / "python3").symlink_to("closed/python3")
+        config.write_text("roots = []")
+        config.chmod(0o640)
+        plugin = f"required {home}/spank_stage.so"
+        path = home / "plugstack.conf"
+        path.write_text(f"{plugin} python={home}/python3 config={config} pyton=/a config=b c\n")
+        (line,) = facts(home, str(path)).plugins
+        assert line.unknown == ("pyton=/a", "config=b", "c")
+        python, rules = line.arguments
+        assert (python.closed, rules.closed) == (str(closed), str(config))
+        assert rules.digest == hashlib.sha256(b"roots = []").hexdigest()
+        closed.chmod(0o755)
+        config.chmod(0o644)
+        (line,) = facts(home, str(path)).plugins
+        assert [one.closed for one in line.arguments] == ["", ""]
+        path.write_text(f"{plugin}\n")
+        (line,) = facts(home, str(path)).plugins
+    assert (line.python, line.config) == ("/opt/slurm-stage/bin/python3", "/etc/slurm/stage.toml")
 
 
 @pytest.mark.root

@@ -12,6 +12,7 @@ from stager.doctor.facts import (
     ABSENT,
     SYSCTLS,
     UNSEEN,
+    Argument,
     Hello,
     NodeFacts,
     Place,
@@ -52,6 +53,7 @@ NODE = NodeFacts(
     library="Open MPI 4.1.4",
     links=[Link("ib0", 100_000), Link("eth0", 10_000, named=True)],
     fabrics=[Fabric("mlx5_0", "100 Gb/sec (4X EDR)")],
+    config="/etc/slurm/stage.toml",
 )
 SITE = SiteFacts(
     slurm={
@@ -281,6 +283,47 @@ def test_the_plugin_is_named_once_and_is_of_this_version(
     lines: list[PluginLine], texts: list[str]
 ) -> None:
     assert news(plugins=lines) == [(PROBLEM, text) for text in texts]
+
+
+def test_the_arguments_of_the_plugin_are_judged() -> None:
+    def line(key: str, owner: int = 0, **how: str) -> PluginLine:
+        there = Place(f"/x/{key}", owner, stat.S_IFREG | 0o755)
+        return replace(LINE, arguments=(Argument(key, there, **how),))
+
+    install = "correct the line, or install slurm-stage there"
+    named = "{0}=/x/{0} in plugstack.conf"
+    assert news(plugins=[line("python")]) == []
+    assert news(plugins=[line("python", ABSENT)]) == [
+        (PROBLEM, f"{named.format('python')} is not there: {install}")
+    ]
+    closed = "users cannot {} it, as {} is closed to them: chmod {} {}, or name another file"
+    run = closed.format("run", "/x", "o+x", "/x")
+    assert news(plugins=[line("python", UNSEEN, closed="/x")]) == [
+        (PROBLEM, f"{named.format('python')}: {run}")
+    ]
+    read = closed.format("read", "/x/config", "o+r", "/x/config")
+    assert news(plugins=[line("config", closed="/x/config")]) == [
+        (PROBLEM, f"{named.format('config')}: {read}")
+    ]
+    assert news(plugins=[line("config", digest="d1")]) == []
+    other = "is not the stage.toml that stagectl reads (/etc/slurm/stage.toml)"
+    link = "make /etc/slurm/stage.toml a link to it"
+    assert news(plugins=[line("config", digest="d2")]) == [
+        (PROBLEM, f"{named.format('config')} {other}: {link}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("pyton=/a", "write python=/PATH"),
+        ("config=a", "write config=/PATH"),
+        ("verbose", "write python=/PATH and config=/PATH"),
+    ],
+)
+def test_an_argument_that_the_plugin_does_not_know_is_a_problem(word: str, remedy: str) -> None:
+    refused = f"argument {word} in plugstack.conf is not valid, so jobs that stage are refused"
+    assert news(plugins=[replace(LINE, unknown=(word,))]) == [(PROBLEM, f"{refused}: {remedy}")]
 
 
 def test_filesystems_of_users_are_a_note() -> None:

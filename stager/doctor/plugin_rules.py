@@ -1,0 +1,119 @@
+"""Judge the plugin's lines in plugstack.conf on one node, and the scripts of a site without it.
+
+Pure; see `node_rules`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import stat
+from typing import TYPE_CHECKING
+
+from stager.doctor.finding import ok, problem, seen_or_problem, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stager.doctor.facts import NodeFacts, PluginLine
+    from stager.doctor.finding import Examined, Finding
+
+_INSTALL = "install plugin and package together (packaging/install)"
+#: Part of the name of each file that our plugin takes for pyxis (prolog/spank/order.c).
+_PYXIS = "pyxis"
+#: The arguments of the plugin, and what users must be able to do with the file.
+_KEYS = {"python": "run", "config": "read"}
+
+
+def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """plugstack.conf names the plugin once, as installed with this package."""
+    path = examined.site.slurm.get("PlugStackConfig", "")
+    if not path:
+        yield unknown("plugin", "Slurm does not say where plugstack.conf is")
+        return
+    if not node.plugins and node.scripts:
+        yield from _scripts(node, examined)
+    elif len(node.plugins) != 1:
+        how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
+        remedy = "name it once (without it, TaskProlog must stage)"
+        yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
+    for line in node.plugins:
+        yield from _plugin(line, node, examined)
+
+
+def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    version = line.version or "unknown"
+    slurm = examined.site.slurm.get("SLURM_VERSION", "")
+    if line.version != node.package:
+        text = f"{line.plugin} has version {version}, this package {node.package}"
+        yield problem("plugin", text, _INSTALL)
+    elif not line.python.startswith(f"{node.prefix}/"):
+        text = f"python={line.python} in plugstack.conf is not of {node.prefix}"
+        yield problem("plugin", text, _INSTALL)
+    elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
+        yield problem(
+            "plugin",
+            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}",
+            "build it with this Slurm's headers (packaging/install)",
+        )
+    else:
+        yield ok("plugin", f"{line.plugin} has version {version}, as this package")
+    yield from _arguments(line, node)
+    for before in (plugin for plugin in line.after if _PYXIS in plugin):
+        yield problem(
+            "plugin",
+            f"{before} is before spank_stage.so in plugstack.conf, so containers are started "
+            "before their images are staged",
+            "list spank_stage.so first",
+        )
+
+
+def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
+    """The Python and the stage.toml that the line names are there, and users can use them."""
+    for word in line.unknown:
+        near = difflib.get_close_matches(word.partition("=")[0], _KEYS, n=1)
+        remedy = f"write {near[0]}=/PATH" if near else "write python=/PATH and config=/PATH"
+        text = f"argument {word} in plugstack.conf is not valid, so jobs that stage are refused"
+        yield problem("plugin", text, remedy)
+    for one in line.arguments:
+        path = one.place.path
+        name = f"{one.key}={path} in plugstack.conf"
+        if one.closed:
+            text = f"{name}: users cannot {_KEYS[one.key]} it, as {one.closed} is closed to them"
+            bits = "+r" if one.closed == path and one.key == "config" else "+x"
+            yield problem("plugin", text, f"chmod o{bits} {one.closed}, or name another file")
+        elif one.place.owner < 0:
+            remedy = "correct the line, or install slurm-stage there"
+            yield seen_or_problem("plugin", one.place, f"{name} is not there", remedy)
+        elif one.key == "config" and one.digest and node.digest not in ("", one.digest):
+            yield problem(
+                "plugin",
+                f"{name} is not the stage.toml that stagectl reads ({node.config})",
+                f"make {node.config} a link to it",
+            )
+
+
+def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Without the plugin, Slurm runs this package's scripts, or the site's own that call them."""
+    config = examined.site.slurm
+    bad = 0
+    for key, name in (
+        ("TaskProlog", "task_prolog"), ("Prolog", "job_prolog"), ("Epilog", "job_epilog"),
+    ):  # fmt: skip
+        if config.get(key, config.get(f"{key}[0]", "(null)")) in ("(null)", ""):
+            bad += 1
+            yield problem(
+                "scripts",
+                f"{key} is not set, which a site without the plugin needs",
+                f"{key}={node.prefix}/libexec/{name} in slurm.conf",
+            )
+    for script in node.scripts if node.computes else ():
+        remedy = "correct slurm.conf, or install the package there"
+        if script.owner < 0:
+            bad += 1
+            yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)
+        elif not script.mode & stat.S_IXOTH:
+            bad += 1
+            text = f"{script.path} cannot be executed"
+            yield problem("scripts", text, f"chmod 755 {script.path}")
+    if not bad:
+        yield ok("scripts", "without the plugin, TaskProlog, Prolog and Epilog stage and clean up")
