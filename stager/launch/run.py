@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stager.base.errors import MPI_REMEDY, LaunchError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase
+from stager.launch.job import fold
 from stager.launch.process import Process
 from stager.launch.stall import Pulses, RunningClock
 
@@ -34,6 +35,12 @@ _NOT_CONNECTED = (
 _DISCONNECTED = (
     "MPI did not start: Slurm lost a connection between two nodes, {} times in a row; submit "
     "again, and if it fails again tell the administrator"
+)
+#: The failure of ranks that could not begin because others were not even there.
+_ABSENT = (
+    "MPI did not start within {:g} s: the staging process on {} has not begun; the node or its "
+    "network has failed, or the process is stopped or cannot read its Python; submit again; if it "
+    "fails again, use other nodes (--exclude) and tell the administrator"
 )
 #: Why a stage ends that one of its ranks reported nonsense about.
 _UNREADABLE = (
@@ -111,6 +118,8 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
         return _NOT_CONNECTED.format(start_timeout)
     if listener.is_disconnected:
         problem = _DISCONNECTED.format(_STARTS)
+    elif listener.timed_out and (absent := listener.absent()):
+        problem = _ABSENT.format(start_timeout, fold(absent))
     elif listener.timed_out:
         problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
     elif not listener.begun:
@@ -146,6 +155,8 @@ class _Listener:
         #: Whether a rank has told more than that it failed.
         self.connected = False
         self.timed_out = False
+        #: The nodes whose rank has begun, before MPI.
+        self._alive: set[str] = set()
         self._connection_lost = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
         #: RunningClock.
@@ -171,6 +182,7 @@ class _Listener:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
         self._deadline = time.monotonic() + self._start_timeout
         self.timed_out = self._connection_lost = False
+        self._alive.clear()
         self.tail.clear()
         while process.is_open and not self.gave_up:
             for line in process.read_lines(_TICK):
@@ -178,6 +190,12 @@ class _Listener:
             self.timed_out = not self.begun and time.monotonic() >= self._deadline
             if self.begun and not self._over_at:
                 self.stall = self._pulses.verdict(self._clock.seconds())
+
+    def absent(self) -> list[str]:
+        """Return the nodes whose rank has not begun, if others have."""
+        names = self._pulses.names() if self._alive else []
+        absent = [name for name in names if name not in self._alive]
+        return absent if len(absent) < len(names) else []
 
     def _is_overdue(self) -> bool:
         """Whether all was said, but the launcher has not ended for too long."""
@@ -201,6 +219,9 @@ class _Listener:
 
     def _obey(self, event: dict[str, Any]) -> None:
         now = self._clock.seconds()
+        if event["event"] == "alive":
+            self._alive.add(event["node"])
+            return
         if event["event"] == "pulse":
             self.has_pulse = True
             self._pulses.hear(event, now)

@@ -19,6 +19,7 @@ _DEBIAN = "package: Debian OpenMPI"
 def main() -> None:
     """Initialise MPI and run the rank. End the ranks of all nodes if it raises."""
     end_with_parent()  # before the imports, which may take long from shared storage
+    _tell_alive()
     gc.disable()  # imports leave no garbage, and to look for it takes a tenth of their time
     if os.getuid() == 0 or os.geteuid() == 0:
         from stager.rank.root import refuse_root  # which users do without
@@ -50,6 +51,16 @@ def main() -> None:
         finally:
             code = error.code if isinstance(error, SystemExit) else None
             MPI.COMM_WORLD.Abort(code if isinstance(code, int) and code else 1)
+
+
+def _tell_alive() -> None:
+    """Print an event by which the launcher knows, if MPI does not start, that this rank has begun.
+
+    It is written without any import, and by mpiexec's simulated nodes not at all.
+    """
+    node = os.environ.get("SLURMD_NODENAME")
+    if node:
+        os.write(1, f'{{"event": "alive", "node": "{node}"}}\n'.encode())
 
 
 def _report_crash(error: BaseException) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, REPOSITORY, STAGECTL, digest
+from tests.cluster.site import POLICY, PYTHON, REPOSITORY, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,6 +174,33 @@ def test_a_node_whose_staging_process_is_stopped_is_named(site: Site, process: s
             _await(lambda: not _has_rank(site, "n3"))
             assert not site.copy("n3", "/nvme/data").exists()
     ends(site, job)
+
+
+#: Has a rank on this node stop itself before its Python begins.
+STOP_EARLY = f"""\
+cp $(readlink -f {PYTHON}) /run/real-python3
+cat >/run/stopping-python3 <<'END'
+#!/bin/bash
+case "$*" in *stager.rank*) kill -STOP $$ ;; esac
+exec -a {PYTHON} /run/real-python3 "$@"
+END
+chmod 755 /run/stopping-python3
+mount --bind /run/stopping-python3 {PYTHON}
+"""
+
+
+def test_a_node_whose_rank_is_stopped_before_mpi_is_named(site: Site) -> None:
+    site.run(STOP_EARLY, user="root", on="n3")
+    try:
+        with site.policy(f"{POLICY}[launch]\nstart_timeout = {LIMIT}\n"):
+            job = site.sbatch("true", "-N4", "--no-requeue", f"--stage={BEHIND}/small:/nvme/data")
+            ends(site, job)
+    finally:
+        site.run(f"umount {PYTHON}; rm /run/*-python3", user="root", on="n3")
+    assert job.output().startswith(
+        f"stage: MPI did not start within {LIMIT} s: the staging process on n3 has not begun; the "
+        "node or its network has failed, or the process is stopped or cannot read its Python; "
+    )
 
 
 def _has_rank(site: Site, node: str) -> bool:

@@ -283,6 +283,24 @@ def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     assert _is_gone(int(pid))
 
 
+ALIVE = """echo '{"event": "alive", "node": "%s"}'; """
+
+
+def test_nodes_whose_rank_has_not_begun_are_named(launcher: Launcher) -> None:
+    assert launcher.failure(f"{ALIVE % 'n2'} exec sleep 60", 0.3) == (
+        "MPI did not start within 0.3 s: the staging process on n1 has not begun; the node or its "
+        "network has failed, or the process is stopped or cannot read its Python; submit again; if "
+        "it fails again, use other nodes (--exclude) and tell the administrator"
+    )
+
+
+@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n7"]], ids=["all", "others"])
+def test_no_node_is_named_if_all_have_begun(launcher: Launcher, nodes: list[str]) -> None:
+    alive = "".join(ALIVE % node for node in nodes)
+    message = launcher.failure(f"{alive} exec sleep 60", 0.3)
+    assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+
+
 def test_noise_is_not_a_sign_of_ranks_that_begin(launcher: Launcher) -> None:
     script = "while echo waiting for resources >&2; do sleep 0.02; done"
     message, *lines = launcher.failure(script, 0.3).split("\n  ")
