@@ -84,6 +84,8 @@ def run_action(
         click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
     else:
         _print(command, results, failures)
+    if hint := scope.without_ssh(action, answers):
+        complain(hint)
     return code
 
 

@@ -91,6 +91,18 @@ class Scope:
         disks.sort(key=lambda path: (len(path.name), path.name))
         return cls(disks={path.name: str(path) for path in disks})
 
+    def without_ssh(self, command: str, answers: Iterable[Answer]) -> str:
+        """Return how to run ``command`` without ssh, if a node gave no answer that needs ssh."""
+        inside = job.unfold(self.context.nodes) if self.context else []
+        silent = [one.node for one in answers if one.problem and not job.is_away(one.state)]
+        if not any(node in self.nodes and node not in inside for node in silent):
+            return ""
+        number, whose = (str(self.other_job), "their job") if self.other_job else ("ID", "a job")
+        return (
+            f"if these nodes cannot be reached by ssh, ask them within {whose}: "
+            f"srun --jobid={number} --overlap -N1 -n1 stagectl {command}"
+        )
+
     def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:
         """Carry out ``command`` on all nodes and return the answer of each."""
         answers = [Answer(node, answer(command, disk)) for node, disk in self.disks.items()]

@@ -99,9 +99,8 @@ def show_status(
     # In one piece, since click flushes at each call.
     text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
     click.echo(text)
-    if found.problems and scope.other_job:
-        step = f"srun --jobid={scope.other_job} --overlap -N1 -n1 stagectl status"
-        complain(f"if these nodes cannot be reached by ssh, ask them within their job: {step}")
+    if hint := scope.without_ssh("status", found.answers):
+        complain(hint)
     return 0 if found.known else LaunchError.code
 
 

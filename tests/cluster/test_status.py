@@ -297,7 +297,12 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
 
     code, lines = stagectl("status", "-w", "n[1-5]")
     assert (code, lines[1]) == (0, f"n[1-4] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
-    assert lines[-1] == "n5: ssh: connect to host n5 port 22: No route to host"
+    step = "srun --jobid={} --overlap -N1 -n1 stagectl {}"
+    instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
+    assert lines[-2:] == [
+        "n5: ssh: connect to host n5 port 22: No route to host",
+        instead.format("a job", "ID", "status"),
+    ]
     assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
         0, ["stage: /nvme/a: evicted on n[1-2] (2 nodes)"]
     )  # fmt: skip
@@ -306,8 +311,8 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
     code, lines = stagectl("status", "--job", running.id)
     # Here alice has no ssh.
     refused = site.run([STAGECTL, "status", "--job", running.id], check=False)
-    step = f"srun --jobid={running.id} --overlap -N1 -n1 stagectl status"
-    inside = site.run(step.replace("stagectl", STAGECTL))
+    verify = site.run([STAGECTL, "verify", "-w", "n2"], check=False)
+    inside = site.run(step.format(running.id, "status").replace("stagectl", STAGECTL))
     running.cancel()
     running.wait()
     assert (code, lines[1:3]) == (
@@ -320,5 +325,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
     assert plain(inside.stdout).splitlines()[1:3] == lines[1:3]
     assert (refused.returncode, refused.stderr) == (
         8,
-        f"stage: if these nodes cannot be reached by ssh, ask them within their job: {step}\n",
+        f"{instead.format('their job', running.id, 'status')}\n",
     )
+    assert verify.returncode == 8
+    assert verify.stderr.splitlines()[-1] == instead.format("a job", "ID", "verify")
