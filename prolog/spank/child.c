@@ -136,8 +136,16 @@ void stage_child_complain(const char *what, const char *id, int code, unsigned i
 		slurm_error("stage: %s %s took longer than %u s and was given up; look for a disk "
 			    "that does not answer",
 			    what, id, limit);
+	else if (code == STAGE_NOT_RUN)
+		slurm_error("stage: %s %s failed: %s cannot be run; install slurm-stage there, or "
+			    "correct python= in plugstack.conf",
+			    what, id, config->python);
+	else if (code != 0 && access(config->config, R_OK) != 0)
+		slurm_error("stage: %s %s failed: %s: %s; restore it, or correct config= in "
+			    "plugstack.conf",
+			    what, id, config->config, strerror(errno));
 	else if (code != 0)
 		slurm_error("stage: %s %s failed (exit code %d); see syslog (journalctl -t "
-			    "slurm-stage), and check that %s can be run",
-			    what, id, code, config->python);
+			    "slurm-stage)",
+			    what, id, code);
 }

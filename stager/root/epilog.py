@@ -22,7 +22,7 @@ from stager.root.folders import locked
 from stager.root.headroom import make_headroom
 from stager.root.metrics import FIGURES, keep_figures, read_figures
 from stager.root.room import end_job, remove_rooms
-from stager.root.rules import Rules, read_rules
+from stager.root.rules import Rules, fault_text, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +85,15 @@ class Epilog:
         """Do all of it, and first what no user can prevent: release what the job used."""
         seconds = end_job(self._job, self._uid)
         try:
-            self._clean_up(read_rules(self._config), seconds)
+            self._clean_up(self._rules(), seconds)
         finally:
             remove_rooms()
+
+    def _rules(self) -> Rules:
+        try:
+            return read_rules(self._config)
+        except (OSError, ValueError) as error:
+            raise ValueError(fault_text(self._config, error)) from None
 
     def _clean_up(self, rules: Rules, seconds: float) -> None:
         answer = self._ask(self._uid, ["--job", str(self._job)], rules, _USER_LIMIT) or {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from stager.base import paths
 from stager.root.folders import REPLACE_FILE, UnsafeError, group_of, made, make_folder, opened
 from stager.root.room import begin_job
-from stager.root.rules import read_rules
+from stager.root.rules import fault_text, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,11 +56,8 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     try:
         version = _version_of(config)  # before it is read, so that a later change differs
         rules = read_rules(config)
-    except OSError as error:
-        complain(f"no folders were made for uid {uid}: {config}: {error.strerror}")
-        return 1
-    except ValueError as error:
-        complain(f"no folders were made for uid {uid}: {config}: {error}")
+    except (OSError, ValueError) as error:
+        complain(f"no folders were made for uid {uid}: {fault_text(config, error)}")
         return 1
     try:
         gid = group_of(uid)

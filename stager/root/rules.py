@@ -52,6 +52,13 @@ def read_rules(config: str) -> Rules:
     return Rules(roots, shared_roots, keep_free, percent, headroom, textfile, owner)
 
 
+def fault_text(config: str, error: OSError | ValueError) -> str:
+    """Return what is wrong with stage.toml, by an error of `read_rules`, and what to do."""
+    if isinstance(error, OSError):
+        return f"{config}: {error.strerror}; restore it, or correct config= in plugstack.conf"
+    return f"{config}: {error}; correct it"
+
+
 def shared_owner(name: object) -> int:
     """Return the uid of the account that stages for all users, 0 for an empty name.
 

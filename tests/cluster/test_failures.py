@@ -219,6 +219,24 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
         )
 
 
+def test_a_stage_toml_that_is_gone_when_a_job_ends_is_named_in_slurmds_log(site: Site) -> None:
+    config = site.path("login", "/etc/slurm/stage.toml")
+    job = site.sbatch("touch /shared/begun; sleep 60", "-wn1", WISH)
+    job.wait_for(lambda _: site.shared("begun").exists())
+    config.rename(f"{config}.away")
+    try:
+        job.cancel()
+        job.wait_for(lambda _: set(site.node_states().values()) == {"idle"})
+    finally:
+        config.with_name("stage.toml.away").rename(config)
+        site.shared("begun").unlink()
+    assert (
+        f"stage: cleaning up after job {job.id} failed: /etc/slurm/stage.toml: No such file or "
+        "directory; restore it, or correct config= in plugstack.conf\n"
+    ) in (site.base / "log/slurmd-n1.log").read_text()
+    works(site)
+
+
 def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
     from tests.cluster.site import PLUGSTACK
 

@@ -5,19 +5,38 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from stager.root.epilog import main
 from tests.support.users import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-
-def test_a_missing_stage_toml_is_reported_to_syslog_only(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "No such file or directory; restore it, or correct config= in plugstack.conf"),
+        ("", "roots is missing; correct it"),
+    ],
+)
+def test_a_stage_toml_that_is_missing_or_wrong_is_named_in_syslog_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    text: str | None,
+    why: str,
 ) -> None:
-    assert main(["--config", f"{tmp_path}/none", "17", "5001"]) == 1
+    config = tmp_path / "stage.toml"
+    if text is not None:
+        config.write_text(text)
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", f"{tmp_path}/jobs")
+    logged: list[str] = []
+    monkeypatch.setattr("syslog.syslog", lambda _, text: logged.append(text))
+    assert main(["--config", str(config), "17", "5001"]) == 1
+    assert logged == [f"cleaning up after job 17 failed: {config}: {why}"]
     assert capfd.readouterr() == ("", "")
 
 

@@ -43,15 +43,14 @@ def test_a_faulty_stage_toml_is_reported_and_nothing_is_made(
     config.write_bytes(text)
     complaints: list[str] = []
     assert prepare(str(config), KNOWN, complaints.append) == 1
-    assert complaints == [f"no folders were made for uid {KNOWN}: {config}: {fault}"]
+    assert complaints == [f"no folders were made for uid {KNOWN}: {config}: {fault}; correct it"]
 
 
 def test_a_missing_stage_toml_is_reported(tmp_path: Path) -> None:
     complaints: list[str] = []
     assert prepare(f"{tmp_path}/none", KNOWN, complaints.append) == 1
-    assert complaints == [
-        f"no folders were made for uid {KNOWN}: {tmp_path}/none: No such file or directory"
-    ]
+    absent = "No such file or directory; restore it, or correct config= in plugstack.conf"
+    assert complaints == [f"no folders were made for uid {KNOWN}: {tmp_path}/none: {absent}"]
 
 
 def test_a_user_whom_the_node_does_not_know_is_reported(tmp_path: Path) -> None:
