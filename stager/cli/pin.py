@@ -9,6 +9,7 @@ import click
 from stager.cli.action import run_action
 from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
+from stager.cli.whose import user_option, whose
 from stager.copies.upkeep import Action
 
 if TYPE_CHECKING:
@@ -29,11 +30,12 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
 
 @click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
 @click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
+@user_option
 @node_options
 @json_option
-def unpin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
+def unpin(destinations: tuple[str, ...], user: str, where: NodeOptions, as_json: bool) -> int:
     """Allow your copies at DST to be evicted again.
 
     They are kept until their space is needed.
     """
-    return run_action(Action.UNPIN, destinations, where, as_json=as_json)
+    return run_action(Action.UNPIN, destinations, where, as_json=as_json, user=whose(user))
