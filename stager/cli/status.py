@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import sys
 import time
@@ -15,6 +14,7 @@ import click
 
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
+from stager.base.users import user_name
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, painted, width
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
@@ -180,10 +180,7 @@ def _table(
 
 
 def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return user_name(uid) or str(uid)
 
 
 def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[str]:

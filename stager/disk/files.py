@@ -20,6 +20,7 @@ from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.paths import RECORDS_FOLDER
 from stager.base.progress import count
+from stager.base.users import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,11 +208,8 @@ def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> 
 
 def name_of(uid: int) -> str:
     """Return a user as messages name it: ``alice (uid 5001)``, or without the name if unknown."""
-    import pwd  # not needed where all is well
-
-    with suppress(KeyError):
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    return f"uid {uid}"
+    name = user_name(uid)
+    return f"{name} (uid {uid})" if name else f"uid {uid}"
 
 
 def not_a_folder(path: str, there: os.stat_result) -> DestinationError:

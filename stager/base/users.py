@@ -1,0 +1,13 @@
+"""Look up users by their number."""
+
+from __future__ import annotations
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, empty if this machine does not know the number."""
+    import pwd  # not needed where all is well
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
