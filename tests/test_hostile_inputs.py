@@ -203,6 +203,15 @@ EVENTS = (
     event("progress", destination="/nvme/a", done=1, size=2),
     event("pulse", node="n1", count=1, activity=0, doing="reading /data/a"),
     event("unwatched", node="n1", neighbour="n2"),
+    event(
+        "network",
+        node="n1",
+        name="hsn0",
+        type="Slingshot",
+        speed=200_000,
+        network="10.1.0.0/16",
+        named=True,
+    ),
     event("crashed", node="n1", error="why"),
     event("result", outcome=Outcome([], [Failure(4, "why", "n1")], 1.0).to_json()),
 )

@@ -14,7 +14,7 @@ from stager.base.errors import StageError
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import NodeFacts, site_facts
-from stager.doctor.node_rules import INTERFACES
+from stager.doctor.node_rules import fits
 from stager.launch import job
 from stager.launch.commands import search_path
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stager.launch.job import JobContext
-    from stager.request.policy import Policy
+    from stager.request.policy import Launch, Policy
 
 
 def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
@@ -31,8 +31,7 @@ def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
     ``rules`` name the variables for the MPI library.
     """
     nodes = _ask(context, rules)
-    interfaces = rules.launch.environment.get(INTERFACES, "")
-    return _taken_folder(nodes) or _absent_interface(nodes, interfaces)
+    return _taken_folder(nodes) or _absent_interface(nodes, rules.launch)
 
 
 def _ask(context: JobContext, rules: Policy) -> dict[str, NodeFacts]:
@@ -58,16 +57,20 @@ def _taken_folder(nodes: Mapping[str, NodeFacts]) -> str:
     return ""
 
 
-def _absent_interface(nodes: Mapping[str, NodeFacts], named: str) -> str:
-    """Return a message if some nodes have none of the ``named`` interfaces, joined by commas."""
-    if not named or "/" in named:  # the name of a network may fit any interface
+def _absent_interface(nodes: Mapping[str, NodeFacts], launch: Launch) -> str:
+    """Return a message if some nodes have none of the interfaces that the site names for MPI."""
+    where, named = launch.interfaces
+    if not named:
         return ""
-    wanted = {*named.split(",")}
-    lack = [name for name, node in nodes.items() if not wanted & {one.name for one in node.links}]
+    wanted = named.split(",")
+    lack = [
+        name
+        for name, node in nodes.items()
+        if not any(fits(link, one) for link in node.links for one in wanted)
+    ]
     if not lack:
         return ""
     return (
-        f"MPI did not start: {INTERFACES}={named} names no interface of {job.fold(lack)} that is "
-        "up and leads to other nodes; tell the administrator (environment in [launch] of "
-        "stage.toml)"
+        f"MPI did not start: {job.fold(lack)} has no interface that is up and leads to other "
+        f"nodes of those that {where} of stage.toml names ({named}); tell the administrator"
     )

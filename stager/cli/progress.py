@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from stager.base.interfaces import Interface, Kind
 from stager.base.text import seconds_text
 from stager.cli.console import is_screen
 from stager.cli.render import progress_line
@@ -23,7 +24,8 @@ class Progress:
     """Shows events of the ranks until the block is left.
 
     Lines are printed by ``say``; if the stream ``bars`` is a terminal, bars are drawn there
-    instead. If ``verbose``, srun's MPI plugin and nodes that do not watch each other are named.
+    instead. If ``verbose``, srun's MPI plugin, the network and nodes that do not watch each other
+    are named.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Progress:
             self._say("Slurm lost a connection between the nodes; the staging starts again")
         elif event["event"] == "launch" and self._verbose:
             self._say(f"srun --mpi={event['mpi']} starts the ranks")
+        elif event["event"] == "network" and self._verbose:
+            self._say(_network_line(event))
         elif event["event"] == "unwatched" and self._verbose:
             self._say(
                 f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "
@@ -90,3 +94,12 @@ class Progress:
 
             self._bars = Bars(screen)
         return self._bars
+
+
+def _network_line(event: dict[str, Any]) -> str:
+    """Return which network the ranks use, and the interface of rank 0 in it."""
+    interface = Interface(event["name"], Kind(event["type"]), event["speed"]).text
+    where = f"{event['network']}, on {event['node']} by {interface}"
+    if event["named"]:
+        return f"the ranks use the network {where}, as stage.toml says"
+    return f"the ranks watch each other over the network {where}"

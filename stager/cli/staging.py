@@ -191,6 +191,7 @@ def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
         items=items, nodes=1, lock_timeout=rules.lock_timeout,
         stall_timeout=rules.transfer.stall_timeout, shared_owner=rules.shared_owner,
         transfer=_settings(rules.transfer), space=space, remote=rules.source.settings,
+        interface=rules.launch.named_interface,
     )  # fmt: skip
 
 

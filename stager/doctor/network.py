@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from stager.base.interfaces import NEAR, Interface, Kind, interfaces
 
 #: Where the kernel shows devices by their class.
 _CLASSES = Path("/sys/class")
 #: The classes of faster fabrics: InfiniBand, RoCE and Omni-Path; Slingshot.
 _FABRICS = ("infiniband", "cxi")
-#: Asks ioctl(2) for the address of an interface (SIOCGIFADDR), in a struct ifreq (netdevice(7)).
-_GET_ADDRESS, _INTERFACE, _ADDRESS = 0x8915, struct.Struct("16s24x"), slice(20, 24)
 
 
-@dataclass(frozen=True)
-class Link:
-    """A network interface that is up: megabits a second, 0 if the kernel does not tell them."""
+@dataclass(frozen=True, slots=True)
+class Link(Interface):
+    """An interface, and whether this node's name leads to it."""
 
-    name: str
-    speed: int
-    #: Whether this node's name leads to it: by it the ranks watch each other (`rank.guard`).
     named: bool = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether other nodes can be reached by it."""
+        has_address = any(not one.startswith(NEAR) for one in self.addresses)
+        return has_address and (self.named or self.kind is not Kind.VIRTUAL)
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,14 @@ class Fabric:
 
 def links() -> list[Link]:
     """Return the interfaces of this machine that are up, but for the loopback ones."""
-    own = _own_address()
+    own = f"{_own_address()}/"
     return [
-        Link(name, _speed(name), named=_address(name) == own != b"")
-        for _, name in socket.if_nameindex()
-        if _read(_CLASSES / "net" / name / "operstate") != "down" and not _is_loopback(name)
-    ]
+        Link(
+            one.name, one.kind, one.speed, one.addresses,
+            named=any(address.startswith(own) for address in one.addresses),
+        )
+        for one in interfaces()
+    ]  # fmt: skip
 
 
 def fabrics() -> list[Fabric]:
@@ -59,26 +62,10 @@ def fabrics() -> list[Fabric]:
     return found
 
 
-def _is_loopback(name: str) -> bool:
-    return name == "lo" or _address(name)[:1] == b"\x7f"
-
-
-def _speed(name: str) -> int:
-    text = _read(_CLASSES / "net" / name / "speed")
-    return int(text) if text.isdecimal() else 0  # -1 is written for what is not known
-
-
-def _own_address() -> bytes:
+def _own_address() -> str:
     with suppress(OSError):
-        return socket.inet_aton(socket.gethostbyname(socket.gethostname()))
-    return b""
-
-
-def _address(name: str) -> bytes:
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = _INTERFACE.pack(os.fsencode(name))
-        return fcntl.ioctl(any_socket, _GET_ADDRESS, asked)[_ADDRESS]
-    return b""
+        return socket.gethostbyname(socket.gethostname())
+    return ""
 
 
 def _read(path: Path) -> str:

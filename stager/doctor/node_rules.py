@@ -9,6 +9,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
+from stager.base.interfaces import FAST, is_in
 from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
@@ -37,8 +38,6 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
-#: The variable by which a site names the interfaces that Open MPI uses, separated by commas.
-INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
 _TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
 
@@ -285,44 +284,59 @@ def library(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 
 
 def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
-    """Ranks use the fastest interface."""
+    """Ranks use the fastest interface, and MPI over TCP no other."""
     if not node.computes or not node.links:
         return
-    chosen = examined.policy.launch.environment.get(INTERFACES, "").split(",")
-    names = {link.name for link in node.links}
-    for name in chosen:
-        if name and "/" not in name and name not in names:
+    where, named = examined.policy.launch.interfaces
+    wanted = list(filter(None, named.split(",")))
+    for one in wanted:
+        if not any(fits(link, one) for link in node.links):
             yield problem(
                 "network",
-                f"there is no interface {name} that is up, which {INTERFACES} names",
-                "correct it in [launch] environment, or see to the interface",
+                f"there is no interface {one} that is up, which {where} names",
+                "correct it, or see to the interface",
             )
-    used = _used(node, chosen)
-    if used is None:
+    usable = [link for link in node.links if link.is_usable]
+    used = [link for link in usable if any(fits(link, one) for one in wanted)]
+    fastest = max(usable, key=_worth, default=None)
+    if fastest is None or (wanted and not used):
         return
-    fastest = max(node.links, key=lambda link: link.speed)
     devices = "".join(f"; {one.name} ({one.rate or 'rate not known'})" for one in node.fabrics)
-    if fastest.speed > used.speed > 0:
+    best = max(used, key=_worth) if used else fastest
+    slower = [link.text for link in used or usable if _worth(link)[:2] < _worth(fastest)[:2]]
+    if best is not fastest and slower:
         yield note(
             "network",
-            f"{link_text(fastest)} is faster than {link_text(used)}, which ranks use{devices}",
-            f'if MPI should use it, set {INTERFACES} = "{fastest.name}" in [launch] environment',
+            f"{fastest.text} is faster than {best.text}, which {where} names{devices}",
+            f'if MPI should use it, set interface = "{fastest.name}" in [launch]',
+        )
+    elif slower:
+        yield note(
+            "network",
+            f"MPI over TCP sends also by {' and '.join(slower)}, and not only by "
+            f"{fastest.text}{devices}",
+            f'set interface = "{fastest.name}" in [launch], unless MPI does without TCP here',
         )
     else:
-        yield ok("network", f"ranks use {link_text(used)}{devices}")
+        yield ok("network", f"ranks use {best.text}{devices}")
 
 
-def _used(node: NodeFacts, chosen: list[str]) -> Link | None:
-    """Return the interface that the site chose for the ranks, else that of the node's name."""
-    by_name = {link.name: link for link in node.links}
-    named = next((link for link in node.links if link.named), None)
-    return next((by_name[name] for name in chosen if name in by_name), named)
+def fits(link: Link, wanted: str) -> bool:
+    """Return whether an interface has the ``wanted`` name, or an address in the ``wanted`` network.
+
+    A network that cannot be read is for MPI to judge.
+    """
+    if "/" not in wanted:
+        return link.name == wanted
+    try:
+        return any(is_in(address, wanted) for address in link.addresses)
+    except (OSError, ValueError):
+        return True
 
 
-def link_text(link: Link) -> str:
-    """Return an interface with its speed."""
-    speed = f"{link.speed / 1000:g} Gbit/s" if link.speed else "speed not known"
-    return f"{link.name} ({speed})"
+def _worth(link: Link) -> tuple[bool, int, bool]:
+    """Return what ranks go by when they choose an interface (`rank.network`)."""
+    return link.kind in FAST, link.speed, link.named
 
 
 NODE_RULES = (

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from stager.doctor.finding import note, ok, problem, unknown
-from stager.doctor.node_rules import INTERFACES, is_good, room_text
+from stager.doctor.node_rules import is_good, room_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ def same_everywhere(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     yield from _same(with_library, "mpi", "the MPI library", lambda node: node.library, same)
     yield from _same(
         examined.computing, "network", "the network",
-        lambda node: ([(link.name, link.speed) for link in node.links], node.fabrics),
+        lambda node: ([(link.name, link.kind, link.speed) for link in node.links], node.fabrics),
         "see to cables and drivers", told=note,
     )  # fmt: skip
 
@@ -108,12 +108,14 @@ def ports(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     chosen = [
         name for name in examined.policy.launch.environment if name.startswith("OMPI_MCA_btl_tcp_")
     ]
+    if examined.policy.launch.named_interface:
+        chosen.append("interface")
     if chosen:
         yield ok("ports", f"the ranks' ports are chosen ({', '.join(chosen)})"), []
     else:
         remedy = (
-            f"choose an interface that only the nodes reach ({INTERFACES} in [launch] "
-            "environment), or close the nodes' ports to other machines"
+            "choose an interface that only the nodes reach (interface in [launch]), "
+            "or close the nodes' ports to other machines"
         )
         text = "ranks listen on all interfaces, on ports from 1024 on"
         yield note("ports", text, remedy), []

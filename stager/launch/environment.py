@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import PolicyRefusal
 from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
+from stager.request.policy import INTERFACES
 from stager.source.location import Location, Scheme, is_endpoint, is_url
 from stager.source.settings import AUTH_FILE, ENDPOINTS
 
@@ -28,6 +29,8 @@ RANK = (sys.executable, "-I", "-m", "stager.rank")
 HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
 #: The same for programs that see only the step's environment; its value is the job's id.
 HELPER_SENTINEL = "STAGE_HELPER"
+#: The variable that names the interface for the TCP of libfabric, which MPICH uses.
+_LIBFABRIC_INTERFACE = "FI_TCP_IFACE"
 #: What a nested srun needs to find its job and controller, and nothing that changes the step.
 _KEPT = (
     "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
@@ -71,6 +74,9 @@ def rank_environment(
     ``for_launcher`` is what this launcher needs besides. Raise UsageError if the request is too
     long, PolicyRefusal for a store's endpoint that the site does not allow.
     """
+    # Simulated nodes need no network, and this machine may lack the interface of the site's nodes.
+    interface = {} if request.local_root else _interface(policy.launch.named_interface)
+    for_launcher = {**interface, **(for_launcher or {})}
     urls = (item.source for item in request.items if is_url(item.source))
     schemes = dict.fromkeys(Location.parse(url).scheme for url in urls)
     return {
@@ -133,3 +139,15 @@ def step_environment(
         HELPER_OPTION: "1",
         HELPER_SENTINEL: str(job),
     }
+
+
+def _interface(named: str) -> dict[str, str]:
+    """Return the variables by which MPI over TCP uses the interface, or the network, of the site.
+
+    Without them Open MPI spreads each message over all interfaces, the slow ones too. Libraries
+    for faster fabrics do not read them. libfabric takes no network.
+    """
+    if not named:
+        return {}
+    of_libfabric = {} if "/" in named else {_LIBFABRIC_INTERFACE: named}
+    return {INTERFACES: named, **of_libfabric}

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.base.interfaces import NEAR
 from stager.wire.codec import BYTES, NUMBER, TEXT, record_of
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _TOKEN_PATIENCE, _MOST_PENDING = 2.0, 64
 #: Bytes by which the connecting rank proves that it is the neighbour, and by which the listening
 #: rank confirms it; and the byte that a rank sends before it ends.
 _TOKEN_SIZE, _PROOF_SIZE, _GOODBYE = 16, 16, b"."
-#: How the addresses begin that other machines cannot use: loopback and link-local ones.
-_NEAR = ("127.", "::1", "169.254.", "fe80:")
 #: How often the kernel probes a silent neighbour before it gives it up.
 _PROBES = 6
 
@@ -63,7 +62,8 @@ class Guard:
 
     ``on_loss`` is called, in a thread, with the node of a neighbour whose connection broke, or
     whose machine has not answered for ``silence`` seconds; ``on_unwatched`` with the node of a
-    neighbour to which there is no connection when the start has waited for it long enough.
+    neighbour to which there is no connection when the start has waited for it long enough. The
+    neighbours connect to the address ``host``; without one, to that of this node's name.
 
     Raise OSError if this rank cannot listen.
     """
@@ -74,11 +74,12 @@ class Guard:
         on_loss: Callable[[str], None],
         on_unwatched: Callable[[str], None] = lambda _: None,
         silence: float = 90,
+        host: str = "",
     ) -> None:
         self._on_loss = on_loss
         self._on_unwatched = on_unwatched
         self._silence = silence
-        self._listener, host = listen()
+        self._listener, host = listen(host)
         port = self._listener.getsockname()[1]
         token, proof = os.urandom(_TOKEN_SIZE), os.urandom(_PROOF_SIZE)
         self.address = Address(node, host, port, token, proof)
@@ -261,16 +262,20 @@ class Entrance:
         self._pending = deque(one for one in self._pending if one[0] is not connection)
 
 
-def listen() -> tuple[socket.socket, str]:
-    """Listen at the address of this node's name; return also where neighbours can reach it.
+def listen(host: str = "") -> tuple[socket.socket, str]:
+    """Listen at ``host``, else at the address of this node's name; return also that address.
 
-    If the name has no such address, listen at all addresses. Raise OSError.
+    If the name has no address by which neighbours can reach it, listen at all addresses. Raise
+    OSError.
     """
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family), host
     name = socket.gethostname()
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
             host = str(address[0])
-            if not host.startswith(_NEAR):
+            if not host.startswith(NEAR):
                 return socket.create_server((host, 0), family=family), host
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET

@@ -138,12 +138,13 @@ def _guarded(context: Context) -> Iterator[None]:
         from stager.rank.guard import ADDRESS, Guard
         from stager.wire.codec import optional
 
+        host = _choose_address(context)
         limit = context.request.stall_timeout
         with suppress(OSError):
             # If a node is silent, the launching process says so first: it hears all nodes.
             silence = limit + _LATER if limit else _SILENCE
             on_unwatched = partial(_tell_unwatched, context.node)
-            guard = Guard(context.node.name, _end_because_of, on_unwatched, silence)
+            guard = Guard(context.node.name, _end_because_of, on_unwatched, silence, host)
         ring = context.channel.allgather(guard.address if guard else None, optional(ADDRESS))
         addresses = [address for address in ring if address]
         if guard and len(addresses) == comm.size:
@@ -157,6 +158,30 @@ def _guarded(context: Context) -> Iterator[None]:
     yield
     if guard:
         guard.leave()
+
+
+def _choose_address(context: Context) -> str:
+    """Return the address at which this rank listens; nothing if no network is shared. Collective.
+
+    End all ranks if a node lacks the interface that the site names.
+    """
+    from stager.rank.network import OFFERS, choose, missing, offers
+
+    wanted = context.request.interface
+    ranks = context.channel.allgather(offers(wanted), OFFERS)
+    lacking = [name for name, one in zip(context.channel.nodes, ranks, strict=True) if not one]
+    if wanted and lacking:
+        _end_all(lacking[0], missing(wanted))
+    chosen = choose(ranks)
+    if not chosen:
+        return ""
+    first = chosen[0]
+    if context.comm.rank == 0:
+        tell(
+            "network", node=context.node.name, name=first.name, type=first.kind, speed=first.speed,
+            network=first.network, named=bool(wanted),
+        )  # fmt: skip
+    return chosen[context.comm.rank].host
 
 
 def _tell_unwatched(node: Node, neighbour: str) -> None:

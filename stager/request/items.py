@@ -121,6 +121,8 @@ class StageRequest:
     stall_timeout: float = 60.0
     transfer: Settings = DEFAULT_SETTINGS
     space: Space = Space()
+    #: The network interface that the site names, or its network; empty where the ranks choose.
+    interface: str = ""
     #: How objects in stores are read.
     remote: RemoteSettings = DEFAULT_REMOTE
     #: Slurm's job id, 0 outside of Slurm.

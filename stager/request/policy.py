@@ -6,7 +6,10 @@ PolicyRefusal that names the file and the key.
 
 from __future__ import annotations
 
+import re
 import tomllib
+from contextlib import suppress
+from ipaddress import ip_network
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
 _REMEDY = "tell the administrator"
 _MIB = 1 << 20
+#: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
+INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+#: A name that the kernel allows for an interface; Open MPI splits its list at commas.
+_INTERFACE_NAME = re.compile(r"[^\s,/:]{1,15}")
 #: Slower connections would be cut off by some servers.
 _LOWEST_RATE = 1_000_000
 #: A stage counts as stalled after so many seconds at least: several signs of life are due by then.
@@ -87,6 +94,21 @@ def _endpoint(text: str) -> str:
     if not text.startswith(("https://", "http://")):
         raise ValueError("must begin with https:// or http://")
     return text.rstrip("/")
+
+
+def _interface(text: str) -> str:
+    with suppress(ValueError):
+        return str(ip_network(text)) if "/" in text else _interface_name(text)
+    raise ValueError(
+        'must be "auto", the name of an interface such as "hsn0", or a network such as '
+        '"10.1.0.0/16", with the address of the network itself'
+    )
+
+
+def _interface_name(text: str) -> str:
+    if not _INTERFACE_NAME.fullmatch(text):
+        raise ValueError
+    return text
 
 
 def _registry(text: str) -> str:
@@ -184,8 +206,24 @@ class Launch(_Section):
     #: Whether ranks authenticate the TCP connections between them (`launch.peers`). Both must see
     #: the same addresses: this fails where addresses are translated between nodes.
     authenticate: Annotated[bool, Field(strict=True)] = True
+    #: The network interface, or its network as in ``10.1.0.0/16``, that MPI over TCP uses, and over
+    #: which the ranks watch each other. "auto": MPI chooses by itself, and the ranks choose the
+    #: watch's network by kind and speed (`rank.network`).
+    interface: Annotated[str, AfterValidator(_interface)] = "auto"
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
+
+    @property
+    def interfaces(self) -> tuple[str, str]:
+        """Where the site names the interfaces for MPI over TCP, and their names with commas."""
+        if INTERFACES in self.environment:
+            return f"{INTERFACES} in [launch] environment", self.environment[INTERFACES]
+        return "interface in [launch]", self.named_interface
+
+    @property
+    def named_interface(self) -> str:
+        """The interface or the network that the site names; empty if it names none."""
+        return "" if self.interface == "auto" else self.interface
 
 
 class Transfer(_Section):

@@ -83,6 +83,31 @@ def test_other_events_are_ignored() -> None:
     assert lines == []
 
 
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        (False, (
+            "the ranks watch each other over the network 10.1.0.0/16, on n1 by hsn0 (Slingshot, "
+            "200 Gbit/s)"
+        )),
+        (True, (
+            "the ranks use the network 10.1.0.0/16, on n1 by hsn0 (Slingshot, 200 Gbit/s), as "
+            "stage.toml says"
+        )),
+    ],
+)  # fmt: skip
+def test_the_network_is_told_where_that_is_asked_for(line: str, *, named: bool) -> None:
+    event = {
+        "event": "network", "node": "n1", "name": "hsn0", "type": "Slingshot", "speed": 200_000,
+        "network": "10.1.0.0/16", "named": named,
+    }  # fmt: skip
+    lines: list[str] = []
+    for verbose in (False, True):
+        with Progress(lines.append, bars=None, verbose=verbose) as progress:
+            progress.show(event)
+    assert lines == [line]
+
+
 @pytest.mark.usefixtures("clock")
 def test_nodes_that_do_not_watch_each_other_are_named_where_that_is_asked_for() -> None:
     unwatched = {"event": "unwatched", "node": "n2", "neighbour": "n3"}

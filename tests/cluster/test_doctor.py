@@ -329,11 +329,13 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
               "need it, chmod u-s"),),
         ),
         Fault(
-            "n4", "ip link add ib0 type bridge; ip link set ib0 up; mkdir /run/sound/net/ib0; "
-            "echo 100000 >/run/sound/net/ib0/speed",
+            "n4", "ip link add ib0 type veth peer name ib1; ip address add 10.2.0.1/24 dev ib0; "
+            "ip link set ib0 up; ip link set ib1 up; mkdir /run/sound/net/ib0; "
+            "echo 100000 >/run/sound/net/ib0/speed; echo 32 >/run/sound/net/ib0/type",
             "ip link delete ib0; rm -r /run/sound/net/ib0",
-            (("note     n4: ib0 (100 Gbit/s) is faster than eth0 (25 Gbit/s), which ranks use: if "
-             'MPI should use it, set OMPI_MCA_btl_tcp_if_include = "ib0" in [launch] environment'),
+            (("note     n4: ib0 (InfiniBand, 100 Gbit/s) is faster than eth0 (25 Gbit/s), which "
+             "OMPI_MCA_btl_tcp_if_include in [launch] environment names: if MPI should use it, set "
+             'interface = "ib0" in [launch]'),
              ("note     n4: the network is not as on the other machines: see to cables and "
              "drivers")),
         ),
@@ -465,8 +467,8 @@ def test_faults_of_stage_toml_are_told_on_every_machine(sound_site: Site) -> Non
             [
                 f"problem  {CONFIG}: roots: must be a list",
                 ("note     ranks listen on all interfaces, on ports from 1024 on: choose an "
-                "interface that only the nodes reach (OMPI_MCA_btl_tcp_if_include in [launch] "
-                "environment), or close the nodes' ports to other machines"),
+                "interface that only the nodes reach (interface in [launch]), or close the nodes' "
+                "ports to other machines"),
                 NO_NODE, NOT_TRIED,
             ]
         )  # fmt: skip
@@ -483,7 +485,7 @@ def test_faults_of_stage_toml_are_told_on_every_machine(sound_site: Site) -> Non
                 ("problem  n1: ranks load Open MPI L, which needs pmix: set mpi = \"auto\" in "
                 "[launch]"),
                 ("problem  n1: there is no interface ib0 that is up, which "
-                "OMPI_MCA_btl_tcp_if_include names: correct it in [launch] environment, or see to "
+                "OMPI_MCA_btl_tcp_if_include in [launch] environment names: correct it, or see to "
                 "the interface"),
                 ("problem  /nowhere/srun, which stage.toml names, is not there or cannot be run: "
                 "correct srun in [launch]"),

@@ -160,8 +160,10 @@ def test_verbose_shows_the_time_of_each_phase(site: Site) -> None:
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     job = site.sbatch(f"{STAGECTL} stage --verbose /shared/data:/nvme/", "-N4")
     assert job.wait().exit_code == "0:0"
-    launch, _, line = job.output().splitlines()
+    launch, network, _, line = job.output().splitlines()
     assert launch == "stage: srun --mpi=pmix starts the ranks"
+    watch = "stage: the ranks watch each other over the network 10.0.0.0/24, on n1 by eth0 ("
+    assert network.startswith(watch)
     names = ["launch", "MPI init", "survey", "wait", "open", "read", "write", "broadcast", "fsync",
              "publish", "end"]  # fmt: skip
     phases = ", ".join(rf"{name} (\d+\.\d\d)" for name in names)
@@ -335,7 +337,7 @@ def test_an_interface_that_the_site_names_for_mpi_and_no_node_has_is_told(site: 
         job = site.sbatch("true", "-N2", "-wn[1-2]", "--stage=/shared/a:/nvme/a")
         assert job.wait().exit_code == "8:0"
     assert job.output() == (
-        "stage: MPI did not start: OMPI_MCA_btl_tcp_if_include=ib7,ib8 names no interface of "
-        "n[1-2] that is up and leads to other nodes; tell the administrator (environment in "
-        "[launch] of stage.toml)\n" + NOT_STARTED.format(8)
+        "stage: MPI did not start: n[1-2] has no interface that is up and leads to other nodes of "
+        "those that OMPI_MCA_btl_tcp_if_include in [launch] environment of stage.toml names "
+        "(ib7,ib8); tell the administrator\n" + NOT_STARTED.format(8)
     )

@@ -7,23 +7,14 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
+from stager.base.interfaces import Kind
 from stager.doctor import network
-from stager.doctor.network import Fabric, fabrics, links
+from stager.doctor.network import Fabric, Link, fabrics, links
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
-
-
-def test_the_interfaces_are_those_of_ip() -> None:
-    told = json.loads(subprocess.check_output(["ip", "-json", "address"], text=True))
-    up = {
-        one["ifname"]
-        for one in told
-        if one["operstate"] != "DOWN" and "LOOPBACK" not in one["flags"]
-    }
-    assert {link.name for link in links()} == up
 
 
 def test_the_name_of_the_machine_leads_to_the_interface_with_its_address(
@@ -37,21 +28,33 @@ def test_the_name_of_the_machine_leads_to_the_interface_with_its_address(
             assert [link.name for link in links() if link.named] == [one["ifname"]]
 
 
-def test_fabrics_and_speeds_are_read_where_the_kernel_shows_them(
+@pytest.mark.parametrize(
+    ("kind", "addresses", "named", "usable"),
+    [
+        (Kind.ETHERNET, ("10.0.0.1/24",), False, True),
+        (Kind.ETHERNET, (), False, False),
+        (Kind.ETHERNET, ("169.254.0.1/16",), False, False),
+        (Kind.VIRTUAL, ("172.17.0.1/16",), False, False),
+        (Kind.VIRTUAL, ("10.0.0.1/24",), True, True),
+    ],
+)
+def test_other_nodes_are_reached_by_an_address_and_not_through_a_bridge_for_containers(
+    kind: Kind, addresses: tuple[str, ...], *, named: bool, usable: bool
+) -> None:
+    assert Link("eth0", kind, 0, addresses, named=named).is_usable is usable
+
+
+def test_fabrics_are_read_where_the_kernel_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, text in (
         ("infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)\n"),
         ("infiniband/mlx5_1/ports/1/state", "1: DOWN\n"),
         ("cxi/cxi0/device/port/speed", "BS_200G\n"),
-        ("net/ib0/speed", "100000\n"),
-        ("net/veth/speed", "-1\n"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.setattr(network, "_CLASSES", tmp_path)
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "veth")])
     assert fabrics() == [
         Fabric("mlx5_0", "100 Gb/sec (4X EDR)"), Fabric("mlx5_1", ""), Fabric("cxi0", "BS_200G"),
     ]  # fmt: skip
-    assert [(link.name, link.speed) for link in links()] == [("ib0", 100_000), ("veth", 0)]

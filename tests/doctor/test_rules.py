@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from stager.base.interfaces import Kind
 from stager.doctor.disks import Disk
 from stager.doctor.facts import (
     ABSENT,
@@ -30,6 +31,8 @@ LINE = PluginLine(
     "/opt/x/lib/spank_stage.so", "/opt/x/bin/python3", "/etc/stage.toml", "1.2.3", "24.11"
 )
 DISK = Disk("/nvme", "xfs", 4 << 40, 1 << 40, 1000, 900)
+IB0 = Link("ib0", Kind.INFINIBAND, 100_000, ("10.1.0.1/16",))
+ETH0 = Link("eth0", Kind.ETHERNET, 10_000, ("10.0.0.1/24",), named=True)
 NODE = NodeFacts(
     computes=True,
     package="1.2.3",
@@ -51,7 +54,7 @@ NODE = NodeFacts(
     time=1e9,
     code="c1",
     library="Open MPI 4.1.4",
-    links=[Link("ib0", 100_000), Link("eth0", 10_000, named=True)],
+    links=[IB0, ETH0],
     fabrics=[Fabric("mlx5_0", "100 Gb/sec (4X EDR)")],
     config="/etc/slurm/stage.toml",
 )
@@ -108,7 +111,10 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         ("plugin", OK, f"{LINE.plugin} has version 1.2.3, as this package", ["n1"]),
         ("connections", OK, "ranks accept connections from ranks of their stage alone", ["n1"]),
         ("fuse", OK, "users cannot mount filesystems (fusermount is not setuid)", ["n1"]),
-        ("network", OK, "ranks use ib0 (100 Gbit/s); mlx5_0 (100 Gb/sec (4X EDR))", ["n1"]),
+        (
+            "network", OK,
+            "ranks use ib0 (InfiniBand, 100 Gbit/s); mlx5_0 (100 Gb/sec (4X EDR))", ["n1"],
+        ),
         ("disk", OK, "/nvme (xfs, O_DIRECT, O_TMPFILE): 1.0 TiB of 4.0 TiB free", ["n1"]),
         ("shared", OK, "nobody (uid 65534) stages for all users", []),
         ("sharing", OK, "partition main: a node has jobs of one user at a time", []),
@@ -348,7 +354,9 @@ def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
     other, remedy = "is not as on the other machines", "install the same everywhere"
     assert findings[Finding("config", PROBLEM, f"stage.toml {other}", remedy)] == ["n3"]
     assert findings[Finding("version", OK, "slurm-stage is the same everywhere")] == list(nodes)
-    nodes["n2"] = replace(NODE, code="c2", library="MPICH 4.0.0", links=[Link("ib0", 40_000)])
+    nodes["n2"] = replace(
+        NODE, code="c2", library="MPICH 4.0.0", links=[replace(IB0, speed=40_000)]
+    )
     nodes["n4"] = replace(NODE, plugins=[replace(LINE, digest="p2")], package="1.2.2")
     findings = examine(Examined(SITE, POLICY, nodes))
     assert findings[Finding("version", PROBLEM, f"slurm-stage {other}", remedy)] == ["n2", "n4"]
@@ -395,7 +403,7 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     (ranks,) = (text for _, text in site_news(launch=Launch()) if "ports" in text)
     assert ranks == (
         "ranks listen on all interfaces, on ports from 1024 on: choose an interface that only the "
-        "nodes reach (OMPI_MCA_btl_tcp_if_include in [launch] environment), or close the nodes' "
+        "nodes reach (interface in [launch]), or close the nodes' "
         "ports to other machines"
     )
     text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
@@ -463,33 +471,82 @@ def test_a_node_without_an_mpi_library_is_found() -> None:
     assert news(library="", library_fault=fault) == [(PROBLEM, text)]
 
 
-LINKS = {"ib0": Link("ib0", 100_000), "eth0": Link("eth0", 10_000, named=True)}
+LINKS = {
+    "ib0": IB0,
+    "eth0": ETH0,
+    "eth1": replace(ETH0, name="eth1", addresses=("10.2.0.1/24",), named=False),
+    "docker0": Link("docker0", Kind.VIRTUAL, 40_000, ("172.17.0.1/16",)),
+    "usb0": Link("usb0", Kind.ETHERNET, 40_000, ("169.254.1.1/16",)),
+    "eth9": Link("eth9", Kind.ETHERNET, 400_000),
+}
+ANY = {"interface": "auto"}
+SLOWER = (
+    NOTE,
+    (
+        "MPI over TCP sends also by eth0 (10 Gbit/s), and not only by ib0 (InfiniBand, "
+        '100 Gbit/s): set interface = "ib0" in [launch], unless MPI does without TCP here'
+    ),
+)
+FASTER = (
+    NOTE,
+    (
+        "ib0 (InfiniBand, 100 Gbit/s) is faster than eth0 (10 Gbit/s), which {} names: if MPI "
+        'should use it, set interface = "ib0" in [launch]'
+    ),
+)
+ABSENT_ONE = (
+    PROBLEM,
+    "there is no interface {} that is up, which {} names: correct it, or see to the interface",
+)
+VARIABLE, KEY = "OMPI_MCA_btl_tcp_if_include in [launch] environment", "interface in [launch]"
+
+
+def by_variable(value: str) -> dict[str, object]:
+    return {"environment": {"OMPI_MCA_btl_tcp_if_include": value}}
 
 
 @pytest.mark.parametrize(
-    ("links", "chosen", "verdict", "text"),
+    ("links", "launch", "told"),
     [
-        (["eth0"], "", OK, "ranks use eth0 (10 Gbit/s)"),
-        (["ib0", "eth0"], "10.0.0.0/8", NOTE,
-         ("ib0 (100 Gbit/s) is faster than eth0 (10 Gbit/s), which ranks use: if MPI should use "
-          'it, set OMPI_MCA_btl_tcp_if_include = "ib0" in [launch] environment')),
-        (["eth0"], "eth0,ib0", PROBLEM,
-         ("there is no interface ib0 that is up, which OMPI_MCA_btl_tcp_if_include names: correct "
-          "it in [launch] environment, or see to the interface")),
+        (["eth0"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["eth0", "eth1"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["eth0", "docker0", "usb0", "eth9"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["docker0", "eth9"], ANY, []),
+        (["ib0", "eth0"], ANY, [SLOWER]),
+        (["ib0", "eth0"], {"interface": "ib0"},
+         [(OK, "ranks use ib0 (InfiniBand, 100 Gbit/s)")]),
+        (["ib0", "eth0"], {"interface": "10.1.0.0/16"},
+         [(OK, "ranks use ib0 (InfiniBand, 100 Gbit/s)")]),
+        (["ib0", "eth0"], {"interface": "eth0"}, [(FASTER[0], FASTER[1].format(KEY))]),
+        (["ib0", "eth0"], by_variable("10.0.0.0/8,x/y"),
+         [SLOWER]),
+        (["ib0", "eth0"], by_variable("eth0"), [(FASTER[0], FASTER[1].format(VARIABLE))]),
+        (["eth0"], by_variable("eth0,ib0"),
+         [(ABSENT_ONE[0], ABSENT_ONE[1].format("ib0", VARIABLE)),
+          (OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["eth0"], {"interface": "hsn0"},
+         [(ABSENT_ONE[0], ABSENT_ONE[1].format("hsn0", KEY))]),
+        (["eth0"], {"interface": "10.1.0.0/16"},
+         [(ABSENT_ONE[0], ABSENT_ONE[1].format("10.1.0.0/16", KEY))]),
     ],
-    ids=["one", "a faster one", "not there"],
+    ids=[
+        "one", "two of a speed", "others that lead nowhere", "none that leads anywhere",
+        "a slower one", "the fastest is named", "its network is named", "a slower one is named",
+        "networks in the variable", "a slower one in the variable", "not there, by the variable",
+        "not there", "its network is not there",
+    ],
 )  # fmt: skip
 def test_the_interface_of_the_ranks(
-    links: list[str], chosen: str, verdict: Verdict, text: str
+    links: list[str], launch: dict[str, object], told: list[tuple[Verdict, str]]
 ) -> None:
-    launch = Launch(environment={"OMPI_MCA_btl_tcp_if_include": chosen} if chosen else {})
     node = replace(NODE, links=[LINKS[name] for name in links], fabrics=[])
-    told = found(node, policy=POLICY.model_copy(update={"launch": launch}))
-    assert (verdict, text) in [(one.verdict, one.line) for one in told]
+    policy = POLICY.model_copy(update={"launch": Launch.model_validate(launch)})
+    every = found(node, policy=policy)
+    assert [(one.verdict, one.line) for one in every if one.subject == "network"] == told
 
 
 def test_an_interface_of_unknown_speed_is_told_as_such() -> None:
-    links = [Link("vmnet", 0, named=True), Link("eth1", 1_000)]
+    links = [replace(ETH0, name="vmnet", speed=0)]
     policy = POLICY.model_copy(update={"launch": Launch()})
     told = found(replace(NODE, links=links, fabrics=[Fabric("hsn0", "")]), policy=policy)
     lines = [one.line for one in told if one.subject == "network"]

@@ -30,7 +30,7 @@ REQUEST_JSON = (
     '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
     '"algorithm": "auto", "requests": 1, "direct": true}, '
     '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
-    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, '
+    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
     '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
     '"allow_http": false, "insecure_registries": [], "limit": 0}, '
     '"job": 17, "status_file": "", "step": "", '
@@ -87,6 +87,27 @@ def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
+
+
+@pytest.mark.parametrize(
+    ("interface", "variables"),
+    [
+        ("auto", {}),
+        ("hsn0", {"OMPI_MCA_btl_tcp_if_include": "hsn0", "FI_TCP_IFACE": "hsn0"}),
+        ("10.1.0.0/16", {"OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}),
+    ],
+)
+def test_mpi_over_tcp_uses_the_interface_that_the_site_names(
+    interface: str, variables: dict[str, str]
+) -> None:
+    """On simulated nodes it does not, and what the site sets besides goes before."""
+    policy = Policy(roots=("/nvme",), launch=Launch(interface=interface))
+    assert rank_environment({}, policy, REQUEST) == {**GIVEN, **variables}
+    simulated = StageRequest((ITEM,), 4, 1800.0, job=17, local_root="/tmp/nodes")
+    assert not variables.keys() & rank_environment({}, policy, simulated).keys()
+    site = {"OMPI_MCA_btl_tcp_if_include": "ib0"}
+    policy = Policy(roots=("/nvme",), launch=Launch(interface=interface, environment=site))
+    assert rank_environment({}, policy, REQUEST) == {**GIVEN, **variables, **site}
 
 
 def test_the_sites_environment_goes_before_the_jobs_and_after_the_helpers() -> None:

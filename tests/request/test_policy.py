@@ -41,6 +41,7 @@ srun = "/opt/slurm/bin/srun"
 mpi = "pmi2"
 start_timeout = 30
 authenticate = false
+interface = "10.1.0.0/16"
 environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
@@ -115,6 +116,7 @@ def test_the_defaults_are_these() -> None:
             "mpi": "auto",
             "start_timeout": 120,
             "authenticate": True,
+            "interface": "auto",
             "environment": {},
         },
         "transfer": {
@@ -168,6 +170,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "mpi": "pmi2",
             "start_timeout": 30,
             "authenticate": False,
+            "interface": "10.1.0.0/16",
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {
@@ -193,6 +196,30 @@ def test_every_key_can_be_set(path: Path) -> None:
         "report": {"syslog": False, "job_comment": "all"},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [("auto", ""), ("hsn0", "hsn0"), ("10.1.0.0/16", "10.1.0.0/16"), ("fd00::/8", "fd00::/8")],
+)
+def test_the_interface_can_be_named_by_itself_or_by_its_network(
+    path: Path, written: str, named: str
+) -> None:
+    path.write_text(f'{ROOTS}[launch]\ninterface = "{written}"\n')
+    launch = load(path).launch
+    assert launch.named_interface == named
+    assert launch.interfaces == ("interface in [launch]", named)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "a b", "ib0,ib1", "sixteen-letters-", "10.1.0.1/16", "10.1.0.0/33", "::1", "/"]
+)
+def test_an_interface_is_one_name_or_one_network(path: Path, written: str) -> None:
+    path.write_text(f'{ROOTS}[launch]\ninterface = "{written}"\n')
+    assert refusal(path) == (
+        f'{path}: launch.interface: must be "auto", the name of an interface such as "hsn0", or '
+        'a network such as "10.1.0.0/16", with the address of the network itself'
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""Choose the network by which ranks reach each other, from what the interfaces of all nodes are.
+
+All ranks must choose the same, so they decide by the `Offer`s of all: the networks with the fastest
+kind of interface come first, then those with the highest speed, then that of the nodes' own names.
+A network counts as its slowest interface.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+from stager.base.interfaces import FAST, NEAR, Interface, Kind, interfaces, is_in, network_of
+from stager.wire.codec import FLAG, NUMBER, TEXT, list_of, member_of, record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+#: What sites append to a node's name for its address in the fast network, as the managers of
+#: Slingshot and InfiniBand do.
+_FAST_NAMES = ("-hsn0", "-ib0")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An address at which a rank can listen: on the interface ``name``, in ``network``.
+
+    ``speed`` is in megabits a second, 0 if not known. ``is_fast`` says that the address is in a
+    fast network, by the kind of the interface or by the node's name for it; ``is_named`` that the
+    node's own name leads to it.
+    """
+
+    name: str
+    kind: Kind
+    speed: int
+    host: str
+    network: str
+    is_fast: bool = False
+    is_named: bool = False
+
+
+OFFERS = list_of(
+    record_of(
+        Offer,
+        name=TEXT,
+        kind=member_of(Kind),
+        speed=NUMBER,
+        host=TEXT,
+        network=TEXT,
+        is_fast=FLAG,
+        is_named=FLAG,
+    )
+)
+
+
+def offers(wanted: str) -> list[Offer]:
+    """Return what this node can offer of the ``wanted`` interface or network; of all if empty."""
+    node = socket.gethostname()
+    return offers_of(interfaces(), wanted, lambda end: _addresses_of(f"{node}{end}"))
+
+
+def offers_of(
+    found: Iterable[Interface], wanted: str, look_up: Callable[[str], Collection[str]]
+) -> list[Offer]:
+    """Return what a node with these interfaces can offer. Pure but for ``look_up``.
+
+    That returns the addresses of the node's name with such an end, of which there may be none.
+    """
+    own = look_up("")
+    every = list(_every(found, own))
+    if wanted:
+        return [one for one in every if _is_wanted(one, wanted)]
+    usable = [one for one in every if one.kind is not Kind.VIRTUAL or one.is_named]
+    if not _is_undecided(usable):
+        return usable
+    fast = {address for end in _FAST_NAMES for address in look_up(end)}
+    return [replace(one, is_fast=one.host in fast) for one in usable]
+
+
+def _every(found: Iterable[Interface], own: Collection[str]) -> Iterator[Offer]:
+    for one in found:
+        for address in one.addresses:
+            host = address.partition("/")[0]
+            if not host.startswith(NEAR):
+                yield Offer(
+                    one.name, one.kind, one.speed, host, network_of(address), one.kind in FAST,
+                    host in own,
+                )  # fmt: skip
+
+
+def _is_wanted(offer: Offer, wanted: str) -> bool:
+    return is_in(offer.host, wanted) if "/" in wanted else offer.name == wanted
+
+
+def _is_undecided(usable: Sequence[Offer]) -> bool:
+    """Whether neither kind nor speed says which interface is the best.
+
+    Only then other names are looked up: on a large job, the server of names has much to do.
+    """
+    if any(one.is_fast for one in usable):
+        return False
+    speeds = {one.name: one.speed for one in usable}
+    return list(speeds.values()).count(max(speeds.values(), default=0)) > 1
+
+
+def choose(ranks: Sequence[Sequence[Offer]]) -> list[Offer]:
+    """Return the offer of each rank in the best network that all share; none if there is none."""
+    best = [_best_by_network(one) for one in ranks]
+    shared = set(best[0]).intersection(*best[1:])
+    if not shared:
+        return []
+    chosen = max(sorted(shared), key=lambda network: min(_worth(one[network]) for one in best))
+    return [one[chosen] for one in best]
+
+
+def missing(wanted: str) -> LaunchError:
+    """Return the error for a node that has nothing to offer of what the site names."""
+    what = f"no address in {wanted}" if "/" in wanted else f"no interface {wanted} with an address"
+    return LaunchError(
+        f"this node has {what} by which other nodes can reach it; tell the administrator "
+        "(interface in [launch] of stage.toml)"
+    )
+
+
+def _best_by_network(offered: Iterable[Offer]) -> dict[str, Offer]:
+    return {one.network: one for one in sorted(offered, key=_worth)}
+
+
+def _worth(offer: Offer) -> tuple[bool, int, bool]:
+    return offer.is_fast, offer.speed, offer.is_named
+
+
+def _addresses_of(name: str) -> set[str]:
+    with suppress(OSError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return {str(address[0]) for *_, address in found}
+    return set()
