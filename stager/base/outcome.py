@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import Failure
 from stager.base.numbers import is_integer
+from stager.base.text import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +99,24 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that held all others back for ``seconds``: bytes a second that it and they write."""
+
+    node: str
+    rate: float
+    others: float
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """What is told of it."""
+        return (
+            f"{self.node} is slow: it writes {rate_text(self.rate)}, the others "
+            f"{rate_text(self.others)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What all ranks agreed on: either all items are done, or there are failures."""
 
@@ -109,6 +128,8 @@ class Outcome:
     phases: dict[str, float] = field(default_factory=dict)
     #: Copies that were deleted to free space.
     evicted: list[Evicted] = field(default_factory=list)
+    #: Nodes whose disks held all others back.
+    slow: list[Slow] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -138,6 +159,7 @@ class Outcome:
                 data["dry_run"],
                 data["phases"],
                 [_checked(Evicted(**one)) for one in data["evicted"]],
+                [_checked(Slow(**one)) for one in data["slow"]],
             )
         )
 

@@ -86,6 +86,16 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
 
 
+def rate_text(rate: float) -> str:
+    """Return bytes a second in decimal units, as vendors of disks and networks use them.
+
+    >>> rate_text(40.4e6), rate_text(1.25e9), rate_text(999.9e6), rate_text(4.04e6), rate_text(12)
+    ('40 MB/s', '1.2 GB/s', '1.0 GB/s', '4.0 MB/s', '0.0 MB/s')
+    """
+    unit, name = (1e9, "GB/s") if rate >= 999.5e6 else (1e6, "MB/s")
+    return f"{rate / unit:.0f} {name}" if rate >= 9.95 * unit else f"{rate / unit:.1f} {name}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return seconds with units.
 

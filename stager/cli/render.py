@@ -10,7 +10,7 @@ from stager.cli.tables import table
 
 if TYPE_CHECKING:
     from stager.base.errors import Failure
-    from stager.base.outcome import ItemReport, Outcome, Rate
+    from stager.base.outcome import ItemReport, Outcome, Rate, Slow
 
 #: Returns node names in Slurm's short form.
 Fold = Callable[[list[str]], str]
@@ -20,16 +20,23 @@ _MOST_EVICTED = 8
 
 
 def summary(outcome: Outcome, fold: Fold) -> list[str]:
-    """Return the lines for the job's output: one an item, or one a failure."""
+    """Return the lines for the job's output: one an item, or one a failure; then slow nodes."""
+    slow = [slow_line(one) for one in outcome.slow]
     if outcome.failures:
-        return failure_lines(outcome.failures, fold)
+        return [*failure_lines(outcome.failures, fold), *slow]
     line = _planned_line if outcome.dry_run else _item_line
     evicted = _evicted_lines(outcome, fold)
     changed = [line for item in outcome.items for line in _changed_lines(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
     stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
     lines = (line(item, fold) for item in outcome.items)
-    return [*evicted, *lines, *([] if outcome.dry_run else [*changed, *stay]), *notes]
+    return [*evicted, *lines, *([] if outcome.dry_run else [*changed, *stay]), *notes, *slow]
+
+
+def slow_line(slow: Slow) -> str:
+    """Return what a user is told of a slow node, and what it cost."""
+    cost = seconds_text(slow.seconds)
+    return f"{slow.text}, which took {cost} more; tell the administrator"
 
 
 def phase_line(outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ before every receiver has every byte on its disk.
 from __future__ import annotations
 
 import resource
+import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import total
 from stager.base.phases import Phase
+from stager.base.slow import Pace
 from stager.rank.agree import FAILURE, RefusedError, StaleError, together
 from stager.rank.cargo import OPENED, PUBLISHED
 from stager.rank.plan import joint_digest
@@ -54,6 +56,8 @@ class _Verdict:
     failure: Failure | None
     reading: float
     writing: float
+    written: int
+    write_seconds: float
     bytes_read: int
     retries: int
     peak_memory: int
@@ -68,6 +72,8 @@ _VERDICT = record_of(
     failure=optional(FAILURE),
     reading=REAL,
     writing=REAL,
+    written=NUMBER,
+    write_seconds=REAL,
     bytes_read=NUMBER,
     retries=NUMBER,
     peak_memory=NUMBER,
@@ -96,7 +102,8 @@ def deliver(
         if cargo.file_digests is not None:
             sent = context.channel.bcast_bytes(bytes(cargo.file_digests), task.plan.senders[0])
             memoryview(cargo.file_digests)[:] = sent
-        together(context, cargo.seal, patient=True)
+        sealing = together(context, partial(_timed, cargo.seal), REAL, patient=True)
+        paces = tuple(map(_with_seal, delivered.paces, sealing))
         if task.item.options.verify is Verify.READBACK:
             watch.enter(Phase.VERIFY)
             together(context, partial(cargo.verify, delivered.digest), patient=True)
@@ -108,7 +115,19 @@ def deliver(
         digests = (one.digest for one in published)
         digest = joint_digest(digests) if task.plan.apart else first.digest
         lost = tuple(one.lost for one in published if one.lost)
-        return replace(delivered, digest=digest, tree=tree, note=first.note, lost=lost)
+        return replace(delivered, digest=digest, tree=tree, note=first.note, lost=lost, paces=paces)
+
+
+def _timed(step: Callable[[], None]) -> float:
+    """Take a step; return the seconds that it took."""
+    begun = time.monotonic()
+    step()
+    return time.monotonic() - begun
+
+
+def _with_seal(pace: Pace, seconds: float) -> Pace:
+    """Count the end of writing too: a disk may take there what it only seemed to have written."""
+    return pace + Pace(pace.node, 0, seconds, seconds)
 
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
@@ -209,6 +228,9 @@ def _judge_together(
         source_bytes_read=read if plan.from_source else 0,
         peak_memory=max(verdict.peak_memory for verdict in verdicts),
         retries=sum(verdict.retries for verdict in verdicts),
+        paces=tuple(
+            Pace(one.node, one.written, one.write_seconds, one.writing) for one in verdicts
+        ),
     )
 
 
@@ -223,6 +245,8 @@ def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
         failure=Failure.of(result.error, node) if result.error else None,
         reading=result.reading,
         writing=result.writing,
+        written=result.written,
+        write_seconds=result.write_seconds,
         bytes_read=cargo.reader.bytes_read if cargo.reader else 0,
         retries=cargo.reader.retries if cargo.reader else 0,
         # getrusage(2) counts in KiB.

@@ -29,7 +29,7 @@ from stager.wire.channel import Channel, interrupted, refuse_pickle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stager.base.outcome import Evicted, ItemReport
+    from stager.base.outcome import ItemReport, Slow
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
 _MPI_END_PATIENCE = 30
@@ -83,8 +83,10 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
 
     def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
         watch.enter(Phase.END)
-        dry_run = context.request.dry_run
-        return Outcome(items, failures, watch.total, dry_run, watch.seconds, stage_run.evicted)
+        return Outcome(
+            items, failures, watch.total, context.request.dry_run, watch.seconds,
+            stage_run.evicted, _slow(stage_run),
+        )  # fmt: skip
 
     try:
         _check_world(context)
@@ -100,12 +102,21 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             if unpublished:
                 items, failures = [], [*unpublished, *failures]
             code = outcome(items, failures).code
-            _note_figures(context, items, stage_run.evicted, code, watch.total)
-            _log_result(context, items, failures, watch.total)
+            _note_figures(context, items, stage_run, code, watch.total)
+            _log_result(context, items, failures, watch.total, _slow(stage_run))
             return outcome(items, failures)
     except RefusedError as refused:
         _log_result(context, [], refused.failures, watch.total)
         return outcome([], refused.failures)
+
+
+def _slow(stage_run: StageRun) -> list[Slow]:
+    """Return the nodes that held all others back."""
+    if not stage_run.paces:
+        return []
+    from stager.base.slow import slow_nodes  # not needed where all copies are current
+
+    return slow_nodes(stage_run.paces)
 
 
 def _measure(context: Context, watch: Stopwatch) -> Outcome:
@@ -264,7 +275,7 @@ def _publish_together(context: Context, publish: Callable[[int], None], code: in
 def _note_figures(
     context: Context,
     items: Sequence[ItemReport],
-    evicted: Sequence[Evicted],
+    stage_run: StageRun,
     code: int,
     seconds: float,
 ) -> None:
@@ -273,12 +284,18 @@ def _note_figures(
     if request.job and not request.dry_run:
         hits = sum(node.name in item.current for item in items)
         misses = sum(node.name in item.received for item in items)
-        removed = sum(one.node == node.name for one in evicted)
-        note_figures(node.uid, request.job, (hits, misses, removed, int(code != 0), seconds))
+        removed = sum(one.node == node.name for one in stage_run.evicted)
+        slow = sum(one.node == node.name for one in _slow(stage_run))
+        figures = hits, misses, removed, int(code != 0), seconds, slow
+        note_figures(node.uid, request.job, figures)
 
 
 def _log_result(
-    context: Context, items: Sequence[ItemReport], failures: Sequence[Failure], seconds: float
+    context: Context,
+    items: Sequence[ItemReport],
+    failures: Sequence[Failure],
+    seconds: float,
+    slow: Sequence[Slow] = (),
 ) -> None:
     """Log how this stage ended, in one line, on this node."""
     request, name = context.request, context.node.name
@@ -287,8 +304,10 @@ def _log_result(
     from stager.base.log import log, result_line  # not for each stage that is only planned
 
     moved = sum(_moved_size(item, context.comm.rank) for item in items if name in item.received)
-    why = (failures[0].code, f"{failures[0].node}: {failures[0].message}") if failures else ()
-    log(result_line(request.job, request.log_user, moved, seconds, *why))
+    own = [one.text for one in slow if one.node == name]
+    why = f"{failures[0].node}: {failures[0].message}" if failures else "; ".join(own)
+    code = failures[0].code if failures else 0
+    log(result_line(request.job, request.log_user, moved, seconds, code, why))
 
 
 def _moved_size(item: ItemReport, rank: int) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stager.base.outcome import Lost
+    from stager.base.slow import Pace
     from stager.copies.survey import Survey
     from stager.rank.task import Task
     from stager.source.facts import Source
@@ -54,6 +55,8 @@ class Delivered:
     retries: int = 0
     #: The user's own files that the new version of a folder deleted or replaced.
     lost: tuple[Lost, ...] = ()
+    #: How fast each node wrote it, in rank order; nothing if nothing moved.
+    paces: tuple[Pace, ...] = ()
 
 
 def tell(kind: str, **fields: object) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from stager.base.outcome import Evicted, ItemReport
     from stager.base.phases import Stopwatch
+    from stager.base.slow import Pace
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
     from stager.rank.reuse import Reuse
@@ -111,8 +112,8 @@ class StageRun:
     """Stages the items of the context's request one after the other.
 
     No node gets an item before all its receivers have every byte of it. If an item fails, those
-    before it stay. `evicted` grows with each copy that is removed to make room, also if the stage
-    fails then.
+    before it stay. `evicted` grows with each copy that is removed to make room, and `paces` with
+    each item that is staged, also if the stage fails then.
     """
 
     def __init__(self, context: Context, watch: Stopwatch) -> None:
@@ -120,6 +121,8 @@ class StageRun:
         self._watch = watch
         self._rank = context.comm.rank
         self.evicted: list[Evicted] = []
+        #: How fast each node wrote what was staged, in rank order; empty if nothing moved.
+        self.paces: list[Pace] = []
         #: This node's cache of each item.
         self._caches: tuple[Cache, ...] = ()
         #: The listings of source folders; only rank 0 has them.
@@ -158,9 +161,15 @@ class StageRun:
             reports: list[ItemReport] = []
             for one in planned:
                 delivered = self._deliver(one)
+                self._add_paces(delivered.paces)
                 seconds, begun = time.monotonic() - begun, time.monotonic()
                 reports.append(item_report(one.task, one.surveys, delivered, seconds))
             return reports
+
+    def _add_paces(self, paces: Sequence[Pace]) -> None:
+        if paces and self.paces:
+            paces = [old + new for old, new in zip(self.paces, paces, strict=True)]
+        self.paces = list(paces) or self.paces
 
     def _forget_looks(self) -> None:
         self._listings.clear()

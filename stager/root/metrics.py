@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stager.root.rules import Rules
 
 #: The figures of one line, in the order of `stager.disk.jobs.note_figures`.
-FIGURES = ("hits", "misses", "evictions", "failures", "seconds")
+FIGURES = ("hits", "misses", "evictions", "failures", "seconds", "slow")
 #: The most that one job adds to each figure but the seconds: more paths than a job stages.
 _MOST_OF_JOB = 10_000.0
 #: Seconds to wait for another clean-up that writes the figures.
@@ -111,6 +111,7 @@ _COUNTERS = {
     "evictions": "Copies that were removed to make room.",
     "failures": "Stages that failed.",
     "seconds": "Seconds that jobs waited for their stages.",
+    "slow": "Stages that this node's slow disk held back.",
 }
 
 

@@ -54,6 +54,9 @@ class Transferred:
     #: because no buffer was free that the writer still had to write.
     reading: float
     writing: float
+    #: Bytes that this rank wrote, and the seconds in which it was writing.
+    written: int = 0
+    write_seconds: float = 0.0
 
 
 def broadcast(
@@ -98,6 +101,8 @@ def broadcast(
         seconds=now - begun,
         reading=pump.reading,
         writing=pump.writing + now - moved,
+        written=drain.busy.size,
+        write_seconds=drain.busy.seconds,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stager.base.errors import Failure
-from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, event, total
+from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, Slow, event, total
 from stager.base.text import bytes_text, seconds_text
 from stager.cli.render import failure_lines, phase_line, progress_line, rate_lines, summary
 from stager.launch.job import fold
@@ -315,6 +315,7 @@ def test_the_json_of_an_outcome() -> None:
         "dry_run": False,
         "phases": {"survey": 0.5, "broadcast": 2.0},
         "evicted": [],
+        "slow": [],
         "code": 0,
     }
 
@@ -327,6 +328,7 @@ def test_the_json_of_a_failed_outcome() -> None:
         "dry_run": True,
         "phases": {},
         "evicted": [],
+        "slow": [],
         "code": 5,
     }
 
@@ -350,6 +352,20 @@ def test_evicted_copies_are_listed_first(count: int, dry_run: bool, lines: list[
     ]
     outcome = Outcome([item(["n1"], [])], [], 1.0, dry_run=dry_run, evicted=evicted)
     assert summary(outcome, fold)[:-1] == lines
+    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_slow_node_is_told_last_also_where_the_stage_failed(*, failed: bool) -> None:
+    failures = [Failure(5, "/nvme is full", "n1")] if failed else []
+    items = [] if failed else [item(["n1"], [])]
+    outcome = Outcome(items, failures, 1.0, slow=[Slow("n17", 40e6, 900e6, 25.0)])
+    first, line = summary(outcome, fold)
+    assert first.startswith("n1: /nvme is full" if failed else "/nvme/img: 256.0 MiB from ")
+    assert line == (
+        "n17 is slow: it writes 40 MB/s, the others 900 MB/s, which took 25.0 s more; tell the "
+        "administrator"
+    )
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 

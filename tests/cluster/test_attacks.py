@@ -1024,7 +1024,7 @@ def test_a_forged_size_does_not_keep_the_copies_of_others(site: Site) -> None:
 def test_a_lie_about_figures_counts_up_to_a_jobs_most(site: Site) -> None:
     with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
         job = running(site, "n2")
-        lie = f"yes '1e9 1e9 1e9 1e9 1e9' | head -20 >{ROOM}/{job.id}.figures"
+        lie = f"yes '1e9 1e9 1e9 1e9 1e9 1e9' | head -20 >{ROOM}/{job.id}.figures"
         site.run(lie, user="bob", on="n2")
         end(site, job)
         figures = dict(

@@ -298,6 +298,7 @@ def test_figures_are_kept_for_prometheus(site: Site) -> None:
         "slurm_stage_misses_total": "3",
         "slurm_stage_evictions_total": "0",
         "slurm_stage_failures_total": "1",
+        "slurm_stage_slow_total": "0",
     }
     assert not list(site.path("n1", "/run").glob("figures.prom.*"))
     assert not site.path("n3", "/run/figures.prom").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,6 +102,36 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
     result = world.move(how=Settings(depth=3, algorithm=algorithm))
     world.assert_arrived(result)
     assert 0 <= result.reading + result.writing <= result.seconds
+
+
+class SlowMemory(Memory):
+    """Memory that takes 10 ms for each write."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        time.sleep(0.01)
+        super().write(data, offset)
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+def test_each_rank_knows_how_fast_it_writes_and_how_long_it_held_the_others_up(
+    comm: MPI.Intracomm, writers: int
+) -> None:
+    """The last rank has a slow disk. Two threads that write at once are busy once."""
+    chunks = 60
+    world = World(comm, random_bytes(chunks * CHUNK))
+    is_slow = comm.rank == comm.size - 1
+    if is_slow:
+        world.writer = SlowMemory(b"")
+    result = world.move(how=Settings(depth=3, writers=writers))
+    world.assert_arrived(result)
+    assert result.written == len(world.data)
+    least = chunks * 0.01 / writers
+    if is_slow:
+        assert least <= result.write_seconds <= result.seconds
+        assert result.writing > 0.5 * least
+    else:
+        assert result.write_seconds < 0.5 * least
+        assert result.writing < 0.5 * least
 
 
 @given(

@@ -10,15 +10,15 @@ NONE = dict.fromkeys(FIGURES, 0.0)
 
 
 def test_a_jobs_figures_are_taken() -> None:
-    assert read_figures([1, 2, 3, 1, 1.75], 60) == dict(
-        zip(FIGURES, (1, 2, 3, 1, 1.75), strict=True)
+    assert read_figures([1, 2, 3, 1, 1.75, 1], 60) == dict(
+        zip(FIGURES, (1, 2, 3, 1, 1.75, 1), strict=True)
     )
 
 
 @pytest.mark.parametrize(
     "answer",
-    [None, 7, "1 2 3 4 5", {}, [], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [-1, "1", None, [], {}],
-     [float("nan"), float("inf"), 1e300, 10**400, 0]],
+    [None, 7, "1 2 3 4 5", {}, [], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7],
+     [-1, "1", None, [], {}, 0], [float("nan"), float("inf"), 1e300, 10**400, 0, 0]],
     ids=str,
 )  # fmt: skip
 def test_anything_but_figures_is_ignored(answer: object) -> None:
@@ -27,7 +27,7 @@ def test_anything_but_figures_is_ignored(answer: object) -> None:
 
 def test_one_job_adds_to_the_figures_up_to_a_limit_only() -> None:
     most = dict.fromkeys(FIGURES, 10_000.0) | {"seconds": 60.0}
-    assert read_figures([1e14] * 5, 60) == most
+    assert read_figures([1e14] * 6, 60) == most
 
 
 def test_copies_take_no_more_than_the_disk_holds() -> None:
@@ -44,7 +44,7 @@ def test_what_a_disk_holds_is_known_and_a_missing_one_holds_nothing() -> None:
 
 
 def test_figures_are_written_as_prometheus_reads_them() -> None:
-    totals = dict(zip(FIGURES, (1, 2, 3, 4, 5.5), strict=True))
+    totals = dict(zip(FIGURES, (1, 2, 3, 4, 5.5, 6), strict=True))
     held = {"/nvme": (1e15, 1e6), '/a"b': (0.0, 0.0)}
     usage = {"5001": {"/nvme": [10, 1]}, "5002": {"/nvme": [1 << 40, 2], "/gone": [5, 5]}}
     assert (
@@ -73,5 +73,8 @@ slurm_stage_failures_total 4
 # HELP slurm_stage_seconds_total Seconds that jobs waited for their stages.
 # TYPE slurm_stage_seconds_total counter
 slurm_stage_seconds_total 5.5
+# HELP slurm_stage_slow_total Stages that this node's slow disk held back.
+# TYPE slurm_stage_slow_total counter
+slurm_stage_slow_total 6
 """
     )

@@ -1,0 +1,82 @@
+"""A node with a slow disk is named, with its rate and that of the others, wherever stages are told.
+
+The disk is a filesystem in a file that a program of FUSE writes at a limited rate.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.site import POLICY, REPOSITORY, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+#: Bytes that are staged, and that the slow disk takes in a second.
+SIZE, RATE = 48_000_000, 5_000_000
+PROGRAM = REPOSITORY / "tests/support/slow_disk.c"
+SLOW = "n3"
+PUT = f"""\
+set -e
+mkdir /run/slow /run/shown
+truncate --size=300M /run/slow/image
+mkfs.ext4 -q -m 0 -O ^has_journal -E lazy_itable_init=0 /run/slow/image
+/shared/slow_disk /run/slow/image /run/shown {RATE}
+mount -o loop,noatime /run/shown/disk /nvme
+chmod 1777 /nvme
+"""
+UNDO = """\
+umount /nvme; umount /run/shown
+rm -r /run/slow /run/shown
+"""
+#: n3 writes about 5 MB/s, the others whatever this machine can do.
+LINE = re.compile(
+    r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s, which took "
+    r"(\d+)\.\d s more; tell the administrator"
+)
+
+
+@contextmanager
+def slow_disk(site: Site) -> Iterator[None]:
+    """Have /nvme of one node on a slow disk."""
+    flags = ["-O2", "-Wall", "-Werror", "-I/usr/include/fuse3"]
+    program = str(site.shared("slow_disk"))
+    subprocess.run(["gcc", "-o", program, *flags, str(PROGRAM), "-lfuse3"], check=True)
+    site.run(PUT, user="root", on=SLOW)
+    try:
+        yield
+    finally:
+        site.run(UNDO, user="root", on=SLOW)
+
+
+def test_a_slow_disk_is_told_with_its_node_and_both_rates(site: Site) -> None:
+    site.run(f"head -c {SIZE} /dev/urandom > /shared/data")
+    site.run("rm -f /run/slurm-stage/figures.json", user="root", on=SLOW)
+    metrics = '[metrics]\ntextfile = "/run/figures.prom"\n'
+    with slow_disk(site), site.policy(POLICY + metrics):
+        job = site.sbatch("echo begun", "-N4", "--stage=/shared/data:/nvme/data")
+        assert job.wait().exit_code == "0:0", job.output()
+        site.assert_healthy()
+        summary, line, begun = job.output().splitlines()
+        assert digest(site.copy(SLOW, "/nvme/data")) == digest(site.shared("data"))
+    assert summary.startswith("stage: /nvme/data: 45.8 MiB from /shared/data to n[1-4] (4 nodes) ")
+    match = LINE.fullmatch(line)
+    assert match, job.output()
+    assert 5 <= int(match[1]) <= 30
+    assert begun == "begun"
+    assert [counted(site, node) for node in site.nodes] == [0, 0, 1, 0]
+
+
+def counted(site: Site, node: str) -> int:
+    """Return how many stages the node says it held back."""
+    figures = site.path(node, "/run/figures.prom").read_text()
+    return int(figures.rpartition("slurm_stage_slow_total ")[2])
