@@ -28,6 +28,12 @@ MPI_REMEDY = (
     "needs pmix)"
 )
 
+#: The same where mpiexec starts them.
+HOSTS_REMEDY = (
+    "try again, and if it fails again check that the MPI library of the ranks is that of this "
+    "mpiexec (mpiexec in the [launch] section of stage.toml), and that no host is named twice"
+)
+
 
 class StageError(Exception):
     """A failure that the user understands by its message alone.

@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from stager.base.errors import UsageError
+from stager.base.launchers import LAUNCHERS
 from stager.base.options import OPTION_TYPES
 from stager.base.paths import SITE_CONFIG
 from stager.cli.complete import nodes
@@ -35,11 +36,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Where ranks are started: on ``local`` simulated nodes, or if that is 0, on a job's nodes."""
+    """Where ranks are started: on ``local`` simulated nodes, or if that is 0, on a job's nodes.
+
+    ``hosts``, ``hostfile`` or ``launcher`` name other nodes than those of a Slurm job, on which
+    ranks are started when all have answered within ``wait`` seconds; None for the site's.
+    """
 
     local: int
     local_root: Path | None
     config: Path
+    hosts: str = ""
+    hostfile: Path | None = None
+    launcher: str | None = None
+    wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -
     # An unset variable of a script gives an empty list: that must not mean all nodes of the job.
     given = parameter.name and context.get_parameter_source(parameter.name)
     if given is ParameterSource.COMMANDLINE and not value.strip():
-        raise UsageError("--nodes is empty: name the nodes, such as n[1-4]")
+        raise UsageError(f"--{parameter.name} is empty: name the nodes, such as n[1-4]")
     return value
 
 
@@ -102,6 +111,24 @@ run_options = _together(
     click.option(
         "--local-root", type=click.Path(path_type=Path),
         help="Folder for the disks of the simulated nodes.  [default: ./stage-nodes]",
+    ),
+    click.option(
+        "--hosts", metavar="HOSTS", default="", callback=_not_empty,
+        help="Without Slurm: use these hosts, such as n[1-4], over ssh.",
+    ),
+    click.option(
+        "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
+        help="Without Slurm: use the hosts in this file of mpiexec, over ssh.",
+    ),
+    click.option(
+        "--launcher", type=click.Choice(LAUNCHERS), metavar="NAME",
+        help=f"Use the nodes of this job: of {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}.  "
+        "[default: as the environment says]",
+    ),
+    click.option(
+        "--wait", type=click.FloatRange(0, 86_400), metavar="S",
+        help="Without Slurm: wait so many seconds until all hosts answer; 0: ask none.  "
+        "[default: that of stage.toml, 30]",
     ),
     config_option,
 )  # fmt: skip

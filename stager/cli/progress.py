@@ -58,6 +58,13 @@ class Progress:
             self._wait(event["destination"], words, event["seconds"])
         elif event["event"] == "restarted":
             self._say("Slurm lost a connection between the nodes; the staging starts again")
+        elif event["event"] == "hosts":
+            self._say(event["line"])
+        elif event["event"] == "silent":
+            from stager.launch.job import fold  # takes 20 ms
+
+            so_far = f"{seconds_text(event['seconds'])} so far"
+            self._say(f"waiting for {fold(event['nodes'])} to answer, {so_far}")
         elif event["event"] == "launch" and self._verbose:
             self._say(f"srun --mpi={event['mpi']} starts the ranks")
         elif event["event"] == "network" and self._verbose:

@@ -21,7 +21,9 @@ from stager.cli.console import complain, say, width
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, summary
+from stager.cli.stores import with_stores
 from stager.launch import job
+from stager.launch.choose import choose
 from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
 from stager.launch.mpi import settle
@@ -33,13 +35,13 @@ from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.resolve import resolve
-from stager.source.location import is_url
 from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from stager.base.outcome import Outcome
+    from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
     from stager.launch.job import JobContext
     from stager.request.directive import Directive
@@ -47,18 +49,10 @@ if TYPE_CHECKING:
 
     OnEvent = Callable[[dict[str, Any]], None]
 
+#: Characters of a hostfile that are read: 65,536 hosts with long names.
+_LONGEST_HOSTFILE = 16 << 20
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
-
-
-def _with_credentials(request: StageRequest) -> Mapping[str, str]:
-    """Return this process's environment, with what opens the stores of the request's URLs."""
-    urls = [item.source for item in request.items if is_url(item.source)]
-    if not urls:
-        return os.environ
-    from stager.launch.credentials import with_credentials  # only for URLs
-
-    return with_credentials(os.environ, urls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ class JobNodes:
         try:
             return run(
                 srun_argv(srun, self.context, rules, library),
-                rank_environment(_with_credentials(request), rules, request, for_srun),
+                rank_environment(with_stores(request), rules, request, for_srun),
                 rules.launch.start_timeout,
                 on_event,
                 Pulses(
@@ -132,9 +126,7 @@ class SimulatedNodes:
             self._make_disks()
         return run(
             mpiexec_argv(self.count),
-            rank_environment(
-                _with_credentials(request), self.rules, request, mpiexec_environment()
-            ),
+            rank_environment(with_stores(request), self.rules, request, mpiexec_environment()),
             self.rules.launch.start_timeout,
             on_event,
             Pulses(lambda: simulated_names(self.count), "", request.stall_timeout),
@@ -166,9 +158,31 @@ def _instead(rules: Policy) -> str:
     )
 
 
-def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes:
-    """Return the nodes that ``options`` mean. Raise UsageError, PolicyRefusal, LaunchError."""
-    return SimulatedNodes.find(options) if options.local else JobNodes.find(options.config)
+def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
+    """Return the nodes that ``options`` and the environment mean.
+
+    Raise UsageError, PolicyRefusal, LaunchError.
+    """
+    file = str(options.hostfile or "")
+    if options.local:
+        if options.hosts or file or options.launcher:
+            raise UsageError("--local simulates nodes: remove --hosts, --hostfile and --launcher")
+        return SimulatedNodes.find(options)
+    launcher, hosts = choose(
+        os.environ, _read, hosts=options.hosts, file=file, launcher=options.launcher or ""
+    )
+    if hosts is None:
+        return JobNodes.find(options.config)
+    from stager.cli.on_hosts import HostNodes  # only without Slurm
+
+    rules = load_policy(options.config, simulated=False)
+    wait = rules.launch.wait if options.wait is None else options.wait
+    return HostNodes(rules, launcher, hosts, wait)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read(_LONGEST_HOSTFILE)
 
 
 def parse_values(values: Iterable[str]) -> list[Directive]:
@@ -222,10 +236,17 @@ def stage_values(
     nodes = find_nodes(options)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
+    told: dict[str, str] = {}
     with Progress(tell, bars=screen, verbose=verbose) as progress:
-        outcome = nodes.run(replace(request, dry_run=dry_run, by_hand=True), progress.show)
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "hosts":
+                told["launcher"] = event["line"]
+            progress.show(event)
+
+        outcome = nodes.run(replace(request, dry_run=dry_run, by_hand=True), on_event)
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:
         print_outcome(outcome, say, complain)
         if verbose:

@@ -71,8 +71,8 @@ def number(environment: Mapping[str, str]) -> int:
     text = environment.get("SLURM_JOB_ID", "")
     if not text.isdecimal():
         raise UsageError(
-            "not inside a Slurm job: use sbatch, salloc or srun first, "
-            "or --local N to simulate N nodes on this machine"
+            "not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
+            "name nodes, or --local N to simulate N nodes on this machine"
         )
     het_size = environment.get("SLURM_HET_SIZE", "")
     if het_size.isdecimal() and int(het_size) > 1:

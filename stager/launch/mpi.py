@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stager.request.policy import Policy
 
 #: mpi4py's variables for the kind of its library, and for the library itself.
-_ABI, _LIBRARY = "MPI4PY_MPIABI", "MPI4PY_LIBMPI"
+ABI, _LIBRARY = "MPI4PY_MPIABI", "MPI4PY_LIBMPI"
 #: The folders that Debian names by the kind of machine.
 _TRIPLET = f"{os.uname().machine}-linux-gnu"
 #: The libraries that the loader finds by itself, by their own names (ldconfig(8)), and the folders
@@ -98,18 +98,18 @@ def settle(policy: Policy, srun: str) -> Policy:
     ``srun`` is its path. What the site names stays. Raise LaunchError if nothing fits.
     """
     launch = policy.launch
-    abis = _abis(launch.environment)
+    abis = installed_abis(launch.environment)
     plugin = choose_plugin(_plugins(srun), abis) if launch.mpi == "auto" else launch.mpi
     abi = choose_abi(plugin, abis)
-    environment = {**({_ABI: abi} if abi else {}), **launch.environment}
+    environment = {**({ABI: abi} if abi else {}), **launch.environment}
     settled = launch.model_copy(update={"mpi": plugin, "environment": environment})
     return policy.model_copy(update={"launch": settled})
 
 
-def _abis(environment: Mapping[str, str]) -> set[str]:
+def installed_abis(environment: Mapping[str, str]) -> set[str]:
     """Return the kinds of the MPI libraries that ranks with ``environment`` may load here."""
-    if _ABI in environment:
-        return {environment[_ABI]}
+    if ABI in environment:
+        return {environment[ABI]}
     if _LIBRARY in environment:
         return set()  # mpi4py looks into it
     # mpi4py looks first for a library that is a Python package, and then for no other.

@@ -70,11 +70,13 @@ def run(
     start_timeout: float,
     on_event: Callable[[dict[str, Any]], None],
     pulses: Pulses | None = None,
+    remedy: str = MPI_REMEDY,
 ) -> Outcome:
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
-    out whether they stall. Start the ranks again if Slurm lost a connection before they began.
+    out whether they stall. ``remedy`` is for ranks that do not start. Start them again if Slurm
+    lost a connection before they began.
 
     Raise LaunchError if the launcher cannot be started, the ranks stall, or they end without an
     Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all, or one
@@ -94,7 +96,8 @@ def run(
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
         kind = LaunchError if listener.connected else NotStartedError
-        raise kind(_no_outcome(launcher, process.code, listener, start_timeout))
+        text = _no_outcome(launcher, process.code, listener, start_timeout, remedy)
+        raise kind(text)
     return _with_launch(
         listener.outcome,
         before=listener.outcome_at - begun,
@@ -109,7 +112,9 @@ def _with_launch(outcome: Outcome, *, before: float, after: float) -> Outcome:
     return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
-def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: float) -> str:
+def _no_outcome(
+    launcher: str, code: int, listener: _Listener, start_timeout: float, remedy: str
+) -> str:
     """Return the message for ranks that ended, or did not begin, without an Outcome."""
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     if listener.stall:
@@ -121,9 +126,9 @@ def _no_outcome(launcher: str, code: int, listener: _Listener, start_timeout: fl
     elif listener.timed_out and (absent := listener.absent()):
         problem = _ABSENT.format(start_timeout, fold(absent))
     elif listener.timed_out:
-        problem = f"MPI did not start within {start_timeout:g} s; {MPI_REMEDY}"
+        problem = f"MPI did not start within {start_timeout:g} s; {remedy}"
     elif not listener.begun:
-        problem = f"MPI did not start: {launcher} {ended}; {MPI_REMEDY}"
+        problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
         why = listener.crash or f"{launcher} {ended}"
         problem = f"staging ended early: {why}; submit again"

@@ -65,6 +65,8 @@ class Pulses:
     own: str
     limit: float
     is_suspended: Callable[[], bool] = lambda: False
+    #: The launcher, as a message names it.
+    launcher: str = "srun"
     _begun: float = 0.0
     _looked_at: float = 0.0
     _expected: list[str] | None = None
@@ -120,7 +122,8 @@ class Pulses:
         if not heard:
             where = f"on {self.own}" if self.own else "here"
             return (
-                f"no node has answered {waited}: the network or srun has failed {where}; {_REMEDY}"
+                f"no node has answered {waited}: the network or {self.launcher} has failed "
+                f"{where}; {_REMEDY}"
             )
         if heard == [self.own] and len(silent) > 1:
             return (

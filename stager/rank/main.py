@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
-from stager.base.errors import MPI_REMEDY, Failure, LaunchError, StageError
+from stager.base.errors import HOSTS_REMEDY, MPI_REMEDY, Failure, LaunchError, StageError
+from stager.base.hostnames import name_here
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.disk.jobs import note_figures
@@ -52,6 +53,10 @@ def main() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for the user's program, not yet started
     comm = MPI.COMM_WORLD
+    if request.hosts and comm.rank:
+        # Long lines reach mpiexec in several pieces, and it does not keep other ranks' lines out of
+        # them. Only the first rank has such lines to tell.
+        os.dup2(2, 1)
     watch = Stopwatch(process_begun(), Phase.MPI_INIT)
     watch.enter(Phase.SURVEY)
     node = _node(request, comm.rank)
@@ -138,6 +143,8 @@ def _node(request: StageRequest, rank: int) -> Node:
     if request.local_root:
         name = f"node{rank + 1}"
         return Node(name, f"{request.local_root}/{name}", uid)
+    if request.hosts and (name := name_here(request.hosts)):
+        return Node(name, "", uid)
     return Node(os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "", uid)
 
 
@@ -165,7 +172,9 @@ def _guarded(context: Context) -> Iterator[None]:
         comm.Barrier()
     # The launcher waits for this event for a limited time. From now on the ranks watch each other.
     if comm.rank == 0:
-        tell("started", nodes=comm.size)
+        # Hosts may have other names than the launcher knows them by.
+        names = {"names": context.channel.nodes} if context.request.hosts else {}
+        tell("started", nodes=comm.size, **names)
     yield
     if guard:
         guard.leave()
@@ -225,7 +234,7 @@ def _check_world(context: Context) -> None:
         started = "1 process" if comm.size == 1 else f"{comm.size} processes"
         nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
         problem = f"MPI started {started}, but the job has {nodes}"
-        text = f"{problem}; {MPI_REMEDY}"
+        text = f"{problem}; {HOSTS_REMEDY if request.hosts else MPI_REMEDY}"
         raise RefusedError([Failure(LaunchError.code, text, names[0])])
     repeated = [name for name in names if names.count(name) > 1]
     if repeated and not request.hello:

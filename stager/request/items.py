@@ -146,6 +146,8 @@ class StageRequest:
     log_user: str = ""
     #: Only find out how many ranks there are; several may be on one node.
     hello: bool = False
+    #: The hosts on which ranks were started without Slurm; a rank takes its node's name from there.
+    hosts: tuple[str, ...] = ()
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
@@ -158,6 +160,8 @@ class StageRequest:
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
+        if not self.hosts:
+            del data["hosts"]
         data["items"] = [item.to_json() for item in self.items]
         text = json.dumps(data, ensure_ascii=False)
         size = len(os.fsencode(text))
@@ -191,5 +195,6 @@ class StageRequest:
         space = Space(**{**space, "roots": tuple(space["roots"])})
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
+        data["hosts"] = tuple(data.pop("hosts", ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
         return cls(items=items, transfer=Settings(**transfer), space=space, remote=remote, **data)

@@ -7,6 +7,7 @@ PolicyRefusal that names the file and the key.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from contextlib import suppress
 from ipaddress import ip_network
@@ -65,6 +66,16 @@ def _possible_value(value: str) -> str:
     if "\0" in value:
         raise ValueError("must not contain a NUL character")
     return value
+
+
+def _possible_command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be read as a command: {error}") from None
+    if not words:
+        raise ValueError("must name a program")
+    return text
 
 
 Environment = dict[
@@ -210,6 +221,12 @@ class Launch(_Section):
     #: which the ranks watch each other. "auto": MPI chooses by itself, and the ranks choose the
     #: watch's network by kind and speed (`rank.network`).
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
+    #: Without Slurm: the mpiexec that starts the ranks (`launch.remote`), and the program by which
+    #: it reaches other hosts, with its options.
+    mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
+    agent: Annotated[str, AfterValidator(_possible_command)] = "ssh"
+    #: Without Slurm: most seconds until all hosts answer; 0 to ask none.
+    wait: Annotated[float, Field(ge=0, le=86_400, strict=True)] = 30
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
 

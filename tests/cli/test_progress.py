@@ -120,3 +120,14 @@ def test_nodes_that_do_not_watch_each_other_are_named_where_that_is_asked_for() 
         "only after stall_timeout"
     )
     assert lines == [line]
+
+
+def test_it_is_told_what_starts_the_ranks_and_which_hosts_are_waited_for() -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        progress.show({"event": "hosts", "line": "by flux run on 4 nodes, from FLUX_JOB_NODELIST"})
+        progress.show({"event": "silent", "nodes": ["n3", "n4"], "seconds": 10.0})
+    assert lines == [
+        "by flux run on 4 nodes, from FLUX_JOB_NODELIST",
+        "waiting for n[3-4] to answer, 10.0 s so far",
+    ]

@@ -34,8 +34,8 @@ ENVIRONMENT = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4",
 }  # fmt: skip
 OUTSIDE = (
-    "not inside a Slurm job: use sbatch, salloc or srun first, "
-    "or --local N to simulate N nodes on this machine"
+    "not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
+    "name nodes, or --local N to simulate N nodes on this machine"
 )
 UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running (scontrol show job 17)"
 

@@ -90,6 +90,7 @@ REQUESTS = st.builds(
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
     log_user=TEXTS,
+    hosts=st.lists(st.text()).map(tuple),
     local_root=st.just("") | PATHS,
     key=st.binary(min_size=KEY_SIZE, max_size=KEY_SIZE).map(bytes.hex),
 )

@@ -42,6 +42,9 @@ mpi = "pmi2"
 start_timeout = 30
 authenticate = false
 interface = "10.1.0.0/16"
+mpiexec = "/opt/mpich/bin/mpiexec"
+agent = "ssh -p 2222"
+wait = 120.5
 environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
@@ -117,6 +120,9 @@ def test_the_defaults_are_these() -> None:
             "start_timeout": 120,
             "authenticate": True,
             "interface": "auto",
+            "mpiexec": "mpiexec",
+            "agent": "ssh",
+            "wait": 30,
             "environment": {},
         },
         "transfer": {
@@ -171,6 +177,9 @@ def test_every_key_can_be_set(path: Path) -> None:
             "start_timeout": 30,
             "authenticate": False,
             "interface": "10.1.0.0/16",
+            "mpiexec": "/opt/mpich/bin/mpiexec",
+            "agent": "ssh -p 2222",
+            "wait": 120.5,
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {
@@ -484,6 +493,13 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ("[transfer]\nstall_timeout = true", f"transfer.stall_timeout: {LIMIT}"),
         ('[transfer]\nstall_timeout = "1m"', f"transfer.stall_timeout: {LIMIT}"),
         ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
+        ("[launch]\nmpiexec = ''", "launch.mpiexec: String should have at least 1 character"),
+        ("[launch]\nagent = ' '", "launch.agent: must name a program"),
+        (
+            '[launch]\nagent = "ssh \'"',
+            "launch.agent: cannot be read as a command: No closing quotation",
+        ),
+        ("[launch]\nwait = -1", "launch.wait: Input should be greater than or equal to 0"),
         ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
         (
             "[transfer]\nchunk = 131071",

@@ -1,0 +1,6 @@
+"""Name what may start ranks, for the command line and for `launch.choose`."""
+
+#: Slurm, and the others in the order in which the environment is asked whether it is one of theirs.
+SLURM = "slurm"
+OTHERS = ("flux", "pbs", "lsf", "dstack", "kubernetes")
+LAUNCHERS = (SLURM, *OTHERS)

@@ -1,0 +1,85 @@
+"""Run a request on hosts that the user names, or that another scheduler than Slurm names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from stager.base import linux
+from stager.base.errors import HOSTS_REMEDY, PolicyRefusal
+from stager.base.hostnames import name_here
+from stager.cli.stores import with_stores
+from stager.launch.on_hosts import launch_by_flux, launch_by_mpiexec, others
+from stager.launch.peers import peer_key, peers_library
+from stager.launch.reach import wait_for
+from stager.launch.run import run
+from stager.launch.stall import Pulses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stager.base.outcome import Outcome
+    from stager.launch.hosts import Hosts
+    from stager.request.items import StageRequest
+    from stager.request.policy import Policy
+
+    OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostNodes:
+    """Hosts on which ``launcher`` starts the ranks, once all answer within ``wait`` seconds."""
+
+    rules: Policy
+    launcher: str
+    hosts: Hosts
+    wait: float
+
+    def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
+        """Run ``request`` on these hosts.
+
+        Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
+        """
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal("root cannot stage: stage as an ordinary user")
+        names = list(self.hosts.names)
+        request = replace(
+            request, nodes=len(names), hosts=self.hosts.names,
+            log_user=str(os.getuid()) if self.rules.report.syslog else "",
+        )  # fmt: skip
+        library = peers_library() if self.rules.launch.authenticate and len(names) > 1 else None
+        by = launch_by_flux if self.launcher == "flux" else launch_by_mpiexec
+        extra = peer_key() if library else {}
+        known = list(names)
+
+        def on_rank_event(event: dict[str, Any]) -> None:
+            if event["event"] == "started":
+                known[:] = map(str, event["names"])
+            on_event(event)
+
+        with by(self.hosts, self.rules, request, with_stores(request), extra, library) as launch:
+            nodes = "1 node" if len(names) == 1 else f"{len(names)} nodes"
+            on_event(
+                {"event": "hosts", "line": f"by {launch.name} on {nodes}, from {self.hosts.origin}"}
+            )
+            if launch.agent and self.wait:
+                wait_for(
+                    others(self.hosts), launch.agent, launch.environment, self.wait,
+                    lambda silent, seconds: on_event(
+                        {"event": "silent", "nodes": silent, "seconds": seconds}
+                    ),
+                )  # fmt: skip
+            return run(
+                launch.argv,
+                launch.environment,
+                self.rules.launch.start_timeout,
+                on_rank_event,
+                Pulses(
+                    names=lambda: known,
+                    own=name_here(names),
+                    limit=request.stall_timeout,
+                    launcher=launch.name,
+                ),
+                HOSTS_REMEDY,
+            )

@@ -1,0 +1,130 @@
+"""Build what starts ranks on hosts without Slurm: argument list, environment, hostfile."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+from stager.base.hostnames import name_here
+from stager.launch import flux, hydra, openmpi
+from stager.launch.commands import search_path
+from stager.launch.environment import rank_environment
+from stager.launch.reach import ssh_agent
+from stager.launch.remote import find_mpiexec, settle_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stager.launch.hosts import Hosts
+    from stager.request.items import StageRequest
+    from stager.request.policy import Policy
+
+#: What finds the user's keys for ssh, in mpiexec's environment.
+_FOR_SSH = ("SSH_AUTH_SOCK",)
+#: How variables begin by which mpiexec would believe that Slurm is to start the ranks, and those
+#: that are not for the ranks: each host has its own.
+_OF_SLURM = ("SLURM_", "_SLURM_")
+_NOT_FOR_RANKS = ("PATH", *_FOR_SSH)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What starts the ranks. ``agent`` reaches hosts; empty if the launcher sees to it itself."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    #: What starts the ranks, as a line tells it.
+    name: str
+    agent: tuple[str, ...]
+
+
+def others(hosts: Hosts) -> list[str]:
+    """Return the hosts that are reached by ssh: all but this one."""
+    own = name_here(hosts.names)
+    return [name for name in hosts.names if name != own]
+
+
+def find_agent(hosts: Hosts, policy: Policy) -> list[str]:
+    """Return what reaches other hosts. Raise LaunchError if it is not installed."""
+    return ssh_agent(shlex.join(hosts.agent) if hosts.agent else policy.launch.agent)
+
+
+@contextmanager
+def launch_by_mpiexec(
+    hosts: Hosts,
+    policy: Policy,
+    request: StageRequest,
+    environment: Mapping[str, str],
+    extra: Mapping[str, str],
+    library: str | None,
+) -> Iterator[Launch]:
+    """Yield what starts one rank on each host; its hostfile is gone at the end.
+
+    ``extra`` are variables of the ranks besides, and ``library`` is preloaded. Raise LaunchError,
+    UsageError, PolicyRefusal.
+    """
+    mpiexec = find_mpiexec(policy)
+    agent = find_agent(hosts, policy)
+    policy = settle_library(policy, mpiexec)
+    of_ranks = _of_ranks(policy, request, environment, extra)
+    names = [name for name in of_ranks if name not in _NOT_FOR_RANKS]
+    with _hostfile_folder() as folder:
+        path = f"{folder}/hosts"
+        if mpiexec.abi == "openmpi":
+            argv = openmpi.command(mpiexec.path, hosts.names, path, names, library)
+            text, own = openmpi.hostfile(hosts.names), openmpi.variables(hosts.names, agent)
+        else:
+            argv = hydra.command(mpiexec.path, hosts.names, path, names, agent, library)
+            text, own = hydra.hostfile(hosts.names), hydra.variables(agent)
+        with open(path, "x", encoding="ascii") as file:
+            file.write(text)
+        kept = {name: environment[name] for name in _FOR_SSH if name in environment}
+        yield Launch(
+            argv, {**of_ranks, **own, **hosts.variables, **kept},
+            f"mpiexec of {mpiexec.name}", tuple(agent),
+        )  # fmt: skip
+
+
+@contextmanager
+def launch_by_flux(
+    hosts: Hosts,
+    policy: Policy,
+    request: StageRequest,
+    environment: Mapping[str, str],
+    extra: Mapping[str, str],
+    library: str | None,
+) -> Iterator[Launch]:
+    """Yield what starts one rank on each host, as `launch_by_mpiexec` does."""
+    path = shutil.which("flux", path=search_path("flux"))
+    if path is None:
+        raise LaunchError("flux is in none of the folders of PATH", os.uname().nodename)
+    of_ranks = _of_ranks(policy, request, environment, extra)
+    argv = flux.command(path, hosts, [name for name in of_ranks if name != "PATH"], library)
+    yield Launch(argv, {**of_ranks, **hosts.variables}, "flux run", ())
+
+
+def _of_ranks(
+    policy: Policy,
+    request: StageRequest,
+    environment: Mapping[str, str],
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    found = rank_environment(environment, policy, request, extra)
+    return {name: value for name, value in found.items() if not name.startswith(_OF_SLURM)}
+
+
+def _hostfile_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="stage-hosts-")
+    except OSError as error:
+        raise LaunchError(
+            f"no folder for a hostfile can be made: {error.strerror}; set TMPDIR to one where you "
+            "may write",
+            os.uname().nodename,
+        ) from None

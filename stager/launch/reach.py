@@ -1,0 +1,211 @@
+"""Ask hosts over ssh until all answer: mpiexec would fail, or wait for ever, if one does not.
+
+Each is asked whether it has the Python of the ranks. A host that refuses for a reason that time
+does not mend ends the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+from stager.base.text import printable
+from stager.launch.commands import search_path
+from stager.launch.job import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Tell = Callable[[list[str], float], None]
+
+#: Hosts that are asked at once; seconds between two questions to one, and for the answer to one.
+_FAN_OUT, _PAUSE, _PATIENCE = 64, 1.0, 10.0
+#: Seconds between two reports of who has not answered.
+_PERIOD = 5.0
+#: Bytes of an answer that are looked at.
+_LONGEST = 4096
+#: What ssh says (ssh(1)) where it would say the same again, and what to do then.
+_FINAL = (
+    (re.compile(r"Permission denied"), "let your key log in there (ssh-copy-id HOST)"),
+    (re.compile(r"Host key verification failed"), "accept its host key (ssh HOST)"),
+)
+_REMEDY = "try ssh HOST true, leave it out, or wait longer (--wait SECONDS)"
+#: The exit code of ``test`` that says no.
+_NO = 1
+
+
+class _Refused(Exception):
+    """A host answered, but will never do what is asked."""
+
+
+async def _ask(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return nothing if the command ends with 0, else why not. Raise _Refused if that is final."""
+    try:
+        asked = await asyncio.create_subprocess_exec(
+            *argv, env=environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    try:
+        _, said = await asyncio.wait_for(asked.communicate(), _PATIENCE)
+    except TimeoutError:
+        return "it does not answer"
+    finally:
+        if asked.returncode is None:
+            with suppress(ProcessLookupError):
+                asked.kill()
+            await asked.wait()
+    return judge(asked.returncode or 0, said[-_LONGEST:].decode(errors="replace"))
+
+
+def judge(code: int, said: str) -> str:
+    """Return nothing if a host answered, else why it did not. Pure.
+
+    ``code`` and ``said`` are the exit code and the messages of ssh. Raise _Refused if asking again
+    is in vain.
+    """
+    if code == 0:
+        return ""
+    lines = [line for line in said.splitlines() if line.strip()]
+    why = printable(lines[-1].strip().rstrip(".").rpartition(": ")[2]) if lines else ""
+    for pattern, remedy in _FINAL:
+        if pattern.search(said):
+            raise _Refused(f"{why}; {remedy}")
+    if code == _NO and not lines:
+        raise _Refused(
+            f"{sys.executable} is not there; install slurm-stage there as on this host, at the "
+            "same path"
+        )
+    return why or f"ssh ended with code {code}"
+
+
+def wait_for(
+    hosts: Sequence[str],
+    agent: Sequence[str],
+    environment: Mapping[str, str],
+    limit: float,
+    tell: Tell,
+) -> None:
+    """Return when all ``hosts`` have answered.
+
+    ``agent`` is ssh, or what stands in for it, with its options. ``tell`` is called every few
+    seconds with the hosts that have not answered, and the seconds so far. Raise LaunchError if one
+    has not after ``limit`` seconds, or at once if it never will.
+    """
+    wait = _Wait(hosts, agent, environment, limit)
+    if hosts:
+        asyncio.run(wait.run(tell))
+    if wait.refused:
+        raise LaunchError(_grouped(wait.refused))
+    if wait.silent:
+        problem = f"no answer within {limit:g} s"
+        raise LaunchError(
+            _grouped(
+                {
+                    host: f"{problem} ({why}); {_REMEDY}" if why else f"{problem}; {_REMEDY}"
+                    for host, why in wait.silent.items()
+                }
+            )
+        )
+
+
+class _Wait:
+    """Asks hosts, again and again, and knows which have not answered, and why."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        agent: Sequence[str],
+        environment: Mapping[str, str],
+        limit: float,
+    ) -> None:
+        self.silent = dict.fromkeys(hosts, "")
+        self.refused: dict[str, str] = {}
+        self._agent = agent
+        self._environment = environment
+        self._begun = time.monotonic()
+        self._limit = limit
+        self._slots = asyncio.Semaphore(_FAN_OUT)
+
+    async def run(self, tell: Tell) -> None:
+        """Ask until all have answered, one never will, or the time is over."""
+        asked = [asyncio.create_task(self._ask_until_answer(host)) for host in self.silent]
+        teller = asyncio.create_task(self._tell(tell))
+        try:
+            async with asyncio.timeout(self._limit):
+                await _first_error(asked)
+        except (TimeoutError, _Refused):
+            pass
+        finally:
+            for task in (*asked, teller):
+                task.cancel()
+            await asyncio.gather(*asked, teller, return_exceptions=True)
+
+    async def _tell(self, tell: Tell) -> None:
+        while True:
+            await asyncio.sleep(_PERIOD)
+            tell(list(self.silent), time.monotonic() - self._begun)
+
+    async def _ask_until_answer(self, host: str) -> None:
+        argv = [*self._agent, host, "test", "-x", sys.executable]
+        while True:
+            async with self._slots:
+                try:
+                    why = await _ask(argv, self._environment)
+                except _Refused as refused:
+                    self.refused[host] = str(refused)
+                    raise
+            if not why:
+                del self.silent[host]
+                return
+            self.silent[host] = why
+            await asyncio.sleep(_PAUSE)
+
+
+async def _first_error(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all tasks. If one raises, wait a moment for others that do, and raise the same."""
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    if others:
+        more, _ = await asyncio.wait(others, timeout=_PAUSE)
+        done |= more
+    for task in done:
+        task.result()
+
+
+def _grouped(hosts: Mapping[str, str]) -> str:
+    """Return a line for each different text, with its hosts; HOST in it becomes the first of them.
+
+    >>> _grouped({"n1": "no answer; try ssh HOST true", "n2": "no answer; try ssh HOST true"})
+    'n[1-2]: no answer; try ssh n1 true'
+    """
+    named: dict[str, list[str]] = {}
+    for host, why in hosts.items():
+        named.setdefault(why, []).append(host)
+    return "\n".join(
+        f"{fold(names)}: {why.replace('HOST', names[0])}" for why, names in named.items()
+    )
+
+
+def ssh_agent(named: str) -> list[str]:
+    """Return the command that stage.toml names, found in PATH; ssh must not ask for a password.
+
+    Raise LaunchError if it is not there.
+    """
+    program, *options = shlex.split(named)
+    path = shutil.which(program, path=search_path(program))
+    if path is None:
+        raise LaunchError(
+            f"{program} is not installed here, by which other hosts are reached; install it, or "
+            "name another program in stage.toml (agent in [launch])",
+            os.uname().nodename,
+        )
+    return [path, *(("-o", "BatchMode=yes") if os.path.basename(path) == "ssh" else ()), *options]
