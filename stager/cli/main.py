@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "pack": ("pack", "Pack a folder of many files into one archive."),
     "pin": ("pin", "Protect your copies at DST from eviction."),
     "plan": ("plan", "Show what `stage` would do, without doing it."),
+    "prepare": ("prepare", "Make ready nodes on which root's part does not run."),
     "site": ("site", "Show where and what you may stage at this site."),
     "stage": ("stage", "Copy files to every node of this job."),
     "status": ("status", "Show what is staged for you, and how much space is free."),

@@ -14,9 +14,13 @@ from stager.launch.answers import frames, hello
 
 @click.command(hidden=True)
 @click.argument("command")
-def node(command: str) -> int:
-    """Carry out a command of stagectl on another node, and print the answer for it."""
-    name = job.own_name(os.environ)
+@click.argument("name", default="")
+def node(command: str, name: str) -> int:
+    """Carry out a command of stagectl on another node, and print the answer for it.
+
+    The other node may know this one by another NAME, such as its address.
+    """
+    name = name or job.own_name(os.environ)
     received = Command.from_text(command)
     click.echo(hello(name))
     for line in frames(name, answer(received, "")):

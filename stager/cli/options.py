@@ -53,12 +53,14 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Which nodes a command is about: at most one of ``nodes``, ``job_id`` and ``local_root``."""
+    """Which nodes a command is about: at most one of its fields but ``config`` is set."""
 
     nodes: str
     job_id: int | None
     local_root: Path | None
     config: Path
+    hostfile: Path | None = None
+    launcher: str | None = None
 
     def rules(self) -> Policy:
         """Return the site's policy. Raise PolicyRefusal."""
@@ -99,6 +101,12 @@ def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
+_launcher_option = click.option(
+    "--launcher", type=click.Choice(LAUNCHERS), metavar="NAME",
+    help=f"Use the nodes of this job: of {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}.  "
+    "[default: as the environment says]",
+)  # fmt: skip
+
 #: Adds the options of `RunOptions` to a command, which gets them as ``run``.
 run_options = _together(
     "run",
@@ -120,11 +128,7 @@ run_options = _together(
         "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
         help="Without Slurm: use the hosts in this file of mpiexec, over ssh.",
     ),
-    click.option(
-        "--launcher", type=click.Choice(LAUNCHERS), metavar="NAME",
-        help=f"Use the nodes of this job: of {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}.  "
-        "[default: as the environment says]",
-    ),
+    _launcher_option,
     click.option(
         "--wait", type=click.FloatRange(0, 86_400), metavar="S",
         help="Without Slurm: wait so many seconds until all hosts answer; 0: ask none.  "
@@ -145,6 +149,11 @@ node_options = _together(
     click.option(
         "--job", "job_id", type=click.IntRange(1), metavar="ID", help="Use the nodes of this job.",
     ),
+    click.option(
+        "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
+        help="Use the hosts in this file of mpiexec.",
+    ),
+    _launcher_option,
     click.option(
         "--local-root", type=click.Path(path_type=Path),
         help="Use the simulated nodes of `stage --local` in this folder.",

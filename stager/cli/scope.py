@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import StageError, UsageError
+from stager.base.hostnames import name_here
 from stager.cli.absolute import absolute
 from stager.copies import upkeep
 from stager.copies.as_owner import carry_out_for, check_may_ask
@@ -16,9 +17,11 @@ from stager.copies.status import node_status
 from stager.copies.upkeep import Action
 from stager.launch import gather, job
 from stager.launch.answers import Answer
+from stager.launch.choose import choose
+from stager.launch.hosts import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.copies.upkeep import Command
@@ -49,10 +52,18 @@ class Scope:
 
         ``srun`` is that of stage.toml, beside which Slurm's other commands are.
         """
-        if sum(map(bool, (where.nodes, where.job_id, where.local_root))) > 1:
-            raise UsageError("use only one of --nodes, --job and --local-root")
+        given = (where.nodes, where.job_id, where.local_root, where.hostfile, where.launcher)
+        if sum(map(bool, given)) > 1:
+            raise UsageError(
+                "use only one of --nodes, --job, --hostfile, --launcher and --local-root"
+            )
         if where.local_root:
             return cls.of_simulated(where.local_root)
+        if not where.nodes and not where.job_id:
+            file, launcher = str(where.hostfile or ""), where.launcher or ""
+            _, hosts = choose(environment, read_text, hosts="", file=file, launcher=launcher)
+            if hosts:
+                return cls.of_hosts(hosts.names)
         here = job.own_name(environment)
         context = None
         whole_job = True
@@ -74,6 +85,12 @@ class Scope:
             return cls(disks={here: ""})
         other_job = 0 if context else where.job_id or 0
         return cls(nodes=names, context=context, whole_job=whole_job, other_job=other_job)
+
+    @classmethod
+    def of_hosts(cls, names: Sequence[str]) -> Scope:
+        """Return these hosts, of which this machine may be one."""
+        own = name_here(names)
+        return cls(disks={own: ""} if own else {}, nodes=[name for name in names if name != own])
 
     @classmethod
     def of_simulated(cls, root: Path) -> Scope:
@@ -123,6 +140,10 @@ def answer(command: Command, disk: str) -> dict[str, Any]:
         return status.to_wire()
     if command.action is Action.FACTS:
         return _facts(command)
+    if command.action is Action.PREPARE:
+        from stager.copies.prepare import prepare_node  # only for stagectl prepare
+
+        return prepare_node(command.roots, command.config).to_wire()
     if command.user is not None:
         return carry_out_for(command.user, command, disk).to_wire()
     return upkeep.carry_out(command, disk).to_wire()

@@ -26,6 +26,7 @@ from stager.launch import job
 from stager.launch.choose import choose
 from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
+from stager.launch.hosts import read_text
 from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.peers import library_for, peer_key
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
     OnEvent = Callable[[dict[str, Any]], None]
 
-#: Characters of a hostfile that are read: 65,536 hosts with long names.
-_LONGEST_HOSTFILE = 16 << 20
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -169,7 +168,7 @@ def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
             raise UsageError("--local simulates nodes: remove --hosts, --hostfile and --launcher")
         return SimulatedNodes.find(options)
     launcher, hosts = choose(
-        os.environ, _read, hosts=options.hosts, file=file, launcher=options.launcher or ""
+        os.environ, read_text, hosts=options.hosts, file=file, launcher=options.launcher or ""
     )
     if hosts is None:
         return JobNodes.find(options.config)
@@ -178,11 +177,6 @@ def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
     rules = load_policy(options.config, simulated=False)
     wait = rules.launch.wait if options.wait is None else options.wait
     return HostNodes(rules, launcher, hosts, wait)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read(_LONGEST_HOSTFILE)
 
 
 def parse_values(values: Iterable[str]) -> list[Directive]:

@@ -51,6 +51,8 @@ class Action(StrEnum):
     UNPIN = "unpin"
     #: For `stagectl doctor`.
     FACTS = "facts"
+    #: For `stagectl prepare`.
+    PREPARE = "prepare"
 
 
 #: Files of the user's own that are named of each folder.
@@ -81,8 +83,9 @@ class Command:
     job: int = 0
     #: The uid of the user whose copies root asks about; None for those of the user who asks.
     user: int | None = None
-    #: For `Action.FACTS`: stage.toml, what Slurm's configuration names, and whether jobs run there.
+    #: The path of stage.toml, for `Action.FACTS` and `Action.PREPARE`.
     config: str = ""
+    #: For `Action.FACTS`: what Slurm's configuration names, and whether jobs run there.
     plugstack: str = ""
     tmpfs: str = ""
     computes: bool = True

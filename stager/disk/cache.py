@@ -336,7 +336,8 @@ def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
     except FileNotFoundError:
         check_disk(root or "/")  # on a full or read-only disk, root could not make it
         raise DestinationError(
-            f"{path} is missing: the site's prolog or plugin makes it; tell the administrator"
+            f"{path} is missing: the site's prolog or plugin makes it; tell the administrator "
+            "(without Slurm: run stagectl prepare)"
         ) from None
     except OSError as error:
         why = "a filesystem is mounted there" if error.errno == errno.EXDEV else error.strerror

@@ -33,8 +33,8 @@ def ask_by_clustershell(nodes: Sequence[str], command: Command) -> dict[str, Ans
     task = task_self()
     _apply_site_settings(task)
     handler = _make_handler(mailbox, command)
-    line = shlex.join([*NODE_ARGV, command.to_text()])
     for node in nodes:
+        line = shlex.join([*NODE_ARGV, command.to_text(), node])
         handler.workers[node] = task.shell(
             line, nodes=node, handler=handler, stdin=False, stderr=True
         )

@@ -1,6 +1,6 @@
 """Read lists of hosts: hostfiles of MPI libraries and schedulers, and lists such as ``n[1-4]``.
 
-What is read here becomes arguments of mpiexec and ssh, so a host must look like one. Pure.
+What is read here becomes arguments of mpiexec and ssh, so a host must look like one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _RANKS = re.compile(r":[0-9]+$")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
+#: Characters of a hostfile that are read: MOST_HOSTS lines with long names.
+_LONGEST_FILE = 16 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Hosts:
     """Hosts on which ranks are to be started, each once, and what named them."""
@@ -42,6 +46,12 @@ class Hosts:
     agent: tuple[str, ...] = ()
     #: Variables of the job's environment that mpiexec or this program needs.
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_text(path: str) -> str:
+    """Return the text of the file, up to a limit: the `Read` of all but tests."""
+    with open(path, encoding="ascii") as file:
+        return file.read(_LONGEST_FILE)
 
 
 def read_hostfile(path: str, origin: str, read: Read) -> tuple[str, ...]:

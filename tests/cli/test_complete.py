@@ -65,7 +65,8 @@ def test_commands_that_users_call_are_offered(tmp_path: Path) -> None:
 
 def test_the_options_of_a_command_are_offered(tmp_path: Path) -> None:
     assert answers("stagectl pin -", tmp_path) == [
-        "-w", "--nodes", "--job", "--local-root", "--config", "--json", "-h", "--help",
+        "-w", "--nodes", "--job", "--hostfile", "--launcher", "--local-root", "--config",
+        "--json", "-h", "--help",
     ]  # fmt: skip
     assert answers("stagectl status --by ", tmp_path) == ["node", "file", "user"]
 

@@ -55,7 +55,7 @@ def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     ("arguments", "message"),
     [
         (["-w", "n1", "--job", "3"],
-         "use only one of --nodes, --job and --local-root"),
+         "use only one of --nodes, --job, --hostfile, --launcher and --local-root"),
         (["-w", "n[1-"], 'n[1- is not a list of nodes: missing bracket: "n[1-"'),
         (["-w", ","], ", is not a list of nodes: missing nodeset operand with ',' operator"),
     ],

@@ -397,7 +397,7 @@ def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: 
         as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
     assert str(caught.value) == (
         f"{home}/.slurm-stage/{USER + 1} is missing: the site's prolog or plugin makes it; "
-        "tell the administrator"
+        "tell the administrator (without Slurm: run stagectl prepare)"
     )
 
 
@@ -435,7 +435,7 @@ def test_the_message_for_a_root_that_was_not_prepared_names_who_can_help(home: P
     # A root of somebody else, as any root is that the administrator made.
     assert _refusal(str(home), _ordinary_uid() + 1) == (
         f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
-        "tell the administrator"
+        "tell the administrator (without Slurm: run stagectl prepare)"
     )
 
 
@@ -551,7 +551,10 @@ def test_a_disk_that_does_not_count_blocks_or_inodes_is_not_full(disk: Path) -> 
     def act() -> str:
         return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
 
-    missing = "is missing: the site's prolog or plugin makes it; tell the administrator"
+    missing = (
+        "is missing: the site's prolog or plugin makes it; tell the administrator (without Slurm: "
+        "run stagectl prepare)"
+    )
     message = f"{disk}/.slurm-stage {missing}"
     assert on_tmpfs(disk, "size=0,nr_inodes=0,mode=755", act) == message
 

@@ -26,7 +26,7 @@ def test_nodes_outside_of_the_job_are_asked_as_clush_would(shell: Site) -> None:
     assert shell.ask("n1", job=None) == [Answer("n1", LARGE)]
     [asked] = (shell.folder / "asked").read_text().splitlines()
     assert asked.startswith("-oPort=2222 ")
-    command = f"n1 {sys.executable} -I -m stager node {STATUS.to_text()}"
+    command = f"n1 {sys.executable} -I -m stager node {STATUS.to_text()} n1"
     assert asked.endswith(command)
 
 

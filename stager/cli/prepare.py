@@ -1,0 +1,97 @@
+"""``stagectl prepare``: make on the nodes what root's part would make, where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
+from stager.cli.console import complain, say
+from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.render import failure_lines, nodes_text
+from stager.cli.scope import Scope, read_answers
+from stager.copies.prepare import NodePrepared
+from stager.copies.upkeep import Action, Command
+from stager.launch.job import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stager.cli.options import NodeOptions
+
+_TAKEN = "; .slurm-stage belongs to you, so no other user can stage beneath it"
+#: What nobody does where root's part does not run.
+_MISSING = (
+    "without root's part, it is not known which copies are in use, so none is removed to make room "
+    "(stagectl evict DST removes one), and lifetime=job removes nothing"
+)
+
+
+@click.command(epilog=WHICH_NODES)
+@node_options
+@json_option
+def prepare(where: NodeOptions, as_json: bool) -> int:
+    """Make ready nodes on which root's part does not run.
+
+    Root's part is slurm-stage's plugin for Slurm, or a prolog of the site. Where neither runs, this
+    makes the folders that staging needs beneath each staging root, as far as you may. It says what
+    it made, and what it could not.
+    """
+    if where.local_root:
+        raise UsageError("simulated nodes need nothing to be made ready; leave out --local-root")
+    if os.getuid() == 0:
+        raise PolicyRefusal(
+            "root prepares a node for one user, there: "
+            f"{sys.executable} -I -m stager.root.prepare --config {where.config} UID"
+        )
+    rules = where.rules()
+    scope = Scope.find(where, os.environ, rules.launch.srun)
+    command = Command(Action.PREPARE, rules.roots, config=str(where.config))
+    answers = scope.ask(command, rules, os.environ)
+    nodes, problems = read_answers(answers, NodePrepared.from_wire)
+    failures = [
+        Failure(root.code, root.problem, name)
+        for name, node in nodes.items()
+        for root in node.roots
+        if root.problem
+    ]
+    failures += [Failure(LaunchError.code, text, name) for name, text in problems.items()]
+    code = failures[0].code if failures else 0
+    if as_json:
+        told = [
+            {"node": answer.node, "problem": problems.get(answer.node, ""),
+             "roots": [asdict(root) for root in nodes[answer.node].roots]
+             if answer.node in nodes else []}
+            for answer in answers
+        ]  # fmt: skip
+        click.echo(json.dumps({"nodes": told, "code": code}, indent=1))
+        return code
+    for line in _lines(nodes):
+        say(line)
+    for line in failure_lines(failures, fold):
+        complain(line)
+    return code
+
+
+def _lines(nodes: Mapping[str, NodePrepared]) -> list[str]:
+    """Return a line for each root and what became of it, with its nodes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, node in nodes.items():
+        for root in node.roots:
+            if not root.problem:
+                made = f"made {', '.join(root.made)}" if root.made else "nothing had to be made"
+                text = f"{made}{_TAKEN if root.taken else ''}"
+                found.setdefault((root.root or "/", text), []).append(name)
+    lines = [
+        f"{root}: ready on {nodes_text(names, fold)}: {text}"
+        for (root, text), names in found.items()
+    ]
+    unmarked = [name for name, node in nodes.items() if not node.marks]
+    if unmarked and lines:
+        lines.append(f"note: on {nodes_text(unmarked, fold)}, {_MISSING}")
+    return lines
