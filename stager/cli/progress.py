@@ -56,24 +56,8 @@ class Progress:
         elif event["event"] == "making":
             words = f"{event['node']} makes a file of the image"
             self._wait(event["destination"], words, event["seconds"])
-        elif event["event"] == "restarted":
-            self._say("Slurm lost a connection between the nodes; the staging starts again")
-        elif event["event"] == "hosts":
-            self._say(event["line"])
-        elif event["event"] == "silent":
-            from stager.launch.job import fold  # takes 20 ms
-
-            so_far = f"{seconds_text(event['seconds'])} so far"
-            self._say(f"waiting for {fold(event['nodes'])} to answer, {so_far}")
-        elif event["event"] == "launch" and self._verbose:
-            self._say(f"srun --mpi={event['mpi']} starts the ranks")
-        elif event["event"] == "network" and self._verbose:
-            self._say(_network_line(event))
-        elif event["event"] == "unwatched" and self._verbose:
-            self._say(
-                f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "
-                "made; if that node fails, the stage ends only after stall_timeout"
-            )
+        elif line := _line(event) or (_detail(event) if self._verbose else ""):
+            self._say(line)
 
     def _move(self, destination: str, sent: int, size: int, seconds: float) -> None:
         if self._screen:
@@ -101,6 +85,34 @@ class Progress:
 
             self._bars = Bars(screen)
         return self._bars
+
+
+def _line(event: dict[str, Any]) -> str:
+    """Return the line that is always said of an event, if there is one."""
+    if event["event"] == "restarted":
+        return "Slurm lost a connection between the nodes; the staging starts again"
+    if event["event"] == "hosts":
+        return str(event["line"])
+    if event["event"] == "silent":
+        from stager.launch.job import fold  # takes 20 ms
+
+        so_far = f"{seconds_text(event['seconds'])} so far"
+        return f"waiting for {fold(event['nodes'])} to answer, {so_far}"
+    return ""
+
+
+def _detail(event: dict[str, Any]) -> str:
+    """Return the line that --verbose adds for an event, if there is one."""
+    if event["event"] == "launch":
+        return f"srun --mpi={event['mpi']} starts the ranks"
+    if event["event"] == "network":
+        return _network_line(event)
+    if event["event"] == "unwatched":
+        return (
+            f"{event['node']} does not watch {event['neighbour']}: no TCP connection could be "
+            "made; if that node fails, the stage ends only after stall_timeout"
+        )
+    return ""
 
 
 def _network_line(event: dict[str, Any]) -> str:
