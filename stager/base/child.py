@@ -50,8 +50,12 @@ def answer_as(
     act: Callable[[int], object],
     limit: float,
     held: int | None = None,
+    *,
+    file_size: int = 0,
 ) -> bytes:
     """Return what ``act`` writes to the descriptor that it gets, in a child that runs as the user.
+
+    The child writes no file of more than ``file_size`` bytes.
 
     The child has no other descriptors, but those that are /dev/null, and ``held``, which keeps a
     lock of the caller's as long as the child lives.
@@ -61,7 +65,7 @@ def answer_as(
     """
 
     def act_as(output: int) -> None:
-        _become(uid, gid, groups, max(1, round(limit)))
+        _become(uid, gid, groups, max(1, round(limit)), file_size)
         act(output)
 
     return answer(act_as, limit, held)
@@ -98,14 +102,14 @@ def _let_go(output: int, held: int | None) -> None:
     os.closerange(_HELD if held is None else _HELD + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _become(uid: int, gid: int, groups: Sequence[int], seconds: int) -> None:
+def _become(uid: int, gid: int, groups: Sequence[int], seconds: int, file_size: int) -> None:
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     end_with_parent()
     _limit(resource.RLIMIT_AS, _MEMORY_LIMIT)
     _limit(resource.RLIMIT_CPU, seconds)
-    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_FSIZE, file_size)
     _limit(resource.RLIMIT_CORE, 0)
     # It is the only process: no child of it outlives it, out of reach of Slurm's limits.
     _limit(resource.RLIMIT_NPROC, 1)

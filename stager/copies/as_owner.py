@@ -14,6 +14,7 @@ from dataclasses import replace
 from stager.base.child import answer_as
 from stager.base.errors import LaunchError, PolicyRefusal
 from stager.copies.upkeep import Command, NodeResult, Refused, carry_out
+from stager.disk.cache import RECORD_LIMIT
 from stager.root.as_user import groups_of
 
 #: Seconds for all that one user's copies need; the removal of a million files may take a minute.
@@ -35,9 +36,9 @@ def carry_out_for(user: int, command: Command, disk: str, limit: float = _LIMIT)
             file.write(zlib.compress(json.dumps(result.to_wire()).encode()))
 
     try:
-        answer = zlib.decompressobj().decompress(
-            answer_as(user, *groups_of(user), act, limit), _LONGEST
-        )
+        # To unpin a copy, its record is written.
+        told = answer_as(user, *groups_of(user), act, limit, file_size=RECORD_LIMIT)
+        answer = zlib.decompressobj().decompress(told, _LONGEST)
         return NodeResult.from_wire(json.loads(answer))
     except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
         text = (

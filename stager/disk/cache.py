@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
-_RECORD_LIMIT = 64 * 1024
+RECORD_LIMIT = 64 * 1024
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
 #: Bytes of a table: a million files take some 200 MiB.
@@ -370,7 +370,7 @@ def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
-def _read_trusted(path: str, writers: tuple[int, ...], limit: int = _RECORD_LIMIT) -> bytes:
+def _read_trusted(path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT) -> bytes:
     with opened(path, READ_FILE) as descriptor:
         facts = _check_trusted(descriptor, writers)
         if facts.st_size > limit:

@@ -92,11 +92,11 @@ def test_root_lists_and_removes_the_copies_of_the_one_user(disk: Path) -> None:
 def test_root_unpins_the_copies_of_the_one_user(disk: Path) -> None:
     path = f"/nvme/{USER}"
     own = Command(Action.PIN, ("/nvme",), (), (path,))
-    assert as_user(USER, lambda: carry_out(own, str(disk)).done) == [Done(path, 4)]
+    assert as_user(USER, lambda: carry_out(own, str(disk))) == NodeResult([Done(path, 4)])
     assert evict(USER, disk, USER).refused[0].code == 3
     unpin = Command(Action.UNPIN, ("/nvme",), (), (path,), user=USER)
-    assert carry_out_for(USER, unpin, str(disk)).done == [Done(path, 4)]
-    assert evict(USER, disk, USER).done == [Done(path, 4096)]
+    assert carry_out_for(USER, unpin, str(disk)) == NodeResult([Done(path, 4)])
+    assert evict(USER, disk, USER) == NodeResult([Done(path, 4096)])
 
 
 def test_others_than_root_may_not_ask(disk: Path) -> None:
