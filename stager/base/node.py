@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 
 from stager.base import linux, paths
+from stager.base.users import LARGEST_UID
+
+#: A user's number as root writes it, not that of root itself.
+_UID = re.compile(r"[1-9][0-9]{0,9}")
 
 
 def users_of(root: str) -> list[int]:
-    """Return the users who have a folder of records beneath ``root``, other than root itself."""
+    """Return the users who have a folder of records beneath ``root``, other than root itself.
+
+    Entries whose name is no user's number are left out.
+    """
     with suppress(OSError):
         names = linux.list_here(root or "/", paths.RECORDS_FOLDER)
-        return sorted(int(name) for name in names if name.isdecimal() and int(name))
+        users = (int(name) for name in names if _UID.fullmatch(name))
+        return sorted(uid for uid in users if uid <= LARGEST_UID)
     return []
 
 

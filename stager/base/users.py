@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+#: The largest user id; the next one stands for none.
+LARGEST_UID = (1 << 32) - 2
+
+
 def user_name(uid: int) -> str:
     """Return the name of a user, empty if this machine does not know the number."""
     import pwd  # not needed where all is well

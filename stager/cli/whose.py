@@ -10,13 +10,11 @@ import click
 
 from stager.base.errors import UsageError
 from stager.base.text import printable
+from stager.base.users import LARGEST_UID
 from stager.copies.as_owner import check_may_ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-#: The largest user id; the next one stands for none.
-_MOST = (1 << 32) - 2
 
 user_option: Callable[[Any], Any] = click.option(
     "--user",
@@ -42,7 +40,7 @@ def _uid(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
-        if name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) <= _MOST:
+        if name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) <= LARGEST_UID:
             return int(name)
     raise UsageError(
         f"--user {printable(name)}: this machine has no such user; of a user without an account, "
