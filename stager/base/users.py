@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 #: The largest user id; the next one stands for none.
 LARGEST_UID = (1 << 32) - 2
 

@@ -438,11 +438,11 @@ def test_each_fault_on_a_node_is_told_with_the_node_and_the_remedy(sound_site: S
 
 
 def test_arguments_of_the_plugin_that_are_wrong_are_told(sound_site: Site) -> None:
-    wrong = f"changed {PLUGSTACK} sed -i 's/python=/pyton=/; s/stage.toml/none.toml/'"
+    wrong = f"changed {PLUGSTACK} sed -i 's/python=/pythn=/; s/stage.toml/none.toml/'"
     with put(sound_site, [Fault("login", wrong, f"umount {PLUGSTACK}", ())]):
         done = sound_site.run([STAGECTL, "doctor"], user="alice", on="login", check=False)
     assert done.returncode == 1
-    unknown = f"argument pyton={PREFIX}/bin/python3 in plugstack.conf is not valid"
+    unknown = f"argument pythn={PREFIX}/bin/python3 in plugstack.conf is not valid"
     absent = "config=/etc/slurm/none.toml in plugstack.conf is not there"
     assert [line for line in not_ok(done.stdout) if line.startswith("problem")] == [
         f"problem  login: {unknown}, so jobs that stage are refused: write python=/PATH",

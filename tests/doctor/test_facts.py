@@ -108,9 +108,9 @@ def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> N
         config.chmod(0o640)
         plugin = f"required {home}/spank_stage.so"
         path = home / "plugstack.conf"
-        path.write_text(f"{plugin} python={home}/python3 config={config} pyton=/a config=b c\n")
+        path.write_text(f"{plugin} python={home}/python3 config={config} pythn=/a config=b c\n")
         (line,) = facts(home, str(path)).plugins
-        assert line.unknown == ("pyton=/a", "config=b", "c")
+        assert line.unknown == ("pythn=/a", "config=b", "c")
         python, rules = line.arguments
         assert (python.closed, rules.closed) == (str(closed), str(config))
         assert rules.digest == hashlib.sha256(b"roots = []").hexdigest()

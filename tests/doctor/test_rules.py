@@ -322,7 +322,7 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
 @pytest.mark.parametrize(
     ("word", "remedy"),
     [
-        ("pyton=/a", "write python=/PATH"),
+        ("pythn=/a", "write python=/PATH"),
         ("config=a", "write config=/PATH"),
         ("verbose", "write python=/PATH and config=/PATH"),
     ],
