@@ -97,8 +97,10 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     site = replace(site, hello=_say_hello(rules, computing))
     found |= examine(Examined(site, rules, nodes))
     states = {answer.node: answer.state for answer in answers}
+    inside = set(job.unfold(scope.context.nodes)) if scope.context else set()
     for name, why in silent.items():
-        found.setdefault(_about_silent(why, states[name]), []).append(name)
+        told = _about_silent(why, states[name], by_ssh=name not in inside)
+        found.setdefault(told, []).append(name)
     _print(found, as_json=as_json)
     return max((_CODES[finding.verdict] for finding in found), key=_WORSE.index)
 
@@ -112,15 +114,17 @@ def _parts(message: str) -> tuple[str, str]:
     return (text, remedy) if text else (message, "")
 
 
-def _about_silent(why: str, state: str) -> Finding:
+def _about_silent(why: str, state: str, *, by_ssh: bool) -> Finding:
     """Return what is said of a node that did not answer, but is in this state in Slurm."""
     if job.is_away(state):
         return unknown("node", f"Slurm says that the node is {why}")
-    return problem(
-        "node",
-        f"stagectl does not answer there: {why}",
-        "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job",
-    )
+    remedy = "slurm-stage must be there, as here; if it is, look what keeps the node from working"
+    if by_ssh:
+        remedy = (
+            "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job "
+            "(salloc -w NODES stagectl doctor)"
+        )
+    return problem("node", f"stagectl does not answer there: {why}", remedy)
 
 
 def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
@@ -132,10 +136,10 @@ def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
         context = job.find(os.environ, rules.launch.srun)
     ours = set(job.unfold(context.nodes)) if context else set()
     chosen = [name for name in nodes if name in ours][:2]
+    if os.getuid() == 0 or os.geteuid() == 0:
+        return Hello("", problem="root starts no ranks; run this as an ordinary user, in a job")
     if context is None or not chosen:
         return Hello("", problem="run this in a job, if you can of two nodes")
-    if os.getuid() == 0 or os.geteuid() == 0:
-        return Hello("", problem="root starts no ranks; run this as an ordinary user too")
     try:
         return Hello(job.fold(chosen), hello(chosen, context, rules, os.environ))
     except StageError as error:

@@ -106,6 +106,9 @@ OF_SITE = [
     "srun has the MPI plugin pmix",
 ]
 NOT_TRIED = "note     MPI was not tried: run this in a job, if you can of two nodes"
+NOT_BY_ROOT = (
+    "note     MPI was not tried: root starts no ranks; run this as an ordinary user, in a job"
+)
 NO_NODE = (
     "note     login: this is no compute node, so its disks, network and MPI were not checked: use "
     "-w NODE, or run this in a job or on a compute node"
@@ -177,10 +180,10 @@ def test_what_cannot_be_seen_from_where_one_is_is_no_problem(sound_site: Site) -
         "n1": ok_lines("n1", ON_NODES),
     }
     for machine, lines in expected.items():
-        for user in ("alice", "root"):
+        for user, hello in (("alice", NOT_TRIED), ("root", NOT_BY_ROOT)):
             done = sound_site.run([STAGECTL, "doctor"], user=user, on=machine)
             *told, _ = readable(done.stdout)
-            assert sorted(told) == sorted([*lines, *ok_lines("", OF_SITE), NOT_TRIED])
+            assert sorted(told) == sorted([*lines, *ok_lines("", OF_SITE), hello])
             assert done.stderr == ""
 
 
@@ -407,7 +410,7 @@ def test_nodes_that_do_not_answer_are_told_with_the_reason(sound_site: Site) -> 
     with put(sound_site, SILENT):
         job = in_job(sound_site, options="--json")
     findings = json.loads(job.output())["findings"]
-    remedy = "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job"
+    remedy = "slurm-stage must be there, as here; if it is, look what keeps the node from working"
     assert [one for one in findings if one["state"] != "ok"] == [
         {
             "name": "node", "state": "problem", "nodes": [fault.node],
@@ -419,6 +422,16 @@ def test_nodes_that_do_not_answer_are_told_with_the_reason(sound_site: Site) -> 
         "two ranks on n1 find each other by --mpi=pmix"
     ]
     assert job.info()["ExitCode"] == "1:0"
+
+
+def test_root_is_told_how_to_look_at_nodes_without_ssh(sound_site: Site) -> None:
+    done = sound_site.run([STAGECTL, "doctor", "-w", "n1"], user="root", check=False)
+    (line,) = (line for line in done.stdout.splitlines() if "does not answer" in line)
+    assert line.startswith("problem  n1: stagectl does not answer there: ")
+    assert line.endswith(
+        ": ssh must reach the node, and slurm-stage be there; without ssh, run this in a job "
+        "(salloc -w NODES stagectl doctor)"
+    )
 
 
 def test_each_fault_on_a_node_is_told_with_the_node_and_the_remedy(sound_site: Site) -> None:
