@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
+#: How often a locked record is tried, and the seconds between two tries.
+_LOCK_TRIES, _LOCK_PAUSE = 50, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
 #: Bytes of a table: a million files take some 200 MiB.
@@ -109,7 +112,7 @@ class Cache:
 
         Raise OSError if the file cannot be read, ValueError if it cannot be trusted.
         """
-        record = Record.from_json(_read_trusted(path, self._writers()))
+        record = Record.from_json(_read_trusted(path, self._writers(), is_locked=True))
         if self.record_path(record.destination) != path:
             raise ValueError(f"it is the record of {record.destination} under another name")
         if self.shared and record.copy_facts.owner != self.uid:
@@ -155,7 +158,8 @@ class Cache:
         with suppress(OSError, ValueError), opened(path, OVERWRITE) as record:
             facts = _check_trusted(record, self._writers())
             room = max(facts.st_size, facts.st_blocks * BLOCK)
-            if facts.st_size <= ALIGNMENT and len(text) <= room:
+            fits = facts.st_size <= ALIGNMENT and len(text) <= room
+            if fits and _locked_soon(record, fcntl.LOCK_EX):
                 # Blanks after a record do no harm, so that it gets no shorter.
                 write_all(record, text.ljust(facts.st_size), 0)
                 return True
@@ -370,13 +374,37 @@ def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
-def _read_trusted(path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT) -> bytes:
+def _read_trusted(
+    path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT, *, is_locked: bool = False
+) -> bytes:
+    """Return what is in a file. If ``is_locked``, it may be written over, which is awaited."""
     with opened(path, READ_FILE) as descriptor:
+        if is_locked:
+            _locked_soon(descriptor, fcntl.LOCK_SH)
         facts = _check_trusted(descriptor, writers)
         if facts.st_size > limit:
             raise ValueError("it is longer than a record can be")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             return file.read()
+
+
+def _locked_soon(descriptor: int, operation: int) -> bool:
+    """Lock an open record, until it is closed. Return False if it stays locked by others.
+
+    Who reads a record without a lock may see the old and the new one in part, as a filesystem need
+    not write a block in one step. Anybody who can read a record can lock it, and so is not waited
+    for longer than a write may take.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+        except OSError:  # this filesystem has no locks
+            return False
+        else:
+            return True
+    return False
 
 
 def _check_trusted(descriptor: int, writers: tuple[int, ...]) -> os.stat_result:

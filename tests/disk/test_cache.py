@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -40,6 +41,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER))
+
+
+def test_a_record_that_is_being_written_over_is_read_when_that_is_done(cache: Cache) -> None:
+    cache.save(RECORD)
+    path = Path(cache.record_path(RECORD.destination))
+    pinned = replace(RECORD, pinned=True, used_by_job=1234567)
+    text = pinned.to_json().encode()
+    with path.open("r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as who writes it over
+        file.write(text[:300])
+
+        def write_the_rest() -> None:
+            file.write(text[300:])
+            file.truncate()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        later = threading.Timer(0.02, write_the_rest)
+        later.start()
+        assert cache.load(RECORD.destination) == pinned
+        later.join()
+
+
+def test_a_record_that_somebody_keeps_locked_is_read_all_the_same(cache: Cache) -> None:
+    cache.save(RECORD)
+    with open(cache.record_path(RECORD.destination), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert within(2, lambda: cache.load(RECORD.destination)) == RECORD
 
 
 @pytest.mark.root
