@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stager.doctor.finding import Examined, Finding
     from stager.doctor.network import Link
 
+#: The variable that keeps Open MPI from interfaces; without it, from the loopback one.
+_EXCLUDED = "OMPI_MCA_btl_tcp_if_exclude"
 #: Others than the owner may write there.
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 #: Filesystems that nodes share; those of FUSE may be such as well.
@@ -321,6 +323,22 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield ok("network", f"ranks use {best.text}{devices}")
 
 
+def excluded(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """What the site keeps from MPI over TCP is the loopback interface, and not all others."""
+    unwanted = examined.policy.launch.environment.get(_EXCLUDED, "").split(",")
+    if not any(unwanted) or not node.computes:
+        return
+    where = f"{_EXCLUDED} in [launch] environment"
+    remedy = "remove it, and set interface in [launch]"
+    if not any(one == "lo" or one.startswith("127.") for one in unwanted):
+        text = f"{where} does not name lo, by which ranks then try to reach other nodes"
+        yield problem("network", text, f"add lo, or {remedy}")
+    usable = [link for link in node.links if link.is_usable]
+    if usable and all(any(fits(link, one) for one in unwanted if one) for link in usable):
+        text = f"{where} names every interface that leads to other nodes"
+        yield problem("network", text, remedy)
+
+
 def fits(link: Link, wanted: str) -> bool:
     """Return whether an interface has the ``wanted`` name, or an address in the ``wanted`` network.
 
@@ -341,5 +359,5 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 NODE_RULES = (
     sysctls, tmpfs, taken, roots, disks, records, shared_roots, trusted, prefix, run_folder,
-    plugins, connections, fuse, library, network,
+    plugins, connections, fuse, library, network, excluded,
 )  # fmt: skip

@@ -741,3 +741,39 @@ def test_a_clock_that_is_wrong_is_found(seconds: int, told: str) -> None:
     )
     well = (OK, "the clocks agree", ["n0", "n1", "n2"])
     assert clocks == ([(PROBLEM, text, ["n1"])] if told else [well])
+
+
+NO_LOOPBACK = (
+    PROBLEM,
+    (
+        "OMPI_MCA_btl_tcp_if_exclude in [launch] environment does not name lo, by which ranks then "
+        "try to reach other nodes: add lo, or remove it, and set interface in [launch]"
+    ),
+)
+NONE_LEFT = (
+    PROBLEM,
+    (
+        "OMPI_MCA_btl_tcp_if_exclude in [launch] environment names every interface that leads to "
+        "other nodes: remove it, and set interface in [launch]"
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("lo,docker0", []),
+        ("127.0.0.0/8,eth0", []),
+        ("docker0", [NO_LOOPBACK]),
+        ("lo,ib0,eth0", [NONE_LEFT]),
+        ("ib0,eth0", [NO_LOOPBACK, NONE_LEFT]),
+    ],
+)
+def test_interfaces_that_are_excluded_are_judged(
+    value: str, told: list[tuple[Verdict, str]]
+) -> None:
+    environment = {**POLICY.launch.environment, "OMPI_MCA_btl_tcp_if_exclude": value}
+    launch = POLICY.launch.model_copy(update={"environment": environment})
+    policy = POLICY.model_copy(update={"launch": launch})
+    problems = [one for one in found(NODE, policy=policy) if one.verdict is PROBLEM]
+    assert [(one.verdict, one.line) for one in problems] == told
