@@ -42,12 +42,13 @@ UNIT = not cluster and not mpi and not install
 ROOT := $(filter 0,$(shell id -u))
 
 # What the test cluster, the plugin's build and their checks need, as Debian and Ubuntu name it.
-# (On a machine with systemd, docker-registry and nginx-light start a service, which no test uses.)
+# (On a machine with systemd, docker-registry, nginx-light and openssh-server start a service, which no
+# test uses.)
 PACKAGES = $(CLUSTER_PACKAGES) $(SERVER_PACKAGES) cppcheck clang-format clang-tidy shellcheck \
 	charliecloud-runtime python3-dev mandoc zsh fish mmdebstrap $(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
 CLUSTER_PACKAGES = $(SLURM_PACKAGES) munge openmpi-bin libpmix-dev iproute2 gcc make libc6-dev \
 	fuse3 libfuse3-dev pkg-config squashfs-tools python3-venv procps util-linux util-linux-extra \
-	e2fsprogs
+	e2fsprogs openssh-client openssh-server
 SLURM_PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins
 # The servers of the tests of sources, and what compresses and copies beside them.
 SERVER_PACKAGES = libopenmpi-dev rsync zstd nginx-light openssl curl skopeo umoci docker-registry \
@@ -61,6 +62,8 @@ DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
+# An MPICH beside Debian's Open MPI: as a package of Debian's, it would be in the loader's way.
+MPICH = mpich==5.0.2
 SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer \
 	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
@@ -76,7 +79,7 @@ demo: .venv/.done
 help:
 	@sed -n 's/^#   make /make /p' Makefile
 
-test: .venv/.done packages build/azurite/.done
+test: .venv/.done packages build/azurite/.done build/mpich/.done
 	.venv/bin/python -m pytest $(PARALLEL) $(if $(ROOT),,-m 'not root')
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
@@ -185,6 +188,11 @@ ifneq ($(ROOT),)
 		--before $(AZURITE_DAY) --prefix build/azurite $(AZURITE)
 	@touch $@
 endif
+
+build/mpich/.done: Makefile | .venv/.done
+	@$(PYTHON) -m venv --clear build/mpich
+	@build/mpich/bin/pip install --quiet --disable-pip-version-check $(MPICH)
+	@touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

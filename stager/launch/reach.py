@@ -104,18 +104,13 @@ def wait_for(
     wait = _Wait(hosts, agent, environment, limit)
     if hosts:
         asyncio.run(wait.run(tell))
-    if wait.refused:
-        raise LaunchError(_grouped(wait.refused))
-    if wait.silent:
-        problem = f"no answer within {limit:g} s"
-        raise LaunchError(
-            _grouped(
-                {
-                    host: f"{problem} ({why}); {_REMEDY}" if why else f"{problem}; {_REMEDY}"
-                    for host, why in wait.silent.items()
-                }
-            )
-        )
+    problem = f"no answer within {limit:g} s"
+    failed = wait.refused or {
+        host: f"{problem} ({why}); {_REMEDY}" if why else f"{problem}; {_REMEDY}"
+        for host, why in wait.silent.items()
+    }
+    if failed:
+        raise LaunchError(_grouped({host: failed[host] for host in hosts if host in failed}))
 
 
 class _Wait:

@@ -47,6 +47,8 @@ _CHECKOUT = Path(__file__).parents[2]
 CPUS_PER_NODE = 16
 SLURMCTLD_PORT = 6817
 SLURMD_PORT = 6818
+#: sshd wants to be called by its path.
+SSHD, SSH_PORT = "/usr/sbin/sshd", 22
 #: How far a stage is: "stage: /nvme/x: 1.0 GiB of 3.0 GiB, 33 %, 90.0 MiB/s, 22.0 s left".
 _PROGRESS = re.compile(r"^stage: .*: .* of .*, \d+ %, .* left\n", re.MULTILINE)
 BASE_PREFIX = "slurm-stage-cluster-"
@@ -486,6 +488,47 @@ class Cluster:
     def path(self, machine: str, path: str | os.PathLike[str]) -> Path:
         """Return the host's path of a machine's file; absolute symlinks resolve on the host."""
         return Path(f"/proc/{self._pids[machine]}/root") / os.fspath(path).lstrip("/")
+
+    @contextlib.contextmanager
+    def sshd(self, *nodes: str) -> Iterator[None]:
+        """Run sshd on these nodes within a with block; alice's key logs her in on all machines."""
+        self._make_ssh_keys()
+        try:
+            for node in nodes:
+                self.start_sshd(node)
+            yield
+        finally:
+            for node in self.nodes:
+                self.stop_sshd(node)
+
+    def start_sshd(self, node: str) -> None:
+        """Start sshd on a node, within a block of `sshd`."""
+        self.run(["mkdir", "-p", "-m", "755", "/run/sshd"], user="root", on=node)
+        options = ("HostKey=/cluster/ssh/host", "UsePAM=no", "PidFile=none", "MaxStartups=100")
+        given = [word for option in options for word in ("-o", option)]
+        self._start_daemon(f"sshd-{node}", node, [SSHD, "-D", "-e", "-f", "/dev/null", *given])
+        self._await(lambda: self._listens(node, SSH_PORT), f"sshd on {node}", 30)
+
+    def stop_sshd(self, node: str) -> None:
+        """End a node's sshd, if it runs."""
+        if f"sshd-{node}" in self._daemons:
+            self._stop_daemon(f"sshd-{node}")
+
+    def _make_ssh_keys(self) -> None:
+        host, home = self.base / "ssh", self.base / "home/alice/.ssh"
+        if host.exists():
+            return
+        make = "ssh-keygen -q -t ed25519 -N '' -f"
+        self.run(f"mkdir -m 700 /cluster/ssh; {make} /cluster/ssh/host", user="root")
+        make = f"{make} .ssh/id_ed25519; cp .ssh/id_ed25519.pub .ssh/authorized_keys"
+        self.run(f"mkdir -m 700 .ssh; {make}")
+        kind, key = (host / "host.pub").read_text().split()[:2]
+        hosts = ",".join((*self.nodes, *map(self.address, self.nodes)))
+        (home / "known_hosts").write_text(f"{hosts} {kind} {key}\n")
+
+    def address(self, node: str) -> str:
+        """Return the node's address."""
+        return f"10.0.0.{self.nodes.index(node) + 1}"
 
     # ---------------------------------------------------------------- jobs
 

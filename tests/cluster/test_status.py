@@ -14,22 +14,11 @@ from tests.cluster.site import PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.cluster.site import Site
 
 WISH = "--stage=/shared/a:/nvme/a"
 GIB = r"\d+\.\d [GT]iB"
-
-#: Enters a node, which has no sshd here, as the user alice, and runs the last argument there.
-SSH = """\
-#!/bin/bash
-while [[ $1 == -* ]]; do shift; done
-pid=$(pgrep -o -f "^bash /cluster/namespaces.sh node $1 ")
-[ -n "$pid" ] || { echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }
-exec nsenter --target=$pid --mount --net --uts --ipc --pid -- \
-    setpriv --reuid=alice --regid=alice --init-groups -- env --chdir=/ -- bash -c "$2"
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -270,37 +259,27 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
 
 
 @pytest.fixture
-def ssh(site: Site) -> Iterator[dict[str, str]]:
-    """Return an environment for root in which ClusterShell uses the stand-in for ssh."""
-    folder = site.base / "home/root/clustershell"
-    folder.mkdir()
-    _write(folder / "ssh", SSH)
-    _write(folder / "clush.conf", "[Main]\nssh_path: /home/root/clustershell/ssh\n")
-    yield {"CLUSTERSHELL_CFGDIR": "/home/root/clustershell"}
-    for path in (folder / "ssh", folder / "clush.conf"):
-        path.unlink()
-    folder.rmdir()
+def ssh(site: Site) -> Iterator[None]:
+    """Run sshd on all nodes but n4."""
+    with site.sshd("n1", "n2", "n3"):
+        yield
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[str, str]) -> None:
+@pytest.mark.usefixtures("ssh")
+def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     job = site.sbatch("true", "-N4", WISH)
     job.wait()
 
     def stagectl(*arguments: str) -> tuple[int, list[str]]:
-        ran = site.run([STAGECTL, *arguments], user="root", env=ssh, check=False)
+        ran = site.run([STAGECTL, *arguments], check=False)
         return ran.returncode, [plain(line) for line in (ran.stdout + ran.stderr).splitlines()]
 
-    code, lines = stagectl("status", "-w", "n[1-5]")
-    assert (code, lines[1]) == (0, f"n[1-4] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
+    code, lines = stagectl("status", "-w", "n[1-4]")
+    assert (code, lines[1]) == (0, f"n[1-3] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
     step = "srun --jobid={} --overlap -N1 -n1 stagectl {}"
     instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
     assert lines[-2:] == [
-        "n5: ssh: connect to host n5 port 22: No route to host",
+        "n4: ssh: connect to host n4 port 22: Connection refused",
         instead.format("a job", "ID", "status"),
     ]
     assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
@@ -309,9 +288,9 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site, ssh: dict[
     running = site.sbatch("sleep 60", "-N2", "-w", "n[2-3]")
     running.wait_for(lambda record: record["JobState"] == "RUNNING")
     code, lines = stagectl("status", "--job", running.id)
-    # Here alice has no ssh.
-    refused = site.run([STAGECTL, "status", "--job", running.id], check=False)
-    verify = site.run([STAGECTL, "verify", "-w", "n2"], check=False)
+    # bob has no key.
+    refused = site.run([STAGECTL, "status", "--job", running.id], user="bob", check=False)
+    verify = site.run([STAGECTL, "verify", "-w", "n2"], user="bob", check=False)
     inside = site.run(step.format(running.id, "status").replace("stagectl", STAGECTL))
     running.cancel()
     running.wait()

@@ -1,0 +1,226 @@
+"""Staging without Slurm: over ssh, by several kinds of mpiexec, to hosts from several lists.
+
+slurmctld and slurmd run here, but none of these tests submits a job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.base.outcome import Outcome
+from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, STAGECTL, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.cluster import Command
+    from tests.cluster.site import Site
+
+#: Bytes to stage, and seconds by which a host is late; both are larger by hand.
+SIZE = int(os.environ.get("STAGE_HOSTS_SIZE", "67108864"))
+LATE = float(os.environ.get("STAGE_HOSTS_LATE", "0"))
+ALL = "n[1-4] (4 nodes)"
+MPICH = "/opt/mpich"
+MPICH_POLICY = f"""\
+roots = ["/nvme"]
+[launch]
+mpiexec = "{MPICH}/bin/mpiexec"
+environment = {{ MPI4PY_MPIABI = "mpich", LD_LIBRARY_PATH = "{MPICH}/lib" }}
+"""
+RATE = re.compile(r"\d+\.\d [MG]iB from (.*) in \d+\.\d s \(\d+\.\d [MG]iB/s a node\)")
+
+
+@pytest.fixture
+def nodes(site: Site) -> Iterator[Site]:
+    """The nodes with sshd and without root's part, and a file to stage."""
+    site.run(f"head -c {SIZE} /dev/urandom > /shared/a")
+    with site.sshd(*site.nodes):
+        for node in site.nodes:
+            site.run("mount -t tmpfs -o mode=755 none /run/slurm-stage", user="root", on=node)
+        yield site
+        for node in site.nodes:
+            site.run("umount /run/slurm-stage", user="root", on=node)
+
+
+def stagectl(
+    site: Site, *arguments: str, user: str = "alice", on: str = "n1", **variables: str
+) -> tuple[int, list[str]]:
+    """Return the exit code, and the lines on both streams without sizes, rates and times."""
+    ran = site.run([STAGECTL, *arguments], user=user, on=on, env=variables, check=False)
+    text = re.sub(r"[(]\d+\.\d [MG]iB, \d+\.\d s[)]", "(T)", ran.stdout + ran.stderr)
+    return ran.returncode, RATE.sub(r"\1", text).splitlines()
+
+
+def by(mpi: str, origin: str, count: int = 4) -> str:
+    return f"stage: by mpiexec of {mpi} on {count} nodes, from {origin}"
+
+
+def open_mpi(site: Site) -> str:
+    version = site.run("mpiexec --version").stdout
+    return f"Open MPI {version.split()[3] if '(Open MPI)' in version else version.split()[2]}"
+
+
+def staged(site: Site, path: str) -> bool:
+    """Return whether all nodes have the whole file."""
+    source = digest(site.shared("a"))
+    return all(digest(site.copy(node, path)) == source for node in site.nodes)
+
+
+def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes: Site) -> None:
+    site, value, mpi = nodes, "/shared/a:/nvme/a", open_mpi(nodes)
+    missing = (
+        "stage: n[1-4]: /nvme/.slurm-stage is missing: the site's prolog or plugin makes it; tell "
+        "the administrator (without Slurm: run stagectl prepare)"
+    )
+    named = by(mpi, "--hosts")
+    assert stagectl(site, "stage", "--hosts", "n[1-4]", value) == (6, [named, missing])
+    own = "/nvme/.slurm-stage"
+    code, lines = stagectl(site, "prepare", "-w", "n[1-4]", on="login")
+    assert code == 0
+    assert lines[0] == (
+        f"stage: /nvme: ready on {ALL}: made {own}, {own}/5001; .slurm-stage belongs to you, so no "
+        "other user can stage beneath it"
+    )
+    unprotected = (
+        "without root's part, it is not known which copies are in use, so none is removed to make "
+        "room (stagectl evict DST removes one), and lifetime=job removes nothing"
+    )
+    assert lines[1:] == [f"stage: note: on {ALL}, {unprotected}"]
+
+    # Open MPI's own list; and each rank is the only one of its node.
+    site.shared("hosts").write_text("n1 slots=16\nn2 slots=16\n# n9\nn[3-4]\nn1\n")
+    hostfile = ["--hostfile", "/shared/hosts", value]
+    took = f"stage: /nvme/a: /shared/a to {ALL}"
+    assert stagectl(site, "stage", *hostfile) == (0, [by(mpi, "--hostfile"), took])
+    current = f"stage: /nvme/a: current on {ALL}, nothing moved (T)"
+    assert stagectl(site, "stage", *hostfile) == (0, [by(mpi, "--hostfile"), current])
+    assert staged(site, "/nvme/a")
+
+    # A job of PBS, whose file names each host for each slot, started on a machine outside.
+    site.shared("pbs").write_text("n1\nn1\nn2\nn2\nn3\nn3\nn4\nn4\n")
+    pbs = {"PBS_NODEFILE": "/shared/pbs", "PBS_JOBID": "123.server"}
+    assert stagectl(site, "stage", value, on="login", **pbs) == (
+        0, [by(mpi, "PBS_NODEFILE"), current]
+    )  # fmt: skip
+    code, lines = stagectl(site, "status", **pbs)
+    assert (code, lines[1].split()[:2]) == (0, ["n[1-4]", "/nvme/a"])
+
+    # dstack knows its nodes by their addresses. Programs read which launcher was taken.
+    addresses = [site.address(node) for node in site.nodes]
+    dstack = {"DSTACK_NODES_IPS": "\n".join(addresses), "DSTACK_NODE_RANK": "0"}
+    site.run("rm /nvme/a", on="n3")
+    ran = site.run([STAGECTL, "stage", "--json", value], on="n1", env=dstack)
+    told = json.loads(ran.stdout)
+    assert told.pop("launcher") == by(mpi, "DSTACK_NODES_IPS").removeprefix("stage: ")
+    [item] = Outcome.from_json(told).items
+    assert (item.received, item.current) == (["10.0.0.3"], ["10.0.0.1", "10.0.0.2", "10.0.0.4"])
+    assert item.source_bytes_read == 0
+    assert staged(site, "/nvme/a")
+
+
+def test_mpich_starts_ranks_too(nodes: Site) -> None:
+    mpich, there = REPOSITORY / "build/mpich", nodes.base / MPICH[1:]
+    (there / "bin").mkdir(parents=True, exist_ok=True)
+    for name in ("mpiexec", "hydra_pmi_proxy"):
+        shutil.copy(mpich / "bin" / name, there / "bin")
+    python = shutil.ignore_patterns("python*")
+    shutil.copytree(mpich / "lib", there / "lib", symlinks=True, ignore=python, dirs_exist_ok=True)
+    assert stagectl(nodes, "prepare", "-w", "n[1-4]")[0] == 0
+    with nodes.policy(MPICH_POLICY):
+        value = "/shared/a:/nvme/m"
+        code, lines = stagectl(nodes, "stage", "--hosts", "n[1-4]", value)
+        assert (code, lines[1:]) == (0, [f"stage: /nvme/m: /shared/a to {ALL}"])
+        assert re.fullmatch(by("MPICH [0-9.]+", "--hosts"), lines[0])
+        code, lines = stagectl(nodes, "stage", "--hosts", "n[1-4]", value)
+        assert (code, lines[1:]) == (
+            0, [f"stage: /nvme/m: current on {ALL}, nothing moved (T)"]
+        )  # fmt: skip
+    assert staged(nodes, "/nvme/m")
+
+
+def arguments_and_environments() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the arguments and the environment of each process of this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended
+            continue
+        yield words, dict(line.partition("=")[::2] for line in lines)
+
+
+def test_ranks_prove_themselves_and_no_argument_list_has_a_secret(nodes: Site) -> None:
+    assert stagectl(nodes, "prepare", "-w", "n[1-4]")[0] == 0
+    seen: dict[str, dict[str, str]] = {}
+    value = "/shared/a:/nvme/a,verify=readback"
+    with nodes.popen([STAGECTL, "stage", "--hosts", "n[1-4]", value], on="n1") as running:
+        while running.poll() is None:
+            seen.update(arguments_and_environments())
+    assert running.returncode == 0
+    rank = f"{PYTHON} -I -m stager.rank"
+    environment = next(found for words, found in seen.items() if words.strip() == rank)
+    assert environment["LD_PRELOAD"] == f"{PREFIX}/lib/stage_peers.so"
+    assert environment["HOME"] == "/"
+    secrets = [environment["STAGE_PEER_KEY"], json.loads(environment["STAGE_REQUEST"])["key"]]
+    assert [len(secret) > 16 for secret in secrets] == [True, True]
+    assert not any(secret in words for words in seen for secret in secrets)
+
+
+def read_until(running: Command, text: str) -> str:
+    """Return what the command has printed, up to the first line that begins with ``text``."""
+    assert running.stdout
+    said = ""
+    for line in running.stdout:
+        said += line
+        if line.startswith(text):
+            return said
+    raise AssertionError(f"no {text!r} in {said!r}")
+
+
+def test_hosts_are_waited_for_and_those_that_do_not_answer_are_named(nodes: Site) -> None:
+    assert stagectl(nodes, "prepare", "-w", "n[1-4]")[0] == 0
+    mpi = open_mpi(nodes)
+    nodes.stop_sshd("n4")
+    hosts = ["--hosts", "n[1-4]", "/shared/a:/nvme/a"]
+    with nodes.popen([STAGECTL, "stage", "--wait", "60", *hosts], on="n1") as running:
+        said = read_until(running, "stage: waiting for")
+        time.sleep(LATE)
+        nodes.start_sshd("n4")
+        rest, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (0, "")
+    lines = [line for line in (said + rest).splitlines() if " to answer, " not in line]
+    assert lines[0] == by(mpi, "--hosts")
+    assert lines[1].startswith("stage: /nvme/a: ")
+    assert f" from /shared/a to {ALL} in " in lines[1]
+
+    nodes.stop_sshd("n4")
+    begun = time.monotonic()
+    named = by(mpi, "--hosts")
+    silent = (
+        "stage: n4: no answer within 2 s (Connection refused); try ssh n4 true, leave it out, or "
+        "wait longer (--wait SECONDS)"
+    )
+    assert stagectl(nodes, "stage", "--wait", "2", *hosts) == (8, [named, silent])
+    assert time.monotonic() - begun < 15
+    # bob has no key, and does not know the hosts' keys.
+    unknown = "stage: n[2-3]: Host key verification failed; accept its host key (ssh n2)"
+    assert stagectl(nodes, "stage", *hosts, user="bob") == (8, [named, unknown])
+    known = (nodes.base / "home/alice/.ssh/known_hosts").read_text()
+    nodes.run("mkdir -m 700 .ssh; cat > .ssh/known_hosts", user="bob", input=known)
+    denied = (
+        "stage: n[2-3]: Permission denied (publickey,password,keyboard-interactive); let your key "
+        "log in there (ssh-copy-id n2)"
+    )
+    assert stagectl(nodes, "stage", *hosts, user="bob") == (8, [named, denied])
+    nodes.run("rm -r .ssh", user="bob")
+    assert stagectl(nodes, "stage", *hosts, user="root") == (
+        3, ["stage: root cannot stage: stage as an ordinary user"]
+    )  # fmt: skip
