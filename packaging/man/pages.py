@@ -28,7 +28,10 @@ _EXAMPLE = _REPOSITORY / "slurm-config" / "stage.toml"
 #: The sections of each page: the title, the document, and the heading there, which is empty for
 #: what precedes all headings.
 SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
-    "stagectl.1": (("Overview", README, "stagectl"),),
+    "stagectl.1": (
+        ("Overview", README, "stagectl"),
+        ("Without Slurm", README, "Without Slurm"),
+    ),
     "stage.toml.5": (
         ("Description", ADMIN, "stage.toml"),
         ("Space and eviction", ADMIN, "Space and eviction"),
@@ -57,6 +60,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Update", ADMIN, "Update"),
         ("Remove", ADMIN, "Remove"),
         ("Without the plugin", ADMIN, "Without the plugin"),
+        ("Without Slurm", ADMIN, "Without Slurm"),
         ("Credentials for URLs", ADMIN, "Credentials for URLs"),
         ("Images from registries", ADMIN, "Images from registries"),
         ("pyxis and enroot", ADMIN, "pyxis and enroot"),

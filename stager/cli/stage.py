@@ -28,6 +28,8 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
     files.
 
-    Run it inside a job (sbatch, salloc or srun). With --local, try it on this machine alone.
+    Run it inside a job (sbatch, salloc or srun). Without Slurm, name nodes by --hosts or
+    --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this
+    machine alone.
     """
     return stage_values(values, run, as_json=as_json, verbose=verbose)
