@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Tell = Callable[[list[str], float], None]
 
 #: Hosts that are asked at once; seconds between two questions to one, and for the answer to one.
-_FAN_OUT, _PAUSE, _PATIENCE = 64, 1.0, 10.0
+_FAN_OUT, _PAUSE, _PATIENCE = 64, 1.0, 20.0
 #: Seconds between two reports of who has not answered.
 _PERIOD = 5.0
 #: Bytes of an answer that are looked at.
@@ -64,14 +64,19 @@ async def _ask(argv: Sequence[str], environment: Mapping[str, str]) -> str:
             with suppress(ProcessLookupError):
                 asked.kill()
             await asked.wait()
-    return judge(asked.returncode or 0, said[-_LONGEST:].decode(errors="replace"))
+    text = said[-_LONGEST:].decode(errors="replace")
+    return judge(asked.returncode or 0, text, by_ssh=_is_ssh(argv[0]))
 
 
-def judge(code: int, said: str) -> str:
+def _is_ssh(program: str) -> bool:
+    return os.path.basename(program) == "ssh"
+
+
+def judge(code: int, said: str, *, by_ssh: bool) -> str:
     """Return nothing if a host answered, else why it did not. Pure.
 
-    ``code`` and ``said`` are the exit code and the messages of ssh. Raise _Refused if asking again
-    is in vain.
+    ``code`` and ``said`` are the exit code and the messages of the agent; ssh ends with that of the
+    command on the host, or with 255. Raise _Refused if asking again is in vain.
     """
     if code == 0:
         return ""
@@ -80,12 +85,12 @@ def judge(code: int, said: str) -> str:
     for pattern, remedy in _FINAL:
         if pattern.search(said):
             raise _Refused(f"{why}; {remedy}")
-    if code == _NO and not lines:
+    if code == _NO and (by_ssh or not lines):  # a host may greet with some lines
         raise _Refused(
             f"{sys.executable} is not there; install slurm-stage there as on this host, at the "
             "same path"
         )
-    return why or f"ssh ended with code {code}"
+    return why or f"it ended with code {code}"
 
 
 def wait_for(
@@ -203,4 +208,4 @@ def ssh_agent(named: str) -> list[str]:
             "name another program in stage.toml (agent in [launch])",
             os.uname().nodename,
         )
-    return [path, *(("-o", "BatchMode=yes") if os.path.basename(path) == "ssh" else ()), *options]
+    return [path, *(("-o", "BatchMode=yes") if _is_ssh(path) else ()), *options]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 
 from stager.base.errors import LaunchError
 from stager.launch import reach
-from stager.launch.reach import ssh_agent, wait_for
+from stager.launch.reach import judge, ssh_agent, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,3 +111,13 @@ def test_ssh_asks_for_no_password_and_another_agent_gets_its_own_options(ssh: Pa
         "none-such-agent is not installed here, by which other hosts are reached; install it, or "
         "name another program in stage.toml (agent in [launch])"
     )
+
+
+def test_a_host_that_greets_may_still_say_that_it_lacks_the_python() -> None:
+    assert judge(0, "Welcome\n", by_ssh=True) == ""
+    with pytest.raises(Exception, match="^" + re.escape(sys.executable) + " is not there; install"):
+        judge(1, "Welcome\n", by_ssh=True)
+    # kubectl ends with 1 where the container does not run yet.
+    said = 'error: unable to upgrade connection: container not found ("worker")\n'
+    assert judge(1, said, by_ssh=False) == 'container not found ("worker")'
+    assert judge(137, "", by_ssh=True) == "it ended with code 137"
