@@ -201,7 +201,9 @@ EVENTS = (
     event("started", nodes=2),
     event("waiting", destination="/nvme/a", node="n1", holder="job 17", seconds=1.0),
     event("progress", destination="/nvme/a", done=1, size=2),
-    event("pulse", node="n1", count=1, activity=0, doing="reading /data/a"),
+    event("pulse", node="n1", count=1, activity=0, doing="reading /data/a", pace=[9, 9.0, 9.0]),
+    event("pulse", node="n2", count=1, activity=0, doing="", pace=[9000, 9.0, 9.0]),
+    event("slow", text="n1 is slow"),
     event("unwatched", node="n1", neighbour="n2"),
     event(
         "network",

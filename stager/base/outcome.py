@@ -213,6 +213,20 @@ class Rate:
         return self.size / self.seconds if self.seconds > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRates:
+    """What `stagectl bench` measured of one node: bytes a second.
+
+    ``network`` is the better one of the node's links from and to its neighbours, so that a slow
+    node is not taken for two.
+    """
+
+    node: str
+    write: float
+    read: float
+    network: float
+
+
 def event(kind: str, **fields: Any) -> str:
     """Return an event as a line of JSON, without its newline."""
     return json.dumps({"event": kind, **fields})

@@ -61,6 +61,14 @@ def _slow(active: Sequence[Pace]) -> Iterator[Slow]:
             yield Slow(one.node, one.rate, others, lost)
 
 
+def far_below(rates: Sequence[float]) -> list[bool]:
+    """Return of each rate whether it is below `SHARE` of the median of the others."""
+    if len(rates) < 2:
+        return [False] * len(rates)
+    ordered = sorted(rates)
+    return [rate < SHARE * _median_without(ordered, rate) for rate in rates]
+
+
 def _median_without(rates: Sequence[float], rate: float) -> float:
     """Return the median of the sorted ``rates`` but one of them. There are thousands of nodes."""
     place = bisect_left(rates, rate)

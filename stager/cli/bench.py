@@ -12,7 +12,7 @@ import click
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Options
-from stager.base.outcome import Rate
+from stager.base.outcome import NodeRates, Rate
 from stager.base.text import printable
 from stager.cli.absolute import absolute
 from stager.cli.bench_here import Sweep, measure_disk, measure_source, numbers, sizes
@@ -20,7 +20,7 @@ from stager.cli.complete import files, roots
 from stager.cli.console import complain, say, width
 from stager.cli.options import epilog, json_option, load_policy, run_options
 from stager.cli.plot import svg
-from stager.cli.render import named_rate, rate_lines
+from stager.cli.render import named_rate, node_lines, rate_lines
 from stager.cli.staging import build_request, find_nodes, print_outcome
 from stager.request.items import StageItem
 from stager.source.location import is_url
@@ -121,7 +121,8 @@ def bench(
     """Measure the network, the disks and the source of this job's nodes.
 
     Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
-    slowest of them. Nothing is staged, and the files that are written are removed. Run it inside a
+    slowest of them. A node is marked as slow if it does less than a third of what the others do.
+    Nothing is staged, and the files that are written are removed. Run it inside a
     job, or with --local.
 
     With --here, and for a URL or a folder, this machine alone reads and writes blocks of several
@@ -132,10 +133,14 @@ def bench(
         sweep = Sweep(blocks, threads, random, seconds, size << 20)
         return _bench_here(source, root, sweep, run, plot, as_json=as_json)
     rates: list[Rate] = []
+    of_nodes: list[NodeRates] = []
 
     def on_event(event: dict[str, Any]) -> None:
-        if event.pop("event") == "rate":
+        kind = event.pop("event")
+        if kind == "rate":
             rates.append(Rate(**event))
+        elif kind == "node_rates":
+            of_nodes.append(NodeRates(**event))
 
     nodes = find_nodes(run)
     request = build_request((_item(source, root, nodes.rules),), nodes.rules)
@@ -144,11 +149,12 @@ def bench(
         plot.write_text(_plotted(rates))
     if as_json:
         measured = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
+        measured["nodes"] = [asdict(one) for one in of_nodes]
         click.echo(json.dumps(measured, indent=1))
     elif outcome.failures:
         print_outcome(outcome, say, complain)
     else:
-        for line in rate_lines(rates, width()):
+        for line in (*rate_lines(rates, width()), *node_lines(of_nodes, width())):
             click.echo(printable(line))
     return outcome.code
 

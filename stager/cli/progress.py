@@ -93,6 +93,8 @@ def _line(event: dict[str, Any]) -> str:
         return "Slurm lost a connection between the nodes; the staging starts again"
     if event["event"] == "hosts":
         return str(event["line"])
+    if event["event"] == "slow":
+        return f"{event['text']}; they wait for it"
     if event["event"] == "silent":
         from stager.launch.job import fold  # takes 20 ms
 

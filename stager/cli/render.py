@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from stager.base.text import bytes_text, files_text, listed, seconds_text
+from stager.base.slow import far_below
+from stager.base.text import bytes_text, files_text, listed, rate_text, seconds_text
 from stager.cli.tables import table
 
 if TYPE_CHECKING:
     from stager.base.errors import Failure
-    from stager.base.outcome import ItemReport, Outcome, Rate, Slow
+    from stager.base.outcome import ItemReport, NodeRates, Outcome, Rate, Slow
 
 #: Returns node names in Slurm's short form.
 Fold = Callable[[list[str]], str]
 
+#: Nodes of which `stagectl bench` shows the rates, unless more are slow.
+_MOST_NODES = 16
 #: Evicted files that are named one by one.
 _MOST_EVICTED = 8
 
@@ -188,6 +191,29 @@ def rate_lines(rates: Sequence[Rate], width: int = 0) -> list[str]:
     others = [rate for rate in rates if rate.what != "wire"]
     named = [f"{name}: {_speed(speed)}" for name, speed in map(named_rate, others)]
     return [*table(headers, rows, width, right=headers), *named, _verdict(wire, others)]
+
+
+def node_lines(nodes: Sequence[NodeRates], width: int = 0) -> list[str]:
+    """Return the rates of each node as a table within ``width`` columns, and what is slow there.
+
+    Slow nodes come first; of more than `_MOST_NODES` the others are left out. One node has none.
+    """
+    if len(nodes) < 2:
+        return []
+    slow: dict[str, list[str]] = {one.node: [] for one in nodes}
+    for what in ("write", "read", "network"):
+        for one, is_slow in zip(nodes, far_below([getattr(n, what) for n in nodes]), strict=True):
+            slow[one.node] += [what] if is_slow else []
+    ordered = sorted(nodes, key=lambda one: not slow[one.node])
+    shown = ordered[: max(_MOST_NODES, sum(map(bool, slow.values())))]
+    headers = ("NODE", "WRITE", "READ", "NETWORK", "SLOW")
+    rows = [
+        (one.node, *map(rate_text, (one.write, one.read, one.network)), ", ".join(slow[one.node]))
+        for one in shown
+    ]
+    left = len(nodes) - len(shown)
+    more = [f"{left} more {'node' if left == 1 else 'nodes'}, not slow"] if left else []
+    return [*table(headers, rows, width, right=headers[1:4]), *more]
 
 
 def named_rate(rate: Rate) -> tuple[str, float]:

@@ -18,6 +18,7 @@ from stager.base.errors import MPI_REMEDY, LaunchError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase
 from stager.launch.job import fold
+from stager.launch.paces import Paces
 from stager.launch.process import Process
 from stager.launch.stall import Pulses, RunningClock
 
@@ -151,6 +152,7 @@ class _Listener:
         self._deadline = 0.0
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
+        self._paces = Paces()
         self._clock = RunningClock()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
@@ -230,6 +232,8 @@ class _Listener:
         if event["event"] == "pulse":
             self.has_pulse = True
             self._pulses.hear(event, now)
+            for slow in self._paces.hear(event):
+                self._on_event({"event": "slow", "text": slow.text})
             return
         if not self.begun:
             self.begun = True

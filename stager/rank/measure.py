@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
-from stager.base.outcome import Rate
+from stager.base.outcome import NodeRates, Rate
 from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -26,7 +26,7 @@ from stager.wire.settings import Algorithm
 from stager.wire.transfer import broadcast, ring_depth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _SMALLEST, _FACTOR = 64 * 1024, 4
 #: Times that each broadcast is repeated. The fastest counts: only disturbances make it slower.
 _REPEATS = 3
+#: Most bytes that are sent at once from each node to the next; as much memory is taken twice.
+_LONGEST_MESSAGE = 64 << 20
 
 
 class _AnyBytes:
@@ -59,13 +61,18 @@ def measure(context: Context, tell: Callable[..., None]) -> None:
 
     # What may fail comes first.
     source = [_measure_source(context, item)] if item.source else []
-    for rate in (*_measure_disks(context, item), *source):
+    times = _measure_disks(context, item)
+    for rate in (*_slowest(context, times), *source):
         tell_rate(rate)
     for size in _sizes(context.request.bench):
         for algorithm in Algorithm:
             if algorithm is not Algorithm.AUTO:
                 settings = replace(context.request.transfer, algorithm=algorithm)
                 tell_rate(_measure_wire(context, size, settings))
+    links = _measure_links(context)
+    if context.comm.rank == 0:
+        for one in _node_rates(context, times, links):
+            tell("node_rates", **asdict(one))
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -90,17 +97,55 @@ def _measure_wire(context: Context, size: int, settings: Settings) -> Rate:
     return Rate("wire", size, best, algorithm=settings.algorithm)
 
 
-def _measure_disks(context: Context, item: StageItem) -> Iterator[Rate]:
-    """Yield the slowest node's rates: to write, and to read past the page cache. Collective."""
+def _measure_links(context: Context) -> list[float]:
+    """Return the bytes a second at which each rank receives from the previous one. Collective.
+
+    All links are in use at once.
+    """
+    comm = context.comm
+    size = min(context.request.bench, _LONGEST_MESSAGE)
+    sent, received = bytearray(size), bytearray(size)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        comm.Barrier()
+        begun = time.monotonic()
+        receiving = comm.Irecv(received, (comm.rank - 1) % comm.size)
+        sending = comm.Isend(sent, (comm.rank + 1) % comm.size)
+        receiving.Wait()
+        best = min(best, time.monotonic() - begun)
+        sending.Wait()
+    return [size / seconds for seconds in context.channel.allgather(best, REAL)]
+
+
+def _node_rates(
+    context: Context, disks: Sequence[tuple[float, float]], links: Sequence[float]
+) -> Iterator[NodeRates]:
+    """Yield the rates of each node, from the seconds of its disk and the rates of all links."""
+    size = context.request.bench
+    outgoing = [*links[1:], links[0]]
+    for node, (write, read), *both in zip(
+        context.channel.nodes, disks, links, outgoing, strict=True
+    ):
+        yield NodeRates(node, size / write, size / read, max(both))
+
+
+def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float]]:
+    """Return each node's seconds to write, and to read past the page cache. Collective."""
     node, request = context.node, context.request
     opened: list[Cache] = []
     together(context, lambda: opened.append(open_cache(node.path(item.root), node.uid)))
-    times = together(
+    return together(
         context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL), patient=True
     )
+
+
+def _slowest(context: Context, times: Sequence[tuple[float, float]]) -> Iterator[Rate]:
+    """Yield the rates of the slowest nodes' disks."""
     for index, what in enumerate(("write", "read")):
         slowest = max(range(len(times)), key=lambda rank: times[rank][index])
-        yield Rate(what, request.bench, times[slowest][index], context.channel.nodes[slowest])
+        yield Rate(
+            what, context.request.bench, times[slowest][index], context.channel.nodes[slowest]
+        )
 
 
 def _write_and_read(cache: Cache, request: StageRequest) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.phases import Phase
 from stager.base.progress import Kind, counted, current, doing
+from stager.base.writing import writing
 from stager.rank.report import tell_at_once
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Pulse:
                 tell_at_once(
                     "pulse", node=self._node.name, count=counted() + self._done_by_disks(activity),
                     activity=activity.kind, doing=text_of(activity, self._watch.phase),
+                    pace=writing.figures(),
                 )  # fmt: skip
 
     def _done_by_disks(self, activity: Activity) -> int:

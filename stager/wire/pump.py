@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi4py import MPI
 
 from stager.base.progress import Kind, count, wait_for
+from stager.base.writing import writing
 from stager.wire.ring import FAILED, LATE, MORE_READERS, OK, Filler
 from stager.wire.turns import Growth
 
@@ -236,3 +237,4 @@ class Pump:
             self.reading += seconds
         elif self._ring.first not in self._sending:
             self.writing += seconds
+            writing.hold_up(seconds)

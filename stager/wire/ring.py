@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import StageError, write_traceback
 from stager.base.progress import Kind, doing
+from stager.base.writing import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -196,35 +196,6 @@ class Filler:
             self.error = error
 
 
-class Busy:
-    """Counts the ``seconds`` in which at least one thread is within the context, and bytes."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        #: Bytes that were moved within it.
-        self.size = 0
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._since = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._threads:
-                self._since = time.monotonic()
-            self._threads += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._threads -= 1
-            if not self._threads:
-                self.seconds += time.monotonic() - self._since
-
-    def count(self, size: int) -> None:
-        """Count bytes."""
-        with self._lock:
-            self.size += size
-
-
 class Drain:
     """Threads that hash the chunks they are given in order, and write them in any order.
 
@@ -251,8 +222,6 @@ class Drain:
         self._hashing: SimpleQueue[int | None] = SimpleQueue()
         self._writing: SimpleQueue[int | None] = SimpleQueue()
         self.error: StageError | None = None
-        #: How long was written, and how much.
-        self.busy = Busy()
         # A single writer also hashes, which saves a hand-over between threads.
         writers = min(writers or _WRITERS, layout.count)
         count = writers if writer and writers > 1 else 0
@@ -291,10 +260,10 @@ class Drain:
         if self._writer and not self.error:
             message = self._ring.message(index)
             try:
-                with doing(Kind.WRITE), self.busy:
+                with doing(Kind.WRITE), writing:
                     for start, offset, length in self._layout.pieces(index):
                         self._writer.write(message[start : start + length], offset)
-                self.busy.count(len(message) - STATUS_SIZE)
+                writing.count(len(message) - STATUS_SIZE)
             except StageError as error:
                 self.error = error
         self._ring.release(index)

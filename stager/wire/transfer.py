@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.progress import Kind, doing
+from stager.base.writing import writing
 from stager.wire.forward import forward
 from stager.wire.pump import Pump
 from stager.wire.ring import Drain, Ring
@@ -79,7 +80,7 @@ def broadcast(
     ``progress`` is called with the bytes that have passed this rank. ``digest`` and ``keyed`` are
     digests to compute on this rank. What reader and writer raise is returned as ``error``.
     """
-    begun = time.monotonic()
+    begun, before = time.monotonic(), writing.figures()
     algorithm = choose(settings.algorithm, comm.size, layout.count)
     turns = Turns(comm.rank, readers)
     ring = Ring(layout, ring_depth(settings, comm.size))
@@ -93,7 +94,7 @@ def broadcast(
     reader_error = pump.finish()
     moved = time.monotonic()
     found = drain.finish()
-    now = time.monotonic()
+    now, after = time.monotonic(), writing.figures()
     return Transferred(
         digest=found,
         keyed_digest=keyed.hexdigest() if keyed else "",
@@ -101,8 +102,8 @@ def broadcast(
         seconds=now - begun,
         reading=pump.reading,
         writing=pump.writing + now - moved,
-        written=drain.busy.size,
-        write_seconds=drain.busy.seconds,
+        written=after.size - before.size,
+        write_seconds=after.busy - before.busy,
     )
 
 

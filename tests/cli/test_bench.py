@@ -33,6 +33,9 @@ def test_bench_measures_and_leaves_no_file(desk: Desk) -> None:
     assert all(0 < rate["seconds"] < 30 for rate in rates)
     assert {rate["node"] for rate in rates[:2]} <= {"node1", "node2", "node3"}
     assert {rate["node"] for rate in rates[2:3]} == {"node1"}
+    nodes = json.loads(ran.out)["nodes"]
+    assert [one["node"] for one in nodes] == ["node1", "node2", "node3"]
+    assert all(1e3 < one[what] < 1e12 for one in nodes for what in ("write", "read", "network"))
     assert [path for path in desk.nodes.rglob("*") if not path.is_dir()] == []
 
 

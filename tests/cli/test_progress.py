@@ -76,6 +76,13 @@ def test_a_second_start_is_told() -> None:
     assert lines == ["Slurm lost a connection between the nodes; the staging starts again"]
 
 
+def test_a_slow_node_is_told_while_the_stage_lasts() -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        progress.show({"event": "slow", "text": "n2 is slow: it writes 4 MB/s, the others 80 MB/s"})
+    assert lines == ["n2 is slow: it writes 4 MB/s, the others 80 MB/s; they wait for it"]
+
+
 def test_other_events_are_ignored() -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:

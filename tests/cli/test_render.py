@@ -8,9 +8,26 @@ from dataclasses import replace
 import pytest
 
 from stager.base.errors import Failure
-from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, Slow, event, total
+from stager.base.outcome import (
+    Counts,
+    Evicted,
+    ItemReport,
+    NodeRates,
+    Outcome,
+    Rate,
+    Slow,
+    event,
+    total,
+)
 from stager.base.text import bytes_text, seconds_text
-from stager.cli.render import failure_lines, phase_line, progress_line, rate_lines, summary
+from stager.cli.render import (
+    failure_lines,
+    node_lines,
+    phase_line,
+    progress_line,
+    rate_lines,
+    summary,
+)
 from stager.launch.job import fold
 
 MIB = 1 << 20
@@ -490,6 +507,35 @@ def test_rates_are_a_table_and_a_verdict() -> None:
     ]
     assert rate_lines(rates[:-1])[-1] == "the slowest part is the disk: 1.34 GB/s a node"
     assert rate_lines(rates[:4])[-1] == "the slowest part is the network: 2.68 GB/s a node"
+
+
+def rates_of(node: str, write: float = 2e9, read: float = 3e9, network: float = 12e9) -> NodeRates:
+    return NodeRates(node, write, read, network)
+
+
+def test_bench_marks_the_nodes_that_are_far_below_the_others() -> None:
+    nodes = [
+        rates_of("n1"), rates_of("n2", write=0.7e9), rates_of("n3"),
+        rates_of("n17", write=40e6, read=0.9e9), rates_of("n18", network=125e6),
+    ]  # fmt: skip
+    assert node_lines(nodes) == [
+        "NODE     WRITE      READ   NETWORK  SLOW",
+        "n17    40 MB/s  900 MB/s   12 GB/s  write, read",
+        "n18   2.0 GB/s  3.0 GB/s  125 MB/s  network",
+        "n1    2.0 GB/s  3.0 GB/s   12 GB/s",
+        "n2    700 MB/s  3.0 GB/s   12 GB/s",
+        "n3    2.0 GB/s  3.0 GB/s   12 GB/s",
+    ]
+
+
+def test_bench_shows_all_slow_nodes_and_not_all_others() -> None:
+    assert node_lines([rates_of("n1")]) == []
+    fast = [rates_of(f"n{number}") for number in range(40)]
+    assert (len(node_lines(fast)), node_lines(fast)[-1]) == (18, "24 more nodes, not slow")
+    slow = [rates_of(f"s{number}", read=1e6) for number in range(18)]
+    _, *rows, last = node_lines([*fast, *slow])
+    assert [row.split()[0] for row in rows] == [one.node for one in slow]
+    assert last == "40 more nodes, not slow"
 
 
 def test_nodes_that_evicted_different_files_are_listed_apart() -> None:

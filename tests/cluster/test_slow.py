@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, REPOSITORY, digest
+from tests.cluster.site import POLICY, REPOSITORY, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,9 @@ LINE = re.compile(
     r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s, which took "
     r"(\d+)\.\d s more; tell the administrator"
 )
+MEANWHILE = re.compile(
+    r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s; they wait for it"
+)
 
 
 @contextmanager
@@ -61,19 +64,28 @@ def slow_disk(site: Site) -> Iterator[None]:
 def test_a_slow_disk_is_told_with_its_node_and_both_rates(site: Site) -> None:
     site.run(f"head -c {SIZE} /dev/urandom > /shared/data")
     site.run("rm -f /run/slurm-stage/figures.json", user="root", on=SLOW)
-    metrics = '[metrics]\ntextfile = "/run/figures.prom"\n'
-    with slow_disk(site), site.policy(POLICY + metrics):
-        job = site.sbatch("echo begun", "-N4", "--stage=/shared/data:/nvme/data")
+    # With this time limit, each node says every two seconds how far it is.
+    policy = '[metrics]\ntextfile = "/run/figures.prom"\n[transfer]\nstall_timeout = 12\n'
+    with slow_disk(site), site.policy(POLICY + policy):
+        job = site.sbatch(f"{STAGECTL} bench --size 8", "-N4", "--stage=/shared/data:/nvme/data")
         assert job.wait().exit_code == "0:0", job.output()
         site.assert_healthy()
-        summary, line, begun = job.output().splitlines()
+        meanwhile, summary, line, *measured = job.output().splitlines()
         assert digest(site.copy(SLOW, "/nvme/data")) == digest(site.shared("data"))
     assert summary.startswith("stage: /nvme/data: 45.8 MiB from /shared/data to n[1-4] (4 nodes) ")
+    assert MEANWHILE.fullmatch(meanwhile), job.output()
     match = LINE.fullmatch(line)
     assert match, job.output()
     assert 5 <= int(match[1]) <= 30
-    assert begun == "begun"
-    assert [counted(site, node) for node in site.nodes] == [0, 0, 1, 0]
+    header, slowest, *others = measured[-5:]
+    assert header.split() == ["NODE", "WRITE", "READ", "NETWORK", "SLOW"]
+    # Its own reads, and the network of all, are what this machine can do at that moment.
+    assert re.fullmatch(r"n3 +[\d.]+ MB/s .* write(, \w+)*", slowest)
+    assert not [row for row in others if "write" in row]
+    counts = [counted(site, node) for node in site.nodes]
+    for node in site.nodes:
+        site.path(node, "/run/figures.prom").unlink()
+    assert counts == [0, 0, 1, 0]
 
 
 def counted(site: Site, node: str) -> int:

@@ -187,6 +187,8 @@ def test_bench_measures_and_leaves_nothing(site: Site) -> None:
         rf"disk, read without the page cache, slowest on n\d:{speed}",
         rf"source, one stream, read on n1:{speed}",
         rf"the slowest part is the (network|disk|source):{speed} a node",
+        r"NODE +WRITE +READ +NETWORK +SLOW",
+        *[r"n\d( +[\d.]+ [MG]B/s){3}( +(write|read|network)(, \w+)*)?"] * 4,
     ]
     lines = job.output().splitlines()
     assert len(lines) == len(expected)

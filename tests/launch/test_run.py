@@ -325,7 +325,10 @@ def test_ranks_that_began_take_the_time_they_need(launcher: Launcher) -> None:
 
 #: The pulses of two nodes, of which the first stands still.
 PULSES = """printf '{"event": "pulse", "node": "%s", "count": 7, "activity": 0, \
-"doing": "reading /s"}\\n'"""
+"doing": "reading /s", "pace": [0, 0, 0]}\\n'"""
+#: One of them writes 40 MB/s, the other 800, which has cost more than 5 s.
+SLOW = """printf '{"event": "pulse", "node": "%s", "count": 7, "activity": 1, \
+"doing": "writing /s", "pace": [400000000, %s, %s]}\\n'"""
 
 
 def test_ranks_that_stand_still_are_ended_and_the_node_is_named(launcher: Launcher) -> None:
@@ -337,6 +340,13 @@ def test_ranks_that_stand_still_are_ended_and_the_node_is_named(launcher: Launch
         "again, use other nodes (--exclude) and tell the administrator"
     )
     assert launcher.events == [STARTED]
+
+
+def test_a_slow_node_is_told_while_the_stage_lasts(launcher: Launcher) -> None:
+    pulses = f"{SLOW} n1 0.5 0 n2 10 10 n2 11 11"
+    assert launcher.run(f"{say('STARTED')}; {pulses}; {say('RESULT')}", RESULT=result(DONE)) == DONE
+    text = "n2 is slow: it writes 40 MB/s, the others 800 MB/s"
+    assert launcher.events == [STARTED, {"event": "slow", "text": text}]
 
 
 def test_a_rank_that_is_silent_is_named(launcher: Launcher) -> None:
