@@ -214,7 +214,8 @@ EVENTS = (
         network="10.1.0.0/16",
         named=True,
     ),
-    event("crashed", node="n1", error="why"),
+    event("alive", node="n1"),
+    event("crashed", node="n1", error="why", by="n2"),
     event("result", outcome=Outcome([], [Failure(4, "why", "n1")], 1.0).to_json()),
 )
 

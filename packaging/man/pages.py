@@ -61,6 +61,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
         ("Remove", ADMIN, "Remove"),
         ("Without the plugin", ADMIN, "Without the plugin"),
         ("Without Slurm", ADMIN, "Without Slurm"),
+        ("Jobs that tolerate failing nodes", ADMIN, "Jobs that tolerate failing nodes"),
         ("Credentials for URLs", ADMIN, "Credentials for URLs"),
         ("Images from registries", ADMIN, "Images from registries"),
         ("pyxis and enroot", ADMIN, "pyxis and enroot"),

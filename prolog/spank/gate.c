@@ -32,8 +32,8 @@ enum {
 	/* Seconds that a task waits while no rank works on its node. */
 	WAIT_LIMIT = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
-	/* Bytes of STAGE_SHARDS, which the kernel limits to 128 KiB with its name. */
-	SHARDS_MAX = 120 * 1024,
+	/* Bytes of a variable, which the kernel limits to 128 KiB with its name. */
+	LINES_MAX = 120 * 1024,
 };
 
 struct gate {
@@ -42,11 +42,12 @@ struct gate {
 	uint32_t step;
 	uint32_t restart;
 	uint32_t task;
-	bool quiet;	/* whether to print failures alone */
-	char *list;	/* directives joined by ';', may be empty */
-	char *script;	/* a batch step's script if it may have #STAGE lines, else NULL */
-	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
-	char node[256]; /* the name of this node, for messages */
+	bool quiet;	   /* whether to print failures alone */
+	char tolerate[16]; /* how many nodes may fail, or empty for the site's default */
+	char *list;	   /* directives joined by ';', may be empty */
+	char *script;	   /* a batch step's script if it may have #STAGE lines, else NULL */
+	char name[128];	   /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
+	char node[256];	   /* the name of this node, for messages */
 };
 
 /* The process of slurmstepd. While a task is privileged Slurm ends it if that is gone. */
@@ -91,6 +92,17 @@ static char *read_list(spank_t spank)
 	return text;
 }
 
+/* From the job's environment; in a step without srun's, from the option that Slurm forwards. */
+static void read_tolerate(spank_t spank, struct gate *gate)
+{
+	const char *option = stage_options_tolerate();
+
+	if (spank_getenv(spank, STAGE_TOLERATE_ENV, gate->tolerate, sizeof(gate->tolerate)) !=
+		    ESPANK_SUCCESS &&
+	    option)
+		(void)snprintf(gate->tolerate, sizeof(gate->tolerate), "%s", option);
+}
+
 /* Fills `gate`; false if Slurm does not give the task's job or step. */
 static bool read_task(spank_t spank, struct gate *gate)
 {
@@ -115,6 +127,7 @@ static bool read_task(spank_t spank, struct gate *gate)
 	    gethostname(gate->node, sizeof(gate->node) - 1) != 0)
 		(void)snprintf(gate->node, sizeof(gate->node), "this node");
 	gate->quiet = spank_getenv(spank, STAGE_QUIET_ENV, quiet, sizeof(quiet)) == ESPANK_SUCCESS;
+	read_tolerate(spank, gate);
 	gate->list = read_list(spank);
 	if (!gate->list)
 		return false;
@@ -137,6 +150,7 @@ static bool is_for_helper(const char *variable)
 					     "USER=",
 					     "LOGNAME=",
 					     "LANG=",
+					     STAGE_FAILED_ENV,
 					     "TZ=",
 					     "TERM=",
 					     "TMPDIR=",
@@ -253,6 +267,8 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 				     step,
 				     "--script",
 				     gate->script ? gate->script : "",
+				     "--tolerate",
+				     gate->tolerate,
 				     gate->quiet ? "--quiet" : NULL,
 				     NULL };
 	if (environment)
@@ -269,13 +285,20 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	return code;
 }
 
-/* Opens a file that the ranks left for this job on this node; `suffix` says which. */
+/* Writes the path of a file that the ranks left for this job on this node; `suffix` says which. */
+static bool path_of(char *path, size_t size, const struct gate *gate, const char *suffix)
+{
+	const int length = snprintf(path, size, STAGE_RUN_USER "/%s%s", (unsigned int)gate->uid,
+				    gate->name, suffix);
+
+	return length > 0 && (size_t)length < size;
+}
+
 static int open_job_file(const struct gate *gate, const char *suffix)
 {
 	char path[256];
 
-	if (snprintf(path, sizeof(path), STAGE_RUN_USER "/%s%s", (unsigned int)gate->uid,
-		     gate->name, suffix) < 0)
+	if (!path_of(path, sizeof(path), gate, suffix))
 		return -1;
 	/* The folder is the user's: a FIFO in the file's place must not block the task. */
 	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -416,33 +439,75 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 	return code;
 }
 
-/* Sets STAGE_SHARDS in the task's environment if a folder was staged with mode=shard. */
-static void set_shards(spank_t spank, const struct gate *gate)
+/*
+ * Sets a variable of the task to the lines of a file that the ranks left on this node, joined by
+ * `joint`. Returns whether there is such a file; `remedy` is for lines that are too long for it.
+ */
+static bool set_from_lines(spank_t spank, const struct gate *gate, const char *suffix,
+			   const char *name, char joint, const char *remedy)
 {
-	const int fd = open_job_file(gate, ".shards");
-	char *lists = NULL;
+	const int fd = open_job_file(gate, suffix);
+	char *lines = NULL;
 	ssize_t length = -1;
 
 	if (fd < 0)
-		return; /* most jobs stage nothing with mode=shard */
-	lists = malloc(SHARDS_MAX + 2);
-	if (lists)
-		length = read(fd, lists, SHARDS_MAX + 2);
+		return false;
+	lines = malloc(LINES_MAX + 2);
+	if (lines)
+		length = read(fd, lines, LINES_MAX + 2);
 	(void)close(fd); /* nothing was written */
-	if (length > 0 && lists[length - 1] == '\n')
+	if (length > 0 && lines[length - 1] == '\n')
 		length--;
-	if (length > SHARDS_MAX) {
-		complain("stage: %s: %s is not set, as it would have more than %d bytes; stage "
-			 "fewer folders with mode=shard\n",
-			 gate->node, STAGE_SHARDS_ENV, SHARDS_MAX);
-	} else if (length > 0) {
-		lists[length] = '\0';
-		for (char *end = strchr(lists, '\n'); end; end = strchr(end, '\n'))
-			*end = ':';
-		if (spank_setenv(spank, STAGE_SHARDS_ENV, lists, 1) != ESPANK_SUCCESS)
-			complain("stage: %s: %s cannot be set\n", gate->node, STAGE_SHARDS_ENV);
+	if (length > LINES_MAX) {
+		complain("stage: %s: %s is not set, as it would have more than %d bytes; %s\n",
+			 gate->node, name, LINES_MAX, remedy);
+	} else if (length >= 0) {
+		lines[length] = '\0';
+		for (char *end = strchr(lines, '\n'); end; end = strchr(end, '\n'))
+			*end = joint;
+		if (spank_setenv(spank, name, lines, 1) != ESPANK_SUCCESS)
+			complain("stage: %s: %s cannot be set\n", gate->node, name);
 	}
-	free(lists);
+	free(lines);
+	return true;
+}
+
+/* Sets a list of nodes, and the path of its file. */
+static void set_nodes(spank_t spank, const struct gate *gate, const char *suffix, const char *name,
+		      const char *file_name)
+{
+	char path[256];
+
+	if (!set_from_lines(spank, gate, suffix, name, ',', "use the file instead"))
+		return; /* the stage had to have all nodes */
+	if (path_of(path, sizeof(path), gate, suffix) &&
+	    spank_setenv(spank, file_name, path, 1) != ESPANK_SUCCESS)
+		complain("stage: %s: %s cannot be set\n", gate->node, file_name);
+}
+
+/* Sets the variables that tell the task what was staged where. */
+static void set_variables(spank_t spank, const struct gate *gate)
+{
+	/* Most jobs stage nothing with mode=shard. */
+	(void)set_from_lines(spank, gate, ".shards", STAGE_SHARDS_ENV, ':',
+			     "stage fewer folders with mode=shard");
+	set_nodes(spank, gate, ".failed", STAGE_FAILED_ENV, STAGE_FAILED_FILE_ENV);
+	set_nodes(spank, gate, ".nodes", STAGE_NODES_ENV, STAGE_NODES_FILE_ENV);
+}
+
+/* Whether the job's stage went on without this node, by the list in the task's environment. */
+static bool is_left_out(spank_t spank, const struct gate *gate)
+{
+	char *list = malloc(LINES_MAX + 1);
+	char *rest = NULL;
+	bool found = false;
+
+	if (list && spank_getenv(spank, STAGE_FAILED_ENV, list, LINES_MAX + 1) == ESPANK_SUCCESS)
+		for (const char *name = strtok_r(list, ",", &rest); name && !found;
+		     name = strtok_r(NULL, ",", &rest))
+			found = strcmp(name, gate->node) == 0;
+	free(list);
+	return found;
 }
 
 /* Whether the environment marks this step as the helper of this job, and not of an outer one. */
@@ -518,6 +583,13 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 			 "submit again\n");
 		_exit(STAGE_LAUNCH);
 	}
+	if (is_left_out(spank, &gate)) {
+		complain("stage: %s: this node does not have the job's staged files: use srun "
+			 "--nodes=$(wc -l <$" STAGE_NODES_FILE_ENV ") --exclude=$" STAGE_FAILED_ENV
+			 "\n",
+			 gate.node);
+		_exit(STAGE_LAUNCH);
+	}
 	if (!gate.list[0] && !gate.script)
 		goto out;
 	if (stage_config_is_repeated()) {
@@ -547,7 +619,7 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	code = hold(spank, &gate, config);
 	if (code != 0)
 		_exit(code);
-	set_shards(spank, &gate);
+	set_variables(spank, &gate);
 out:
 	free(gate.list);
 	return 0;

@@ -1,6 +1,6 @@
 /*
- * The options --stage and --stage-helper: registers them and collects their values, and that of the
- * variable that stands for one more --stage.
+ * The options --stage, --stage-tolerate and --stage-helper: registers them and collects their
+ * values, and those of the variables that stand for them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,6 +13,7 @@ enum { VALUES_MAX = 256 };
 
 static char *values[VALUES_MAX];
 static size_t count;
+static char *tolerate;
 static bool helper;
 
 static int take_value(int val, const char *text, int remote)
@@ -37,6 +38,18 @@ static int take_value(int val, const char *text, int remote)
 	return 0;
 }
 
+/* The last of several counts, as with Slurm's own options. */
+static int take_tolerate(int val, const char *text, int remote)
+{
+	(void)val;
+	(void)remote;
+	free(tolerate);
+	tolerate = strdup(text);
+	if (!tolerate)
+		slurm_error("stage: out of memory");
+	return tolerate ? 0 : -1;
+}
+
 static int take_helper(int val, const char *text, int remote)
 {
 	(void)val;
@@ -56,6 +69,17 @@ static struct spank_option stage_option = {
 	take_value,
 };
 
+static struct spank_option tolerate_option = {
+	"stage-tolerate",
+	"N|N%",
+	"start the job though staging fails on up to N nodes, or N percent of its nodes; they are "
+	"in "
+	"STAGE_FAILED_NODES then",
+	1,
+	0,
+	take_tolerate,
+};
+
 /* Marks the helper's step; unlike an environment variable, it works with --export=NONE. */
 static struct spank_option helper_option = {
 	"stage-helper", NULL, "for internal use; do not give this option", 0, 0, take_helper,
@@ -67,36 +91,49 @@ int stage_options_register(spank_t spank)
 	const bool hidden = spank_context() != S_CTX_REMOTE && !getenv(STAGE_HELPER_ENV);
 
 	if (spank_option_register(spank, &stage_option) != ESPANK_SUCCESS ||
+	    spank_option_register(spank, &tolerate_option) != ESPANK_SUCCESS ||
 	    (!hidden && spank_option_register(spank, &helper_option) != ESPANK_SUCCESS))
 		return -1;
 	return 0;
 }
 
 /*
- * The variable that this program reads as one more --stage, as it reads variables for its own
- * options. NULL in srun, whose environment is that of its job, and if it is not set or is empty.
+ * The variable that this program reads as it reads those for its own options. NULL in srun, whose
+ * environment is that of its job, and if it is not set or is empty.
  */
+static const char *variable_of(const char *for_sbatch, const char *for_salloc)
+{
+	const char *name = strcmp(program_invocation_short_name, "sbatch") == 0	  ? for_sbatch
+			   : strcmp(program_invocation_short_name, "salloc") == 0 ? for_salloc
+										  : NULL;
+	const char *value = name ? getenv(name) : NULL;
+
+	return value && value[0] ? name : NULL;
+}
+
+/* The variable that counts as one more --stage, or NULL. */
 const char *stage_options_variable(void)
 {
-	static const char *const names[][2] = { { "sbatch", "SBATCH_STAGE" },
-						{ "salloc", "SALLOC_STAGE" } };
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		const char *value = getenv(names[i][1]);
-
-		if (strcmp(program_invocation_short_name, names[i][0]) == 0 && value && value[0])
-			return names[i][1];
-	}
-	return NULL;
+	return variable_of("SBATCH_STAGE", "SALLOC_STAGE");
 }
 
 /* Before the command line is read. */
 int stage_options_take_variable(void)
 {
-	const char *name = stage_options_variable();
-	const char *value = name ? getenv(name) : NULL;
+	const char *stage = stage_options_variable();
+	const char *list = stage ? getenv(stage) : NULL;
+	const char *of_tolerate = variable_of("SBATCH_STAGE_TOLERATE", "SALLOC_STAGE_TOLERATE");
+	const char *number = of_tolerate ? getenv(of_tolerate) : NULL;
 
-	return value ? take_value(0, value, 0) : 0;
+	if (number && take_tolerate(0, number, 0) != 0)
+		return -1;
+	return list ? take_value(0, list, 0) : 0;
+}
+
+/* How many nodes may fail, as text; NULL if that was not given. */
+const char *stage_options_tolerate(void)
+{
+	return tolerate;
 }
 
 size_t stage_options_count(void)

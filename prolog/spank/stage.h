@@ -3,13 +3,12 @@
  *
  * The order in which the files act in the life of a job:
  *
- *   sbatch, salloc, srun     options.c   collects the values of --stage and of SBATCH_STAGE
- *                            submit.c    checks them and passes the list to the job, and --quiet
- *   on each node, as root    prepare.c   makes the user's folders, in the helper's step only
- *                            mark.c      marks the job as one that stages here
- *                            room.c      mounts the user's room beneath /run
- *   on each node, as user    gate.c      holds the tasks until every node has its files
- *   there, at the job's end  mark.c      cleans up after the job and removes its mark, as root
+ *   sbatch, salloc, srun     options.c   collects the values of --stage, --stage-tolerate and
+ * SBATCH_STAGE submit.c    checks them and passes the list to the job, and --quiet on each node, as
+ * root    prepare.c   makes the user's folders, in the helper's step only mark.c      marks the job
+ * as one that stages here room.c      mounts the user's room beneath /run on each node, as user
+ * gate.c      holds the tasks until every node has its files there, at the job's end  mark.c cleans
+ * up after the job and removes its mark, as root
  *
  * In each of them, order.c finds out whether pyxis is listed before this plugin.
  *
@@ -52,6 +51,17 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 /* Set in jobs and steps of commands with --quiet; named like the list. */
 #define STAGE_QUIET_NAME "STAGE_QUIET"
 #define STAGE_QUIET_ENV "SLURM_SPANK_STAGE_QUIET"
+/* How many nodes may fail, from --stage-tolerate; named like the list. */
+#define STAGE_TOLERATE_NAME "STAGE_TOLERATE"
+#define STAGE_TOLERATE_ENV "SLURM_SPANK_STAGE_TOLERATE"
+/*
+ * The nodes that the stage went on without, and those that have the files: lists joined by commas,
+ * and the paths of files with one node in each line. Set if the stage may go on without any.
+ */
+#define STAGE_FAILED_ENV "STAGE_FAILED_NODES"
+#define STAGE_FAILED_FILE_ENV "STAGE_FAILED_NODES_FILE"
+#define STAGE_NODES_ENV "STAGE_NODES"
+#define STAGE_NODES_FILE_ENV "STAGE_NODES_FILE"
 /* Names the files that list which node holds which part of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 
@@ -124,6 +134,7 @@ const char *stage_options_variable(void);
 int stage_options_take_variable(void);
 size_t stage_options_count(void);
 const char *stage_options_value(size_t index);
+const char *stage_options_tolerate(void);
 bool stage_options_helper(void);
 
 /* submit.c */

@@ -20,7 +20,7 @@ extern int slurm_get_log_level(void);
 enum { LEVEL_INFO = 3 };
 
 /* The helper's arguments before the values. */
-enum { FIXED_ARGUMENTS = 9 };
+enum { FIXED_ARGUMENTS = 11 };
 
 /* Exits with `code`, and names the variable that is the cause if it asks for files. */
 static _Noreturn void give_up(int code)
@@ -42,8 +42,12 @@ static _Noreturn void refuse(int code, const char *text)
 /* Checks the values; if one is wrong, exits with the helper's code. The helper prints why. */
 static void check_or_exit(const struct stage_config *config)
 {
+	const char *tolerate = stage_options_tolerate();
 	const char *const fixed[FIXED_ARGUMENTS] = {
-		STAGE_PROGRAM(config, "stager", "check", "--quiet"), "--"
+		STAGE_PROGRAM(config, "stager", "check", "--quiet"),
+		"--stage-tolerate",
+		tolerate ? tolerate : "",
+		"--",
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
@@ -94,10 +98,19 @@ int stage_submit_forget_outer_job(void)
 		STAGE_LIST_ENV,
 		STAGE_QUIET_ENV,
 		STAGE_SHARDS_ENV,
+		STAGE_TOLERATE_ENV,
+		STAGE_FAILED_ENV,
+		STAGE_FAILED_FILE_ENV,
+		STAGE_NODES_ENV,
+		STAGE_NODES_FILE_ENV,
 		"SPANK_STAGE",
 		"_SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
+		"SPANK_STAGE_TOLERATE",
+		"_SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
+		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
+		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
 	};
 
 	if (spank_context() != S_CTX_ALLOCATOR)
@@ -164,6 +177,25 @@ void stage_submit_pass_on_quiet(spank_t spank)
 		slurm_error("stage: %s cannot be set", STAGE_QUIET_ENV);
 }
 
+/* Passes on how many nodes may fail. Slurm gives a job's own option to each of its steps again. */
+static bool pass_on_tolerate(spank_t spank)
+{
+	const char *tolerate = stage_options_tolerate();
+
+	return !tolerate || (setenv(STAGE_TOLERATE_ENV, tolerate, 1) == 0 &&
+			     spank_job_control_setenv(spank, STAGE_TOLERATE_NAME, tolerate, 1) ==
+				     ESPANK_SUCCESS);
+}
+
+/* Whether the job, or the step, is to tolerate another number of nodes than what it is part of. */
+static bool is_new_tolerate(void)
+{
+	const char *tolerate = stage_options_tolerate();
+	const char *had = getenv(STAGE_TOLERATE_ENV);
+
+	return tolerate && (!had || strcmp(tolerate, had) != 0);
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -179,7 +211,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_root();
 	refuse_het_job();
 	stage_submit_pass_on_quiet(spank);
-	if (all_inherited(inherited))
+	if (all_inherited(inherited) && !is_new_tolerate())
 		return 0;
 	list = with_new_values(inherited);
 	if (!list)
@@ -189,7 +221,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		give_up(STAGE_USAGE);
 	}
 	check_or_exit(config);
-	failed = setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+	failed = !pass_on_tolerate(spank) || setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;

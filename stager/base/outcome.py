@@ -130,6 +130,8 @@ class Outcome:
     evicted: list[Evicted] = field(default_factory=list)
     #: Nodes whose disks held all others back.
     slow: list[Slow] = field(default_factory=list)
+    #: The nodes that the stage went on without, and what failed there.
+    failed_nodes: list[Failure] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -160,6 +162,7 @@ class Outcome:
                 data["phases"],
                 [_checked(Evicted(**one)) for one in data["evicted"]],
                 [_checked(Slow(**one)) for one in data["slow"]],
+                [_checked(Failure(**failure)) for failure in data["failed_nodes"]],
             )
         )
 

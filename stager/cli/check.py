@@ -28,13 +28,14 @@ from stager.request.script import (
     refused_by_sbatch,
     sbatch_values,
 )
+from stager.request.tolerance import asked_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from stager.request.directive import Directive
     from stager.request.items import StageItem
-    from stager.request.policy import Policy
+    from stager.request.policy import Launch, Policy
 
 
 @click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4)))
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
 )
 @config_option
 @click.option("--quiet", is_flag=True, help="Print only what is wrong.")
-def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool) -> int:
+@click.option(
+    "--stage-tolerate", "tolerate", metavar="N|N%", default="", help="Check this option, too."
+)
+def check(
+    values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool, tolerate: str
+) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
 
     Checks how they are written, and whether the site's configuration allows the destinations.
@@ -56,7 +62,7 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
     it; without --quiet also each source that this machine does not see, or that is a file instead
     of a folder or the reverse. Warnings do not change the exit code.
     """
-    if not values and not scripts:
+    if not values and not scripts and not tolerate:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
     from stager.request import policy  # neither the help nor completion needs pydantic
 
@@ -68,6 +74,7 @@ def check(values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quie
         _warn_of_lines(script, lines)
         found.read_script(script, lines)
     rules = policy.load_if_present(config)
+    found.read_tolerance(tolerate, (rules or policy.LOCAL).launch)
     items = found.resolve(rules or policy.LOCAL)
     if found.faults:
         return found.complain()
@@ -121,6 +128,13 @@ class _Findings:
                 continue
             for value in values:
                 self.read_value(value, place)
+
+    def read_tolerance(self, text: str, rules: Launch) -> None:
+        """Look at the value of --stage-tolerate, if there is one."""
+        try:
+            asked_tolerance(text, "--stage-tolerate", rules.tolerate, rules.tolerate_limit)
+        except StageError as error:
+            self.faults.append(("", error))
 
     def resolve(self, rules: Policy) -> tuple[StageItem, ...]:
         """Return the items that the directives ask for; add those that are refused to `faults`."""

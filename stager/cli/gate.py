@@ -24,6 +24,7 @@ from stager.cli.progress import Progress
 from stager.cli.render import summary
 from stager.cli.script import read_head
 from stager.cli.staging import (
+    FAILED_NODES,
     JobNodes,
     build_request,
     end_step,
@@ -59,8 +60,15 @@ _SHARDS = "STAGE_SHARDS"
 @click.option("--step", default="", help="Number of the step that waits.")
 @click.option("--task-prolog", is_flag=True, help="Print in the form that TaskProlog must have.")
 @click.option("--quiet", is_flag=True, help="Print failures alone.")
+@click.option("--tolerate", metavar="N|N%", default="", help="How many nodes may fail.")
 def gate(
-    config: Path, script: str | None, status_file: str, step: str, task_prolog: bool, quiet: bool
+    config: Path,
+    script: str | None,
+    status_file: str,
+    step: str,
+    task_prolog: bool,
+    quiet: bool,
+    tolerate: str,
 ) -> int:
     """Stage what a job's --stage option and script ask for; its tasks wait for the exit code."""
     done: Callable[[str], None] = _print_line if task_prolog else partial(say, err=True)
@@ -68,7 +76,9 @@ def gate(
     if quiet:
         done = ignore
     screen = None if task_prolog or quiet else sys.stderr
-    return _Gate(config, script, status_file, step, task_prolog, done, failed, screen).run()
+    return _Gate(
+        config, script, status_file, step, task_prolog, tolerate, done, failed, screen
+    ).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,7 @@ class _Gate:
     status_file: str
     step: str
     task_prolog: bool
+    tolerate: str
     say: Callable[[str], None]
     complain: Callable[[str], None]
     #: Where bars are drawn if it is a terminal.
@@ -89,7 +100,7 @@ class _Gate:
         """Stage, print the outcome, tell it outside of the job too, and return the exit code."""
         begun = time.monotonic()
         try:
-            outcome, rules = self._stage()
+            outcome, rules, may_go_on = self._stage()
         except StageError as error:
             self.complain(str(error))
             self._end(error.code)
@@ -100,34 +111,47 @@ class _Gate:
         lists = [path for path in outcome.shard_lists if "\n" not in path]
         if self.task_prolog and lists:
             click.echo(f"export {_SHARDS}={':'.join(lists)}")
-        self._end(outcome.code)
+        if self.task_prolog and may_go_on:
+            failed = [one.node for one in outcome.failed_nodes]
+            click.echo(f"export {FAILED_NODES}={','.join(failed)}")
+        self._end(outcome.code, is_told=not may_go_on)
         results = summary(replace(outcome, evicted=[]), job.fold)
         if rules and results:
-            _comment(rules, outcome.code, results[0], len(outcome.items) - 1)
+            more = 0 if outcome.failed_nodes else len(outcome.items) - 1
+            _comment(rules, outcome.code, results[0], more, partly=bool(outcome.failed_nodes))
         return outcome.code
 
-    def _end(self, code: int) -> None:
-        """Say that the program does not start if ``code`` is not 0, and end the waits of others."""
+    def _end(self, code: int, *, is_told: bool = True) -> None:
+        """Say that the program does not start if ``code`` is not 0, and end the waits of others.
+
+        ``is_told`` means that the ranks tell each node of a failure that they find.
+        """
         if code:
             self.complain(f"the job's own program was not started (exit code {code})")
-        if code == LaunchError.code and self.step and int(self.step) < job.SPECIAL_STEPS:
+        is_unsaid = code == LaunchError.code or (code and not is_told)
+        if is_unsaid and self.step and int(self.step) < job.SPECIAL_STEPS:
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.
             end_step(self.config, self.step)
 
-    def _stage(self) -> tuple[Outcome, Policy | None]:
-        """Return the outcome and the site's rules; there are none if nothing was to be staged."""
+    def _stage(self) -> tuple[Outcome, Policy | None, bool]:
+        """Return the outcome, the site's rules, and whether the stage may go on without some nodes.
+
+        There are no rules if nothing was to be staged.
+        """
         text = os.environ.get(_DIRECTIVES, "")
         directives = parse_values([text] if text else [])
         directives += parse_script(read_head(self.script)) if self.script else []
         if not directives:  # the plugin and TaskProlog only guess which scripts have any
-            return Outcome([], [], 0.0), None
+            return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
         request = replace(
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
+        tolerance = nodes.tolerated(self.tolerate, "--stage-tolerate")
         with Progress(self.say, bars=self.screen) as progress:
-            return nodes.run(request, progress.show), nodes.rules
+            outcome = nodes.run(request, progress.show, tolerance)
+        return outcome, nodes.rules, tolerance is not None
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""
@@ -140,14 +164,15 @@ class _Gate:
             _comment(rules, error.code, problem)
 
 
-def _comment(rules: Policy, code: int, text: str, more: int = 0) -> None:
+def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:
     """Write the result into the job's comment, if the site wants that.
 
-    A job that was requeued may have the failure of its earlier run there.
+    ``partly`` means that some nodes were left out, which is told like a failure. A job that was
+    requeued may have the failure of its earlier run there.
     """
     wanted = rules.report.job_comment
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if wanted == "all" or (wanted == "failed" and (code or is_requeued)):
+    if wanted == "all" or (wanted == "failed" and (code or partly or is_requeued)):
         result = f"failed with code {code}: {text}" if code else text
         others = f" (and {more} more)" if more > 0 else ""
         write_comment(f"{result}{others}", os.environ, rules.launch.srun)

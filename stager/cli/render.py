@@ -28,18 +28,36 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     if outcome.failures:
         return [*failure_lines(outcome.failures, fold), *slow]
     line = _planned_line if outcome.dry_run else _item_line
+    left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
     evicted = _evicted_lines(outcome, fold)
     changed = [line for item in outcome.items for line in _changed_lines(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
     stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
     lines = (line(item, fold) for item in outcome.items)
-    return [*evicted, *lines, *([] if outcome.dry_run else [*changed, *stay]), *notes, *slow]
+    return [
+        *left_out,
+        *evicted,
+        *lines,
+        *([] if outcome.dry_run else [*changed, *stay]),
+        *notes,
+        *slow,
+    ]
 
 
 def slow_line(slow: Slow) -> str:
     """Return what a user is told of a slow node, and what it cost."""
     cost = seconds_text(slow.seconds)
     return f"{slow.text}, which took {cost} more; tell the administrator"
+
+
+def _left_out_line(outcome: Outcome, fold: Fold) -> str:
+    """Return which nodes the stage went on without, and why."""
+    names = [one.node for one in outcome.failed_nodes]
+    staged = {node for item in outcome.items for node in (*item.received, *item.current)}
+    of_all = f"{len(names)} of {len(names) + len(staged)} nodes"
+    messages = {one.message for one in outcome.failed_nodes}
+    reasons = messages if len(messages) == 1 else failure_lines(outcome.failed_nodes, fold)
+    return f"went on without {fold(names)} ({of_all}): {'; '.join(reasons)}"
 
 
 def phase_line(outcome: Outcome) -> str:

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 )
 @run_options
 @json_option
+@click.option(
+    "--tolerate",
+    metavar="N|N%",
+    default="",
+    help="Go on without up to N nodes, or N percent, on which it fails.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Also print where the time went.")
-def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool) -> int:
+def stage(
+    values: tuple[str, ...], run: RunOptions, as_json: bool, tolerate: str, verbose: bool
+) -> int:
     """Copy files to every node of this job.
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
@@ -32,4 +40,4 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
     --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this
     machine alone.
     """
-    return stage_values(values, run, as_json=as_json, verbose=verbose)
+    return stage_values(values, run, as_json=as_json, verbose=verbose, tolerate=tolerate)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from stager.launch.hosts import read_text
 from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.peers import library_for, peer_key
-from stager.launch.run import NotStartedError, run
+from stager.launch.run import SHORT, USUAL, NotStartedError, run
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
@@ -39,17 +40,20 @@ from stager.request.resolve import resolve
 from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stager.base.outcome import Outcome
     from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
+    from stager.cli.tolerant import Tolerated
     from stager.launch.job import JobContext
     from stager.request.directive import Directive
     from stager.request.policy import Policy, Transfer
 
     OnEvent = Callable[[dict[str, Any]], None]
 
+#: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
+FAILED_NODES = "STAGE_FAILED_NODES"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -68,8 +72,23 @@ class JobNodes:
         rules = load_policy(config, simulated=False)
         return cls(rules, job.find(os.environ, rules.launch.srun))
 
-    def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
-        """Run ``request`` on these nodes.
+    def tolerated(self, text: str, option: str) -> Tolerated | None:
+        """Return how many of these nodes may fail, by a user's ``option`` or by stage.toml.
+
+        None means that no node may, nor has failed an earlier stage of the job. Raise UsageError,
+        PolicyRefusal.
+        """
+        failed = os.environ.get(FAILED_NODES)
+        if not text and not failed and not self.rules.launch.tolerate.number:
+            return None
+        from stager.cli.tolerant import tolerated
+
+        return tolerated(text, option, self.rules, failed or "", self.context.node_count)
+
+    def run(
+        self, request: StageRequest, on_event: OnEvent, tolerance: Tolerated | None = None
+    ) -> Outcome:
+        """Run ``request`` on these nodes, or on as many as the ``tolerance`` wants.
 
         Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
         """
@@ -82,22 +101,44 @@ class JobNodes:
         srun = find_srun(self.rules.launch.srun)
         rules = settle(self.rules, srun)
         on_event({"event": "launch", "mpi": rules.launch.mpi})
+        if tolerance is None:
+            return self._start(request, rules, srun, on_event)
+        from stager.cli.tolerant import run_tolerantly  # most jobs want all nodes
+
+        return run_tolerantly(
+            self.context, request, tolerance, srun, partial(self._start, rules=rules, srun=srun),
+            on_event,
+        )  # fmt: skip
+
+    def _start(
+        self,
+        request: StageRequest,
+        rules: Policy,
+        srun: str,
+        on_event: OnEvent,
+        nodes: Sequence[str] = (),
+    ) -> Outcome:
+        """Run ``request`` on ``nodes``, without any on all nodes. Raise LaunchError, UsageError."""
         library = library_for(self.context, rules)
         for_srun = self.context.variables | (peer_key() if library else {})
         try:
             return run(
-                srun_argv(srun, self.context, rules, library),
+                srun_argv(srun, self.context, rules, library, nodes),
                 rank_environment(with_stores(request), rules, request, for_srun),
                 rules.launch.start_timeout,
                 on_event,
                 Pulses(
-                    names=lambda: job.unfold(self.context.nodes),
+                    names=lambda: list(nodes) or job.unfold(self.context.nodes),
                     own=job.own_name(os.environ),
                     limit=request.stall_timeout,
                     is_suspended=lambda: job.is_suspended(self.context.job, srun),
+                    silence=request.silence,
                 ),
+                patience=SHORT if request.may_go_on else USUAL,
             )
         except NotStartedError as error:
+            if error.blamed and request.may_go_on:
+                raise
             from stager.cli.in_the_way import what_is_in_the_way  # only for this failure
 
             reason = what_is_in_the_way(self.context, self.rules)
@@ -221,13 +262,17 @@ def stage_values(
     dry_run: bool = False,
     as_json: bool = False,
     verbose: bool = False,
+    tolerate: str = "",
 ) -> int:
     """Stage what ``values`` ask for, print the outcome and return its exit code.
 
-    Raise StageError if the ranks cannot be started at all.
+    ``tolerate`` is how many nodes may fail. Raise StageError if the ranks cannot be started at all.
     """
     directives = parse_values(values)
     nodes = find_nodes(options)
+    on_job = nodes if isinstance(nodes, JobNodes) else None
+    if tolerate and not on_job:
+        raise UsageError("--tolerate works on the nodes of a Slurm job only")
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     told: dict[str, str] = {}
@@ -238,7 +283,12 @@ def stage_values(
                 told["launcher"] = event["line"]
             progress.show(event)
 
-        outcome = nodes.run(replace(request, dry_run=dry_run, by_hand=True), on_event)
+        request = replace(request, dry_run=dry_run, by_hand=True)
+        if on_job:
+            asked = on_job.tolerated(tolerate, "--tolerate")
+            outcome = on_job.run(request, on_event, asked)
+        else:
+            outcome = nodes.run(request, on_event)
     if as_json:
         click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:

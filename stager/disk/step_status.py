@@ -3,7 +3,9 @@
 ``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step. While a
 rank has it locked, they wait. ``JOB.RESTART`` has a line with the directives of every stage of the
 job that succeeded: tasks of later steps that find theirs there need not wait.
-``JOB.RESTART.shards`` has the paths that become the job's STAGE_SHARDS, one a line.
+``JOB.RESTART.shards`` has the paths that become the job's STAGE_SHARDS, one a line. Where the stage
+may go on without nodes that fail, ``JOB.RESTART.nodes`` has those that were staged to, and
+``JOB.RESTART.failed`` those that were not, one a line.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ _CHECK = "tell the administrator to check this folder"
 _PAUSE = 0.05
 #: More bytes than a code, or a line of directives, has.
 _LONGEST = 1 << 17
+_REWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -89,6 +92,26 @@ class StepStatus:
             self._note_done(directives)
         with _launch_errors(self._path, _CHECK):
             write_all(self._descriptor, f"{code}\n".encode(), 0)
+
+    def withdraw(self) -> None:
+        """Leave no code: the tasks wait for a later attempt. Raise LaunchError or SpaceError."""
+        assert self._descriptor is not None
+        with _launch_errors(self._path, _CHECK):
+            os.ftruncate(self._descriptor, 0)
+            write_all(self._descriptor, b"\n", 0)
+
+    def name_nodes(self, staged: Sequence[str], failed: Sequence[str]) -> None:
+        """Name the nodes that have the job's files, and those that the stage went on without.
+
+        Raise LaunchError or SpaceError.
+        """
+        for suffix, names in (("nodes", staged), ("failed", failed)):
+            path = f"{self._folder}/{self._job}.{suffix}"
+            text = "".join(f"{name}\n" for name in names).encode()
+            with _launch_errors(path, _CHECK):
+                with opened(f"{path}.new", _REWRITE) as file:
+                    write_all(file, text, 0)
+                os.rename(f"{path}.new", path)  # a task that reads meanwhile reads all or nothing
 
     def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 30
 #: Seconds in which sinfo and squeue must end; without them, the states are unknown.
 _STATES_TIMEOUT = 2
+#: Seconds for scancel to kill a step. Nodes that can be reached have its signal at once; for the
+#: answers of the others it would wait longer than a stage that goes on without them.
+_KILL_TIMEOUT = 2
 #: The states of nodes that cannot be reached (sinfo(1)).
 _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down", "powering_up"})
 #: Marks behind a state: powered off, powering up or configuring, powering down.
@@ -168,6 +171,12 @@ def end_step(environment: Mapping[str, str], step: str, srun: str) -> None:
     command = ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"]
     with suppress(TimeoutError):
         answer(command, srun, _ANSWER_TIMEOUT)
+
+
+def kill_step(job: int, step: str, srun: str) -> None:
+    """Kill the tasks of a step of ``job`` on all nodes that can be reached, if Slurm can be."""
+    with suppress(TimeoutError):
+        answer(["scancel", "--signal=KILL", f"{job}.{step}"], srun, _KILL_TIMEOUT)
 
 
 def fold(nodes: list[str]) -> str:

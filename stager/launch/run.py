@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stager.base.errors import MPI_REMEDY, LaunchError
+from stager.base.errors import MPI_REMEDY, Failure, LaunchError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase
 from stager.launch.job import fold
@@ -24,6 +25,8 @@ from stager.launch.stall import Pulses, RunningClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from stager.launch.stall import Stall
 
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
@@ -56,12 +59,52 @@ _CONNECTION_LOST = "_direct_conn_establish"
 _LOST_PATIENCE, _STARTS = 5.0, 3
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
-#: Seconds for the launcher to end by itself when the ranks are done, and when one has crashed. The
-#: ranks have 30 s for the end of MPI (`rank.main`), and srun waits 30 s for the last (`srun_argv`).
-_END_PATIENCE, _CRASH_PATIENCE = 90.0, 20.0
+#: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
+_BLAMING = tuple(
+    re.compile(text)
+    for text in (
+        r"slurmstepd: error:\s+mpi/pmix\w*: _errhandler: (?P<node>\S+) \[\d+\]: ",
+        r"srun: error: Task launch for \S+ failed on node (?P<node>\S+): ",
+        r"srun: error: Node failure on (?P<node>[^\s,\[\]]+)$",
+        r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: ",
+    )
+)
+#: What a rank says of a neighbour that it has lost, and what is said here of such a node.
+LOST = "the staging process there was killed, or the node failed"
 
 
-class NotStartedError(LaunchError):
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds for the launcher: to end by itself when the ranks are done, and when one has crashed;
+    and to end its tasks when it is told to.
+
+    The ranks have 30 s for the end of MPI (`rank.main`), and srun waits 30 s for the last
+    (`srun_argv`).
+    """
+
+    end: float = 90.0
+    crash: float = 20.0
+    stop: float = 10.0
+
+
+#: For a launcher whose ranks are started again on other nodes.
+SHORT = Patience(end=10.0, crash=1.0, stop=1.0)
+#: For all others.
+USUAL = Patience()
+
+
+class EndedError(LaunchError):
+    """The ranks have ended, or have not begun, without an Outcome.
+
+    ``blamed`` has a Failure for each node that is known to be the reason.
+    """
+
+    def __init__(self, message: str, blamed: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.blamed = tuple(blamed)
+
+
+class NotStartedError(EndedError):
     """No rank has begun, or one failed before all were connected."""
 
 
@@ -72,6 +115,7 @@ def run(
     on_event: Callable[[dict[str, Any]], None],
     pulses: Pulses | None = None,
     remedy: str = MPI_REMEDY,
+    patience: Patience = USUAL,
 ) -> Outcome:
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
@@ -79,26 +123,26 @@ def run(
     out whether they stall. ``remedy`` is for ranks that do not start. Start them again if Slurm
     lost a connection before they began.
 
-    Raise LaunchError if the launcher cannot be started, the ranks stall, or they end without an
-    Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at all, or one
-    fails before all are connected.
+    Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, or end
+    without an Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at
+    all, or one fails before all are connected.
     """
     begun = time.monotonic()
-    listener = _Listener(start_timeout, on_event, pulses)
+    listener = _Listener(start_timeout, on_event, pulses, patience)
     for start in range(_STARTS):
         if start:
             on_event({"event": "restarted"})
         with Process(argv, environment) as process:
             listener.listen(process)
             if listener.gave_up:
-                process.end()
+                process.end(patience.stop)
         if not listener.is_disconnected:
             break
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
-        kind = LaunchError if listener.connected else NotStartedError
-        text = _no_outcome(launcher, process.code, listener, start_timeout, remedy)
-        raise kind(text)
+        kind = EndedError if listener.connected else NotStartedError
+        message = _no_outcome(launcher, process.code, listener, start_timeout, remedy)
+        raise kind(message, listener.blamed())
     return _with_launch(
         listener.outcome,
         before=listener.outcome_at - begun,
@@ -147,7 +191,9 @@ class _Listener:
         start_timeout: float,
         on_event: Callable[[dict[str, Any]], None],
         pulses: Pulses | None,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._start_timeout = start_timeout
         self._deadline = 0.0
         self._on_event = on_event
@@ -167,10 +213,15 @@ class _Listener:
         self._connection_lost = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
         #: RunningClock.
-        self.stall = ""
+        self.stall: Stall | None = None
         self._over_at = 0.0
         #: The first rank that failed unexpectedly, and why.
         self.crash = ""
+        #: The nodes that ranks blame, with the reason; the first that the launcher blames; and
+        #: those whose ranks ended because of others, which their neighbours then blame.
+        self._blamed: dict[str, str] = {}
+        self._blamed_by_launcher = ""
+        self._ended: set[str] = set()
         #: What the ranks agreed on, and when it came, on the monotonic clock.
         self.outcome: Outcome | None = None
         self.outcome_at = 0.0
@@ -184,6 +235,26 @@ class _Listener:
     def is_disconnected(self) -> bool:
         """Whether the ranks did not begin because Slurm lost a connection."""
         return self._connection_lost and not self.begun
+
+    def blamed(self) -> list[Failure]:
+        """Return a failure for each node that is known to be the reason why the ranks ended.
+
+        Of the ranks that are lost, only the first is: then Slurm, or a neighbour, ends the others.
+        """
+        if self.stall:
+            nodes = self.stall.nodes if self.stall.is_nodes_own else ()
+            return [Failure(LaunchError.code, self.stall.why, node) for node in nodes]
+        if self.is_disconnected:
+            return []
+        if self.timed_out:
+            why = f"the staging process there did not begin within {self._start_timeout:g} s"
+            return [Failure(LaunchError.code, why, node) for node in self.absent()]
+        culprits = [node for node in self._blamed if node not in self._ended]
+        if culprits:
+            return [Failure(LaunchError.code, self._blamed[culprits[0]], culprits[0])]
+        by_launcher = self._blamed_by_launcher
+        is_known = by_launcher in self._pulses.names()
+        return [Failure(LaunchError.code, LOST, by_launcher)] if is_known else []
 
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
@@ -206,7 +277,7 @@ class _Listener:
 
     def _is_overdue(self) -> bool:
         """Whether all was said, but the launcher has not ended for too long."""
-        patience = _END_PATIENCE if self.outcome else _CRASH_PATIENCE
+        patience = self._patience.end if self.outcome else self._patience.crash
         return self._over_at > 0 and self._clock.seconds() - self._over_at > patience
 
     def _take(self, line: str) -> None:
@@ -214,6 +285,9 @@ class _Listener:
         if event is None:
             if line.strip():
                 self.tail.append(line.rstrip())
+            if not self._blamed_by_launcher:
+                found = (pattern.match(line) for pattern in _BLAMING)
+                self._blamed_by_launcher = next((one["node"] for one in found if one), "")
             if _CONNECTION_LOST in line and not self._connection_lost:
                 self._connection_lost = True
                 self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
@@ -244,10 +318,19 @@ class _Listener:
             self.outcome = Outcome.from_json(event["outcome"])
             self._over_at = now
         elif event["event"] == "crashed":
-            self.crash = self.crash or f"{event['node']}: {event['error']}"
+            self._note_crash(event["node"], event["error"], event.get("by", ""))
             self._over_at = self._over_at or now
         else:
             self._on_event(event)
+
+    def _note_crash(self, node: str, why: str, reporter: str) -> None:
+        """Note that a rank has failed, or that the one on node ``reporter`` ends because of it."""
+        if not all(isinstance(text, str) for text in (node, why, reporter)):
+            raise TypeError
+        self.crash = self.crash or f"{node}: {why}"
+        if reporter:
+            self._ended.add(reporter)
+        self._blamed.setdefault(node, why)
 
 
 def _as_event(line: str) -> dict[str, Any] | None:

@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 HELLO_RANKS = 2
 
 
-def srun_argv(srun: str, job: JobContext, policy: Policy, library: str | None = None) -> list[str]:
+def srun_argv(
+    srun: str,
+    job: JobContext,
+    policy: Policy,
+    library: str | None = None,
+    nodes: Sequence[str] = (),
+) -> list[str]:
     """Return the srun that starts one rank on each node of the job, with ``library`` preloaded.
 
-    One rank's failure ends all, and the last has 30 s to end after the first.
+    One rank's failure ends all, and the last has 30 s to end after the first. If not all of the
+    job's nodes are to have a rank, ``nodes`` names those that are.
     """
-    return [*_tasks(srun, job, job.node_count), *_ranks(policy, library)]
+    tasks = _tasks(srun, job, len(nodes) or job.node_count)
+    chosen = [f"--nodelist={fold(list(nodes))}"] if nodes else []
+    return [*tasks, *chosen, *_ranks(policy, library)]
 
 
 def hello_argv(

@@ -41,6 +41,23 @@ class RunningClock:
         return self._seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Why a stage is given up, and because of which nodes: none if that is not to be seen.
+
+    ``is_nodes_own`` says whether those nodes themselves are at fault: what a rank reads or receives
+    may stand still because of others.
+    """
+
+    nodes: tuple[str, ...]
+    why: str
+    is_nodes_own: bool = True
+
+    def __str__(self) -> str:
+        where = f"{fold(list(self.nodes))}: " if self.nodes else ""
+        return f"{where}{self.why}; {_REMEDY}"
+
+
 @dataclass(slots=True)
 class _Node:
     """What the pulses of one node said; times in seconds on the RunningClock."""
@@ -59,6 +76,7 @@ class Pulses:
     ``names`` returns its nodes; ``own`` is the one that this process runs on, if it is one of them.
     ``limit`` is the most seconds without a pulse of a node, or without progress on any; 0 for none.
     ``is_suspended`` asks whether the job is: if this process is outside of it, it is not suspended.
+    ``silence`` is the most seconds without a pulse of a node, if that is not ``limit``.
     """
 
     names: Callable[[], list[str]]
@@ -67,6 +85,7 @@ class Pulses:
     is_suspended: Callable[[], bool] = lambda: False
     #: The launcher, as a message names it.
     launcher: str = "srun"
+    silence: float = 0.0
     _begun: float = 0.0
     _looked_at: float = 0.0
     _expected: list[str] | None = None
@@ -85,27 +104,28 @@ class Pulses:
         node.count = pulse["count"]
         node.kind, node.doing = Kind(pulse["activity"]), pulse["doing"]
 
-    def verdict(self, now: float) -> str:
-        """Return why the stage has failed, or nothing while it moves.
+    def verdict(self, now: float) -> Stall | None:
+        """Return why the stage has failed, None while it moves.
 
         Look at the nodes, of which there may be thousands, once in a while.
         """
-        if not self.limit or now - max(self._begun + self.limit, self._looked_at + _BETWEEN) <= 0:
-            return ""
+        silence = self.silence or self.limit
+        if not silence or now - max(self._begun + silence, self._looked_at + _BETWEEN) <= 0:
+            return None
         self._looked_at = now
         self._expected = self._expected or self.names()
         silent = [
             name
             for name in dict.fromkeys([*self._expected, *self._nodes])
-            if now - self._heard_at(name) > self.limit
+            if now - self._heard_at(name) > silence
         ]
         if silent and all(name in silent for name in self._nodes) and self.is_suspended():
             self._wait_on(now)
         elif silent:
-            return self._about_silent(silent)
-        elif now - max(node.moved_at for node in self._nodes.values()) > self.limit:
+            return self._about_silent(silent, silence)
+        elif self.limit and now - max(one.moved_at for one in self._nodes.values()) > self.limit:
             return self._about_standing()
-        return ""
+        return None
 
     def _wait_on(self, now: float) -> None:
         """Begin to wait anew for the pulses of all nodes."""
@@ -116,27 +136,29 @@ class Pulses:
     def _heard_at(self, name: str) -> float:
         return self._nodes[name].heard_at if name in self._nodes else self._begun
 
-    def _about_silent(self, silent: Sequence[str]) -> str:
+    def _about_silent(self, silent: Sequence[str], seconds: float) -> Stall:
         heard = [name for name in self._nodes if name not in silent]
-        waited = f"for {self.limit:g} s"
+        waited = f"for {seconds:g} s"
         if not heard:
             where = f"on {self.own}" if self.own else "here"
-            return (
-                f"no node has answered {waited}: the network or {self.launcher} has failed "
-                f"{where}; {_REMEDY}"
+            why = (
+                f"no node has answered {waited}: the network or {self.launcher} has failed {where}"
             )
+            return Stall((), why)
         if heard == [self.own] and len(silent) > 1:
-            return (
-                f"{self.own}: no other node has answered {waited}: the network of this node has "
-                f"probably failed; {_REMEDY}"
+            why = (
+                f"no other node has answered {waited}: the network of this node has probably failed"
             )
-        return (
-            f"{fold(list(silent))}: no answer {waited}: the node or its network has failed, or the "
-            f"staging process there is stopped; {_REMEDY}"
+            return Stall((self.own,), why)
+        why = (
+            f"no answer {waited}: the node or its network has failed, or the staging process there "
+            "is stopped"
         )
+        return Stall(tuple(silent), why)
 
-    def _about_standing(self) -> str:
+    def _about_standing(self) -> Stall:
         worst = min(node.kind for node in self._nodes.values())
         behind = {name: node for name, node in self._nodes.items() if node.kind is worst}
         what = " or ".join(sorted({node.doing for node in behind.values()}))
-        return f"{fold(list(behind))}: no progress for {self.limit:g} s while {what}; {_REMEDY}"
+        why = f"no progress for {self.limit:g} s while {what}"
+        return Stall(tuple(behind), why, is_nodes_own=worst in (Kind.WRITE, Kind.STEP))

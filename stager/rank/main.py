@@ -19,6 +19,7 @@ from stager.base.errors import HOSTS_REMEDY, MPI_REMEDY, Failure, LaunchError, S
 from stager.base.hostnames import name_here
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
+from stager.base.text import listed
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
 from stager.rank.pulse import Pulse
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stager.base.outcome import ItemReport, Slow
+    from stager.disk.step_status import StepStatus
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
 _MPI_END_PATIENCE = 30
@@ -39,6 +41,8 @@ _REPORT_LEAD = 0.5
 #: Seconds of silence after which a rank gives up a neighbour: where there is no limit for a stage
 #: that does not move, and beyond that limit.
 _SILENCE, _LATER = 90.0, 15.0
+#: Nodes that a line of the system log names.
+_MOST_NAMED = 8
 #: Seconds in which the last event of a rank that ends must be written.
 _TELL_PATIENCE = 5.0
 
@@ -61,7 +65,7 @@ def main() -> None:
     watch.enter(Phase.SURVEY)
     node = _node(request, comm.rank)
     pulse = Pulse(node, request, watch)
-    if request.stall_timeout:
+    if request.stall_timeout or request.silence:
         pulse.start()
     act = _measure if request.bench else run
     try:
@@ -103,7 +107,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             except RefusedError as refused:
                 failures = refused.failures
             # The job starts when rank 0 has reported: by then every node must have its status.
-            unpublished = _publish_together(context, publish_status, outcome(items, failures).code)
+            unpublished = _publish_together(context, publish_status, failures)
             if unpublished:
                 items, failures = [], [*unpublished, *failures]
             code = outcome(items, failures).code
@@ -157,12 +161,13 @@ def _guarded(context: Context) -> Iterator[None]:
         from stager.wire.codec import optional
 
         host = _choose_address(context)
-        limit = context.request.stall_timeout
+        request, own = context.request, context.node.name
         with suppress(OSError):
             # If a node is silent, the launching process says so first: it hears all nodes.
-            silence = limit + _LATER if limit else _SILENCE
+            least = request.silence or request.stall_timeout
+            silence = least + _LATER if least else _SILENCE
             on_unwatched = partial(_tell_unwatched, context.node)
-            guard = Guard(context.node.name, _end_because_of, on_unwatched, silence, host)
+            guard = Guard(own, partial(_end_because_of, own), on_unwatched, silence, host)
         ring = context.channel.allgather(guard.address if guard else None, optional(ADDRESS))
         addresses = [address for address in ring if address]
         if guard and len(addresses) == comm.size:
@@ -174,7 +179,8 @@ def _guarded(context: Context) -> Iterator[None]:
     if comm.rank == 0:
         # Hosts may have other names than the launcher knows them by.
         names = {"names": context.channel.nodes} if context.request.hosts else {}
-        tell("started", nodes=comm.size, **names)
+        step = os.environ.get("SLURM_STEP_ID", "")
+        tell("started", nodes=comm.size, step=step, **names)
     yield
     if guard:
         guard.leave()
@@ -208,18 +214,19 @@ def _tell_unwatched(node: Node, neighbour: str) -> None:
     tell("unwatched", node=node.name, neighbour=neighbour)
 
 
-def _end_because_of(node: str) -> None:
+def _end_because_of(own: str, node: str) -> None:
+    """End this rank, which is on node ``own``, because its neighbour ``node`` is lost."""
     from threading import Timer  # slow to import; the guard has imported it
 
     text = "the staging process there was killed, or the node failed"
     Timer(_TELL_PATIENCE, os._exit, (1,)).start()  # if nobody reads this rank's events any more
-    tell("crashed", node=node, error=text)
+    tell("crashed", node=node, error=text, by=own)
     os._exit(1)
 
 
 def _end_all(node: str, error: LaunchError) -> NoReturn:
     """End the ranks of all nodes: the messages of some are not what this stage's ranks sent."""
-    tell("crashed", node=node, error=error.message)
+    tell("crashed", node=node, error=error.message, by=node)
     time.sleep(_REPORT_LEAD)
     os._exit(LaunchError.code)
 
@@ -246,8 +253,8 @@ def _check_world(context: Context) -> None:
 
 
 @contextmanager
-def _step_status(context: Context) -> Iterator[Callable[[int], None]]:
-    """Make this node's other tasks of the job wait. Yield what publishes the exit code to them.
+def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], None]]:
+    """Make this node's other tasks of the job wait. Yield what tells them of the failures, if any.
 
     Collective.
     """
@@ -260,23 +267,39 @@ def _step_status(context: Context) -> Iterator[Callable[[int], None]]:
     status = StepStatus(context.node.uid)
     try:
         together(context, lambda: status.hold(request.status_file, request.step))
-        lists = [item.shard_list for item in request.items if item.shard_list]
-        yield lambda code: status.write(code, request.directives, lists)
+        yield partial(_publish, context, status)
     finally:
         status.close()
 
 
-def _publish_together(context: Context, publish: Callable[[int], None], code: int) -> list[Failure]:
+def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) -> None:
+    """Tell this node's tasks how the stage has ended. Raise LaunchError or SpaceError.
+
+    If the stage may go on without the nodes that fail, the tasks on the other nodes wait on.
+    """
+    request, name = context.request, context.node.name
+    if failures and request.may_go_on and all(one.node != name for one in failures):
+        status.withdraw()
+        return
+    if not failures and request.failed_nodes is not None:
+        status.name_nodes(context.channel.nodes, request.failed_nodes)
+    lists = [item.shard_list for item in request.items if item.shard_list]
+    status.write(failures[0].code if failures else 0, request.directives, lists)
+
+
+def _publish_together(
+    context: Context, publish: Callable[[Sequence[Failure]], None], failures: Sequence[Failure]
+) -> list[Failure]:
     """Publish the exit code on all nodes. Return the failures of nodes that cannot. Collective.
 
     If there are any, the nodes that can publish a failure in its place: their tasks wait as long as
     the status is held.
     """
     try:
-        together(context, lambda: publish(code))
+        together(context, lambda: publish(failures))
     except RefusedError as refused:
         with suppress(StageError):
-            publish(LaunchError.code)
+            publish([Failure(LaunchError.code, one.message, one.node) for one in refused.failures])
         return refused.failures
     return []
 
@@ -313,8 +336,10 @@ def _log_result(
     from stager.base.log import log, result_line  # not for each stage that is only planned
 
     moved = sum(_moved_size(item, context.comm.rank) for item in items if name in item.received)
-    own = [one.text for one in slow if one.node == name]
-    why = f"{failures[0].node}: {failures[0].message}" if failures else "; ".join(own)
+    told = [one.text for one in slow if one.node == name]
+    if request.failed_nodes:
+        told.insert(0, f"went on without {listed(request.failed_nodes, most=_MOST_NAMED)}")
+    why = f"{failures[0].node}: {failures[0].message}" if failures else "; ".join(told)
     code = failures[0].code if failures else 0
     log(result_line(request.job, request.log_user, moved, seconds, code, why))
 

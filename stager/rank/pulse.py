@@ -60,7 +60,7 @@ class Pulse:
         self._most = _MOST_FOREIGN * request.stall_timeout
         #: The count of this rank itself, and when it last changed.
         self._own, self._own_at = 0, time.monotonic()
-        self._period = period(request.stall_timeout)
+        self._period = period(request.silence or request.stall_timeout)
 
     def start(self) -> None:
         """Send the first pulse after the period."""
@@ -95,13 +95,13 @@ class Pulse:
         return self._of_disks
 
 
-def period(stall_timeout: float) -> float:
-    """Return the seconds between two pulses.
+def period(limit: float) -> float:
+    """Return the seconds between two pulses, given those after which a silent node is given up.
 
     >>> period(60), period(5), period(3600)
     (10.0, 1.0, 10.0)
     """
-    return min(_LONGEST, max(_SHORTEST, stall_timeout / _PULSES))
+    return min(_LONGEST, max(_SHORTEST, limit / _PULSES))
 
 
 def text_of(activity: Activity, phase: Phase) -> str:

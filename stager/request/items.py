@@ -142,6 +142,12 @@ class StageRequest:
     #: Bytes with which to measure the network and the disks instead of staging; see
     #: `rank.measure`. 0 to stage.
     bench: int = 0
+    #: Seconds without a sign of life after which a node is given up, if that is not
+    #: ``stall_timeout``; 0 if it is.
+    silence: float = 0.0
+    #: The job's nodes on which the stage has failed, and that it goes on without; None if it would
+    #: not go on without any.
+    failed_nodes: tuple[str, ...] | None = None
     #: The user's name for the line that each node logs about the stage; empty to log nothing.
     log_user: str = ""
     #: Only find out how many ranks there are; several may be on one node.
@@ -153,6 +159,11 @@ class StageRequest:
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
     #: but here: the environment of a process is private to its user.
     key: str = field(default_factory=_new_key, repr=False)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the stage may go on without a node that fails."""
+        return self.failed_nodes is not None
 
     def to_json(self) -> str:
         """Return one line for `from_json`: JSON, compressed if it has more than MAX_REQUEST bytes.
@@ -197,4 +208,6 @@ class StageRequest:
         registries = tuple(remote.pop("insecure_registries"))
         data["hosts"] = tuple(data.pop("hosts", ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
+        failed = data.pop("failed_nodes")
+        data["failed_nodes"] = None if failed is None else tuple(failed)
         return cls(items=items, transfer=Settings(**transfer), space=space, remote=remote, **data)

@@ -28,6 +28,7 @@ from pydantic import (
 from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
+from stager.request.tolerance import Tolerance
 from stager.root.rules import byte_size, percentage, shared_owner
 from stager.source.image_name import is_registry
 from stager.source.location import Scheme
@@ -173,6 +174,8 @@ Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, Befor
 Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: Bytes a second, 0 for no limit.
 Rate = Annotated[int, BeforeValidator(_rate)]
+#: How many nodes may fail.
+Tolerated = Annotated[Tolerance, BeforeValidator(Tolerance.parse)]
 #: A number from 1 to 64, or 0 for "auto".
 Count = Annotated[int, BeforeValidator(_count)]
 
@@ -227,6 +230,10 @@ class Launch(_Section):
     agent: Annotated[str, AfterValidator(_possible_command)] = "ssh"
     #: Without Slurm: most seconds until all hosts answer; 0 to ask none.
     wait: Annotated[float, Field(ge=0, le=86_400, strict=True)] = 30
+    #: The nodes of a job that may fail to be staged to, where the job does not say
+    #: (`launch.tolerate`); and the most that a job may ask for.
+    tolerate: Tolerated = Tolerance(0)
+    tolerate_limit: Tolerated = Tolerance(50, is_percent=True)
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
 

@@ -141,6 +141,25 @@ def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "short.sh") == Ran(0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        ("1", 0, ""),
+        ("50%", 0, ""),
+        ("51%", 3, "stage: --stage-tolerate=51%: this site allows at most 50%\n"),
+        (
+            "many", 2,
+            ("stage: --stage-tolerate=many: write a number of nodes, or a share of the job's nodes "
+            "such as 10%\n"),
+        ),
+    ],
+)  # fmt: skip
+def test_check_knows_how_many_nodes_may_fail(desk: Desk, value: str, code: int, said: str) -> None:
+    line = ("check", "--quiet", "--stage-tolerate", value)
+    assert desk.stagectl(*line, "--") == Ran(code, "", said)
+    assert desk.stagectl(*line, "--", "/a:/nvme/b") == Ran(code, "", said)
+
+
 def test_a_quiet_check_names_lines_that_are_ignored(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", IGNORED)
 

@@ -66,6 +66,15 @@ def line(report: ItemReport, *, dry_run: bool = False) -> str:
     return only
 
 
+def test_the_nodes_that_a_stage_went_on_without_are_named_first() -> None:
+    some = item(["n1", "n2"], [])
+    dead, full = Failure(8, "the node failed", "n3"), Failure(5, "/nvme: no room", "n4")
+    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead, full]), fold)
+    assert first == "went on without n[3-4] (2 of 4 nodes): n3: the node failed; n4: /nvme: no room"
+    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead]), fold)
+    assert first == "went on without n3 (1 of 3 nodes): the node failed"
+
+
 # one line an item
 
 
@@ -333,6 +342,7 @@ def test_the_json_of_an_outcome() -> None:
         "phases": {"survey": 0.5, "broadcast": 2.0},
         "evicted": [],
         "slow": [],
+        "failed_nodes": [],
         "code": 0,
     }
 
@@ -346,6 +356,7 @@ def test_the_json_of_a_failed_outcome() -> None:
         "phases": {},
         "evicted": [],
         "slow": [],
+        "failed_nodes": [],
         "code": 5,
     }
 

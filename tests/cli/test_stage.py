@@ -138,6 +138,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
         "failures": [],
         "dry_run": False,
         "evicted": [],
+        "failed_nodes": [],
         "code": 0,
     }
 
@@ -176,6 +177,19 @@ def test_a_local_root_that_cannot_be_written_ends_with_2(
     assert desk.local("stage", f"{desk.source}:/nvme/img") == Ran(
         2, "", f"stage: {desk.nodes}/node1/nvme: {problem}; choose another --local-root\n"
     )
+
+
+def test_simulated_nodes_do_not_fail_one_by_one(desk: Desk) -> None:
+    said = "stage: --tolerate works on the nodes of a Slurm job only\n"
+    ran = desk.local("stage", "--tolerate", "1", f"{desk.source}:/nvme/img")
+    assert ran == Ran(2, "", said)
+    assert not desk.nodes.exists()
+
+
+def test_a_tolerance_that_the_site_does_not_allow_ends_with_3(job: Desk) -> None:
+    said = "stage: --tolerate=51%: this site allows at most 50%\n"
+    ran = job.stagectl("stage", "--tolerate", "51%", f"{job.source}:{job.folder}/nvme/b", **JOB)
+    assert ran == Ran(3, "", said)
 
 
 def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
@@ -294,6 +308,7 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
         "failures": [{"code": 4, "message": f"/nowhere/img: {MISSING}", "node": node}],
         "dry_run": False,
         "evicted": [],
+        "failed_nodes": [],
         "code": 4,
     }
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.cluster.cluster import Job
 
@@ -134,6 +135,14 @@ class Site(Cluster):
         launched = re.compile(rf"launch task StepId=({'|'.join(ids)})\.(\d+) ")
         logs = (self.base / "log").glob("slurmd-n*.log")
         return len({match[0] for log in logs for match in launched.finditer(log.read_text())})
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
+    """Return when that is reached; AssertionError if it is not after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def digest(path: Path) -> str:

@@ -35,7 +35,7 @@ REQUEST_JSON = (
     '"allow_http": false, "insecure_registries": [], "limit": 0}, '
     '"job": 17, "status_file": "", "step": "", '
     '"directives": "", "by_hand": false, "shared_owner": 0, "dry_run": false, "bench": 0, '
-    '"log_user": "", "hello": false, '
+    '"silence": 0.0, "failed_nodes": null, "log_user": "", "hello": false, '
     '"local_root": "", '
     '"key": "' + "0f" * 32 + '"}'
 )

@@ -14,7 +14,8 @@ import pytest
 from stager.base.errors import Failure, LaunchError
 from stager.base.outcome import ItemReport, Outcome, event
 from stager.launch import run as run_module
-from stager.launch.run import run
+from stager.launch.run import LOST as LOST_RANK
+from stager.launch.run import EndedError, Patience, run
 from stager.launch.stall import Pulses
 from tests.support.users import within
 
@@ -66,12 +67,16 @@ class Launcher:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.limit = 0.0
+        self.patience = Patience()
 
     def run(self, script: str, start_timeout: float = 10, **lines: str) -> Outcome:
         environment = {"PATH": os.defpath, "STARTED": json.dumps(STARTED), **lines}
         argv = ["/bin/sh", "-c", script]
         pulses = Pulses(lambda: ["n1", "n2"], "n1", self.limit)
-        return without_launch(run(argv, environment, start_timeout, self.events.append, pulses))
+        show = self.events.append
+        return without_launch(
+            run(argv, environment, start_timeout, show, pulses, patience=self.patience)
+        )
 
     def failure(self, script: str, start_timeout: float = 10, **lines: str) -> str:
         with pytest.raises(LaunchError) as caught:
@@ -277,6 +282,85 @@ def test_a_rank_that_crashed_is_named_above_the_lines_of_mpi(
     )
 
 
+def blamed(launcher: Launcher, script: str, start_timeout: float = 10, **lines: str) -> list[Any]:
+    """The nodes that are blamed for an end without an Outcome, and what for."""
+    with pytest.raises(EndedError) as caught:
+        launcher.run(script, start_timeout, **lines)
+    assert all(one.code == 8 for one in caught.value.blamed)
+    return [(one.node, one.message) for one in caught.value.blamed]
+
+
+def loss(node: str, by: str) -> str:
+    return event("crashed", node=node, error=LOST_RANK, by=by)
+
+
+def test_of_lost_ranks_the_first_is_blamed_and_none_that_ended_because_of_it(
+    launcher: Launcher,
+) -> None:
+    launcher.patience = Patience(crash=0.2)
+    lines = {"A": loss("n1", by="n4"), "B": loss("n2", by="n1"), "C": loss("n3", by="n2")}
+    assert blamed(launcher, say("STARTED", *lines), 10, **lines) == [("n3", LOST_RANK)]
+
+
+def test_a_rank_that_fails_by_itself_is_blamed(launcher: Launcher) -> None:
+    crashed = event("crashed", node="n2", error="MemoryError: ")
+    said = say("STARTED", "CRASHED")
+    assert blamed(launcher, said, CRASHED=crashed) == [("n2", "MemoryError: ")]
+
+
+def test_a_rank_that_fails_because_of_what_it_received_is_not_blamed(launcher: Launcher) -> None:
+    crashed = event("crashed", node="n2", error="MPI received what no rank sent", by="n2")
+    assert blamed(launcher, say("STARTED", "CRASHED"), CRASHED=crashed) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: n2: task 1: Killed",
+        "srun: error: Node failure on n2",
+        "srun: error: Task launch for StepId=7.0 failed on node n2: Communication failure",
+        (
+            "slurmstepd: error:  mpi/pmix_v4: _errhandler: n2 [1]: pmixp_client_v2.c:211: Error "
+            "handler invoked: status = -61, source = [slurm.pmix.7.0:1]"
+        ),
+    ],
+)
+def test_the_first_node_of_which_slurm_complains_is_blamed(launcher: Launcher, line: str) -> None:
+    later = "srun: error: n1: task 0: Killed"
+    said = say("STARTED", "LINE", "LATER")
+    assert blamed(launcher, said, LINE=line, LATER=later) == [("n2", LOST_RANK)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: n[1-2]: tasks 0-1: Killed",
+        "srun: error: n9: task 1: Killed",
+        "srun: error: Unable to create step for job 7: Job/step already completing",
+    ],
+)
+def test_other_complaints_blame_no_node(launcher: Launcher, line: str) -> None:
+    assert blamed(launcher, say("STARTED", "LINE"), LINE=line) == []
+
+
+def test_a_node_that_does_not_answer_is_blamed(launcher: Launcher) -> None:
+    launcher.limit = 0.5
+    pulse = event("pulse", node="n1", count=1, activity=5, doing="")
+    script = f"{say('STARTED')}; while sleep 0.1; do {say('PULSE')}; done"
+    silent = (
+        "no answer for 0.5 s: the node or its network has failed, or the staging process there is "
+        "stopped"
+    )
+    assert blamed(launcher, script, PULSE=pulse) == [("n2", silent)]
+
+
+def test_a_node_whose_rank_does_not_begin_is_blamed_if_others_do(launcher: Launcher) -> None:
+    alive = event("alive", node="n1")
+    late = "the staging process there did not begin within 0.5 s"
+    assert blamed(launcher, f"{say('ALIVE')}; exec sleep 60", 0.5, ALIVE=alive) == [("n2", late)]
+    assert blamed(launcher, "exec sleep 60", 0.5) == []
+
+
 def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     message, _, pid = launcher.failure("echo $$; exec sleep 60", 0.3).partition("\n  ")
     assert message == f"MPI did not start within 0.3 s; {REMEDY}"
@@ -409,13 +493,9 @@ def test_ranks_that_slurm_never_connects_are_given_up(
     assert launcher.events == [{"event": "restarted"}] * 2
 
 
-@pytest.mark.parametrize(
-    ("last", "name"), [("RESULT", "_END_PATIENCE"), ("CRASHED", "_CRASH_PATIENCE")]
-)
-def test_a_launcher_that_does_not_end_is_ended(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, last: str, name: str
-) -> None:
-    monkeypatch.setattr(run_module, name, 0.5)
+@pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
+def test_a_launcher_that_does_not_end_is_ended(launcher: Launcher, last: str) -> None:
+    launcher.patience = Patience(end=0.5, crash=0.5)
     launcher.limit = 60
     script = f"{say('STARTED', last)}; exec sleep 60"
     crashed = event("crashed", node="n2", error="it was killed")

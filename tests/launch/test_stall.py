@@ -34,7 +34,8 @@ class Stage:
         self.pulses.hear(pulse, at)
 
     def verdict(self, at: float) -> str:
-        said = self.pulses.verdict(at)
+        stall = self.pulses.verdict(at)
+        said = str(stall) if stall else ""
         assert said.endswith(f"; {REMEDY}") or not said
         return said.removesuffix(f"; {REMEDY}")
 
@@ -166,7 +167,7 @@ def test_the_names_of_nodes_are_not_looked_up_before_the_limit() -> None:
     def names() -> list[str]:
         raise AssertionError("looked up")
 
-    assert Pulses(names, "n1", 10).verdict(10) == ""
+    assert Pulses(names, "n1", 10).verdict(10) is None
 
 
 def test_the_clock_stands_still_while_the_process_is_suspended() -> None:

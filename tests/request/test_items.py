@@ -89,6 +89,8 @@ REQUESTS = st.builds(
     by_hand=st.booleans(),
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
+    silence=st.floats(0, 1e6),
+    failed_nodes=st.none() | st.lists(TEXTS).map(tuple),
     log_user=TEXTS,
     hosts=st.lists(st.text()).map(tuple),
     local_root=st.just("") | PATHS,
@@ -134,7 +136,8 @@ def test_the_json_of_a_request() -> None:
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", '
         '"by_hand": false, "shared_owner": 0, '
-        '"dry_run": false, "bench": 0, "log_user": "", "hello": false, '
+        '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": null, "log_user": "", '
+        '"hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
 

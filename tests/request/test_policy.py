@@ -45,6 +45,8 @@ interface = "10.1.0.0/16"
 mpiexec = "/opt/mpich/bin/mpiexec"
 agent = "ssh -p 2222"
 wait = 120.5
+tolerate = 2
+tolerate_limit = "10%"
 environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
@@ -123,6 +125,8 @@ def test_the_defaults_are_these() -> None:
             "mpiexec": "mpiexec",
             "agent": "ssh",
             "wait": 30,
+            "tolerate": {"number": 0, "is_percent": False},
+            "tolerate_limit": {"number": 50, "is_percent": True},
             "environment": {},
         },
         "transfer": {
@@ -180,6 +184,8 @@ def test_every_key_can_be_set(path: Path) -> None:
             "mpiexec": "/opt/mpich/bin/mpiexec",
             "agent": "ssh -p 2222",
             "wait": 120.5,
+            "tolerate": {"number": 2, "is_percent": False},
+            "tolerate_limit": {"number": 10, "is_percent": True},
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {
@@ -500,6 +506,14 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
             "launch.agent: cannot be read as a command: No closing quotation",
         ),
         ("[launch]\nwait = -1", "launch.wait: Input should be greater than or equal to 0"),
+        (
+            "[launch]\ntolerate = 1.5",
+            'launch.tolerate: must be a number of nodes, or a share of them such as "10%"',
+        ),
+        (
+            '[launch]\ntolerate_limit = "101%"',
+            'launch.tolerate_limit: must be a number of nodes, or a share of them such as "10%"',
+        ),
         ("[launch]\nstart_timeout = inf", "launch.start_timeout: Input should be a finite number"),
         (
             "[transfer]\nchunk = 131071",

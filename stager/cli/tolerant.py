@@ -1,0 +1,93 @@
+"""Stage to the nodes of a job though some of them fail: `launch.tolerate` on real nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from stager.base.errors import Failure, LaunchError
+from stager.launch import job
+from stager.launch.tolerate import SILENCE, Crew, stage_tolerantly
+from stager.request.tolerance import asked_tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stager.base.outcome import Outcome
+    from stager.launch.job import JobContext
+    from stager.request.items import StageRequest
+    from stager.request.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerated:
+    """At most ``most`` nodes may fail, which users see as ``asked``.
+
+    ``failed`` are those that have failed an earlier stage of the job.
+    """
+
+    most: int
+    asked: str
+    failed: tuple[str, ...] = ()
+
+
+def tolerated(text: str, option: str, rules: Policy, failed: str, nodes: int) -> Tolerated:
+    """Return how many of so many ``nodes`` may fail by a user's option, or by stage.toml.
+
+    ``failed`` is the list of nodes that the job's environment has. Raise UsageError, PolicyRefusal.
+    """
+    launch = rules.launch
+    asked = asked_tolerance(text, option, launch.tolerate, launch.tolerate_limit)
+    said = f"{option}={asked}" if text else f"tolerate = {asked} in stage.toml"
+    most = min(asked.of(nodes), launch.tolerate_limit.of(nodes))
+    return Tolerated(most, said, tuple(filter(None, failed.split(","))))
+
+
+def run_tolerantly(
+    context: JobContext,
+    request: StageRequest,
+    tolerance: Tolerated,
+    srun: str,
+    start: Callable[..., Outcome],
+    on_event: Callable[[dict[str, Any]], None],
+) -> Outcome:
+    """Run ``request`` on as many nodes of the job as must have it. Raise LaunchError, UsageError.
+
+    ``start`` runs a request on the nodes that it is given.
+    """
+    names = tuple(job.unfold(context.nodes))
+    own = job.own_name(os.environ)
+    crew = Crew(names, own, tolerance.most, tolerance.asked, tolerance.failed)
+
+    def away(nodes: list[str]) -> list[Failure]:
+        states = job.node_states(job.fold(nodes), srun)
+        found = {name: states[name] for name in nodes if job.is_away(states.get(name, ""))}
+        return [
+            Failure(LaunchError.code, f"Slurm says that this node is {state}", name)
+            for name, state in found.items()
+        ]
+
+    def start_on(nodes: list[str], lost: list[Failure]) -> Outcome:
+        steps: list[str] = []
+
+        def note(event: dict[str, Any]) -> None:
+            if event["event"] == "started" and event.get("step"):
+                steps.append(str(event["step"]))
+            on_event(event)
+
+        left_out = tuple(one.node for one in lost)
+        silence = SILENCE if tolerance.most else 0.0
+        wanted = replace(
+            request, nodes=len(nodes), failed_nodes=left_out,
+            silence=min(silence, request.stall_timeout or silence),
+        )  # fmt: skip
+        try:
+            return start(wanted, on_event=note, nodes=nodes)
+        except LaunchError:
+            # A launcher that was killed leaves its step, whose ranks hold the destinations' locks.
+            for step in steps:
+                job.kill_step(context.job, step, srun)
+            raise
+
+    return stage_tolerantly(crew, start_on, away)

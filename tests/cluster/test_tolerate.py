@@ -1,0 +1,228 @@
+"""A job that tolerates nodes that fail begins on the others, each of which has the whole file."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+from tests.cluster.site import REPOSITORY, STAGECTL, digest, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.cluster import Job
+    from tests.cluster.site import Site
+
+#: A folder that n1, which reads the source, sees through FUSE; each answer takes so many
+#: microseconds, so that the file moves at about 1 MiB/s.
+SLOW, BEHIND, MICROSECONDS = "/shared/slow", "/shared/behind", 200_000
+SIZE = 5 << 20
+LOST = "the staging process there was killed, or the node failed"
+SILENT = (
+    "no answer for 10 s: the node or its network has failed, or the staging process there is "
+    "stopped"
+)
+TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
+NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
+REFUSED = (
+    "stage: {}: this node does not have the job's staged files: use srun --nodes=$(wc -l "
+    "<$STAGE_NODES_FILE) --exclude=$STAGE_FAILED_NODES\n"
+)
+#: Shows what a job finds, and that srun can keep off the nodes that failed, but not use them.
+SCRIPT = """
+echo "$STAGE_FAILED_NODES|$STAGE_NODES"
+echo $(cat $STAGE_FAILED_NODES_FILE)/$(cat $STAGE_NODES_FILE)
+srun --nodes=$(wc -l <$STAGE_NODES_FILE) --exclude=$STAGE_FAILED_NODES \
+    bash -c 'echo $(hostname) $(stat -c %s /nvme/data)' | sort
+srun -N1 -w n3 echo started 2>&1 | grep stage:
+"""
+
+
+@pytest.fixture(scope="module")
+def _slow_source(installed_site: Site) -> Iterator[None]:
+    site = installed_site
+    flags = ["-O2", "-I/usr/include/fuse3", f"{REPOSITORY}/tests/bench/slow_folder.c", "-lfuse3"]
+    subprocess.run(["gcc", "-o", str(site.shared("slow_folder")), *flags], check=True)
+    site.run(f"mkdir {BEHIND} {SLOW}; head -c {SIZE} /dev/urandom >{BEHIND}/data")
+    line = ["/shared/slow_folder", BEHIND, SLOW, str(MICROSECONDS)]
+    site.run(line, user="root", on="n1")
+    yield
+    site.run(["umount", "--lazy", SLOW], user="root", on="n1")
+    site.run(f"rm -r {BEHIND} {SLOW} /shared/slow_folder", user="root")
+
+
+def ranks(site: Site, node: str) -> str:
+    return site.run(["pgrep", "-f", "stager.rank"], on=node, user="root", check=False).stdout
+
+
+def receives(site: Site, node: str) -> bool:
+    look = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /nvme/.slurm-stage/5001/partial"
+    return site.run(look, user="root", on=node, check=False).returncode == 0
+
+
+def submit(site: Site, tolerate: str, script: str = SCRIPT) -> Job:
+    """Submit a job that stages the slow file; return in mid-transfer."""
+    wish = f"--stage={SLOW}/data:/nvme/data"
+    job = site.sbatch(script, "-N4", "--no-requeue", "--no-kill", wish, tolerate)
+    wait_until(lambda: all(receives(site, node) for node in site.nodes))
+    return job
+
+
+def kill_rank(site: Site, node: str) -> None:
+    site.run(["pkill", "-9", "-f", "^[^ ]*python3 -I -m stager.rank"], on=node, user="root")
+
+
+def has_whole_file(site: Site, *nodes: str) -> bool:
+    behind = digest(site.path("login", f"{BEHIND}/data"))
+    return all(digest(site.copy(node, "/nvme/data")) == behind for node in nodes)
+
+
+def comment(job: Job) -> str:
+    return job.info()["Comment"].strip()
+
+
+def ends_well_without_n3(site: Site, job: Job, why: str) -> None:
+    """Check what such a job finds and tells when n3 has failed in mid-transfer."""
+    assert job.wait(90).exit_code == "0:0", job.output()
+    said = f"went on without n3 (1 of 4 nodes): {why}"
+    first, second, *rest = job.output().splitlines(keepends=True)
+    assert first == f"stage: {said}\n"
+    assert re.fullmatch(
+        rf"stage: /nvme/data: 5\.0 MiB from {SLOW}/data to n\[1-2,4\] \(3 nodes\) in .*\n", second
+    )
+    assert "".join(rest) == (
+        "n3|n1,n2,n4\nn3/n1 n2 n4\n"
+        f"n1 {SIZE}\nn2 {SIZE}\nn4 {SIZE}\n{REFUSED.format('n3')}"
+    )  # fmt: skip
+    assert comment(job) == f"slurm-stage: {said}"
+    assert has_whole_file(site, "n1", "n2", "n4")
+    assert not site.copy("n3", "/nvme/data").exists()
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_a_job_goes_on_without_a_node_whose_rank_is_killed(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=1")
+    kill_rank(site, "n3")
+    ends_well_without_n3(site, job, LOST)
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_a_job_goes_on_without_a_node_whose_slurmstepd_is_killed(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=1")
+    site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
+    ends_well_without_n3(site, job, LOST)
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_a_job_goes_on_without_a_node_that_loses_its_link(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=25%")
+    site.run(["ip", "link", "set", "n3", "down"], user="root")
+    try:
+        wait_until(lambda: "|n1," in job.output())
+    finally:
+        site.run(["ip", "link", "set", "n3", "up"], user="root")
+    ends_well_without_n3(site, job, SILENT)
+    # Its rank ends when it has not heard its neighbours for 25 s.
+    wait_until(lambda: not site.leftovers())
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_a_second_node_that_is_killed_fails_the_job_with_both_names(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=1", "echo started")
+    before = ranks(site, "n4")
+    kill_rank(site, "n3")
+    wait_until(lambda: ranks(site, "n4") not in (before, ""))
+    wait_until(lambda: receives(site, "n4"))
+    kill_rank(site, "n4")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    said = f"stage: n[3-4]: {LOST}\nstage: {TOO_MANY}\n{NOT_STARTED.format(8)}"
+    assert job.output() == said
+    assert comment(job) == f"slurm-stage: failed with code 8: n[3-4]: {LOST}"
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_the_node_of_the_script_may_not_fail(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=2", "echo started")
+    kill_rank(site, "n1")
+    state = job.wait()
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    why = "the job's script runs on n1, so the job cannot go on without that node"
+    said = f"stage: staging ended early: n1: {LOST}; submit again\n"
+    assert job.output().startswith(said)
+    assert job.output().endswith(f"\n  {why}\n{NOT_STARTED.format(8)}")
+
+
+def test_disks_that_are_full_or_read_only_are_left_out_of_all_stages_of_the_job(
+    site: Site,
+) -> None:
+    site.run("mkdir -p /shared/set; cd /shared/set; for i in 1 2 3 4; do echo $i >$i; done")
+    site.run("head -c 30M /dev/urandom >/shared/data")
+    script = (
+        "cut -f1,3 $STAGE_SHARDS; echo $STAGE_FAILED_NODES\n"
+        f"{STAGECTL} stage --json /shared/data:/nvme/other\n"
+    )
+    with site.nvme("n3", "loop", "20M"), site.nvme("n4", "tmpfs"):
+        site.run(["mount", "-o", "remount,ro", "/nvme"], user="root", on="n4")
+        job = site.sbatch(
+            script, "-N4", "--stage-tolerate=50%",
+            "--stage=/shared/set:/nvme/set,mode=shard;/shared/data:/nvme/data",
+        )  # fmt: skip
+        assert job.wait().exit_code == "0:0", job.output()
+    told, *lines = job.output().splitlines()
+    assert re.fullmatch(
+        r"stage: went on without n\[3-4\] \(2 of 4 nodes\): n3: /nvme: not enough room: .*; "
+        r"n4: /nvme: the disk is read-only; .*", told,
+    )  # fmt: skip
+    assert [line for line in lines if re.match(r"n\d", line)] == [
+        "n1\t1", "n2\t2", "n1\t3", "n2\t4", "n3,n4"
+    ]  # fmt: skip
+    answer = json.loads("\n".join(lines[lines.index("{") :]))
+    assert answer["items"][0]["received"] == ["n1", "n2"]
+    assert answer["failed_nodes"] == [
+        {"code": 8, "message": "an earlier stage of this job failed there", "node": node}
+        for node in ("n3", "n4")
+    ]
+
+
+def test_tasks_that_wait_on_the_other_nodes_start_when_the_stage_goes_on(site: Site) -> None:
+    site.run("head -c 30M /dev/urandom >/shared/data")
+    tasks = ["-N4", "--ntasks-per-node=2", "bash", "-c", "echo $(hostname) $STAGE_FAILED_NODES"]
+    with site.nvme("n3", "loop", "20M"), pytest.raises(CommandFailed) as ended:
+        site.run(["srun", "--stage=/shared/data:/nvme/data", "--stage-tolerate=1", *tasks])
+    assert ended.value.code == 5
+    assert sorted(ended.value.stdout.split("\n")) == [
+        "", *(f"{node} n3" for node in ("n1", "n1", "n2", "n2", "n4", "n4"))
+    ]  # fmt: skip
+    assert "stage: went on without n3 (1 of 4 nodes): /nvme: not enough room: " in (
+        ended.value.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "code", "said"),
+    [
+        (
+            ["--stage-tolerate=some"], {}, 2,
+            ("--stage-tolerate=some: write a number of nodes, or a share of the job's nodes such "
+            "as 10%"),
+        ),
+        (["--stage-tolerate=60%"], {}, 3, "--stage-tolerate=60%: this site allows at most 50%"),
+        (
+            [], {"SBATCH_STAGE_TOLERATE": "60%"}, 3,
+            "--stage-tolerate=60%: this site allows at most 50%",
+        ),
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_is_refused_at_once(
+    site: Site, options: list[str], env: dict[str, str], code: int, said: str
+) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run(["sbatch", *options, "--wrap", "true"], env=env)
+    assert (refused.value.code, refused.value.stderr) == (code, f"stage: {said}\n")
+    assert site.run(["squeue", "-h"]).stdout == ""
