@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import REPOSITORY, STAGECTL, digest, wait_until
+from tests.cluster.mid_transfer import (
+    BEHIND,
+    RANK,
+    SLOW,
+    await_transfer,
+    cut_off,
+    kill_rank,
+    kill_slurmstepd,
+    receives,
+    slow_source,
+    submit,
+)
+from tests.cluster.site import STAGECTL, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +29,7 @@ if TYPE_CHECKING:
     from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
-#: A folder that n1, which reads the source, sees through FUSE; each answer takes so many
-#: microseconds, so that the file moves at about 1 MiB/s.
-SLOW, BEHIND, MICROSECONDS = "/shared/slow", "/shared/behind", 200_000
-SIZE = 5 << 20
+SIZE = 4 << 20
 LOST = "the staging process there was killed, or the node failed"
 SILENT = (
     "no answer for 10 s: the node or its network has failed, or the staging process there is "
@@ -45,36 +53,20 @@ srun -N1 -w n3 echo started 2>&1 | grep stage:
 
 @pytest.fixture(scope="module")
 def _slow_source(installed_site: Site) -> Iterator[None]:
-    site = installed_site
-    flags = ["-O2", "-I/usr/include/fuse3", f"{REPOSITORY}/tests/bench/slow_folder.c", "-lfuse3"]
-    subprocess.run(["gcc", "-o", str(site.shared("slow_folder")), *flags], check=True)
-    site.run(f"mkdir {BEHIND} {SLOW}; head -c {SIZE} /dev/urandom >{BEHIND}/data")
-    line = ["/shared/slow_folder", BEHIND, SLOW, str(MICROSECONDS)]
-    site.run(line, user="root", on="n1")
-    yield
-    site.run(["umount", "--lazy", SLOW], user="root", on="n1")
-    site.run(f"rm -r {BEHIND} {SLOW} /shared/slow_folder", user="root")
+    with slow_source(installed_site, SIZE):
+        yield
 
 
-def ranks(site: Site, node: str) -> str:
-    return site.run(["pgrep", "-f", "stager.rank"], on=node, user="root", check=False).stdout
-
-
-def receives(site: Site, node: str) -> bool:
-    look = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /nvme/.slurm-stage/5001/partial"
-    return site.run(look, user="root", on=node, check=False).returncode == 0
-
-
-def submit(site: Site, tolerate: str, script: str = SCRIPT) -> Job:
+def in_mid_transfer(site: Site, tolerate: str, script: str = SCRIPT) -> Job:
     """Submit a job that stages the slow file; return in mid-transfer."""
-    wish = f"--stage={SLOW}/data:/nvme/data"
-    job = site.sbatch(script, "-N4", "--no-requeue", "--no-kill", wish, tolerate)
-    wait_until(lambda: all(receives(site, node) for node in site.nodes))
+    job = submit(site, tolerate, script)
+    await_transfer(site)
     return job
 
 
-def kill_rank(site: Site, node: str) -> None:
-    site.run(["pkill", "-9", "-f", "^[^ ]*python3 -I -m stager.rank"], on=node, user="root")
+def rank(site: Site, node: str) -> str:
+    """Return the process id of the rank there, empty if there is none."""
+    return site.run(["pgrep", "-f", RANK], on=node, user="root", check=False).stdout
 
 
 def has_whole_file(site: Site, *nodes: str) -> bool:
@@ -93,7 +85,7 @@ def ends_well_without_n3(site: Site, job: Job, why: str) -> None:
     first, second, *rest = job.output().splitlines(keepends=True)
     assert first == f"stage: {said}\n"
     assert re.fullmatch(
-        rf"stage: /nvme/data: 5\.0 MiB from {SLOW}/data to n\[1-2,4\] \(3 nodes\) in .*\n", second
+        rf"stage: /nvme/data: 4\.0 MiB from {SLOW}/data to n\[1-2,4\] \(3 nodes\) in .*\n", second
     )
     assert "".join(rest) == (
         "n3|n1,n2,n4\nn3/n1 n2 n4\n"
@@ -106,26 +98,23 @@ def ends_well_without_n3(site: Site, job: Job, why: str) -> None:
 
 @pytest.mark.usefixtures("_slow_source")
 def test_a_job_goes_on_without_a_node_whose_rank_is_killed(site: Site) -> None:
-    job = submit(site, "--stage-tolerate=1")
+    job = in_mid_transfer(site, "--stage-tolerate=1")
     kill_rank(site, "n3")
     ends_well_without_n3(site, job, LOST)
 
 
 @pytest.mark.usefixtures("_slow_source")
 def test_a_job_goes_on_without_a_node_whose_slurmstepd_is_killed(site: Site) -> None:
-    job = submit(site, "--stage-tolerate=1")
-    site.run(["pkill", "-9", "-f", rf"slurmstepd: .{job.id}.0."], on="n3", user="root")
+    job = in_mid_transfer(site, "--stage-tolerate=1")
+    kill_slurmstepd(site, "n3", job)
     ends_well_without_n3(site, job, LOST)
 
 
 @pytest.mark.usefixtures("_slow_source")
 def test_a_job_goes_on_without_a_node_that_loses_its_link(site: Site) -> None:
-    job = submit(site, "--stage-tolerate=25%")
-    site.run(["ip", "link", "set", "n3", "down"], user="root")
-    try:
+    job = in_mid_transfer(site, "--stage-tolerate=25%")
+    with cut_off(site, "n3"):
         wait_until(lambda: "|n1," in job.output())
-    finally:
-        site.run(["ip", "link", "set", "n3", "up"], user="root")
     ends_well_without_n3(site, job, SILENT)
     # Its rank ends when it has not heard its neighbours for 25 s.
     wait_until(lambda: not site.leftovers())
@@ -133,10 +122,10 @@ def test_a_job_goes_on_without_a_node_that_loses_its_link(site: Site) -> None:
 
 @pytest.mark.usefixtures("_slow_source")
 def test_a_second_node_that_is_killed_fails_the_job_with_both_names(site: Site) -> None:
-    job = submit(site, "--stage-tolerate=1", "echo started")
-    before = ranks(site, "n4")
+    job = in_mid_transfer(site, "--stage-tolerate=1", "echo started")
+    before = rank(site, "n4")
     kill_rank(site, "n3")
-    wait_until(lambda: ranks(site, "n4") not in (before, ""))
+    wait_until(lambda: rank(site, "n4") not in (before, ""))
     wait_until(lambda: receives(site, "n4"))
     kill_rank(site, "n4")
     state = job.wait()
@@ -148,7 +137,7 @@ def test_a_second_node_that_is_killed_fails_the_job_with_both_names(site: Site) 
 
 @pytest.mark.usefixtures("_slow_source")
 def test_the_node_of_the_script_may_not_fail(site: Site) -> None:
-    job = submit(site, "--stage-tolerate=2", "echo started")
+    job = in_mid_transfer(site, "--stage-tolerate=2", "echo started")
     kill_rank(site, "n1")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
