@@ -6,7 +6,8 @@
 #   make test-majors  cluster tests on another Slurm: of SUITE=trixie, or built from SLURM_SOURCE=…
 #   make bench     beside other tools, on the test cluster; takes a while
 #   make compare   beside another revision of itself (REVISION=HEAD~1)
-#   make soak      ten minutes of random jobs, cancels, restarts and kills (MINUTES=10, SEED=…)
+#   make soak      ten minutes of random jobs, cancels and restarts (MINUTES=10, SEED=…)
+#   make campaign  one fault after another, and what becomes of the jobs (FAULTS=1000, HOURS=…, SEED=…)
 #   make check     the quick checks before a commit: lint, and the tests that need no cluster
 #   make lint      formatting, types, import rules, spelling, scripts, the C code
 #   make hooks     have git run the quick part of lint before each commit
@@ -28,6 +29,7 @@ WORKERS ?= 2
 NODES ?= 4
 KIND ?= folder
 MINUTES ?= 10
+FAULTS ?= 1000
 REVISION ?= HEAD~1
 SUITE ?= trixie
 # Those that depend most on the release of Slurm, or the one of pyslurm.
@@ -69,7 +71,7 @@ SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
 	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
 	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
 
-.PHONY: demo help test test-majors test-packages check lint hooks bench compare soak cluster install deb \
+.PHONY: demo help test test-majors test-packages check lint hooks bench compare soak campaign cluster install deb \
 	rpm man pictures lock packages deb-packages clean
 
 demo: .venv/.done
@@ -124,6 +126,10 @@ bench: .venv/.done packages
 
 soak: .venv/.done packages
 	.venv/bin/python -m tests.cluster.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+campaign: .venv/.done packages
+	.venv/bin/python -m tests.cluster.campaign --faults $(FAULTS) $(if $(HOURS),--hours $(HOURS)) \
+		$(if $(SEED),--seed $(SEED))
 
 cluster: .venv/.done packages
 	.venv/bin/python -m tests.cluster.site --nodes $(NODES) --nvme $(KIND)

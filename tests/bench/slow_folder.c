@@ -1,7 +1,8 @@
 /*
  * slow_folder FOLDER MOUNTPOINT MICROSECONDS: show FOLDER at MOUNTPOINT with the latency of remote
  * storage. Each request is answered MICROSECONDS later. Attributes that came with a listing or a
- * look-up are valid for a second, as in network filesystems. Read only.
+ * look-up are valid for a second, as in network filesystems. Read only, unless OPTIONS, the mount
+ * options that may follow, lack "ro": then files that exist can be written.
  */
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
@@ -71,6 +72,16 @@ static int slow_read(const char *path, char *data, size_t size, off_t offset,
 	return length < 0 ? -errno : (int)length;
 }
 
+static int slow_write(const char *path, const char *data, size_t size, off_t offset,
+		      struct fuse_file_info *file)
+{
+	const ssize_t length = pwrite((int)file->fh, data, size, offset);
+
+	(void)path;
+	ask();
+	return length < 0 ? -errno : (int)length;
+}
+
 static int slow_release(const char *path, struct fuse_file_info *file)
 {
 	(void)path;
@@ -99,11 +110,21 @@ static int slow_readdir(const char *path, void *list, fuse_fill_dir_t fill, off_
 	return closedir(entries) ? -errno : 0;
 }
 
+/* Inodes are those of the folder, the same on all nodes. */
+static void *slow_init(struct fuse_conn_info *connection, struct fuse_config *config)
+{
+	(void)connection;
+	config->use_ino = 1;
+	return NULL;
+}
+
 static const struct fuse_operations operations = {
+	.init = slow_init,
 	.getattr = slow_getattr,
 	.readlink = slow_readlink,
 	.open = slow_open,
 	.read = slow_read,
+	.write = slow_write,
 	.release = slow_release,
 	.readdir = slow_readdir,
 };

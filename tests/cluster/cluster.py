@@ -379,10 +379,9 @@ class Cluster:
                 self.remount_nvme(node, *self._nvme)
             self._start_slurmd(node)
 
-    def _start_slurmd(self, node: str) -> None:
-        self._start_daemon(
-            f"slurmd-{node}", node, ["slurmd", "-D", "-N", node, *self.slurmd_options]
-        )
+    def _start_slurmd(self, node: str, *options: str) -> None:
+        line = ["slurmd", "-D", "-N", node, *self.slurmd_options, *options]
+        self._start_daemon(f"slurmd-{node}", node, line)
 
     def _start_daemon(self, name: str, on: str, argv: Sequence[str], user: str = "root") -> None:
         line = self.enter_argv(argv, user, on, "/")
@@ -610,6 +609,44 @@ class Cluster:
         self._await(
             lambda: all(self._listens(node, SLURMD_PORT) for node in nodes), "slurmd's port", 30
         )
+
+    def restart_slurmctld(self) -> None:
+        """Restart slurmctld, as a package upgrade does: jobs are in its saved state."""
+        self._stop_daemon("slurmctld")
+        self._start_daemon("slurmctld", LOGIN, ["slurmctld", "-D"])
+        self._await(lambda: self._listens(LOGIN, SLURMCTLD_PORT), "slurmctld", 30)
+
+    @contextlib.contextmanager
+    def rebooting(self, node: str) -> Iterator[None]:
+        """Reboot a node: end all of its processes and empty /run, /tmp and /dev/shm.
+
+        slurmd starts at the end of the with block, and tells that the node was rebooted.
+        """
+        daemon = self._daemons.pop(f"slurmd-{node}")
+        first = self._pids[node]
+        # The first process and the sleep that it waits for are the namespaces themselves.
+        kept = _children_by_parent().get(first, [])[:1]
+        _signal((pid for pid in self._inside(node) if pid not in {first, *kept}), signal.SIGKILL)
+        daemon.wait()
+        self.run(
+            "findmnt --noheadings --raw --list --output=TARGET | grep ^/run/slurm-stage/ |"
+            " xargs --no-run-if-empty umount --lazy; rm -rf /run/slurm-stage /tmp/* /dev/shm/*",
+            user="root",
+            on=node,
+        )
+        try:
+            yield
+        finally:
+            self._start_slurmd(node, "-b")
+            self._await(lambda: self._listens(node, SLURMD_PORT), "slurmd's port", 30)
+
+    def _inside(self, node: str) -> Iterator[int]:
+        """Yield the PIDs of all processes of a node."""
+        own = os.readlink(f"/proc/{self._pids[node]}/ns/pid")
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(folder / "ns/pid") == own:
+                    yield int(folder.name)
 
     def remount_nvme(self, node: str, kind: NvmeKind, size: str | None = None) -> None:
         """Mount an empty disk over a node's /nvme; job steps that start afterwards see it."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, main
+from tests.cluster.processes import is_rank, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,15 +113,14 @@ class Site(Cluster):
 
     def leftovers(self) -> list[str]:
         """Return what outlived its job on any node: partial files, ranks, marks, users' rooms."""
-        found: list[str] = []
+        ranks = (process for process in processes(self) if is_rank(process))
+        found = [f"{process.node}: {' '.join(process.words)}" for process in ranks]
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
             found += [f"{node}: {path.name}" for path in partial]
-            ranks = self.run(["pgrep", "-af", "stager.rank"], user="root", on=node, check=False)
-            found += [f"{node}: {line}" for line in ranks.stdout.splitlines()]
             marks = self.path(node, "/run/slurm-stage").glob("jobs/*")
             found += [f"{node}: job {mark.name}" for mark in marks]
-            mounts = self.run(["cat", "/proc/self/mountinfo"], user="root", on=node).stdout
+            mounts = (self.path(node, "/").parent / "mountinfo").read_text()
             places = re.findall(r" (/run/slurm-stage/\S*) ", mounts)
             found += [f"{node}: {place} is mounted" for place in places]
         return found

@@ -1,9 +1,9 @@
 """``python -m tests.cluster.soak``: random jobs and random failures on the test cluster.
 
 For some minutes three users submit jobs that stage files, some of them the same, to overlapping
-sets of nodes, while jobs are cancelled and requeued, sources replaced and slurmds restarted. Then
-processes of a stage are killed at random moments of a transfer. Faults are printed and make the
-exit code 1. The same seed makes the same choices; their timing depends on the machine.
+sets of nodes, while jobs are cancelled and requeued, sources replaced and slurmds restarted. Faults
+are printed and make the exit code 1. The same seed makes the same choices; their timing depends on
+the machine. (`campaign.py` does one fault at a time, and knows what must become of it.)
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import itertools
 import os
 import random
 import re
-import signal
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ClusterShell.NodeSet import NodeSet
 
 from stager.base.text import bytes_text
 from tests.cluster.cluster import USERS
+from tests.cluster.rest import unrest
 from tests.cluster.site import Site, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tests.cluster.cluster import Job
 
@@ -40,17 +38,12 @@ JOBS, FILES = 20, 3
 PATIENCE = 150
 MIB = 1 << 20
 FOLDER = "/shared/soak"
-#: The file during whose transfer processes are killed, and its size: it takes about a second.
-LARGE, COPY = "/shared/soak-large", "/nvme/soak-large"
-LARGE_SIZE = 400 * MIB
 MOVED = re.compile(
     r"^stage: (/nvme/\S+): (\S+ \S+) from .* to (\S+)(?: \(\d+ nodes\))? in ", re.MULTILINE
 )
 CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  /nvme/(\S+)$", re.MULTILINE)
-TOOK = re.compile(rf"^stage: {COPY}: .* in ([\d.]+) s \(", re.MULTILINE)
 #: The exit code of a job that started while the slurmd of one of its nodes was restarting.
 LAUNCH_FAILED = "8:0"
-STEP = re.compile(r"slurmstepd: \[\d+\.\d+\]")
 
 
 def file_of(user: str, number: int) -> str:
@@ -237,7 +230,8 @@ class Soak:
         for move in moved_again(trace.job.output() for trace in self._traces):
             self._tally.note(f"came more than once: {move}{self._story(move)}")
         self._check_copies()
-        check_rest(self._site, self._tally)
+        for wrong in unrest(self._site):
+            self._tally.note(wrong)
 
     # Actions
 
@@ -363,268 +357,10 @@ class Soak:
                     self._tally.note(f"{name} on {node} is no version of its source")
 
 
-def check_rest(site: Site, tally: Tally) -> None:
-    """Check that no job has left anything behind and that no node is drained."""
-    deadline = time.monotonic() + 30
-    while set((states := site.node_states()).values()) != {"idle"}:
-        if time.monotonic() > deadline:
-            reasons = site.run(["sinfo", "--list-reasons"], user="root").stdout
-            tally.counts["nodes that Slurm took away"] += 1
-            tally.note(f"nodes: {states}\n{reasons}")
-            site.resume()
-            break
-        time.sleep(0.3)
-    for left in [*site.leftovers(), *remains(site)]:
-        tally.note(f"left: {left}")
-    for held in locks_held(site):
-        tally.note(f"locked: {held}")
-
-
-def remains(site: Site) -> list[str]:
-    """Return helpers and gates that outlived their jobs."""
-    return [
-        f"{process.node}: {process.name} {' '.join(process.words)}"
-        for process in processes(site)
-        if is_gate(process) or is_helper(process)
-    ]
-
-
-def locks_held(site: Site) -> list[str]:
-    """Return the locks of destinations that some process still holds."""
-    with open("/proc/locks", encoding="ascii") as lines:
-        held = set(re.findall(r" ([0-9a-f]+:[0-9a-f]+:\d+) ", lines.read()))
-    return [
-        str(path)
-        for node in site.nodes
-        for path in site.path(node, "/nvme").glob(".slurm-stage/*/lock")
-        if lock_name(path.stat()) in held
-    ]
-
-
-def lock_name(facts: os.stat_result) -> str:
-    """Return a file's name in /proc/locks. Its inode alone could also be a file of another disk."""
-    return f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-
-
-# Processes of the nodes, which this machine runs and can see
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of a node, with its PID on this machine."""
-
-    pid: int
-    node: str
-    name: str
-    words: tuple[str, ...]
-
-    def has_open(self, path: str) -> bool:
-        """Return whether it has the file open; the path is the node's."""
-        with suppress(OSError):
-            return any(
-                os.readlink(entry) == path for entry in Path(f"/proc/{self.pid}/fd").iterdir()
-            )
-        return False
-
-    def kill(self) -> bool:
-        """Kill it; return whether it was still running."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-            return True
-        return False
-
-
-def processes(site: Site) -> list[Process]:
-    """Return all processes that run on the nodes."""
-    own = {os.readlink(site.path(node, "/").parent / "ns/pid"): node for node in site.nodes}
-    found: list[Process] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            node = own.get(os.readlink(folder / "ns/pid"))
-            if node:
-                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                name = (folder / "comm").read_text().strip()
-                found.append(Process(int(folder.name), node, name, tuple(words[:-1])))
-    return sorted(found, key=lambda process: (process.node, process.pid))
-
-
-def is_rank(process: Process) -> bool:
-    """Return whether it is one of the ranks that move the bytes."""
-    return "stager.rank" in process.words
-
-
-def is_gate(process: Process) -> bool:
-    """Return whether it is the task that holds the job until its stage is over."""
-    return process.name == "stage-gate"
-
-
-def is_helper(process: Process) -> bool:
-    """Return whether it is the program that the gate waits for."""
-    return process.words[2:5] == ("-m", "stager", "gate")
-
-
-def is_step(process: Process) -> bool:
-    """Return whether it is the slurmstepd of a step that srun began, as the helper does."""
-    return process.name == "slurmstepd" and bool(STEP.match(process.words[0]))
-
-
-def is_batch(process: Process) -> bool:
-    """Return whether it is the slurmstepd of the batch step.
-
-    The gate, its child, has the same command line under another name. The slurmstepd of an epilog
-    is excluded: Slurm would drain the node.
-    """
-    return process.name == "slurmstepd" and process.words[0].endswith(".batch]")
-
-
-# Kills
-
-#: Kinds of processes to kill. Slurm notices only minutes later, when slurmd registers again, that
-#: the slurmstepd of a batch step is gone: such a job is cancelled, as its user would do.
-VICTIMS: dict[str, Callable[[Process], bool]] = {
-    "rank": is_rank,
-    "gate": is_gate,
-    "helper": is_helper,
-    "slurmstepd": is_step,
-    "batch slurmstepd": is_batch,
-}
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Kill one process of the kind ``victim`` during a transfer.
-
-    ``share`` selects it among those of its kind. ``moment`` is when it is killed, as a part of the
-    transfer's expected time. With ``fresh``, the nodes have no old copy.
-    """
-
-    victim: str
-    share: float
-    moment: float
-    nodes: tuple[str, ...]
-    fresh: bool
-
-
-def plan_kills(seed: int, nodes: Sequence[str], count: int) -> list[Kill]:
-    """Return ``count`` kills, spread evenly over the kinds, in random order. Pure."""
-    dice = random.Random(f"kills of {seed}")
-    kinds = list(itertools.islice(itertools.cycle(VICTIMS), count))
-    dice.shuffle(kinds)
-    return [
-        Kill(
-            kind, dice.random(), dice.random(),
-            tuple(sorted(dice.sample(nodes, dice.randint(2, len(nodes))))), dice.random() < 0.3,
-        )
-        for kind in kinds
-    ]  # fmt: skip
-
-
-class Kills:
-    """Kill processes of a stage during a transfer, one in each round."""
-
-    def __init__(self, site: Site, tally: Tally) -> None:
-        self._site = site
-        self._tally = tally
-        #: Versions are slices of this at different offsets: no two share a block, and none is zero.
-        self._pool = memoryview(os.urandom(LARGE_SIZE + MIB))
-        self._digests: list[str] = []
-        #: Seconds that the last transfer took.
-        self._seconds = 0.3
-
-    def run(self, kills: Iterable[Kill]) -> None:
-        """Do each kill in turn; a job after it must succeed."""
-        for kill in kills:
-            before = len(self._tally.faults)
-            killed = self._round(kill)
-            if len(self._tally.faults) > before:
-                self._tally.note(f"…so after {kill}: {killed}")
-        self._site.shared("soak-large").unlink()
-
-    def _round(self, kill: Kill) -> Process | None:
-        self._renew()
-        if kill.fresh:
-            for node in kill.nodes:
-                self._site.copy(node, COPY).unlink(missing_ok=True)
-        job = self._stage(kill, "--no-requeue")
-        killed = self._kill(kill)
-        kind = f"kills of a {kill.victim}" if killed else "kills that came too late"
-        self._tally.counts[kind] += 1
-        if killed and is_batch(killed):
-            time.sleep(5)
-            job.cancel()
-        if not self._ends(job):
-            return killed
-        if killed and job.info()["JobState"] == "COMPLETED":
-            self._tally.counts["kills that the stage survived"] += 1
-        check_rest(self._site, self._tally)
-        self._check_copies(kill.nodes, self._digests, needed=False)
-        again = self._stage(kill)
-        if self._ends(again) and again.info()["ExitCode"] != "0:0":
-            self._tally.note(f"the job after it: {again.output()}")
-        self._check_copies(kill.nodes, self._digests[-1:], needed=True)
-        if took := TOOK.search(again.output()):
-            self._seconds = float(took[1])
-        return killed
-
-    def _stage(self, kill: Kill, *options: str) -> Job:
-        where = [f"-w{','.join(kill.nodes)}", f"-N{len(kill.nodes)}"]
-        return self._site.sbatch("true", *where, f"--stage={LARGE}:{COPY}", *options)
-
-    def _ends(self, job: Job) -> bool:
-        try:
-            job.wait(90)
-        except AssertionError as error:
-            self._tally.note(f"no end: {error}")
-            job.cancel()
-            with suppress(AssertionError):
-                job.wait()
-            return False
-        return True
-
-    def _renew(self) -> None:
-        """Replace the source by another version."""
-        start = len(self._digests) * 4096 % MIB
-        data = self._pool[start : start + LARGE_SIZE]
-        fresh = self._site.shared("soak-large.new")
-        fresh.write_bytes(data)
-        fresh.chmod(0o644)
-        self._digests.append(hashlib.sha256(data).hexdigest())
-        fresh.rename(fresh.with_suffix(""))
-
-    def _kill(self, kill: Kill) -> Process | None:
-        """Return the process killed, or None if the ranks had ended before."""
-        if not self._await_transfer():
-            return None
-        time.sleep(kill.moment * self._seconds)
-        there = processes(self._site)
-        found = [process for process in there if VICTIMS[kill.victim](process)]
-        if not found or not any(map(is_rank, there)):
-            return None
-        victim = found[int(kill.share * len(found))]
-        return victim if victim.kill() else None
-
-    def _await_transfer(self) -> bool:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if any(is_rank(one) and one.has_open(LARGE) for one in processes(self._site)):
-                return True
-            time.sleep(0.01)
-        return False
-
-    def _check_copies(self, nodes: Sequence[str], possible: Sequence[str], *, needed: bool) -> None:
-        for node in nodes:
-            copy = self._site.copy(node, COPY)
-            if copy.exists() and digest(copy) not in possible:
-                self._tally.note(f"a part or a mixture on {node}")
-            elif not copy.exists() and needed:
-                self._tally.note(f"nothing on {node}")
-
-
-def soak(site: Site, seed: int, seconds: float, kills: int) -> Tally:
-    """Run random jobs, then kills; return what happened."""
+def soak(site: Site, seed: int, seconds: float) -> Tally:
+    """Run random jobs; return what happened."""
     tally = Tally()
     Soak(site, tally).run(plan(seed, site.nodes), seconds)
-    Kills(site, tally).run(plan_kills(seed, site.nodes, kills))
     return tally
 
 
@@ -632,12 +368,11 @@ def main() -> int:
     """Run the soak on a cluster of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with Site(4, "tmpfs") as site:
-        tally = soak(site, options.seed, 60 * options.minutes, options.kills)
+        tally = soak(site, options.seed, 60 * options.minutes)
     print("\n".join(tally.lines()))
     return 1 if tally.faults else 0
 

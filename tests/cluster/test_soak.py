@@ -1,4 +1,4 @@
-"""One minute of ``make soak``, which runs for ten."""
+"""Half a minute of ``make soak``, which runs for ten."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tests.cluster.soak import moved_again, plan, plan_kills, soak
+from tests.cluster.soak import moved_again, plan, soak
 
 if TYPE_CHECKING:
     from tests.cluster.site import Site
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 NODES = ["n1", "n2", "n3", "n4"]
 
 
-def test_a_minute_of_random_jobs_and_kills_finds_no_fault(site: Site) -> None:
+def test_half_a_minute_of_random_jobs_finds_no_fault(site: Site) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    tally = soak(site, seed, seconds=40, kills=4)
+    tally = soak(site, seed, seconds=30)
     assert tally.faults == [], f"seed {seed}"
     # The number of jobs depends on the machine.
     assert tally.counts["completed"] > 0
@@ -26,7 +26,6 @@ def test_a_minute_of_random_jobs_and_kills_finds_no_fault(site: Site) -> None:
 def test_a_seed_makes_the_same_choices_again() -> None:
     assert list(islice(plan(7, NODES), 200)) == list(islice(plan(7, NODES), 200))
     assert list(islice(plan(7, NODES), 200)) != list(islice(plan(8, NODES), 200))
-    assert plan_kills(7, NODES, 50) == plan_kills(7, NODES, 50) != plan_kills(8, NODES, 50)
 
 
 def test_a_file_that_moves_to_a_node_twice_is_found() -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.tree.walk import walk
+from tests.cluster.processes import is_rank, processes
 from tests.cluster.site import STAGECTL
-from tests.cluster.soak import is_rank, processes
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Job
+    from tests.cluster.processes import Process
     from tests.cluster.site import Site
-    from tests.cluster.soak import Process
 
 SOURCE, COPY = "/shared/tree", "/nvme/tree"
 WISH = f"--stage={SOURCE}:{COPY}"
