@@ -497,10 +497,10 @@ def _poll(reached: Callable[[], bool], timeout: float, pause: float = 0.03) -> b
 
 
 class Campaign:
-    """The results of all faults of a seed so far, kept in a file."""
+    """The results of all faults so far, kept in a file."""
 
-    def __init__(self, seed: int, folder: Path = KEPT) -> None:
-        self._path = folder / f"{seed}.json"
+    def __init__(self, name: str, folder: Path = KEPT) -> None:
+        self._path = folder / f"{name}.json"
         self.results: list[Result] = []
         if self._path.exists():
             kept = json.loads(self._path.read_text())
@@ -582,15 +582,20 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="a fault of the plan, repeated")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    campaign = Campaign(options.seed)
+    campaign = Campaign(
+        str(options.seed) if options.only is None else f"{options.seed}-{options.only}"
+    )
     until = time.monotonic() + 3600 * options.hours
     lost = len(campaign.results) < options.faults
     while lost:
         with new_site() as site:
             fit_out(site)
             planned = plan(options.seed, site.nodes)
+            if options.only is not None:
+                planned = itertools.repeat(next(itertools.islice(planned, options.only, None)))
             rest = itertools.islice(planned, len(campaign.results), options.faults)
             lost = run(campaign, rest, site, until) and time.monotonic() < until
     Console(width=200).print(table(campaign.results))

@@ -629,7 +629,7 @@ class Cluster:
         _signal((pid for pid in self._inside(node) if pid not in {first, *kept}), signal.SIGKILL)
         daemon.wait()
         self.run(
-            "findmnt --noheadings --raw --list --output=TARGET | grep ^/run/slurm-stage/ |"
+            "findmnt --noheadings --raw --output=TARGET | grep ^/run/slurm-stage/ |"
             " xargs --no-run-if-empty umount --lazy; rm -rf /run/slurm-stage /tmp/* /dev/shm/*",
             user="root",
             on=node,

@@ -42,7 +42,7 @@ def fitted_site(site: Site) -> Iterator[Site]:
 
 def test_a_minute_of_faults_breaks_no_promise(fitted_site: Site, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    campaign = Campaign(seed, tmp_path)
+    campaign = Campaign(str(seed), tmp_path)
     faults = plan(seed, fitted_site.nodes)
     assert not run(campaign, faults, fitted_site, time.monotonic() + SECONDS)
     violations = [one for result in campaign.results for one in result.violations]
@@ -65,10 +65,10 @@ def test_a_plan_has_every_kind_at_all_its_moments_and_a_third_in_mid_transfer() 
 
 
 def test_a_campaign_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    first = Campaign(7, tmp_path)
+    first = Campaign("7", tmp_path)
     first.add(Result(0, "rank killed", "start", "file", True, ["code 8"], ["left: this"], 1.5))
-    assert Campaign(7, tmp_path).results == first.results
-    assert Campaign(8, tmp_path).results == []
+    assert Campaign("7", tmp_path).results == first.results
+    assert Campaign("8", tmp_path).results == []
 
 
 @pytest.mark.parametrize(
