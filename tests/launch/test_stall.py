@@ -174,3 +174,35 @@ def test_the_clock_stands_still_while_the_process_is_suspended() -> None:
     times = iter([0.0, 1.0, 2.0, 3600.0, 3601.0])
     clock = RunningClock(lambda: next(times))
     assert [clock.seconds() for _ in range(4)] == [1, 2, 5, 6]
+
+
+def test_a_node_whose_network_fails_names_itself_whichever_node_it_heard_last() -> None:
+    stage = Stage()
+    stage.hear(1)
+    stage.hear(2.5, "n1", "n3")  # no node sends its pulses when another does
+    for tenth in range(30, 126):
+        stage.hear(tenth / 10, "n1")
+        assert stage.verdict(tenth / 10) == ""
+    assert stage.verdict(13.1) == (
+        "n1: no other node has answered for 10 s: the network of this node has probably failed"
+    )
+
+
+def test_a_late_node_that_answers_leaves_the_silent_one_to_be_named() -> None:
+    stage = Stage()
+    stage.hear(1)
+    stage.hear(5, "n3")
+    for second in range(6, 14):
+        stage.hear(second, "n1")
+        assert stage.verdict(second) == ""
+    stage.hear(14, "n3")
+    assert stage.verdict(14.1) == f"n2: {SILENT}"
+
+
+def test_a_silent_node_is_named_after_one_and_a_half_limits_though_another_is_late() -> None:
+    stage = Stage()
+    stage.hear(1)
+    stage.hear(9, "n3")
+    stage.hear(15, "n1")
+    assert stage.verdict(15.9) == ""
+    assert stage.verdict(16.5) == f"n2: {SILENT}"
