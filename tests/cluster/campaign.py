@@ -30,6 +30,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from ClusterShell.NodeSet import NodeSet
 from rich.console import Console
 from rich.table import Table
 
@@ -65,10 +66,18 @@ STALL, BEGIN, TOLD_WITHIN, ENDED_WITHIN, MOMENT_WITHIN = 5, 20, 45, 90, 60
 SIZE, FILES = 8 << 20, 12
 KEPT = REPOSITORY / "build" / "campaign"
 FUSE = REPOSITORY / "tests/bench/slow_folder.c"
+#: Kinds of faults whose victim a message must name, if it names nodes.
+WITH_VICTIM = (
+    "rank killed", "slurmstepd killed", "rank stopped", "link down", "link flaps", "disk full",
+    "disk read-only", "disk errors", "disk stutters", "slurmd restarted", "node rebooted",
+    "memory short",
+)  # fmt: skip
 NOT_STARTED = "stage: the job's own program was not started (exit code {})"
 #: What the script prints when it starts, and for each file that lifetime=job will remove.
 STARTED = "the script has started"
 CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  (.+)$", re.MULTILINE)
+#: Messages of ranks that have not found each other, so that nobody knows which of them is at fault.
+_START = re.compile("stage: MPI (did not start|started, but did not connect all nodes)")
 #: Lines of a job's output that are Slurm's, or belong to the message before them.
 _PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  ")
 MISSED = "missed"
@@ -176,9 +185,10 @@ def submit(site: Site, fault: Fault, user: str, *, after: bool = False) -> Job:
     source = f"{SLOW}/{user}-{fault.cargo}{'.tar' * (fault.cargo == 'archive')}"
     options = {"archive": ",extract", "shards": ",mode=shard"}.get(fault.cargo, "")
     lifetime = fault.lifetime and not after
+    looks = lifetime and fault.moment is not Moment.SCRIPT  # else the fault would end its srun
     requeue = fault.kind in ("job preempted", "job requeued") and not after
     return site.sbatch(
-        f"echo {STARTED}; {'true' if after else _CHECK.format(target) if lifetime else 'sleep 1'}",
+        f"echo {STARTED}; {'true' if after else _CHECK.format(target) if looks else 'sleep 1'}",
         f"-w{','.join(fault.nodes)}", f"-N{len(fault.nodes)}", "--ntasks-per-node=1", "-c1",
         "--requeue" if requeue else "--no-requeue", "--open-mode=append",
         f"--stage={source}:{target}{options}{',lifetime=job' * lifetime}",
@@ -203,16 +213,24 @@ def outcome_of(record: dict[str, str]) -> str:
 
 def wrong_messages(output: str, code: int, fault: Fault, user: str) -> list[str]:
     """Return what is wrong with the output of a job that failed with this code of a stage."""
-    lines = [line for line in output.splitlines() if line and not _PASSED_OVER.match(line)]
-    if lines[-1:] != [NOT_STARTED.format(code)]:
+    *told, last = messages(output, destination(user, fault.cargo)) or [""]
+    if last != NOT_STARTED.format(code):
         return [f"code {code} without its last line"]
-    target = destination(user, fault.cargo)
-    told = [line for line in lines[:-1] if not line.startswith(f"stage: {target}: ")]
     if len(told) != 1 or not told[0].startswith("stage: "):
         return [f"{len(told)} messages instead of one that begins with stage:"]
-    if not re.search(rf"\bn(\d|\[)|{SLOW}/|/nvme", told[0]):
-        return ["a message that names no place"]
-    return []
+    return [] if places(told[0]) or _START.match(told[0]) else ["a message that names no place"]
+
+
+def messages(output: str, target: str) -> list[str]:
+    """Return what a job's output says, but for Slurm's lines and how far ``target`` is."""
+    lines = (line for line in output.splitlines() if line and not _PASSED_OVER.match(line))
+    return [line for line in lines if not line.startswith(f"stage: {target}: ")]
+
+
+def places(message: str) -> NodeSet | str:
+    """Return the nodes that a message begins with, or else the path that it has."""
+    found = re.search(rf"(?:^|: )(n\d|n\[[\d,-]+\]): |({SLOW}/\S+|/nvme\S*)", message)
+    return NodeSet(found[1]) if found and found[1] else found[2] if found else ""
 
 
 # A fault
@@ -405,11 +423,19 @@ class Round:
         code = re.fullmatch(r"code ([2-9])", outcome)
         if code:
             wrong += wrong_messages(output, int(code[1]), self._fault, user)
+            wrong += self._wrong_names(user, output) if hit else []
         if code and STARTED in output:
             wrong.append("the script has started")
         if outcome in (COMPLETED, REQUEUED):
             wrong += self._wrong_bytes(user, output)
         self._note(f"job {job.id} of {user}, {outcome}: {one}\n{output}" for one in wrong)
+
+    def _wrong_names(self, user: str, output: str) -> list[str]:
+        """Return what is wrong with the nodes that a message names: the victim must be there."""
+        named = places(messages(output, destination(user, self._fault.cargo))[0])
+        if self._fault.kind in WITH_VICTIM and isinstance(named, NodeSet):
+            return [] if self._fault.victim in named else [f"{named} named, not the victim"]
+        return []
 
     def _wrong_bytes(self, user: str, output: str) -> Iterator[str]:
         """Yield what is wrong with the copies of a job that completed, on its nodes."""
@@ -418,7 +444,7 @@ class Round:
             return  # the disk is not there any more
         found = {node: contents(self._site, node, user, fault.cargo) for node in fault.nodes}
         if fault.lifetime and fault.moment is Moment.SCRIPT:
-            return  # the fault keeps the script from looking
+            return  # the script does not look
         if fault.lifetime:
             found = {node: {} for node in fault.nodes}
             for node, sha, path in CHECKED.findall(output):

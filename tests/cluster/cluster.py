@@ -623,10 +623,9 @@ class Cluster:
         slurmd starts at the end of the with block, and tells that the node was rebooted.
         """
         daemon = self._daemons.pop(f"slurmd-{node}")
-        first = self._pids[node]
-        # The first process and the sleep that it waits for are the namespaces themselves.
-        kept = _children_by_parent().get(first, [])[:1]
-        _signal((pid for pid in self._inside(node) if pid not in {first, *kept}), signal.SIGKILL)
+        # The first process ends, and with it the namespaces, when the sleep ends that it waits for.
+        kept = [self._pids[node], *self._sleeping(node)]
+        _signal((pid for pid in self._inside(node) if pid not in kept), signal.SIGKILL)
         daemon.wait()
         self.run(
             "findmnt --noheadings --raw --output=TARGET | grep ^/run/slurm-stage/ |"
@@ -639,6 +638,12 @@ class Cluster:
         finally:
             self._start_slurmd(node, "-b")
             self._await(lambda: self._listens(node, SLURMD_PORT), "slurmd's port", 30)
+
+    def _sleeping(self, node: str) -> list[int]:
+        """Return the PID of the sleep that a node's first process waits for."""
+        children = _children_by_parent().get(self._pids[node], [])
+        is_sleep = b"sleep\0infinity\0"
+        return [pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == is_sleep]
 
     def _inside(self, node: str) -> Iterator[int]:
         """Yield the PIDs of all processes of a node."""
