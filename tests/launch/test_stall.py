@@ -206,3 +206,12 @@ def test_a_silent_node_is_named_after_one_and_a_half_limits_though_another_is_la
     stage.hear(15, "n1")
     assert stage.verdict(15.9) == ""
     assert stage.verdict(16.5) == f"n2: {SILENT}"
+
+
+def test_a_suspended_job_is_no_stall_though_its_nodes_fall_silent_in_turn() -> None:
+    pulses = Pulses(lambda: NODES, "login", 10, is_suspended=lambda: True)
+    pulses.begin(0)
+    pulse = {"count": 1, "activity": Kind.WAIT, "doing": "waiting"}
+    for at, node in enumerate(NODES, 1):
+        pulses.hear({"node": node, **pulse}, at)
+    assert [pulses.verdict(at / 10) for at in range(40, 220)] == [""] * 180
