@@ -34,7 +34,7 @@ from ClusterShell.NodeSet import NodeSet
 from rich.console import Console
 from rich.table import Table
 
-from tests.cluster.cluster import USERS, ClusterError, CommandFailed
+from tests.cluster.cluster import USERS, ClusterError
 from tests.cluster.faults import CANCELLED, COMPLETED, KINDS, REQUEUED, Moment, plan
 from tests.cluster.inflict import (
     NEED_RANK,
@@ -88,7 +88,10 @@ Contents = dict[str, str]
 
 @dataclass
 class Result:
-    """What became of a fault: the outcome of each user's job, the first user's first."""
+    """What became of a fault: the outcome of each user's job, the first user's first.
+
+    ``told`` is how many seconds after the fault all jobs had said how their stages ended.
+    """
 
     number: int
     kind: str
@@ -98,6 +101,7 @@ class Result:
     outcomes: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    told: float = 0.0
 
 
 # Sources and copies
@@ -383,7 +387,10 @@ class Round:
             silent = {job.id for job in self._jobs.values() if not self._is_told(job)}
             return not (silent and silent & self._live())
 
-        if not _poll(told, TOLD_WITHIN, pause=0.2):
+        begun = time.monotonic()
+        is_told = _poll(told, TOLD_WITHIN, pause=0.2)
+        self.result.told = round(time.monotonic() - begun, 1)
+        if not is_told:
             self._note([f"not told within {TOLD_WITHIN} s: {self._squeue('%A %u %t %R')}"])
 
     def _squeue(self, columns: str) -> list[str]:
@@ -542,7 +549,7 @@ class Campaign:
         outcomes = ", ".join(result.outcomes) if result.hit else MISSED
         print(
             f"{result.number} {result.kind}, {result.moment}, {result.cargo}: {outcomes} "
-            f"({result.seconds} s)", flush=True,
+            f"(told after {result.told} s, {result.seconds} s in all)", flush=True,
         )  # fmt: skip
         for violation in result.violations:
             print(f"VIOLATION {violation}", flush=True)
@@ -593,7 +600,7 @@ def run(campaign: Campaign, faults: Iterator[Fault], site: Site, until: float) -
         lost = False
         try:
             around.run()
-        except (AssertionError, ClusterError, CommandFailed, subprocess.SubprocessError) as error:
+        except (AssertionError, ClusterError, OSError, subprocess.SubprocessError) as error:
             around.result.violations.append(f"the cluster: {error}")
             lost = True
         campaign.add(around.result)

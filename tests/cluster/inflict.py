@@ -212,7 +212,7 @@ def _disk_full(scene: Scene) -> Iterator[None]:
 @contextmanager
 def _disk_read_only(scene: Scene) -> Iterator[None]:
     """Have the kernel find an error in the filesystem, which it then makes read-only."""
-    device = scene.as_root("findmnt --noheadings --first-only --output=SOURCE /nvme")
+    device = scene.as_root("df --output=source /nvme | tail -1")
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("1")
     yield
 
