@@ -104,6 +104,8 @@ class Options:
     by: str = ""
     share: Share = Share.SOURCE
     layout: FolderLayout = FolderLayout.PLAIN
+    #: Whether staging may destroy the user's own files at the destination; see `copies.own`.
+    replace: bool = False
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""

@@ -80,7 +80,7 @@ class ItemReport:
     note: str = ""
     #: Requests to a store that had to be repeated.
     retries: int = 0
-    #: Nodes whose copy was replaced although it had been changed since it was staged.
+    #: Nodes on which something of the user's own was replaced, by the option ``replace``.
     changed: list[str] = field(default_factory=list)
     #: With lifetime=job, nodes whose copy stays: it was staged before without that, or is pinned.
     cached: list[str] = field(default_factory=list)

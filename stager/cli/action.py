@@ -51,6 +51,7 @@ def run_action(
     older: int = 0,
     to_free: int = 0,
     dry_run: bool = False,
+    force: bool = False,
     user: int | None = None,
 ) -> int:
     """Do ``action`` on all nodes that ``where`` means; print the results, return the exit code.
@@ -71,6 +72,7 @@ def run_action(
         older=older,
         to_free=to_free,
         dry_run=dry_run,
+        force=force,
         shared_owner=rules.shared_owner,
         job=_own_job(os.environ),
         user=user,

@@ -28,7 +28,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     epilog=epilog(
         WHICH_NODES,
         codes=(2, 3, 5, 6, 7, 8, 9),
-        own={3: "it is pinned, or the site's rules forbid it", 9: "a job uses it"},
+        own={
+            3: "it is pinned or has files of yours, or the site's rules forbid it",
+            9: "a job uses it",
+        },
     )
 )
 @click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
@@ -45,17 +48,19 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     help="Delete least recently used copies until this much of each disk is free: 200G or 1.5TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
+@click.option("--force", is_flag=True, help="Delete copies with the files of yours in them.")
 @user_option
 @node_options
 @json_option
 def evict(
-    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, user: str,
+    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, force: bool, user: str,
     where: NodeOptions, as_json: bool,
 ) -> int:  # fmt: skip
     """Delete your copies from the disks of the nodes.
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
-    running job are kept. The sources on shared storage are not touched.
+    running job are kept, and so are copies with files of yours in them (which were not staged, or
+    were changed since), unless you give --force. The sources on shared storage are not touched.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
@@ -67,6 +72,7 @@ def evict(
         older=_seconds(older) if older else 0,
         to_free=_bytes(to_free) if to_free else 0,
         dry_run=dry_run,
+        force=force,
         user=whose(user),
     )
 

@@ -180,7 +180,8 @@ Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   by=PATTERN           with mode=shard: a number in the name chooses the node
   share=group          let the source's group read the copy
   share=all            let everybody read the copy
-  layout=hub           lay a model of hf:// out as in the hub's own cache"""
+  layout=hub           lay a model of hf:// out as in the hub's own cache
+  replace              delete files of yours that are in the way at DST"""
 #: The last lines of the help of other commands that take directives.
 WHICH_OPTIONS = (
     f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. `stagectl stage --help` says what they "

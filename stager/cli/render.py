@@ -105,7 +105,7 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
         nodes.setdefault(f", {files}", []).append(one.node)
     named = {one.node for one in item.lost}
     if others := [node for node in item.changed if node not in named]:
-        nodes[" it had been changed since it was staged, and was replaced"] = others
+        nodes[", 1 file that was not staged, or was changed since, was replaced"] = others
     for what, where in nodes.items():
         yield (
             f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "

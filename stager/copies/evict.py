@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.base.errors import SpaceError, StageError
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
+from stager.copies.own import HoldsOwnError, find_own
 from stager.disk.files import existing_folder_above, facts_beneath, opened_beneath
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
@@ -37,6 +39,8 @@ class Held(StrEnum):
     #: Root does not mark the jobs of this node.
     PERHAPS_IN_USE = "perhaps in use"
     WANTED = "staged by this job"
+    #: See `own`.
+    OWN = "holds files of yours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,10 @@ def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
         remedies.append("unpin copies (stagectl unpin DST)")
     if Held.PERHAPS_IN_USE in reasons:
         remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
+    if Held.OWN in reasons:
+        remedies.append(
+            "move your files out of those copies, or delete both (stagectl evict --force DST)"
+        )
     if Held.IN_USE in reasons:
         remedies.append("wait until the jobs that use copies have ended")
     return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
@@ -293,6 +301,7 @@ class RoomPlan:
         short = self._limit or self._need > self._free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
         replaced = {one.destination for one in needs}
+        self._looked_into: set[tuple[Cache, str]] = set()
         self._candidates = {
             (cache, one.destination): (
                 replace(one, held=Held.WANTED) if one.destination in wanted else one
@@ -303,7 +312,29 @@ class RoomPlan:
         }
 
     def plan(self) -> list[Candidate]:
-        """Return the copies to remove. Raise SpaceError if there is too little room."""
+        """Return the copies to remove. Raise SpaceError if there is too little room.
+
+        Only those are looked into for a user's own files that would be removed.
+        """
+        while True:
+            chosen = self._choose()
+            holders = [one for one in chosen if self._holds_own(one)]
+            if not holders:
+                return chosen
+            for one in holders:
+                self._hold(one, Held.OWN)
+
+    def _holds_own(self, one: Candidate) -> bool:
+        key = one.cache, one.destination
+        if key not in self._looked_into:
+            self._looked_into.add(key)
+            return holds_own(one, self._disk)
+        return False
+
+    def _hold(self, one: Candidate, why: Held) -> None:
+        self._candidates[one.cache, one.destination] = replace(one, held=why)
+
+    def _choose(self) -> list[Candidate]:
         return plan_room(
             self._root,
             need=self._need,
@@ -319,23 +350,26 @@ class RoomPlan:
         gone: list[Evicted] = []
         while chosen := self.plan():
             for one in chosen:
-                key = one.cache, one.destination
-                if self._remove(one, locks.get(one.cache)):
-                    del self._candidates[key]
+                if why := self._remove(one, locks.get(one.cache)):
+                    self._hold(one, why)
+                else:
+                    del self._candidates[one.cache, one.destination]
                     self._free = self._free.plus(one.size)
                     gone.append(Evicted(node, one.destination, one.size))
-                else:
-                    self._candidates[key] = replace(one, held=Held.IN_USE)
         return gone
 
-    def _remove(self, one: Candidate, locks: Locks | None) -> bool:
+    def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
+        """Remove a copy, or return why it stays."""
         try:
             with ExitStack() as stack:
                 locks = locks or stack.enter_context(closing(Locks(one.cache)))
-                return remove(one.cache, locks, self._disk, one.destination) is not None
+                is_gone = remove(one.cache, locks, self._disk, one.destination) is not None
+                return None if is_gone else Held.IN_USE
+        except HoldsOwnError:  # since it was looked into
+            return Held.OWN
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
-            return False
+            return Held.IN_USE
 
 
 def rooms(
@@ -381,11 +415,26 @@ def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:
     return is_our_tree(cache, record, path)
 
 
-def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0) -> Record | None:
+def holds_own(one: Candidate, disk: str) -> bool:
+    """Return whether a user's own files would be deleted with the copy."""
+    path = f"{disk}{one.destination}"
+    return is_removable(one.cache, one.record, path) and bool(find_own(one.cache, one.record, path))
+
+
+def remove(
+    cache: Cache,
+    locks: Locks,
+    disk: str,
+    destination: str,
+    job: int = 0,
+    *,
+    force: bool = False,
+) -> Record | None:
     """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
-    That ``job`` uses it does not count. A file that the user put in the copy's place is kept.
-    Raise OSError or DestinationError.
+    That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
+    With ``force``, files of the user's own are deleted with the copy. Raise HoldsOwnError, OSError
+    or DestinationError.
     """
     if not locks.take(destination):
         return None
@@ -393,9 +442,13 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
         record = cache.load(destination)
         if record is None or record.pinned or set(cache.jobs_using(destination)) - {job}:
             return None
+        path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
-        if _is_on_disk(cache.root, f"{disk}{destination}"):
-            _remove_copy(cache, record, f"{disk}{destination}")
+        if _is_on_disk(cache.root, path) and is_removable(cache, record, path):
+            files = [] if force else find_own(cache, record, path)
+            if files:
+                raise HoldsOwnError(destination, files)
+            _remove_copy(cache, record, path)
         cache.forget(destination)
         return record
     finally:
@@ -403,17 +456,22 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
 
 
 def is_removable(cache: Cache, record: Record, path: str) -> bool:
-    """Return whether nothing is at ``path`` but the copy itself."""
+    """Return whether what is at ``path`` is the copy, or what a user made of a staged file.
+
+    A folder that the user put there instead is not removable.
+    """
     try:
         there = os.lstat(path)
     except FileNotFoundError:
         return True
-    return _is_the_copy(cache, record, path, there)
+    return _may_be_removed(cache, record, path, there)
 
 
-def _is_the_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
-    """Return whether what is ``there`` at ``path`` is the copy, and not a user's own."""
-    return is_ours(there, record) and (not record.tree or _is_our_tree(cache, record, path))
+def _may_be_removed(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
+    if record.tree:
+        return is_ours(there, record) and _is_our_tree(cache, record, path)
+    is_file = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+    return is_file and there.st_uid == record.copy_facts.owner
 
 
 def _is_on_disk(root: str, path: str) -> bool:
@@ -428,7 +486,7 @@ def _is_on_disk(root: str, path: str) -> bool:
 def _remove_copy(cache: Cache, record: Record, path: str) -> None:
     above, name = os.path.split(path)
     with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
-        if _is_the_copy(cache, record, path, os.lstat(name, dir_fd=folder)):
+        if _may_be_removed(cache, record, path, os.lstat(name, dir_fd=folder)):
             if record.tree:
                 cache.discard(name, folder)
             else:

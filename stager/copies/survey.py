@@ -28,7 +28,6 @@ from stager.disk.files import (
     stage_errors,
 )
 from stager.disk.permissions import corrected_mode
-from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +83,7 @@ class Survey:
     fresh: bool = True
     #: The split that a current part of a folder belongs to.
     split: str = ""
-    #: Whether somebody has changed the copy, which is not current, since it was staged.
+    #: Whether there are files of the user's own, which the option replace lets the stage destroy.
     changed: bool = False
     #: With lifetime=job: whether the copy stays all the same, as another job staged it without
     #: that, or as it is pinned.
@@ -100,7 +99,8 @@ class Survey:
 def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) -> Survey:
     """Return what this node holds at ``path``, the place of ``item``.
 
-    Raise DestinationError if nothing can be put at ``path``, or something would be lost.
+    Raise DestinationError if nothing can be put at ``path``, or if a file of the user's own would
+    be lost without the option ``replace``.
     """
     there = _lstat_destination(path)
     check_folder(existing_folder_above(path), cache)
@@ -113,17 +113,51 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
         or _too_open(item, source, there)
         or damage(item, record, lambda record: digest_of(path) == record.digest)
     )
-    if there and reason is Reason.NOT_RECORDED:
-        if os.path.lexists(cache.record_path(item.destination)):
-            reason = Reason.UNREADABLE_RECORD
-        elif not _is_alike(there, source.facts):
-            raise DestinationError(
-                f"{path} is {kind_of(there.st_mode)} that was not staged; staging would overwrite "
-                "it: move it, delete it, or choose another destination"
-            )
+    if (
+        there
+        and reason is Reason.NOT_RECORDED
+        and os.path.lexists(cache.record_path(item.destination))
+    ):
+        reason = Reason.UNREADABLE_RECORD
     if reason or record is None:
-        return Survey(node, reason, "", changed=_has_changed(record, there))
+        is_own = bool(reason and there and _is_own(path, there, source.facts, record, reason))
+        if there and is_own and not item.options.replace:
+            raise _would_overwrite(path, there, record)
+        return Survey(node, reason, "", changed=is_own)
     return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
+
+
+def _is_own(
+    path: str,
+    there: os.stat_result,
+    source: SourceFacts,
+    record: Record | None,
+    reason: Reason,
+) -> bool:
+    """Return whether what is ``there``, which is not current, is a user's own.
+
+    It is not if it has the bytes that were staged, or is like the source, or if its bytes alone
+    differ: then the disk has damaged it, as who writes to a file changes its time.
+    """
+    if reason is Reason.UNREADABLE_RECORD or _is_alike(there, source):
+        return False
+    if record is None:
+        return True
+    from stager.copies.own import is_same_file  # not needed where a copy is current or absent
+
+    return not is_same_file(path, there, record)
+
+
+def _would_overwrite(path: str, there: os.stat_result, record: Record | None) -> DestinationError:
+    kind = kind_of(there.st_mode)
+    if record and stat.S_ISREG(there.st_mode) and not record.tree:
+        kind = f"{kind}, changed since it was staged"
+    else:
+        kind = f"{kind} that was not staged"
+    return DestinationError(
+        f"{path} is {kind}; staging would overwrite it: move it, delete it, choose another "
+        "destination, or add the option replace"
+    )
 
 
 def _is_alike(there: os.stat_result, source: SourceFacts) -> bool:
@@ -179,13 +213,6 @@ def correct_permissions(path: str, source: Source, share: Share) -> None:
         mode = corrected_mode(there, source.mode, source.group, share)
         if stat.S_ISREG(there.st_mode) and mode != stat.S_IMODE(there.st_mode):
             os.chmod(f"/proc/self/fd/{copy}", mode)
-
-
-def _has_changed(record: Record | None, there: os.stat_result | None) -> bool:
-    """Return whether what is ``there`` is not what was staged. Of a folder it says nothing."""
-    if record is None or there is None or record.tree:
-        return False
-    return not is_ours(there, record)
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:

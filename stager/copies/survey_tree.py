@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
+from stager.copies.own import find_own, is_same_file, own_text, them
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -45,7 +46,8 @@ def survey_tree(
 
     ``looked`` has the `copy_digest` of destinations that were walked already.
 
-    Raise DestinationError if nothing can be put at ``path``, or something would be lost.
+    Raise DestinationError if nothing can be put at ``path``, or if files of the user's own would be
+    lost without the option ``replace``.
     """
     there = own_lstat(path)
     check_folder(existing_folder_above(path), cache)
@@ -58,32 +60,47 @@ def survey_tree(
         reason = None if now == tree.copy_digest else Reason.COPY_CHANGED
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
-        _check_loss(item, path, there, cache, record)
-        is_changed = reason is Reason.COPY_CHANGED
-        if reason is Reason.DAMAGED and tree:  # by the disk, or by a change of entries as well
-            is_changed = copy_digest(path) != tree.copy_digest
-        return Survey(node, reason, "", changed=is_changed)
+        is_own = _check_loss(item, path, there, cache, record)
+        own = [] if is_own else _own_files(path, there, cache, record, looked)
+        if own and not item.options.replace:
+            raise _would_delete(item.destination, own)
+        return Survey(node, reason, "", changed=is_own or bool(own))
     fresh = _is_same(Validate.STAT, source, record, tree)
     return Survey(node, None, record.digest, tree.files, fresh=fresh, split=tree.split)
 
 
 def _check_loss(
     item: StageItem, path: str, there: os.stat_result | None, cache: Cache, record: Record | None
-) -> None:
-    """Raise DestinationError if a new tree would replace what nobody staged, or hide what was
-    staged separately.
+) -> bool:
+    """Return whether a plain file of the user's own is there, which may be replaced.
+
+    Raise DestinationError if a new tree would replace what nobody staged, or hide what was staged
+    separately.
     """
-    if there and not is_replaceable(path, there, cache, record):
-        raise DestinationError(
-            f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; "
-            "staging would delete it: move it, delete it, or choose another destination"
-        )
+    is_own = bool(there and not is_replaceable(path, there, cache, record))
+    if there and is_own:
+        is_file = stat.S_ISREG(there.st_mode)
+        if not (is_file and item.options.replace):
+            raise _would_replace(path, there, record, or_option=is_file)
     for other in cache.records():
         if other.destination.startswith(f"{item.destination}/"):
             raise DestinationError(
                 f"{other.destination} was staged separately and lies in {path}; remove that copy "
                 f"first: stagectl evict {other.destination}"
             )
+    return is_own
+
+
+def _would_replace(
+    path: str, there: os.stat_result, record: Record | None, *, or_option: bool
+) -> DestinationError:
+    remedy = "move it, delete it, or choose another destination"
+    if or_option:
+        remedy = "move it, delete it, choose another destination, or add the option replace"
+    return DestinationError(
+        f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; staging would delete it: "
+        f"{remedy}"
+    )
 
 
 def _change(there: os.stat_result, record: Record | None) -> str:
@@ -95,13 +112,40 @@ def _change(there: os.stat_result, record: Record | None) -> str:
     return "that was not staged"
 
 
+def _would_delete(destination: str, own: list[str]) -> DestinationError:
+    return DestinationError(
+        f"{destination} holds {own_text(own)}; staging would delete {them(own)}: move {them(own)} "
+        "elsewhere, choose another destination, or add the option replace"
+    )
+
+
+def _own_files(
+    path: str,
+    there: os.stat_result | None,
+    cache: Cache,
+    record: Record | None,
+    looked: Mapping[str, str],
+) -> list[str]:
+    """Return the user's own files in the staged folder at ``path``; see `own.find_own`."""
+    if there is None or record is None or record.tree is None or not stat.S_ISDIR(there.st_mode):
+        return []
+    if looked.get(record.destination) == record.tree.copy_digest:
+        return []
+    return find_own(cache, record, path)
+
+
 def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
-    """Return whether a new tree replaces what is ``there`` and nothing of the user's is lost."""
+    """Return whether what is ``there`` was staged, or is an empty folder.
+
+    A staged folder may hold files of the user's own all the same.
+    """
     if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
         return True
+    if record and not record.tree:
+        return is_same_file(path, there, record)
     if record is None or not is_ours(there, record):
         return False
-    return record.tree is None or is_our_tree(cache, record, path)
+    return is_our_tree(cache, record, path)
 
 
 def judge_tree(

@@ -12,12 +12,15 @@ import json
 import os
 import sys
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
 from stager.base.errors import StageError
+from stager.base.log import log
 from stager.base.options import Lifetime
 from stager.copies import evict
+from stager.copies.own import HoldsOwnError, count_text
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
@@ -26,6 +29,7 @@ from stager.root.rules import read_rules
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from stager.copies.evict import Candidate
     from stager.disk.record import Record
     from stager.root.rules import Rules
 
@@ -35,25 +39,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # No other process of this user may trace this one or answer in its place.
     linux.set_dumpable(False)
     options = _parser().parse_args(arguments)
-    caches = dict(_caches(read_rules(options.config)))
+    rules = read_rules(options.config)
+    caches = dict(_caches(rules))
     uid = os.getuid()
     figures, destinations = figures_of(uid, options.job), uses_of(uid, options.job)
     remove_files(uid, options.job)  # its list, if it is there, keeps copies from being removed
     answer: dict[str, object] = {
-        "removed": sum(_clean_up(cache, destinations) for cache in caches.values())
+        "removed": sum(_clean_up(cache, destinations, rules) for cache in caches.values())
     }
     if options.job:
         answer["figures"] = figures
     if options.usage:
-        answer["usage"] = {root: _usage(cache) for root, cache in caches.items()}
+        answer["usage"] = {root: _usage(cache, rules) for root, cache in caches.items()}
     if options.root in caches:
         cache = caches[options.root]
         # By time of use alone, as root compares it with that of other users' copies.
         may_go = sorted(
             evict.oldest(evict.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
         )
-        oldest, others = may_go[: options.oldest], may_go[options.oldest :]
-        answer["evicted"] = _remove(cache, [copy.record.destination for copy in oldest])
+        answer["evicted"], others = _evict(cache, may_go, options.oldest, rules)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
@@ -79,32 +83,87 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
             yield root, look_for_cache(root, uid, shared=True)
 
 
-def _clean_up(cache: Cache, destinations: Collection[str]) -> int:
+def _clean_up(cache: Cache, destinations: Collection[str], rules: Rules) -> int:
     """Remove partial files, and those copies with lifetime=job. Return the number of copies."""
     with suppress(OSError):
         cache.sweep()
     records = [cache.load(destination) for destination in destinations]
-    return _remove(cache, [one.destination for one in records if one and _is_for_job(one)])
+    ended = [one.destination for one in records if one and _is_for_job(one)]
+    return _remove(cache, ended, rules)
 
 
-def _remove(cache: Cache, destinations: Sequence[str]) -> int:
-    """Remove those copies that can be removed. Return their number."""
+def _remove(cache: Cache, destinations: Sequence[str], rules: Rules) -> int:
+    """Remove those copies that can be removed. Return their number.
+
+    One with files of the user's own stays, without lifetime=job.
+    """
     removed = 0
     if destinations:
         # Without the lock file, as on a read-only disk, nothing can be removed.
         with suppress(StageError), closing(Locks(cache)) as locks:
             for destination in destinations:
                 with suppress(OSError, StageError):
-                    removed += evict.remove(cache, locks, "", destination) is not None
+                    removed += _remove_one(cache, locks, destination, rules)
     return removed
 
 
-def _usage(cache: Cache) -> tuple[int, int]:
+def _evict(
+    cache: Cache, copies: Sequence[Candidate], count: int, rules: Rules
+) -> tuple[int, Sequence[Candidate]]:
+    """Evict the first ``count`` copies that can be. Return their number, and the copies behind.
+
+    One with files of the user's own stays, and the next one is taken instead.
+    """
+    removed = at = 0
+    try:
+        with closing(Locks(cache)) as locks:
+            while count and at < len(copies):
+                at += 1
+                try:
+                    removed += _remove_one(cache, locks, copies[at - 1].destination, rules)
+                except HoldsOwnError:
+                    continue
+                except (OSError, StageError):
+                    pass
+                count -= 1
+    except StageError:  # without the lock file, as on a read-only disk, nothing can be removed
+        at = count
+    return removed, copies[at:]
+
+
+def _remove_one(cache: Cache, locks: Locks, destination: str, rules: Rules) -> bool:
+    """Remove a copy. Return whether it could be. Raise as `evict.remove` does."""
+    try:
+        return evict.remove(cache, locks, "", destination) is not None
+    except HoldsOwnError as error:
+        if _keep(cache, locks, destination) and rules.syslog:
+            log(f"{destination} stays after its job: it holds {count_text(error.files)}")
+        raise
+
+
+def _keep(cache: Cache, locks: Locks, destination: str) -> bool:
+    """Let a copy with lifetime=job stay for later jobs. Return whether it is one.
+
+    Raise StageError.
+    """
+    if not locks.take(destination):
+        return False
+    try:
+        record = cache.load(destination)
+        if record is None or not _is_for_job(record):
+            return False
+        cache.save(replace(record, lifetime=Lifetime.CACHE))
+        return True
+    finally:
+        locks.release(destination)
+
+
+def _usage(cache: Cache, rules: Rules) -> tuple[int, int]:
     """Return the bytes and the number of all copies."""
     copies = evict.find_candidates(cache, "")
     # A job's end may have gone unnoticed, as when the node lost its power.
     ended = [copy.record.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
-    if _remove(cache, ended):
+    if _remove(cache, ended, rules):
         copies = evict.find_candidates(cache, "")
     return sum(copy.size for copy in copies), len(copies)
 

@@ -25,14 +25,14 @@ from stager.base.errors import (
     UsageError,
 )
 from stager.base.numbers import is_integer
-from stager.base.text import bytes_text
+from stager.base.text import bytes_text, listed
 from stager.copies import evict
+from stager.copies.own import HoldsOwnError, find_own
 from stager.copies.verify import fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
 from stager.disk.jobs import staged_by_hand
 from stager.disk.locks import Locks
-from stager.tree.table import find_own_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,6 +75,8 @@ class Command:
     #: Evict until so many bytes are free on each disk.
     to_free: int = 0
     dry_run: bool = False
+    #: Evict copies also if files of the user's own are deleted with them.
+    force: bool = False
     #: Show the status of all users' copies.
     everyone: bool = False
     #: The uid of the account that stages beneath ``shared_roots``.
@@ -135,7 +137,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """A copy that was not evicted with others, and why: an `evict.Held`."""
+    """A copy that was not evicted with others, and why: an `evict.Held`, and the files if it holds
+    the user's own.
+    """
 
     destination: str
     why: str
@@ -143,7 +147,7 @@ class Stays:
 
 @dataclass(slots=True)
 class NodeResult:
-    """What one node did; ``stay`` are the copies to evict that are pinned or in use."""
+    """What one node did; ``stay`` are the copies to evict that had to be kept."""
 
     done: list[Done] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -353,7 +357,7 @@ class _Run:
         if lacking <= 0:
             return
         candidates = [one for cache in caches for one in evict.find_candidates(cache, self._disk)]
-        chosen = evict.choose(candidates, lacking)
+        chosen = self._choose(candidates, lacking)
         freed = sum(one.size for one in chosen)
         if freed < lacking:
             root = caches[0].root.removeprefix(self._disk) or "/"
@@ -365,25 +369,48 @@ class _Run:
             )
         self._evict_all(chosen)
 
+    def _choose(self, candidates: list[Candidate], lacking: int) -> list[Candidate]:
+        """Return the copies to evict for ``lacking`` bytes, and mark those that may not be."""
+        while True:
+            chosen = evict.choose(candidates, lacking)
+            holders = [] if self._command.force else self._holders(chosen)
+            if not holders:
+                return chosen
+            for one in holders:
+                candidates[candidates.index(one)] = replace(one, held=evict.Held.OWN)
+
+    def _holders(self, chosen: Iterable[Candidate]) -> list[Candidate]:
+        return [one for one in chosen if evict.holds_own(one, self._disk)]
+
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
         for one in sorted(candidates, key=lambda one: one.destination):
-            files = self._remove(one.cache, one.record) if one.may_go else None
+            why: str = one.held or evict.Held.IN_USE
+            files = None
+            try:
+                files = self._remove(one.cache, one.record) if one.may_go else None
+            except HoldsOwnError as error:
+                why = f"{evict.Held.OWN}: {listed(error.files)}"
             if files is not None:
                 self._note(one.destination, one.size, files)
             else:
-                why = (one.held or evict.Held.IN_USE).value
-                self.result.stay.append(Stays(one.destination, why))
+                self.result.stay.append(Stays(one.destination, str(why)))
 
     def _remove(self, cache: Cache, record: Record, job: int = 0) -> list[str] | None:
         """Remove a copy, unless this is a dry run. Return the user's own files that go with it.
 
-        Return None if it is pinned, being staged, or in use by another than ``job``.
+        Return None if it is pinned, being staged, or in use by another than ``job``. Raise
+        HoldsOwnError if files of the user's own would go, unless the command has ``force``.
         """
-        files = find_own_files(cache, record, f"{self._disk}{record.destination}")
+        path, force = f"{self._disk}{record.destination}", self._command.force
+        # What is not the copy is kept in any case.
+        is_copy = evict.is_removable(cache, record, path)
+        files = find_own(cache, record, path) if is_copy else []
+        if files and not force:
+            raise HoldsOwnError(record.destination, files)
         if self._command.dry_run:
             return files
         locks = self._locks_of(cache)
-        gone = evict.remove(cache, locks, self._disk, record.destination, job)
+        gone = evict.remove(cache, locks, self._disk, record.destination, job, force=force)
         return None if gone is None else files
 
     def _pin(self, cache: Cache, record: Record) -> None:

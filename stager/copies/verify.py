@@ -10,16 +10,20 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.copies.own import find_own
 from stager.copies.survey_tree import copy_digest, damaged, is_replaceable
 from stager.disk.files import READ_FILE, digest_of, opened
+from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
 #: What to do about a copy that is not what was staged: one that a stage replaces, one that it
-#: refuses to replace, and one that another account staged for all users.
+#: replaces only if it is told to, one that it refuses to replace, and one that another account
+#: staged for all users.
 _STAGE = "stage it again"
+_REPLACE = "keep what is yours elsewhere, then stage it again with the option replace"
 _DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
 _TELL = "tell the administrator"
 #: Damaged files of a folder that are named.
@@ -29,7 +33,8 @@ _MOST_NAMED = 5
 class Fault(NamedTuple):
     """What is wrong with a copy and what to do; the text is empty if nothing is.
 
-    ``is_damage`` tells whether only a new stage can mend it: then it has to know.
+    ``is_damage`` tells whether only a new stage can mend it: then it has to know. A file that
+    somebody changed is none: its time tells.
     """
 
     text: str
@@ -44,11 +49,13 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     try:
         there = os.lstat(path)
         if not is_of_site and _stage_replaces(path, there, cache, record):
-            remedy = _STAGE
+            remedy = _REPLACE if find_own(cache, record, path) else _STAGE
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
         else:
             fault = _fault_of_file(path, there, record)
+            if fault and not is_ours(there, record):
+                return Fault(f"{fault}; {remedy}", is_damage=False)
     except FileNotFoundError:
         text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
         return Fault(text, is_damage=False)
@@ -76,6 +83,8 @@ def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
         return ""
     if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
         return "the copy was changed after staging"
+    if there.st_ino != copy.inode:
+        return "the copy was replaced by something else"
     return "the copy is damaged: its bytes differ from its checksum"
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
 from stager.base.outcome import Lost
+from stager.copies.own import find_own, own_in_listing
 from stager.disk.files import digest_of, read_back
-from stager.tree.table import Table, find_own_files, own_files
+from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
-    lost = _lost(task, own_files(record, table, task.path, copy))
+    lost = _lost(task, own_in_listing(task.cache, record, task.path, copy))
     if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
         return replace(nothing, lost=lost)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
@@ -103,7 +104,9 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
 def find_lost(task: Task) -> Lost | None:
     """Return the user's own files in the folder that this rank will replace, if there are any."""
     record = task.cache.load(task.item.destination) if task.receives else None
-    return _lost(task, find_own_files(task.cache, record, task.path)) if record else None
+    if record is None or record.tree is None:
+        return None
+    return _lost(task, find_own(task.cache, record, task.path))
 
 
 def _lost(task: Task, names: list[str]) -> Lost | None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+#: Bytes of the largest file that the program may write: the record of a copy, see `disk.cache`.
+_FILE_LIMIT = 64 * 1024
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:
@@ -42,4 +44,4 @@ def run_as(
         os.umask(0o077)
         os.execve(command[0], [*command], _ENVIRONMENT)  # noqa: S606 - no shell is wanted
 
-    return answer_as(uid, gid, groups, run, limit, held)
+    return answer_as(uid, gid, groups, run, limit, held, file_size=_FILE_LIMIT)

@@ -30,6 +30,8 @@ class Rules:
     textfile: str
     #: The uid of the account that stages beneath ``shared_roots``; 0 for none, as root does not.
     shared_owner: int = 0
+    #: Whether what becomes of copies is told in the system log.
+    syslog: bool = True
 
 
 def read_rules(config: str) -> Rules:
@@ -38,7 +40,8 @@ def read_rules(config: str) -> Rules:
         document = tomllib.load(file)
     if "roots" not in document:
         raise ValueError("roots is missing")
-    cache, metrics, shared = (_section(document, name) for name in ("cache", "metrics", "shared"))
+    names = ("cache", "metrics", "report", "shared")
+    cache, metrics, report, shared = (_section(document, name) for name in names)
     roots = _folders(document, "roots", "roots")
     shared_roots = _folders(shared, "roots", "shared.roots")
     owner = shared_owner(shared.get("owner", ""))
@@ -49,7 +52,10 @@ def read_rules(config: str) -> Rules:
         raise ValueError("metrics.textfile is not an absolute path")
     keep_free, headroom = (_read(cache, key, byte_size) for key in ("keep_free", "headroom"))
     percent = _read(cache, "keep_free_percent", percentage)
-    return Rules(roots, shared_roots, keep_free, percent, headroom, textfile, owner)
+    syslog = report.get("syslog", True)
+    if not isinstance(syslog, bool):
+        raise ValueError("report.syslog is neither true nor false")  # noqa: TRY004
+    return Rules(roots, shared_roots, keep_free, percent, headroom, textfile, owner, syslog)
 
 
 def fault_text(config: str, error: OSError | ValueError) -> str:

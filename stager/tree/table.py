@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import xxhash
 
 from stager.base.errors import StageError
-from stager.tree.listing import Kind, Listing, pack, text_of, unpack
+from stager.tree.listing import Kind, Listing, pack, unpack
 from stager.tree.stream import DIGEST_SIZE, place
 from stager.tree.walk import walk
 
@@ -139,20 +139,33 @@ class Table:
             and copy.mtimes[now] == self.mtimes[row]
         )
 
-    def own_files(self, copy: Listing) -> list[int]:
-        """Return the rows of a new listing of the ``copy`` that are a user's own.
+    def unlike(self, copy: Listing) -> Iterator[tuple[int, int]]:
+        """Yield the rows of a new listing of the ``copy`` that are not as they were staged.
 
-        These are files and links that were not staged, and files that were changed since.
+        Each comes with the row of its path in this table, -1 if that has none. A folder is as it
+        was staged whatever is in it. Contents are not read: a file may have its old bytes.
         """
-        known = bytearray(kind == Kind.FOLDER for kind in copy.kinds)
+        staged = array("q", [-1]) * len(copy)
         for now, before in _common(copy, self.source):
-            if copy.kinds[now] == self.source.kinds[before]:
-                known[now] = copy.kinds[now] != Kind.FILE or (
-                    copy.inodes[now] == self.inodes[before]
-                    and copy.sizes[now] == self.sizes[before]
-                    and copy.mtimes[now] == self.mtimes[before]
-                )
-        return [row for row, is_known in enumerate(known) if not is_known]
+            staged[now] = before
+        for now, before in enumerate(staged):
+            if before < 0 or not self._is_as_staged(before, copy, now):
+                yield now, before
+
+    def _is_as_staged(self, row: int, copy: Listing, now: int) -> bool:
+        """Whether the entry in row ``now`` of the ``copy`` is that of the ``row``, by its stat."""
+        kind = copy.kinds[now]
+        if kind != self.source.kinds[row]:
+            return False
+        if kind == Kind.FILE:
+            return (
+                copy.inodes[now] == self.inodes[row]
+                and copy.sizes[now] == self.sizes[row]
+                and copy.mtimes[now] == self.mtimes[row]
+            )
+        if kind == Kind.HARD_LINK:
+            return copy.targets[now] == self.source.targets[row]
+        return kind == Kind.FOLDER or copy.mtimes[now] == self.mtimes[row]
 
     def gone(self, source: Listing) -> int:
         """Return how many of this table's files are not in a new listing of the ``source``."""
@@ -176,28 +189,6 @@ def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
     if table is None:
         return there.st_mtime_ns == record.copy_facts.mtime_ns
     return table.is_at(path)
-
-
-def find_own_files(cache: Cache, record: Record, path: str) -> list[str]:
-    """Return the paths of files in the staged folder at ``path`` that the user made or changed.
-
-    There are none in a file, nor in a folder that cannot be listed.
-    """
-    table = Table.load(cache, record) if record.tree else None
-    if table is None:
-        return []
-    try:
-        return own_files(record, table, path, walk(path, holes=False))
-    except (OSError, StageError):
-        return []
-
-
-def own_files(record: Record, table: Table, path: str, copy: Listing) -> list[str]:
-    """Return what `find_own_files` does, by the ``table`` and a new listing of the ``copy``."""
-    # After an interrupted publication the table is that of another tree.
-    if os.lstat(path).st_ino != record.copy_facts.inode:
-        return []
-    return [text_of(copy.paths[row]) for row in table.own_files(copy)]
 
 
 def as_copy(listing: Listing) -> Listing:

@@ -109,13 +109,17 @@ def _size(found: _Found) -> int:
 
 
 class Workers:
-    """Calls a function for many folders: by one thread, or by many if the storage is slow."""
+    """Calls a function for many folders: by one thread, or by many if the storage is slow.
+
+    A process that may start no threads goes on with the one it has.
+    """
 
     def __init__(self) -> None:
         from concurrent.futures import ThreadPoolExecutor  # slow to import
 
         self._pool = ThreadPoolExecutor(THREADS)
         self._slow = False
+        self._is_alone = False
 
     def each(
         self, look: Callable[[Folder], T], folders: Sequence[Folder], size: Callable[[T], int]
@@ -126,10 +130,18 @@ class Workers:
             batch = folders[at:] if self._slow else folders[at : at + _TRIAL]
             at += len(batch)
             begun = time.monotonic()
-            answers = list((self._pool.map if self._slow else map)(look, batch))
+            answers = self._all(look, batch)
             entries = sum(map(size, answers))
             self._slow = self._slow or time.monotonic() - begun > entries * _SLOW
             yield from answers
+
+    def _all(self, look: Callable[[Folder], T], folders: Sequence[Folder]) -> list[T]:
+        if self._slow and not self._is_alone:
+            try:
+                return list(self._pool.map(look, folders))
+            except RuntimeError:  # no thread can be started: RLIMIT_NPROC
+                self._is_alone = True
+        return list(map(look, folders))
 
     def close(self) -> None:
         """End the threads."""

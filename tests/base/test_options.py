@@ -48,6 +48,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "by": str,
         "share": Share,
         "layout": FolderLayout,
+        "replace": bool,
     } == OPTION_TYPES
 
 

@@ -55,32 +55,49 @@ def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Des
     assert copies.simulated("evict", "--to-free", "1KiB") == Ran(0, nothing, "")
 
 
-def test_the_files_of_ones_own_that_go_with_a_folder_are_named_before_and_after(desk: Desk) -> None:
+def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> None:
     folder = desk.folder / "set"
     folder.mkdir()
     (folder / "a").write_text("staged")
     assert desk.local("stage", f"{folder}:/nvme/set").code == 0
     for name in ("r1", "r2", "r3", "r4"):
         desk.copy(2, f"/nvme/set/{name}").write_text("mine")
-    where = "stage: /nvme/set: {} on node[1-3] (3 nodes)\n"
-    note = (
-        "stage: /nvme/set: note: on node2, 4 files that were not staged, or were changed since, "
-        "{} deleted: r1, r2, r3 and 1 more\n"
+    time.sleep(1.1)
+    where = "stage: /nvme/set: {} on node{}\n"
+    files = "4 files that were not staged, or were changed since"
+    remedy = "move them elsewhere, or delete the whole copy: stagectl evict --force /nvme/set"
+    kept = f"stage: node2: /nvme/set holds {files}: r1, r2, r3 and 1 more; {remedy}\n"
+    stays = "on node2: /nvme/set (holds files of yours: r1, r2, r3 and 1 more)\n"
+    others = "[1,3] (2 nodes)"
+    would = where.format("would be evicted", others)
+    assert desk.simulated("evict", "--dry-run", "/nvme/set") == Ran(3, would, kept)
+    assert desk.simulated("evict", "--dry-run", "--older", "1s") == Ran(
+        0, f"{would}stage: nothing would be evicted {stays}", ""
     )
-    assert desk.simulated("evict", "--dry-run", "/nvme/set") == Ran(
-        0, where.format("would be evicted") + note.format("would be"), ""
+    went = where.format("evicted", others)
+    assert desk.simulated("evict", "/nvme/set") == Ran(3, went, kept)
+    nothing = f"stage: nothing evicted {stays}stage: nothing to evict on node[1,3] (2 nodes)\n"
+    assert desk.simulated("evict", "--older", "1s") == Ran(0, nothing, "")
+    assert desk.copy(2, "/nvme/set/r1").read_text() == "mine"
+    note = f"stage: /nvme/set: note: on node2, {files}, {{}} deleted: r1, r2, r3 and 1 more\n"
+    assert desk.simulated("evict", "--dry-run", "--force", "/nvme/set") == Ran(
+        0, where.format("would be evicted", 2) + note.format("would be"), ""
     )
-    assert desk.simulated("evict", "/nvme/set") == Ran(
-        0, where.format("evicted") + note.format("were"), ""
+    assert desk.simulated("evict", "--force", "--older", "1s") == Ran(
+        0, where.format("evicted", 2) + note.format("were"), ""
     )
     assert not desk.copy(2, "/nvme/set").exists()
 
 
 def test_a_dry_run_says_what_evict_would_refuse(copies: Desk) -> None:
     copies.copy(1, "/nvme/img.sqsh").write_text("mine")
-    changed = "stage: node1: /nvme/img.sqsh was changed after staging, so it would not be deleted\n"
+    changed = (
+        "stage: node1: /nvme/img.sqsh holds 1 file that was not staged, or was changed since: "
+        "img.sqsh; move it elsewhere, or delete the whole copy: stagectl evict --force "
+        "/nvme/img.sqsh\n"
+    )
     assert copies.simulated("evict", "--dry-run", "/nvme/img.sqsh") == Ran(
-        7, "stage: /nvme/img.sqsh: would be evicted on node[2-3] (2 nodes)\n", changed
+        3, "stage: /nvme/img.sqsh: would be evicted on node[2-3] (2 nodes)\n", changed
     )
 
 

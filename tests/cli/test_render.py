@@ -119,12 +119,12 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
     assert line(report) == text
 
 
-def test_a_copy_that_had_been_changed_is_not_replaced_silently() -> None:
+def test_a_file_of_the_users_own_is_not_replaced_silently() -> None:
     outcome = Outcome([replace(item(ALL, []), changed=["n1", "n3"])], [], 2.0)
     _, note = summary(outcome, fold)
     assert note == (
-        "/nvme/img: note: on n[1,3] (2 nodes) it had been changed since it was staged, and was "
-        "replaced; write what you want to keep elsewhere"
+        "/nvme/img: note: on n[1,3] (2 nodes), 1 file that was not staged, or was changed since, "
+        "was replaced; write what you want to keep elsewhere"
     )
     assert len(summary(replace(outcome, dry_run=True), fold)) == 1
 

@@ -71,7 +71,7 @@ def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("options", ["", ",validate=always", ",extract", ",mode=shard"])
-def test_own_files_that_go_with_a_new_version_of_a_folder_are_named(
+def test_own_files_go_with_a_new_version_of_a_folder_only_by_replace(
     desk: Desk, options: str
 ) -> None:
     source = desk.folder / "set"
@@ -91,11 +91,20 @@ def test_own_files_that_go_with_a_new_version_of_a_folder_are_named(
     (staged, *_) = sorted(desk.copy(3, "/nvme/set").glob("[a-f]"))
     staged.write_text("mine")
     os.utime(desk.folder / "set.tar" if options == ",extract" else desk.folder / "set/a")
-    said = desk.local("stage", value)
+    changed = "was not staged, or was changed since"
+    many = "4 files that were not staged, or were changed since"
+    remedy = "elsewhere, choose another destination, or add the option replace"
+    first = f"{many}: log, new/1, new/2 and 1 more; staging would delete them: move them {remedy}"
+    second = f"1 file that {changed}: {staged.name}; staging would delete it: move it {remedy}"
+    refused = [f"stage: node2: /nvme/set holds {first}", f"stage: node3: /nvme/set holds {second}"]
+    for command in ("plan", "stage"):
+        said = desk.local(command, value)
+        assert (said.code, said.out, said.err.splitlines()) == (6, "", refused)
+    assert desk.copy(2, "/nvme/set/log").read_text() == staged.read_text() == "mine"
+    said = desk.local("stage", f"{value},replace")
     assert said.code == 0
     note, end = "stage: /nvme/set: note: on", "write what you want to keep elsewhere"
-    many = "4 files that were not staged, or were changed since, were deleted"
-    one = "1 file that was not staged, or was changed since, was deleted"
+    many, one = f"{many}, were deleted", f"1 file that {changed}, was deleted"
     assert sorted(line for line in said.out.splitlines() if "note:" in line) == [
         f"{note} node2, {many}: log, new/1, new/2 and 1 more; {end}",
         f"{note} node3, {one}: {staged.name}; {end}",

@@ -155,7 +155,8 @@ def test_a_symbolic_link_at_the_destination_is_neither_replaced_nor_followed(sit
     site.run("echo precious >/nvme/mine; ln -s /nvme/mine /nvme/data", on="n2")
     assert stage(site) == (
         "stage: n2: /nvme/data is a symbolic link that was not staged; staging would overwrite it: "
-        "move it, delete it, or choose another destination\n" + NOT_STARTED.format(6)
+        "move it, delete it, choose another destination, or add the option replace\n"
+        + NOT_STARTED.format(6)
     )
     assert site.copy("n2", "/nvme/mine").read_text() == "precious\n"
     assert site.copy("n2", "/nvme/data").is_symlink()

@@ -87,21 +87,42 @@ def test_a_replaced_source_goes_to_all_nodes(site: Site) -> None:
     }
 
 
-def test_a_file_that_was_not_staged_is_not_replaced(site: Site) -> None:
+REMEDY = (
+    "staging would overwrite it: move it, delete it, choose another destination, or add the option "
+    "replace\nstage: the job's own program was not started (exit code 6)\n"
+)
+
+
+def test_a_file_of_the_users_own_is_replaced_only_if_the_user_says_so(site: Site) -> None:
     site.run("head -c 5000000 /dev/urandom > /shared/data")
     site.run("echo mine > /nvme/data", on="n2")
     job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
     assert job.wait().exit_code == "6:0"
-    assert job.output() == (
-        "stage: n2: /nvme/data is a plain file that was not staged; staging would overwrite it: "
-        "move it, delete it, or choose another destination\n"
-        "stage: the job's own program was not started (exit code 6)\n"
-    )
+    assert job.output() == (f"stage: n2: /nvme/data is a plain file that was not staged; {REMEDY}")
     assert site.copy("n2", "/nvme/data").read_text() == "mine\n"
     assert not site.copy("n1", "/nvme/data").exists()
     plan = site.sbatch(f"{STAGECTL} plan /shared/data:/nvme/data", "-N4")
     assert plan.wait().exit_code == "6:0"
     assert "n2: /nvme/data is a plain file that was not staged" in plan.output()
+    note = "1 file that was not staged, or was changed since, was replaced"
+    keep = "write what you want to keep elsewhere\n"
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data,replace")
+    assert job.wait().exit_code == "0:0"
+    assert job.output().endswith(f"stage: /nvme/data: note: on n2, {note}; {keep}")
+    # A copy that was changed is not replaced either, but one that was only touched is.
+    site.run("echo mine >> /nvme/data", on="n3")
+    site.run("touch /nvme/data", on="n4")
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
+    assert job.wait().exit_code == "6:0"
+    assert job.output() == (
+        f"stage: n3: /nvme/data is a plain file, changed since it was staged; {REMEDY}"
+    )
+    assert site.copy("n3", "/nvme/data").read_bytes().endswith(b"mine\n")
+    site.run("truncate -s -5 /nvme/data", on="n3")
+    job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data")
+    assert job.wait().exit_code == "0:0"
+    assert "from the copy on n1 to n[3-4] (2 nodes)" in job.output()
+    assert "note:" not in job.output()
 
 
 def test_validate_checksum_finds_and_repairs_damage_that_left_no_trace(site: Site) -> None:

@@ -124,16 +124,29 @@ def test_a_node_without_the_folder_gets_it_from_another_node(site: Site) -> None
     stage(site)
 
 
-def test_changes_by_a_job_to_its_copy_are_undone(site: Site) -> None:
-    stage(site)
-    site.run(f"echo result > {COPY}/a/result; echo x >> {COPY}/lib/file9", on="n4")
-    assert "1 file, 333 B (512 files kept) from the copy on n1 to n4" in stage(site)
+def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None:
+    write = f"srun -N1 -n1 -wn4 sh -c 'echo mine > {COPY}/mine'"
+    stage(site, f"{WISH},lifetime=job", write)
+    site.assert_healthy()
+    there = [site.copy(node, COPY).exists() for node in site.nodes]
+    assert there == [False, False, False, True]
+    one = "1 file that was not staged, or was changed since: mine"
+    remedy = f"move it elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
+    code, told = in_job(site, "status")
+    assert re.search(rf"n4 +{COPY} +513 files, \d+\.\d MiB +\d+ s ago +whole +- +{SOURCE}", told)
+    assert "until its job ends" not in told
+    assert in_job(site, f"evict {COPY}") == ("3:0", f"stage: n4: {COPY} holds {one}; {remedy}\n")
+    assert (site.copy("n4", COPY) / "mine").read_text() == "mine\n"
+    code, told = in_job(site, f"evict --force {COPY}")
+    gone = f"stage: {COPY}: evicted on n4\nstage: {COPY}: note: on n4, 1 file that was not staged, "
+    assert (code, told) == ("0:0", f"{gone}or was changed since, was deleted: mine\n")
+    assert not site.copy("n4", COPY).exists()
 
 
 def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
     job = site.sbatch("echo started", "-N4", wish)
-    assert job.wait().exit_code == f"{code}:0"
-    assert job.output() == f"stage: {message}\n{NOT_STARTED.format(code)}"
+    state, told = job.wait(), f"stage: {message}\n{NOT_STARTED.format(code)}"
+    assert (state.exit_code, job.output()) == (f"{code}:0", told)
     assert site.leftovers() == []
     site.assert_healthy()
 
@@ -174,6 +187,22 @@ def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
         assert digest(site, "n3") == before
         assert site.leftovers() == []
         site.run("rm /shared/tree/more")
+        # A copy that would make room for another one stays, as the user's own file is in it.
+        site.run(f"echo mine > {COPY}/mine", on="n3")
+        room = os.statvfs(site.copy("n3", "/nvme"))
+        site.run(f"head -c {room.f_bavail * room.f_frsize + 1_000_000} /dev/zero > /shared/other")
+        job = site.sbatch("true", "-N4", "--stage=/shared/other:/nvme/other")
+        assert job.wait().exit_code == "5:0"
+        lacking = f"{SIZE} needed, {SIZE} free, {SIZE} still missing"
+        assert re.fullmatch(
+            rf"stage: n3: /nvme: not enough room: {lacking}; {SIZE} of your copies stay: "
+            rf"{COPY} \(holds files of yours\); move your files out of those copies, or delete "
+            r"both \(stagectl evict --force DST\), delete other files of yours there, or ask for "
+            r"nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
+            job.output(),
+        )
+        assert (site.copy("n3", COPY) / "mine").read_text() == "mine\n"
+        site.run("rm /shared/other")
 
 
 def test_a_folder_with_lifetime_job_is_removed_at_the_end_of_the_job(site: Site) -> None:

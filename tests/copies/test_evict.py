@@ -31,12 +31,15 @@ from stager.copies.evict import (
     remove,
     rooms,
 )
+from stager.copies.own import HoldsOwnError
 from stager.disk.cache import Cache, open_cache
+from stager.disk.files import digest_of
 from stager.disk.jobs import note_uses, remove_files
 from stager.disk.locks import Locks
 from stager.disk.record import CopyFacts, Record
 from stager.request.items import Space
 from tests.support.records import RECORD
+from tests.support.trees import stage_folder
 from tests.support.users import USER, on_tmpfs
 
 if TYPE_CHECKING:
@@ -232,14 +235,15 @@ class Node:
         there = path.stat()
         copy = CopyFacts(size, there.st_mtime_ns, there.st_ino, there.st_uid)
         record = replace(
-            RECORD, destination=str(path), copy_facts=copy, used_at=used_at, pinned=pinned
-        )
+            RECORD, destination=str(path), copy_facts=copy, digest=digest_of(str(path)),
+            used_at=used_at, pinned=pinned,
+        )  # fmt: skip
         self.cache.save(record)
         return record
 
-    def remove(self, name: str) -> Record | None:
+    def remove(self, name: str, *, force: bool = False) -> Record | None:
         with closing(Locks(self.cache)) as locks:
-            return remove(self.cache, locks, "", str(self.disk / name))
+            return remove(self.cache, locks, "", str(self.disk / name), force=force)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.disk.iterdir() if path.is_file())
@@ -275,28 +279,56 @@ def _link(path: Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
-@pytest.mark.parametrize(
-    "change", [_replace, _edit, _link, lambda path: (path.unlink(), path.mkdir())]
-)
-def test_what_a_user_put_in_the_place_of_a_copy_is_kept(
+def seen(path: Path) -> tuple[int, int, int, int]:
+    """All of its stat that a reader does not change."""
+    there = path.lstat()
+    return there.st_mode, there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def _take_inode(path: Path) -> None:
+    """Another file gets the copy's inode number, as a filesystem gives it away again at once."""
+    inode = path.stat().st_ino
+    path.write_bytes(b"quite mine")
+    os.utime(path, ns=(5, 5))
+    assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("change", [_replace, _edit, _link, _take_inode])
+def test_a_file_that_a_user_made_of_a_copy_is_kept_unless_forced(
     node: Node, change: Callable[[Path], object]
 ) -> None:
-    node.put("a", 10)
-    change(node.disk / "a")
-    there = (node.disk / "a").lstat()
-    assert node.remove("a") is not None
-    assert (node.disk / "a").lstat() == there
+    record = node.put("a", 10)
+    path = node.disk / "a"
+    change(path)
+    there = seen(path)
+    with pytest.raises(HoldsOwnError) as caught:
+        node.remove("a")
+    assert str(caught.value) == (
+        f"{path} holds 1 file that was not staged, or was changed since: a; move it elsewhere, or "
+        f"delete the whole copy: stagectl evict --force {path}"
+    )
+    assert seen(path) == there
+    assert list(node.cache.records()) == [record]
+    assert node.remove("a", force=True) == record
+    assert not os.path.lexists(path)
     assert list(node.cache.records()) == []
 
 
-def test_a_file_that_got_the_inode_number_of_the_copy_is_kept(node: Node) -> None:
-    """As a filesystem gives it away again at once."""
+def test_a_copy_with_another_time_goes(node: Node) -> None:
     record = node.put("a", 10)
-    (node.disk / "a").write_bytes(b"quite mine")
     os.utime(node.disk / "a", ns=(5, 5))
-    assert (node.disk / "a").stat().st_ino == record.copy_facts.inode
-    assert node.remove("a") is not None
-    assert (node.disk / "a").read_bytes() == b"quite mine"
+    assert node.remove("a") == record
+    assert node.names() == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node, *, force: bool) -> None:
+    node.put("a", 10)
+    (node.disk / "a").unlink()
+    (node.disk / "a").mkdir()
+    assert node.remove("a", force=force) is not None
+    assert (node.disk / "a").is_dir()
+    assert list(node.cache.records()) == []
 
 
 def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
@@ -415,6 +447,7 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
     node.put("a", MIB)
     size = bytes_taken(node)
     room = room_on(node, 1, size)
+    room.plan()
     node.put("a", MIB, pinned=True)
     with pytest.raises(SpaceError) as caught:
         make(node, room)
@@ -425,6 +458,26 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
         "until the jobs that use copies have ended"
     )
     assert node.names() == ["a"]
+
+
+def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Node) -> None:
+    for number, name in enumerate(("a", "b", "c")):
+        stage_folder(node.cache, f"{node.disk}/{name}", used_at=number)
+    (node.disk / "a/results").write_bytes(b"mine")
+    size, taken = find_candidates(node.cache, "")[0].size, bytes_taken(node)
+    room = room_on(node, 1, taken)
+    assert [one.destination for one in room.plan()] == [f"{node.disk}/b"]
+    (node.disk / "b/results").write_bytes(b"mine")  # since it was planned
+    assert make(node, room) == [Evicted("n1", f"{node.disk}/c", size)]
+    assert sorted(path.name for path in node.disk.iterdir() if path.name in "abc") == ["a", "b"]
+    with pytest.raises(SpaceError) as caught:
+        room_on(node, 1, 2 * size).plan()
+    assert str(caught.value) == (
+        f"/nvme: not enough room: 1 B needed; your limit on this disk is {bytes_text(2 * size)}, "
+        f"and your copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies stay: "
+        f"{node.disk}/a (holds files of yours), {node.disk}/b (holds files of yours); stage less, "
+        "or move your files out of those copies, or delete both (stagectl evict --force DST)"
+    )
 
 
 def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import threading
 from dataclasses import replace
@@ -25,7 +26,7 @@ from stager.copies.survey import (
 from stager.disk.cache import Cache, look_for_cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.partial import Partial
-from stager.disk.record import Record, SourceFacts
+from stager.disk.record import Record, SourceFacts, TreeFacts
 from stager.request.items import StageItem
 from stager.root.folders import make_folder
 from stager.source.posix import look_at_source
@@ -192,10 +193,17 @@ class Node:
             )
         )  # fmt: skip
 
-    def survey(self, validate: Validate = Validate.STAT, path: Path | None = None) -> Survey:
+    def survey(
+        self,
+        validate: Validate = Validate.STAT,
+        path: Path | None = None,
+        *,
+        replaces: bool = False,
+    ) -> Survey:
         """The node's answer."""
         path = path or self.copy
-        item = StageItem(str(self.source), str(path), str(self.disk), Options(validate=validate))
+        options = Options(validate=validate, replace=replaces)
+        item = StageItem(str(self.source), str(path), str(self.disk), options)
         source = look_at_source(str(self.source))
         return survey(item, str(path), source, self.cache, "n1")
 
@@ -265,6 +273,9 @@ def _make_link(copy: Path) -> None:
     copy.symlink_to("mine")
 
 
+REMEDY = "move it, delete it, choose another destination, or add the option replace"
+
+
 @pytest.mark.parametrize(
     ("make", "kind"), [(_make_file, "a plain file"), (_make_link, "a symbolic link")]
 )
@@ -276,9 +287,9 @@ def test_what_was_not_staged_is_not_replaced(
     with pytest.raises(DestinationError) as caught:
         node.survey(validate)
     assert str(caught.value) == (
-        f"{node.copy} is {kind} that was not staged; staging would overwrite it: move it, delete "
-        "it, or choose another destination"
+        f"{node.copy} is {kind} that was not staged; staging would overwrite it: {REMEDY}"
     )
+    assert node.survey(validate, replaces=True) == changed(Reason.NOT_RECORDED)
 
 
 def test_a_file_without_a_record_is_replaced_if_it_is_like_the_source(node: Node) -> None:
@@ -359,8 +370,8 @@ def changed(reason: Reason) -> Survey:
 EVENTS: list[tuple[Callable[[Node], object], tuple[Survey, Survey, Survey]]] = [
     (_touch_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
     (_replace_source, (needed(SOURCE), CURRENT, needed(SOURCE))),
-    (_touch_copy, (changed(COPY), CURRENT, CURRENT)),
-    (_replace_copy, (changed(COPY), CURRENT, CURRENT)),
+    (_touch_copy, (needed(COPY), CURRENT, CURRENT)),
+    (_replace_copy, (needed(COPY), CURRENT, CURRENT)),
     (_damage_copy, (CURRENT, CURRENT, needed(Reason.DAMAGED))),
     (_link_copy, (needed(COPY), CURRENT, CURRENT)),
     (_append_to_copy, (changed(COPY), changed(COPY), changed(COPY))),
@@ -377,7 +388,7 @@ def test_changes_of_the_files_on_disk_are_found(
     node.stage()
     change(node)
     modes = (Validate.STAT, Validate.SIZE, Validate.CHECKSUM)
-    found = tuple(node.survey(mode) for mode in modes)
+    found = tuple(node.survey(mode, replaces=True) for mode in modes)
     assert tuple(replace(survey, fresh=True) for survey in found) == answers
     # By its size alone a copy may pass for current that is of an older source.
     record = node.cache.load(str(node.copy))
@@ -653,4 +664,57 @@ def test_a_changed_copy_is_found_also_where_the_source_changed(node: Node) -> No
     _touch_source(node)
     assert not node.survey().changed
     _append_to_copy(node)
-    assert node.survey() == changed(SOURCE)
+    assert node.survey(replaces=True) == changed(SOURCE)
+
+
+def _write_over_copy(node: Node) -> None:
+    """Other bytes, as many as before."""
+    node.copy.write_bytes(BYTES.swapcase())
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "validates"),
+    [
+        (_append_to_copy, "a plain file, changed since it was staged", list(Validate)),
+        (_copy_as_symlink, "a symbolic link that was not staged", list(Validate)),
+        (_write_over_copy, "a plain file, changed since it was staged",
+         [Validate.STAT, Validate.CHECKSUM, Validate.ALWAYS]),
+    ],
+)  # fmt: skip
+def test_a_staged_file_that_the_user_changed_is_not_replaced(
+    node: Node, change: Callable[[Node], None], kind: str, validates: list[Validate]
+) -> None:
+    node.stage()
+    change(node)
+    for validate in validates:
+        with pytest.raises(DestinationError) as caught:
+            node.survey(validate)
+        what = f"{node.copy} is {kind}; staging would overwrite it"
+        assert str(caught.value) == f"{what}: {REMEDY}"
+        assert node.survey(validate, replaces=True).changed
+
+
+@pytest.mark.parametrize("change", [_touch_copy, _replace_copy, _damage_copy])
+def test_what_loses_nothing_does_not_hinder(node: Node, change: Callable[[Node], None]) -> None:
+    node.stage()
+    change(node)
+    assert node.survey(Validate.ALWAYS) == needed(Reason.ALWAYS)
+
+
+def test_a_copy_of_the_source_that_the_user_made_does_not_hinder(node: Node) -> None:
+    node.stage()
+    node.source.write_bytes(b"new version")
+    shutil.copy2(node.source, node.copy)
+    assert node.survey() == needed(SOURCE)
+
+
+def test_a_file_in_the_place_of_a_staged_folder_is_not_replaced(node: Node) -> None:
+    node.stage()
+    record = node.cache.load(str(node.copy))
+    assert record
+    node.cache.save(replace(record, tree=TreeFacts(1, 0, "0" * 32, "0" * 32, "0" * 32)))
+    node.copy.write_bytes(b"mine")
+    with pytest.raises(DestinationError) as caught:
+        node.survey()
+    what = f"{node.copy} is a plain file that was not staged; staging would overwrite it"
+    assert str(caught.value) == f"{what}: {REMEDY}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,10 @@ def test_a_folder_does_not_replace_what_nobody_staged(
         cache.save(record)
     with pytest.raises(DestinationError) as caught:
         survey_tree(COPIED, str(copy), FOLDER, cache, "n1", {})
-    assert str(caught.value) == (
-        f"{copy} is {problem}; staging would delete it: move it, delete it, or choose another "
-        "destination"
-    )
+    remedy = "move it, delete it, or choose another destination"
+    if not is_folder:
+        remedy = "move it, delete it, choose another destination, or add the option replace"
+    assert str(caught.value) == f"{copy} is {problem}; staging would delete it: {remedy}"
+    replacing = having(COPIED, replace=True)
+    with pytest.raises(DestinationError) if is_folder else nullcontext():
+        assert survey_tree(replacing, str(copy), FOLDER, cache, "n1", {}).changed

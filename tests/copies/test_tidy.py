@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -20,6 +22,7 @@ from stager.disk.jobs import note_uses
 from stager.disk.record import CopyFacts
 from stager.root.room import begin_job
 from tests.support.records import RECORD
+from tests.support.trees import stage_folder
 from tests.support.users import on_tmpfs, remount_read_only
 
 if TYPE_CHECKING:
@@ -48,6 +51,10 @@ class Node:
                 RECORD, destination=str(path), copy_facts=copy, lifetime=lifetime, used_at=used_at
             )
         )
+
+    def put_folder(self, name: str, used_at: int) -> None:
+        """Publish and record a folder of one file."""
+        stage_folder(self.cache, str(self.disk / name), used_at)
 
     def run_job(self, job: int, *names: str) -> None:
         begin_job(job, os.getuid(), os.getgid())
@@ -108,6 +115,61 @@ def test_a_copy_for_a_job_goes_with_the_last_job_that_uses_it(tmp_path: Path) ->
         return [*seen, node.names()]
 
     assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_copy_for_a_job_that_the_user_changed_stays_for_later_jobs(
+    tmp_path: Path, *, told: bool
+) -> None:
+    def act(node: Node) -> tuple[list[str], list[str], list[str]]:
+        with node.config.open("a") as config:
+            config.write(f"[report]\nsyslog = {str(told).lower()}\n")
+        for name in "ab":
+            node.put(name, lifetime="job")
+        (node.disk / "b").write_bytes(b"mine")
+        node.run_job(17, "a", "b")
+        node.end_job(17)
+        Path("/dev/log").unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.bind("/dev/log")
+            log.settimeout(0)
+            for _ in range(2):
+                removed = node.tidy("--job=17", "--usage")["removed"]
+                assert removed in (0, 1)
+            lines = []
+            with suppress(BlockingIOError):
+                while True:
+                    lines.append(log.recv(1000).decode())
+        return node.names(), [record.lifetime for record in node.cache.records()], lines
+
+    # A /dev of its own: /dev/log is the machine's.
+    names, lifetimes, lines = on_tmpfs(
+        Path("/dev"), "mode=755", lambda: with_null(lambda: on_node(tmp_path, act))
+    )
+    assert (names, lifetimes) == (["b"], ["cache"])
+    text = "1 file that was not staged, or was changed since"
+    line = f"<14>slurm-stage: {tmp_path}/disk/b stays after its job: it holds {text}"
+    assert lines == ([line] if told else [])
+
+
+def with_null(act: Callable[[], Any]) -> Any:
+    """Run ``act`` in a /dev with the device that each program needs."""
+    os.mknod("/dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    os.mknod("/dev/urandom", stat.S_IFCHR | 0o666, os.makedev(1, 9))
+    return act()
+
+
+def test_the_next_copy_is_evicted_instead_of_one_that_the_user_changed(tmp_path: Path) -> None:
+    def act(node: Node) -> tuple[dict[str, Any], list[str]]:
+        for number, name in enumerate("abc"):
+            node.put_folder(name, used_at=number)
+        (node.disk / "a/results").write_bytes(b"mine")
+        node.run_job(17)
+        return node.tidy(f"--root={node.disk}", "--oldest=1"), node.names()
+
+    done, names = on_node(tmp_path, act)
+    assert (done["evicted"], [used for used, _ in done["may_go"]]) == (1, [2])
+    assert names == ["a", "c"]
 
 
 def test_usage_is_reported_by_root_and_what_an_unnoticed_end_left_is_removed(

@@ -16,6 +16,7 @@ import xxhash
 
 from stager.base import paths
 from stager.base.errors import DestinationError, UsageError
+from stager.base.options import Options
 from stager.copies import verify
 from stager.copies.survey import survey
 from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays, carry_out
@@ -311,16 +312,43 @@ def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> Non
     assert node.left() == ["a", "b"]
 
 
-def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
-    copy = node.stage("a")
+def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None:
+    copy = node.stage("a", 3600)
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
+    message = (
+        "/nvme/a holds 1 file that was not staged, or was changed since: a; move it elsewhere, or "
+        "delete the whole copy: stagectl evict --force /nvme/a"
+    )
+    for dry_run in (True, False):
+        assert node.do(Action.EVICT, "a", dry_run=dry_run) == NodeResult(
+            refused=[Refused(3, message)]
+        )
+        assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(
+            stay=[Stays("/nvme/a", "holds files of yours: a")]
+        )
+    assert copy.read_bytes() == b"mine"
+    done = NodeResult([Done("/nvme/a", 0, 1, ("a",))])
+    assert node.do(Action.EVICT, "a", force=True, dry_run=True) == done
+    assert copy.read_bytes() == b"mine"
+    assert node.do(Action.EVICT, "a", force=True) == done
+    assert not copy.exists()
+
+
+def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
+    copy = node.stage("a")
+    copy.unlink()
+    copy.mkdir()
+    changed = "/nvme/a was changed after staging, so it {} not be deleted"
+    assert node.do(Action.EVICT, "a", force=True, dry_run=True) == NodeResult(
+        refused=[Refused(7, changed.format("would"))]
+    )
     message = (
         "/nvme/a was changed after staging, so it was not deleted, and slurm-stage no longer "
         "manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do not need it"
     )
-    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
-    assert copy.read_bytes() == b"mine"
+    assert node.do(Action.EVICT, "a", force=True) == NodeResult(refused=[Refused(7, message)])
+    assert copy.is_dir()
 
 
 def test_a_disk_that_fails_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,12 +400,13 @@ def _a_folder(copy: Path) -> None:
 
 DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
+REPLACE = "keep what is yours elsewhere, then stage it again with the option replace"
 FAULTS: dict[Callable[[Path], None], str] = {
-    _touched: "the copy was changed after staging; stage it again",
+    _touched: f"the copy was changed after staging; {REPLACE}",
     _damaged: f"{DAMAGED}; stage it again",
-    _replaced: f"{DAMAGED}; stage it again",
+    _replaced: f"the copy was replaced by something else; {REPLACE}",
     _gone: "the copy is gone; stage it again",
-    _linked: "the copy was replaced by something else; stage it again",
+    _linked: f"the copy was replaced by something else; {REPLACE}",
     _a_folder: f"the copy was replaced by something else; {DELETE}",
 }
 
@@ -397,14 +426,21 @@ def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     assert node.do(Action.VERIFY, "a", "b", "c") == expected
     records = {record.destination: record for record in node.cache.records()}
     damaged = [destination for destination, record in records.items() if record.is_damaged]
-    assert damaged == [] if damage is _gone else ["/nvme/b"]
+    assert damaged == (["/nvme/b"] if damage is _damaged else [])
     source = node.disk / "source"
     source.write_bytes(b"data")
-    item = StageItem(str(source), "/nvme/b", "/nvme")
-    refuses = pytest.raises(DestinationError) if DELETE in fault else nullcontext()
-    with refuses:  # what the remedy says of the next stage is so
+
+    def stage_again(*, replaces: bool) -> None:
+        item = StageItem(str(source), "/nvme/b", "/nvme", Options(replace=replaces))
         answer = survey(item, str(copies["b"]), look_at_source(str(source)), node.cache, "n1")
         assert not answer.current
+
+    # What the remedy says of the next stage is so.
+    refuses = DELETE in fault or REPLACE in fault
+    with pytest.raises(DestinationError) if refuses else nullcontext():
+        stage_again(replaces=False)
+    with pytest.raises(DestinationError) if DELETE in fault else nullcontext():
+        stage_again(replaces=True)
 
 
 def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() -> None:

@@ -263,7 +263,7 @@ def test_what_a_job_changed_in_its_part_is_restored(world: TreeWorld, what: str)
     moved = Counts(len(FILES))
     if what in ("written", "removed", "mode"):
         moved = Counts(len(FILES), 1, FILES[name])
-    item = spread_all(world)
+    item = spread_all(world, replace=what in ("written", "added"))
     assert (counts(item), item.source_bytes_read) == (moved, moved.moved_size)
     assert item.reasons == ["the copy changed"]
     assert owners_of(world) == owners

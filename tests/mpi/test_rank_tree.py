@@ -105,38 +105,60 @@ def test_the_last_node_gets_the_folder_from_the_first(world: TreeWorld) -> None:
     assert item.source_bytes_read == (TOTAL if alone else 0)
 
 
+def _compile(tree: Path) -> None:
+    (tree / "sub5/__pycache__").mkdir()
+    (tree / "sub5/__pycache__/x.pyc").write_bytes(b"compiled")
+
+
 @pytest.mark.parametrize(
-    ("damage", "moved"),
+    ("damage", "moved", "own"),
     [
-        (lambda tree: (tree / "sub5/file5").write_bytes(b"written by a job"), 5),
-        (lambda tree: (tree / "sub5/file5").unlink(), 5),
-        (lambda tree: (tree / "new").touch(), 0),
-        (lambda tree: (tree / "empty").rmdir(), 0),
-        (lambda tree: (tree / "sub5/file5").chmod(0o600), 5),
+        (lambda tree: (tree / "sub5/file5").write_bytes(b"written by a job"), 5, "sub5/file5"),
+        (lambda tree: (tree / "sub5/file5").unlink(), 5, ""),
+        (lambda tree: (tree / "new").touch(), 0, "new"),
+        (lambda tree: (tree / "empty").rmdir(), 0, ""),
+        (lambda tree: (tree / "sub5/file5").chmod(0o600), 5, ""),
+        (lambda tree: os.utime(tree / "sub5/file5", ns=(5, 5)), 5, ""),
+        (_compile, 0, ""),
     ],
-    ids=["written", "removed", "added", "folder", "mode"],
+    ids=["written", "removed", "added", "folder", "mode", "touched", "compiled"],
 )
-def test_what_a_job_changed_in_its_copy_is_restored(
-    world: TreeWorld, damage: Callable[[Path], object], moved: int
+def test_what_a_job_changed_in_its_copy_is_restored_but_its_own_files_only_if_they_may_go(
+    world: TreeWorld, damage: Callable[[Path], object], moved: int, own: str
 ) -> None:
     world.stage()
     world.on_last(lambda: damage(world.copy))
-    item = world.stage()
-    assert (item.received, item.reasons) == ([world.nodes[-1]], ["the copy changed"])
-    assert item.changed == item.received
+    last = world.nodes[-1]
+    if own:
+        assert messages(world.run()) == [f"6 {last}: {refusal(own)}"]
+        before = (world.source.parent / last / "nvme/tree" / own).read_bytes()
+        assert before in (b"", b"written by a job")
+        world.comm.Barrier()
+    item = world.stage(replace=bool(own))
+    assert (item.received, item.reasons) == ([last], ["the copy changed"])
     assert item.tree == Counts(len(FILES), int(moved > 0), moved)
+    assert item.changed == ([last] if own else [])
+    assert [(lost.node, lost.names) for lost in item.lost] == ([(last, (own,))] if own else [])
+
+
+def refusal(own: str) -> str:
+    """Why a folder with this file of the user's own is not replaced."""
+    return (
+        f"/nvme/tree holds 1 file that was not staged, or was changed since: {own}; staging would "
+        "delete it: move it elsewhere, choose another destination, or add the option replace"
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "is_told"),
+    ("change", "own"),
     [
-        (lambda tree: damage(tree / "sub5/file5"), False),
-        (lambda tree: (tree / "new").touch(), True),
+        (lambda tree: damage(tree / "sub5/file5"), ""),
+        (lambda tree: (tree / "new").touch(), "new"),
     ],
     ids=["by the disk", "by the user"],
 )
 def test_a_copy_that_was_found_damaged_is_staged_anew(
-    world: TreeWorld, change: Callable[[Path], object], is_told: bool
+    world: TreeWorld, change: Callable[[Path], object], own: str
 ) -> None:
     world.stage()
     cache = open_cache(world.node.path("/nvme"), os.getuid())
@@ -148,10 +170,12 @@ def test_a_copy_that_was_found_damaged_is_staged_anew(
         cache.save(record.as_damaged())
 
     world.on_last(mark)
-    item = world.stage()
     last = [world.nodes[-1]]
-    assert (item.received, item.changed) == (last, last if is_told else [])
-    assert item.tree == Counts(len(FILES), int(not is_told), 0 if is_told else 5)
+    if own:
+        assert messages(world.run()) == [f"6 {last[0]}: {refusal(own)}"]
+    item = world.stage(replace=bool(own))
+    assert (item.received, item.changed) == (last, last if own else [])
+    assert item.tree == Counts(len(FILES), int(not own), 0 if own else 5)
     assert world.stage().received == []
 
 
@@ -201,9 +225,15 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
     path = world.source.parent / world.nodes[-1] / "nvme/tree"
     what = f"{path} is {make} that was not staged"
     remedy = "staging would delete it: move it, delete it, or choose another destination"
+    if make == "a plain file":
+        remedy = remedy.replace("or choose another destination", "choose another destination, ")
+        remedy += "or add the option replace"
     assert messages(world.run()) == [f"6 {world.nodes[-1]}: {what}; {remedy}"]
     world.comm.Barrier()
     assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()
+    world.comm.Barrier()
+    if make == "a plain file":
+        assert world.stage(replace=True).changed == [world.nodes[-1]]
 
 
 def test_an_empty_folder_is_replaced(world: TreeWorld) -> None:

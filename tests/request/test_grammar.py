@@ -37,7 +37,7 @@ UNKNOWN_URL = (
 )
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
-    "layout"
+    "layout, replace"
 )
 QUOTES = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
 NO_NUMBER = (

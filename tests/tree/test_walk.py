@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import stat
@@ -22,7 +23,7 @@ from stager.tree import walk as module
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
-from tests.support.users import on_tmpfs
+from tests.support.users import USER, as_user, on_tmpfs, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,6 +132,22 @@ def test_many_threads_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatc
     alone = walk(str(folder))
     monkeypatch.setattr(module, "_SLOW", 0.0)
     assert walk(str(folder)) == alone
+
+
+@pytest.mark.root
+def test_a_process_that_may_start_no_threads_goes_on_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SLOW", 0.0)
+
+    def list_alone() -> int:
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        return len(walk(str(home)))
+
+    with ordinary_home() as home:
+        for number in range(100):
+            (home / f"{number}").mkdir()
+        assert as_user(USER, list_alone) == 101
 
 
 def test_a_folder_of_subfolders_in_memory_is_left_to_one_thread(

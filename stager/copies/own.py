@@ -1,0 +1,212 @@
+"""Find what of a user's own a copy holds, which a new stage or an eviction would destroy.
+
+That are files, folders and links which were not staged, and staged files whose contents changed
+since. A file with another time but the same contents loses nothing, and one whose bytes alone
+differ was damaged by the disk. What programs make again does not count: everything in
+``__pycache__``, and in subfolders with a CACHEDIR.TAG.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_left
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import PolicyRefusal, StageError
+from stager.disk.files import opened, read_back
+from stager.disk.record import is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stager.disk.cache import Cache
+    from stager.disk.record import Record
+    from stager.tree.listing import Listing
+    from stager.tree.table import Table
+
+#: How a file that marks its folder as a cache begins (https://bford.info/cachedir/).
+_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+_TAG = b"/CACHEDIR.TAG"
+#: Where Python keeps what it compiled.
+_COMPILED = b"__pycache__"
+_OPEN_TAG = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NANOSECONDS = 1_000_000_000
+
+
+class HoldsOwnError(PolicyRefusal):
+    """A copy at ``destination`` is kept, as it holds the user's own ``files``."""
+
+    def __init__(self, destination: str, files: list[str]) -> None:
+        super().__init__(
+            f"{destination} holds {own_text(files)}; move {them(files)} elsewhere, or delete the "
+            f"whole copy: stagectl evict --force {destination}"
+        )
+        self.files = files
+
+
+def them(files: list[str]) -> str:
+    """Return the pronoun for ``files``."""
+    return "it" if len(files) == 1 else "them"
+
+
+def own_text(files: list[str]) -> str:
+    """Return how many ``files`` of a user's own there are, and the first few."""
+    from stager.base.text import listed  # not needed where there are none
+
+    return f"{count_text(files)}: {listed(files)}"
+
+
+def count_text(files: list[str]) -> str:
+    """Return how many ``files`` of a user's own there are."""
+    from stager.base.text import files_text
+
+    was = "was" if len(files) == 1 else "were"
+    return f"{files_text(len(files))} that {was} not staged, or {was} changed since"
+
+
+def find_own(cache: Cache, record: Record, path: str) -> list[str]:
+    """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
+
+    What cannot be listed counts as one file, by the text of the error.
+    """
+    try:
+        there = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if not record.tree:
+        return [] if is_same_file(path, there, record) else [os.path.basename(path)]
+    from stager.tree.walk import walk  # not needed for a file
+
+    try:
+        copy = walk(path, holes=False)
+    except (OSError, StageError) as error:
+        text = error.strerror or "" if isinstance(error, OSError) else error.message
+        return [text.partition(";")[0]]
+    return own_in_listing(cache, record, path, copy)
+
+
+def is_same_file(path: str, there: os.stat_result, record: Record) -> bool:
+    """Return whether what is ``there`` has the bytes of the staged file, whatever its time."""
+    if is_ours(there, record):
+        return True
+    copy = record.copy_facts
+    alike = (there.st_size, there.st_uid) == (copy.size, copy.owner)
+    if record.tree or not alike or not stat.S_ISREG(there.st_mode):
+        return False
+    with suppress(OSError):
+        return read_back(path) == record.digest
+    return False
+
+
+def own_in_listing(cache: Cache, record: Record, path: str, copy: Listing) -> list[str]:
+    """Return what `find_own` does of a folder, by a new listing of the ``copy``."""
+    from stager.tree.table import Table, as_copy
+
+    assert record.tree is not None
+    if as_copy(copy).digest() == record.tree.copy_digest:
+        return []
+    table = Table.load(cache, record)
+    return _Search(record, path, copy, table).files()
+
+
+class _Search:
+    """Looks for a user's own files in the listing of one ``copy``.
+
+    Without the ``table`` of what was staged, all files of a copy that changed are taken for those.
+    """
+
+    def __init__(self, record: Record, path: str, copy: Listing, table: Table | None) -> None:
+        self._record = record
+        self._copy = copy
+        self._table = table
+        self._above = os.fsencode(path) + b"/"
+        #: Whether a publication was interrupted: the table is that of the next tree.
+        self._is_old = os.lstat(path).st_ino != record.copy_facts.inode
+
+    def files(self) -> list[str]:
+        """Return the files' paths, sorted; the path of an empty folder ends in a slash."""
+        from stager.tree.listing import Kind, text_of
+
+        caches: set[bytes] | None = None
+        parents: set[bytes] | None = None
+        found: list[str] = []
+        for row, before in self._candidates():
+            path, is_folder = self._copy.paths[row], self._copy.kinds[row] == Kind.FOLDER
+            if caches is None:  # only now, as there is something to look for
+                caches = self._caches()
+                parents = {one.rpartition(b"/")[0] for one in self._copy.paths}
+            assert parents is not None
+            if _lies_in(path, caches) or (is_folder and path in parents):
+                continue  # what else is in the folder is looked at itself
+            if not self._is_staged(row, before):
+                found.append(text_of(path) + "/" * is_folder)
+        return found
+
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        if self._table is None:
+            return ((row, -1) for row in range(1, len(self._copy)))
+        return self._table.unlike(self._copy)
+
+    def _caches(self) -> set[bytes]:
+        """Return the subfolders of which nothing counts."""
+        from stager.tree.listing import Kind
+
+        return {
+            path.removesuffix(_TAG) if path.endswith(_TAG) else path
+            for path, kind in zip(self._copy.paths, self._copy.kinds, strict=True)
+            if (kind == Kind.FOLDER and path.rpartition(b"/")[2] == _COMPILED)
+            or (kind == Kind.FILE and path.endswith(_TAG) and self._is_tag(path))
+        }
+
+    def _is_tag(self, path: bytes) -> bool:
+        with suppress(OSError), opened(self._above + path, _OPEN_TAG) as tag:
+            return os.read(tag, len(_SIGNATURE)) == _SIGNATURE
+        return False
+
+    def _is_staged(self, row: int, before: int) -> bool:
+        """Whether a row whose stat is not as recorded was staged all the same."""
+        from stager.tree.listing import Kind
+
+        if self._is_old and self._time(row) < (self._record.staged_at + 1) * _NANOSECONDS:
+            return True  # the stage that was interrupted has looked at it
+        if before < 0 or self._table is None:
+            return False
+        copy, staged = self._copy, self._table.source
+        if copy.kinds[row] == staged.kinds[before] == Kind.LINK:
+            return copy.targets[row] == staged.targets[before]
+        now, then = _file_of(copy, row), _file_of(staged, before)
+        if now < 0 or then < 0:
+            return False
+        if copy.sizes[now] != self._table.sizes[then]:
+            return False
+        with suppress(OSError):
+            return bytes.fromhex(read_back(self._above + copy.paths[row])) == self._table.digest(
+                then
+            )
+        return False
+
+    def _time(self, row: int) -> int:
+        """Return when the entry was made or changed, in nanoseconds since 1970."""
+        file = _file_of(self._copy, row)
+        at = row if file < 0 else file
+        return self._copy.ctimes[at] or self._copy.mtimes[at]
+
+
+def _lies_in(path: bytes, folders: set[bytes]) -> bool:
+    """Return whether ``path`` is one of these folders, or lies in one."""
+    while path:
+        if path in folders:
+            return True
+        path = path.rpartition(b"/")[0]
+    return False
+
+
+def _file_of(listing: Listing, row: int) -> int:
+    """Return the row of the file that a hard link is, or of a file itself; -1 of anything else."""
+    from stager.tree.listing import Kind
+
+    if listing.kinds[row] == Kind.HARD_LINK:
+        return bisect_left(listing.paths, listing.targets[row])
+    return row if listing.kinds[row] == Kind.FILE else -1

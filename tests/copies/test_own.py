@@ -1,0 +1,208 @@
+"""What of a copy is a user's own, and what can be made again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stager.copies.own import find_own
+from stager.disk.cache import open_cache
+from tests.support.trees import stage_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from stager.disk.record import Record
+
+SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55\n# made by a test\n"
+
+
+def _fill(folder: Path) -> None:
+    for name in ("a", "m", "sub/b", "sub/__pycache__/b.pyc", "tagged/CACHEDIR.TAG"):
+        file = folder / name
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(SIGNATURE if file.name == "CACHEDIR.TAG" else f"staged {name}")
+    (folder / "twin").hardlink_to(folder / "m")
+    (folder / "link").symlink_to("a")
+    (folder / "empty").mkdir()
+
+
+class Node:
+    """A disk with a staged folder."""
+
+    def __init__(self, disk: Path) -> None:
+        self.path = disk / "set"
+        self.cache = open_cache(str(disk), os.getuid())
+
+    def stage(self) -> Record:
+        """Stage files, a hard link, a symbolic link and an empty folder."""
+        return stage_folder(self.cache, str(self.path), fill=_fill)
+
+    def own(self, record: Record) -> list[str]:
+        return find_own(self.cache, record, str(self.path))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def _write(name: str, text: str = "mine") -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    return write
+
+
+def _edit_by_a_new_file(folder: Path) -> None:
+    (folder / "new").write_text("mine")
+    (folder / "new").rename(folder / "a")
+
+
+def _replace_by_the_same(folder: Path) -> None:
+    shutil.copy(folder / "a", folder / "new")
+    (folder / "new").rename(folder / "a")
+
+
+def _link_elsewhere(folder: Path) -> None:
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("m")
+
+
+def _link_again(folder: Path) -> None:
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("a")
+
+
+def _make_socket(folder: Path) -> None:
+    before = os.getcwd()
+    os.chdir(folder)  # the path of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("sock")
+    finally:
+        os.chdir(before)
+
+
+def _file_for_folder(folder: Path) -> None:
+    (folder / "empty").rmdir()
+    (folder / "empty").write_text("mine")
+
+
+def _folder_for_file(folder: Path) -> None:
+    (folder / "a").unlink()
+    _write("a/x")(folder)
+
+
+OWN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "a new file": (_write("sub/results"), ["sub/results"]),
+    "files in new folders": (_write("out/1/x"), ["out/1/x"]),
+    "an empty folder": (lambda folder: (folder / "out/1").mkdir(parents=True), ["out/1/"]),
+    "a link": (lambda folder: (folder / "new").symlink_to("a"), ["new"]),
+    "a link to elsewhere": (_link_elsewhere, ["link"]),
+    "a file of other length": (_write("a"), ["a"]),
+    "a file of the same length": (_write("a", "STAGED a"), ["a"]),
+    "a file edited by way of another": (_edit_by_a_new_file, ["a"]),
+    "a file with two names": (_write("m"), ["m"]),
+    "a file for a folder": (_file_for_folder, ["empty"]),
+    "a folder for a file": (_folder_for_file, ["a/x"]),
+    "a file named as compiled files' folder": (_write("__pycache__"), ["__pycache__"]),
+    "a tag without its signature": (_write("x/CACHEDIR.TAG"), ["x/CACHEDIR.TAG"]),
+    "a tag of the whole folder": (_write("CACHEDIR.TAG", SIGNATURE), ["CACHEDIR.TAG"]),
+}
+
+
+@pytest.mark.parametrize(("change", "names"), OWN.values(), ids=OWN)
+def test_what_a_user_made_is_found(
+    node: Node, change: Callable[[Path], object], names: list[str]
+) -> None:
+    record = node.stage()
+    change(node.path)
+    assert node.own(record) == names
+
+
+NOTHING: dict[str, Callable[[Path], object]] = {
+    "unchanged": lambda folder: folder,
+    "another time": lambda folder: os.utime(folder / "a", ns=(5, 5)),
+    "another time of a file with two names": lambda folder: os.utime(folder / "m", ns=(5, 5)),
+    "another mode": lambda folder: (folder / "a").chmod(0o600),
+    "removed": lambda folder: shutil.rmtree(folder / "sub"),
+    "the first of two names removed": lambda folder: (folder / "m").unlink(),
+    "the same contents": _replace_by_the_same,
+    "the same link": _link_again,
+    "compiled": _write("new/__pycache__/x/y.pyc"),
+    "compiled anew": _write("sub/__pycache__/b.pyc"),
+    "no file compiled": lambda folder: (folder / "__pycache__").mkdir(),
+    "in a folder with a tag": _write("tagged/sub/x"),
+    "a new folder with a tag": lambda folder: [
+        _write("x/CACHEDIR.TAG", SIGNATURE)(folder), _write("x/v/results")(folder)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", NOTHING.values(), ids=NOTHING)
+def test_what_can_be_made_again_is_not_a_users_own(
+    node: Node, change: Callable[[Path], object]
+) -> None:
+    record = node.stage()
+    change(node.path)
+    assert node.own(record) == []
+
+
+def test_what_the_disk_damaged_is_not_a_users_own(node: Node) -> None:
+    record = node.stage()
+    facts = (node.path / "a").stat()
+    (node.path / "a").write_text("STAGED a")
+    os.utime(node.path / "a", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert node.own(record) == node.own(record.as_damaged()) == []
+    _write("results")(node.path)
+    assert node.own(record.as_damaged()) == ["results"]
+
+
+def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
+    record = node.stage()
+    _make_socket(node.path)
+    assert node.own(record) == [f"{node.path}/sock is a socket, which cannot be staged"]
+
+
+def test_without_the_list_of_its_files_all_of_a_changed_folder_may_be_a_users_own(
+    node: Node,
+) -> None:
+    record = node.stage()
+    os.unlink(node.cache.table_path(str(node.path)))
+    assert node.own(record) == []
+    _write("__pycache__/x")(node.path)
+    files = ["a", "empty/", "link", "m", "sub/b", "twin"]
+    assert node.own(record) == files
+
+
+def test_of_a_folder_that_was_about_to_be_replaced_what_came_later_is_a_users_own(
+    node: Node,
+) -> None:
+    """The record and the table are those of a next version, which was never put in place."""
+    old = node.stage()
+    assert old.tree
+    announced = replace(
+        old,
+        copy_facts=replace(old.copy_facts, inode=1),
+        staged_at=node.path.joinpath("a").stat().st_ctime_ns // 10**9 + 1,
+        tree=replace(old.tree, before=old.copy_facts.inode, copy_digest="1" * 32),
+    )
+    (node.path / "a").rename(node.path / "of the old version alone")
+    assert node.own(announced) == []
+    _write("results")(node.path)
+    past = replace(announced, staged_at=0)
+    assert node.own(past) == ["of the old version alone", "results"]
+
+
+def test_a_copy_that_is_gone_holds_nothing(node: Node) -> None:
+    record = node.stage()
+    shutil.rmtree(node.path)
+    assert node.own(record) == []

@@ -1,0 +1,45 @@
+"""A staged folder, made without MPI."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stager.disk.files import digest_of
+from stager.disk.record import Record, TreeFacts
+from stager.tree.listing import Kind, Listing, Row, text_of
+from stager.tree.partial import PartialTree
+from stager.tree.stream import DIGEST_SIZE, place
+from stager.tree.table import Table, as_copy
+from tests.support.records import RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stager.disk.cache import Cache
+
+
+def _one_file(folder: Path) -> None:
+    (folder / "a").write_bytes(bytes(1 << 20))
+
+
+def stage_folder(
+    cache: Cache, path: str, used_at: int = 0, fill: Callable[[Path], object] = _one_file
+) -> Record:
+    """Publish the folder that ``fill`` fills at ``path``, one file of a MiB, and record it."""
+    tree = PartialTree(cache, Listing.of([Row(b"", Kind.FOLDER, 0o755)]))
+    fill(Path(tree.path))
+    tree.adopt()
+    copy = tree.copy
+    digests = bytearray(DIGEST_SIZE * len(copy))
+    for row in copy.rows(Kind.FILE):
+        file = f"{tree.path}/{text_of(copy.paths[row])}"
+        digests[place(row)] = bytes.fromhex(digest_of(file))
+    table = cache.save_table(path, Table.of(copy, copy, bytes(digests), {}).to_bytes())
+    facts = TreeFacts(copy.files, copy.allocated(), "0" * 32, as_copy(copy).digest(), table)
+    record = replace(RECORD, destination=path, copy_facts=tree.facts(), used_at=used_at, tree=facts)
+    tree.publish(path)
+    tree.close()
+    cache.save(record)
+    return record
