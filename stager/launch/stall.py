@@ -122,8 +122,8 @@ class Pulses:
             for name in dict.fromkeys([*self._expected, *self._nodes])
             if now - self._heard_at(name) > silence
         ]
-        if silent and self._may_others_be_silent(silent, now):
-            return ""
+        if silent and self._may_others_be_silent(silent, now, silence):
+            return None
         if silent and all(name in silent for name in self._nodes) and self.is_suspended():
             self._wait_on(now)
         elif silent:
@@ -132,16 +132,16 @@ class Pulses:
             return self._about_standing()
         return None
 
-    def _may_others_be_silent(self, silent: Sequence[str], now: float) -> bool:
+    def _may_others_be_silent(self, silent: Sequence[str], now: float, limit: float) -> bool:
         """Whether a node that is late, but not too late, may have failed when the silent ones did.
 
         Nodes send their pulses at different times. Who is named depends on which nodes are silent,
-        so that is waited for, but for no more than another half of the limit.
+        so that is waited for, for at most another half of the ``limit``, in seconds.
         """
-        if now - min(map(self._heard_at, silent)) > _LONGEST_SILENCE * self.limit:
+        if now - min(map(self._heard_at, silent)) > _LONGEST_SILENCE * limit:
             return False
         others = (name for name in self._nodes if name not in silent)
-        return any(now - self._heard_at(name) > _LATE * self.limit for name in others)
+        return any(now - self._heard_at(name) > _LATE * limit for name in others)
 
     def _wait_on(self, now: float) -> None:
         """Begin to wait anew for the pulses of all nodes."""

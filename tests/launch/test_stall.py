@@ -214,4 +214,4 @@ def test_a_suspended_job_is_no_stall_though_its_nodes_fall_silent_in_turn() -> N
     pulse = {"count": 1, "activity": Kind.WAIT, "doing": "waiting"}
     for at, node in enumerate(NODES, 1):
         pulses.hear({"node": node, **pulse}, at)
-    assert [pulses.verdict(at / 10) for at in range(40, 220)] == [""] * 180
+    assert [pulses.verdict(at / 10) for at in range(40, 220)] == [None] * 180
