@@ -353,3 +353,37 @@ def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
         if len(ranks) >= len(site.nodes):
             return dice.choice(ranks)
     return None
+
+
+#: Leaves another time and what can be made again, and makes what is the user's own.
+USE = f"cd {COPY}; touch lib/file9; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc"
+CHANGE = f"{USE}; echo result > a/result; echo x >> lib/file8"
+FILES = "holds 2 files that were not staged, or were changed since: a/result, lib/file8"
+
+
+def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) -> None:
+    stage(site)
+    site.run(USE, on="n3")
+    site.run(CHANGE, on="n4")
+    remedy = "elsewhere, choose another destination, or add the option replace"
+    refused = f"n4: {COPY} {FILES}; staging would delete them: move them {remedy}"
+    fails(site, 6, refused)
+    code, told = in_job(site, f"plan {SOURCE}:{COPY}")
+    assert (code, told) == ("6:0", f"stage: {refused}\n")
+    site.run("echo more > /shared/tree/lib/new")  # is sent to all, but not before
+    fails(site, 6, refused)
+    assert not (site.copy("n1", COPY) / "lib/new").exists()
+    forced = f"move them elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
+    would = f"stage: {COPY}: would be evicted on n[1-3] (3 nodes)\n"
+    kept = f"stage: n4: {COPY} {FILES}; {forced}\n"
+    assert in_job(site, f"evict --dry-run {COPY}") == ("3:0", f"{would}{kept}")
+    assert (site.copy("n4", COPY) / "a/result").read_text() == "result\n"
+    assert (site.copy("n3", COPY) / "a/__pycache__/x.pyc").exists()
+    note = (
+        f"stage: {COPY}: note: on n4, 2 files that were not staged, or were changed since, were "
+        "deleted: a/result, lib/file8; write what you want to keep elsewhere\n"
+    )
+    output = stage(site, f"{WISH},replace")
+    assert f"stage: {COPY}: 3 files, 634 B (511 files kept) from {SOURCE} to n[1-4]" in output
+    assert output.endswith(note)
+    assert output.count("note:") == 1
