@@ -344,11 +344,11 @@ def test_other_complaints_blame_no_node(launcher: Launcher, line: str) -> None:
 
 
 def test_a_node_that_does_not_answer_is_blamed(launcher: Launcher) -> None:
-    launcher.limit = 0.5
-    pulse = event("pulse", node="n1", count=1, activity=5, doing="")
+    launcher.limit = 2
+    pulse = event("pulse", node="n1", count=1, activity=5, doing="", pace=[0, 0.0, 0.0])
     script = f"{say('STARTED')}; while sleep 0.1; do {say('PULSE')}; done"
     silent = (
-        "no answer for 0.5 s: the node or its network has failed, or the staging process there is "
+        "no answer for 2 s: the node or its network has failed, or the staging process there is "
         "stopped"
     )
     assert blamed(launcher, script, PULSE=pulse) == [("n2", silent)]

@@ -31,6 +31,13 @@ def test_ranks_preload_the_library_and_srun_does_not() -> None:
     ]  # fmt: skip
 
 
+def test_srun_starts_ranks_on_some_of_the_nodes_by_name() -> None:
+    of_three = srun_argv("/usr/bin/srun", JobContext(17, "n[1-2,4]", 3), POLICY)
+    place = of_three.index("--quiet")
+    argv = [*of_three[:place], "--nodelist=n[1-2,4]", *of_three[place:]]
+    assert srun_argv("/usr/bin/srun", JOB, POLICY, nodes=["n1", "n2", "n4"]) == argv
+
+
 def test_the_site_chooses_its_srun_and_its_mpi() -> None:
     policy = Policy(roots=("/nvme",), launch=Launch(mpi="pmi2"))
     assert srun_argv("/opt/slurm/bin/srun", JobContext(4711, "login", 1), policy) == [

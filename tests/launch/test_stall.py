@@ -68,6 +68,33 @@ def test_a_node_that_falls_silent_is_named_though_others_move() -> None:
     assert stage.verdict(11.6) == f"n2: {SILENT}"
 
 
+@pytest.mark.parametrize("limit", [60, 0])
+def test_a_silent_node_may_have_less_time_than_one_that_stands_still(limit: float) -> None:
+    stage = Stage(limit=limit)
+    stage.pulses.silence = 10
+    for second in range(1, 50):
+        stage.hear(second, moves=second == 1)
+        assert stage.verdict(second) == ""
+    for second in range(50, 60):
+        stage.hear(second, "n1", "n3", moves=False)
+        assert stage.verdict(second) == ""
+    assert stage.verdict(60.5) == f"n2: {SILENT}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_nodes_own"),
+    [(Kind.READ, False), (Kind.WRITE, True), (Kind.STEP, True), (Kind.RECEIVE, False)],
+)
+def test_a_node_is_itself_at_fault_if_its_disk_stands_still(kind: Kind, is_nodes_own: bool) -> None:
+    stage = Stage()
+    for second in (1, 5, 11):
+        stage.hear(second, moves=second == 1)
+        stage.does(second, "n2", kind, "at work")
+    stall = stage.pulses.verdict(11.5)
+    assert stall
+    assert (stall.nodes, stall.is_nodes_own) == (("n2",), is_nodes_own)
+
+
 def test_a_node_that_was_never_heard_is_named() -> None:
     stage = Stage()
     stage.hear(5, "n1", "n2")

@@ -1,0 +1,35 @@
+"""How many nodes of a job may fail, from an option, stage.toml and the job's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.cli.tolerant import Tolerated, tolerated
+from stager.request.policy import Policy
+
+RULES = Policy.model_validate(
+    {"roots": ["/nvme"], "launch": {"tolerate": 1, "tolerate_limit": "25%"}}
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "most", "asked"),
+    [
+        ("2", 64, 2, "--stage-tolerate=2"),
+        ("2", 7, 1, "--stage-tolerate=2"),
+        ("10%", 39, 3, "--stage-tolerate=10%"),
+        ("0", 64, 0, "--stage-tolerate=0"),
+        ("", 64, 1, "tolerate = 1 in stage.toml"),
+        ("", 3, 0, "tolerate = 1 in stage.toml"),
+    ],
+)
+def test_the_smaller_of_what_is_asked_and_the_sites_limit_counts(
+    text: str, nodes: int, most: int, asked: str
+) -> None:
+    found = tolerated(text, "--stage-tolerate", RULES, "", nodes)
+    assert found == Tolerated(most, asked)
+
+
+def test_nodes_that_failed_before_are_read_from_the_environment() -> None:
+    found = tolerated("1", "--tolerate", RULES, "n3,n7", 64)
+    assert found == Tolerated(1, "--tolerate=1", ("n3", "n7"))
