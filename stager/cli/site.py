@@ -24,7 +24,8 @@ _SHARES = {"none": "not allowed", "group": "group", "all": "group, all"}
 #: What of stage.toml concerns users, as pydantic takes it.
 _FOR_USERS: dict[str, Any] = {
     "roots": True, "lock_timeout": True, "allow_share": True, "cache": True,
-    "shared": True, "source": {"allow", "endpoints", "insecure_registries", "limit"},
+    "shared": True, "launch": {"tolerate", "tolerate_limit"},
+    "source": {"allow", "endpoints", "insecure_registries", "limit"},
 }  # fmt: skip
 
 
@@ -72,6 +73,11 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     yield (
         "wait",
         f"up to {seconds_text(rules.lock_timeout)} for another job of yours with the same DST",
+    )
+    launch = rules.launch
+    yield (
+        "failing nodes",
+        f"{launch.tolerate} of a job's nodes, or up to {launch.tolerate_limit} by --stage-tolerate",
     )
 
 

@@ -21,6 +21,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     model_validator,
 )
@@ -175,7 +176,7 @@ Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: Bytes a second, 0 for no limit.
 Rate = Annotated[int, BeforeValidator(_rate)]
 #: How many nodes may fail.
-Tolerated = Annotated[Tolerance, BeforeValidator(Tolerance.parse)]
+Tolerated = Annotated[Tolerance, BeforeValidator(Tolerance.parse), PlainSerializer(str)]
 #: A number from 1 to 64, or 0 for "auto".
 Count = Annotated[int, BeforeValidator(_count)]
 

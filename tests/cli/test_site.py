@@ -29,6 +29,8 @@ unpacked_size = "1GiB"
 unpacked_members = 1000
 [launch]
 mpi = "pmix"
+tolerate = "1%"
+tolerate_limit = 4
 [source]
 allow = ["s3://", "docker://registry.site.org/"]
 endpoints = ["https://minio.site.org:9000"]
@@ -52,6 +54,7 @@ your limit     200.0 GiB on each disk of a node
 unpacked       up to 1.0 GiB, and 1000 members, of one archive
 share=         group
 wait           up to 1 min 30 s for another job of yours with the same DST
+failing nodes  1% of a job's nodes, or up to 4 by --stage-tolerate
 set in         stage.toml
 """
 DEFAULTS = """\
@@ -63,6 +66,7 @@ your limit     none
 unpacked       up to 1.0 TiB, and 10000000 members, of one archive
 share=         group, all
 wait           up to 30 min 0 s for another job of yours with the same DST
+failing nodes  0 of a job's nodes, or up to 50% by --stage-tolerate
 set in         stage.toml
 """
 
@@ -104,6 +108,7 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
             "insecure_registries": ["registry:5000"],
         },
         "shared": {"owner": "games", "roots": ["/nvme/shared"]},
+        "launch": {"tolerate": "1%", "tolerate_limit": "4"},
     }
 
 

@@ -125,8 +125,8 @@ def test_the_defaults_are_these() -> None:
             "mpiexec": "mpiexec",
             "agent": "ssh",
             "wait": 30,
-            "tolerate": {"number": 0, "is_percent": False},
-            "tolerate_limit": {"number": 50, "is_percent": True},
+            "tolerate": "0",
+            "tolerate_limit": "50%",
             "environment": {},
         },
         "transfer": {
@@ -184,8 +184,8 @@ def test_every_key_can_be_set(path: Path) -> None:
             "mpiexec": "/opt/mpich/bin/mpiexec",
             "agent": "ssh -p 2222",
             "wait": 120.5,
-            "tolerate": {"number": 2, "is_percent": False},
-            "tolerate_limit": {"number": 10, "is_percent": True},
+            "tolerate": "2",
+            "tolerate_limit": "10%",
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {
