@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 #: Seconds: of stall_timeout and start_timeout; within which a job must have said after a fault how
 #: its stage ended; within which it must have ended once the fault is undone; and in which the
-#: moment of a fault must come.
-STALL, BEGIN, TOLD_WITHIN, ENDED_WITHIN, MOMENT_WITHIN = 5, 20, 45, 90, 60
+#: moment of a fault must come. (A stage that has succeeded waits up to 90 s for srun to end.)
+STALL, BEGIN, TOLD_WITHIN, ENDED_WITHIN, MOMENT_WITHIN = 5, 20, 100, 90, 60
 #: Bytes of a source, and files in a folder.
 SIZE, FILES = 8 << 20, 12
 KEPT = REPOSITORY / "build" / "campaign"
@@ -76,8 +76,11 @@ NOT_STARTED = "stage: the job's own program was not started (exit code {})"
 #: What the script prints when it starts, and for each file that lifetime=job will remove.
 STARTED = "the script has started"
 CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  (.+)$", re.MULTILINE)
-#: Messages of ranks that have not found each other, so that nobody knows which of them is at fault.
-_START = re.compile("stage: MPI (did not start|started, but did not connect all nodes)")
+#: Messages that can name no node: ranks have not found each other, or srun has failed.
+_NOWHERE = re.compile(
+    "stage: (MPI (did not start|started, but did not connect all nodes)"
+    "|staging ended early: srun (ended with code|was ended by signal)) "
+)
 #: Lines of a job's output that are Slurm's, or belong to the message before them.
 _PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  ")
 MISSED = "missed"
@@ -222,7 +225,7 @@ def wrong_messages(output: str, code: int, fault: Fault, user: str) -> list[str]
         return [f"code {code} without its last line"]
     if len(told) != 1 or not told[0].startswith("stage: "):
         return [f"{len(told)} messages instead of one that begins with stage:"]
-    return [] if places(told[0]) or _START.match(told[0]) else ["a message that names no place"]
+    return [] if places(told[0]) or _NOWHERE.match(told[0]) else ["a message that names no place"]
 
 
 def messages(output: str, target: str) -> list[str]:

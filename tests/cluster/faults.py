@@ -68,6 +68,7 @@ KINDS = {
     "slurmstepd killed": _kind(_STAGING, "code 8", spares_others=True),
     "gate killed": _kind(_STAGING, _KILLED, spares_others=True),
     "helper killed": _kind(_STAGING, "code 137", spares_others=True),
+    "srun killed": _kind(_STAGING, "code 8", spares_others=True),
     "rank stopped": _kind(_STAGING, "code 8", spares_others=True),
     "rank paused": _kind((Moment.START, Moment.TRANSFER), spares_others=True),
     "link down": _kind((*_STAGING, Moment.SCRIPT), "code 8"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.cluster import USERS
 from tests.cluster.faults import Moment
-from tests.cluster.processes import is_gate, is_helper, is_rank, is_step, processes
+from tests.cluster.processes import is_gate, is_helper, is_rank, is_srun, is_step, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,14 @@ DISK_SIZE, MEMORY = "64M", 1 << 20
 PAUSE, FLAP, STUTTER = 1.5, 0.3, 0.4
 FLAPS = 4
 #: Kinds of faults that hit a process which the victim has only once its rank has begun.
-NEED_RANK = ("rank killed", "slurmstepd killed", "rank stopped", "rank paused", "memory short")
+NEED_RANK = (
+    "rank killed",
+    "slurmstepd killed",
+    "srun killed",
+    "rank stopped",
+    "rank paused",
+    "memory short",
+)
 _MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -331,6 +338,7 @@ _FAULTS: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {
     "slurmstepd killed": _killed(is_step),
     "gate killed": _killed(is_gate, on_victim=False),
     "helper killed": _killed(is_helper, on_victim=False),
+    "srun killed": _killed(is_srun, on_victim=False),
     "rank stopped": _rank_stopped,
     "rank paused": _rank_paused,
     "link down": _link_down,

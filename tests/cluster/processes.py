@@ -85,6 +85,15 @@ def processes(site: Cluster) -> list[Process]:
 
 def is_rank(process: Process) -> bool:
     """Return whether it is one of the ranks that move the bytes."""
+    return _has_to_do_with_ranks(process) and not is_srun(process)
+
+
+def is_srun(process: Process) -> bool:
+    """Return whether it is a process of the srun that starts the ranks, and that has a helper."""
+    return _has_to_do_with_ranks(process) and process.name == "srun"
+
+
+def _has_to_do_with_ranks(process: Process) -> bool:
     return "stager.rank" in process.words
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, main
-from tests.cluster.processes import is_rank, processes
+from tests.cluster.processes import is_rank, is_srun, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,7 +113,7 @@ class Site(Cluster):
 
     def leftovers(self) -> list[str]:
         """Return what outlived its job on any node: partial files, ranks, marks, users' rooms."""
-        ranks = (process for process in processes(self) if is_rank(process))
+        ranks = (each for each in processes(self) if is_rank(each) or is_srun(each))
         found = [f"{process.node}: {' '.join(process.words)}" for process in ranks]
         for node in self.nodes:
             partial = self.path(node, "/nvme").glob(".slurm-stage/*/partial/*")
