@@ -235,8 +235,8 @@ def messages(output: str, target: str) -> list[str]:
 
 
 def places(message: str) -> NodeSet | str:
-    """Return the nodes that a message begins with, or else the path that it has."""
-    found = re.search(rf"(?:^|: )(n\d|n\[[\d,-]+\]): |({SLOW}/\S+|/nvme\S*)", message)
+    """Return the nodes that a message is about, or else the path that it has."""
+    found = re.search(rf"(?:^|: |on )(n\d|n\[[\d,-]+\])[:;] |({SLOW}/\S+|/nvme\S*)", message)
     return NodeSet(found[1]) if found and found[1] else found[2] if found else ""
 
 
@@ -443,7 +443,9 @@ class Round:
     def _wrong_names(self, user: str, output: str) -> list[str]:
         """Return what is wrong with the nodes that a message names: the victim must be there."""
         named = places(messages(output, destination(user, self._fault.cargo))[0])
-        if self._fault.kind in WITH_VICTIM and isinstance(named, NodeSet):
+        # Of two nodes that do not hear each other, neither knows whose link is down.
+        is_known = not (self._fault.kind.startswith("link ") and len(self._fault.nodes) == 2)
+        if self._fault.kind in WITH_VICTIM and is_known and isinstance(named, NodeSet):
             return [] if self._fault.victim in named else [f"{named} named, not the victim"]
         return []
 
