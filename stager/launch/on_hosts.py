@@ -31,6 +31,8 @@ _FOR_SSH = ("SSH_AUTH_SOCK",)
 #: that are not for the ranks: each host has its own.
 _OF_SLURM = ("SLURM_", "_SLURM_")
 _NOT_FOR_RANKS = ("PATH", *_FOR_SSH)
+#: Has ranks say that they have begun (`rank.__main__`).
+_ON_HOSTS = "STAGE_ON_HOSTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _of_ranks(
     extra: Mapping[str, str],
 ) -> dict[str, str]:
     found = rank_environment(environment, policy, request, extra)
-    return {name: value for name, value in found.items() if not name.startswith(_OF_SLURM)}
+    kept = {name: value for name, value in found.items() if not name.startswith(_OF_SLURM)}
+    return {**kept, _ON_HOSTS: "1"}
 
 
 def _hostfile_folder() -> tempfile.TemporaryDirectory[str]:

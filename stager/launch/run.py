@@ -270,8 +270,13 @@ class _Listener:
                 self.stall = self._pulses.verdict(self._clock.seconds())
 
     def absent(self) -> list[str]:
-        """Return the nodes whose rank has not begun, if others have."""
+        """Return the nodes whose rank has not begun, if others have.
+
+        Return none if nodes are known by other names than they have, as hosts may be.
+        """
         names = self._pulses.names() if self._alive else []
+        if not self._alive.issubset(names):
+            return []
         absent = [name for name in names if name not in self._alive]
         return absent if len(absent) < len(names) else []
 

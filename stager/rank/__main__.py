@@ -14,6 +14,8 @@ from stager.rank.orphan import end_with_parent
 
 #: How the Open MPI of Debian and Ubuntu names itself.
 _DEBIAN = "package: Debian OpenMPI"
+#: The variable of ranks that were started without Slurm on several hosts (`launch.on_hosts`).
+_ON_HOSTS = "STAGE_ON_HOSTS"
 
 
 def main() -> None:
@@ -59,6 +61,8 @@ def _tell_alive() -> None:
     It is written without any import, and by mpiexec's simulated nodes not at all.
     """
     node = os.environ.get("SLURMD_NODENAME")
+    if _ON_HOSTS in os.environ:
+        node = os.uname().nodename
     if node:
         os.write(1, f'{{"event": "alive", "node": "{node}"}}\n'.encode())
 

@@ -142,8 +142,8 @@ def test_no_secret_and_nothing_of_slurm_is_in_what_mpiexec_is_given(tmp_path: Pa
         "mpiexec of Open MPI 4.1.4", (f"{tmp_path}/our-ssh", "-F", "a b")
     )  # fmt: skip
     assert sorted(given) == [
-        "AWS_SECRET_ACCESS_KEY", "HOME", "LANG", "MPI4PY_MPIABI", "STAGE_HELPER", "STAGE_PEER_KEY",
-        "STAGE_REQUEST",
+        "AWS_SECRET_ACCESS_KEY", "HOME", "LANG", "MPI4PY_MPIABI", "STAGE_HELPER", "STAGE_ON_HOSTS",
+        "STAGE_PEER_KEY", "STAGE_REQUEST",
     ]  # fmt: skip
     for secret in ("a0b1c2", "fedcba", request.key):
         assert not any(secret in word for word in found.argv)

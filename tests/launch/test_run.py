@@ -378,7 +378,7 @@ def test_nodes_whose_rank_has_not_begun_are_named(launcher: Launcher) -> None:
     )
 
 
-@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n7"]], ids=["all", "others"])
+@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n7"], ["n2", "n7"]], ids=",".join)
 def test_no_node_is_named_if_all_have_begun(launcher: Launcher, nodes: list[str]) -> None:
     alive = "".join(ALIVE % node for node in nodes)
     message = launcher.failure(f"{alive} exec sleep 60", 0.3)
