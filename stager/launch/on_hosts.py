@@ -105,7 +105,10 @@ def launch_by_flux(
     """Yield what starts one rank on each host, as `launch_by_mpiexec` does."""
     path = shutil.which("flux", path=search_path("flux"))
     if path is None:
-        raise LaunchError("flux is in none of the folders of PATH", os.uname().nodename)
+        raise LaunchError(
+            "flux is in none of the folders of PATH; add its folder, or name the nodes by --hosts",
+            os.uname().nodename,
+        )
     of_ranks = _of_ranks(policy, request, environment, extra)
     argv = flux.command(path, hosts, [name for name in of_ranks if name != "PATH"], library)
     yield Launch(argv, {**of_ranks, **hosts.variables}, "flux run", ())

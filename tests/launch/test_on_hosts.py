@@ -13,9 +13,9 @@ from stager.base.errors import LaunchError
 from stager.launch import flux, hydra, openmpi
 from stager.launch.hosts import Hosts
 from stager.launch.mpi import ABI
-from stager.launch.on_hosts import launch_by_mpiexec, others
+from stager.launch.on_hosts import launch_by_flux, launch_by_mpiexec, others
 from stager.launch.remote import Mpiexec, check_library, recognise, settle_library
-from stager.request.items import StageItem, StageRequest
+from stager.request.items import MAX_REQUEST, StageItem, StageRequest
 from stager.request.policy import Launch, Policy
 
 if TYPE_CHECKING:
@@ -174,3 +174,46 @@ def test_without_mpiexec_the_setting_is_named(name: str) -> None:
         f"{name}, which starts the ranks where Slurm does not, is not installed here; install Open "
         "MPI or MPICH, or name one in stage.toml (mpiexec in [launch])"
     )
+
+
+def test_ten_thousand_hosts_fit_into_a_request_and_an_argument_list() -> None:
+    hosts = tuple(f"node{number:05}.cluster.site.org" for number in range(10_000))
+    request = StageRequest((), len(hosts), 1800.0, hosts=hosts)
+    text = request.to_json()
+    assert len(text) <= MAX_REQUEST
+    assert StageRequest.from_json(text) == request
+    argv = openmpi.command("mpiexec", hosts, "/tmp/x/hosts", ["STAGE_REQUEST"], LIBRARY)
+    assert sum(map(len, argv)) < 1000
+    assert openmpi.hostfile(hosts).count("\n") == len(hosts)
+
+
+def test_without_flux_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    hosts = Hosts(("n1",), "FLUX_JOB_NODELIST")
+    policy, request = Policy(roots=("/nvme",)), StageRequest((), 1, 1800.0)
+    with (
+        pytest.raises(LaunchError) as caught,
+        launch_by_flux(hosts, policy, request, {}, {}, None),
+    ):
+        pass
+    assert caught.value.message == (
+        "flux is in none of the folders of PATH; add its folder, or name the nodes by --hosts"
+    )
+
+
+def test_flux_gets_its_own_variables_and_the_ranks_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flux").touch(0o755)
+    monkeypatch.setattr("stager.launch.on_hosts.search_path", lambda _: str(tmp_path))
+    hosts = Hosts(("n1", "n2"), "FLUX_JOB_NODELIST", variables={"FLUX_URI": "local:///run/flux"})
+    policy, request = Policy(roots=("/nvme",)), StageRequest((), 2, 1800.0)
+    key = {"STAGE_PEER_KEY": "fedcba"}
+    with launch_by_flux(hosts, policy, request, {}, key, None) as found:
+        pass
+    assert found.argv[0] == f"{tmp_path}/flux"
+    given = {word.removeprefix("--env=") for word in found.argv if word.startswith("--env=")}
+    assert {"-*", "STAGE_PEER_KEY", "STAGE_REQUEST"} <= given
+    assert "FLUX_URI" not in given
+    assert found.environment["FLUX_URI"] == "local:///run/flux"
+    assert (found.name, found.agent) == ("flux run", ())
