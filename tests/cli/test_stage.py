@@ -148,6 +148,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
         "dry_run": False,
         "evicted": [],
         "failed_nodes": [],
+        "slow": [],
         "code": 0,
     }
 
@@ -318,6 +319,7 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
         "dry_run": False,
         "evicted": [],
         "failed_nodes": [],
+        "slow": [],
         "code": 4,
     }
 
