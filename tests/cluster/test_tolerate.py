@@ -153,15 +153,14 @@ def test_disks_that_are_full_or_read_only_are_left_out_of_all_stages_of_the_job(
     site.run("mkdir -p /shared/set; cd /shared/set; for i in 1 2 3 4; do echo $i >$i; done")
     site.run("head -c 30M /dev/urandom >/shared/data")
     script = (
+        "#!/bin/bash\n#SBATCH --stage-tolerate=50%\n"
+        "#STAGE /shared/set /nvme/set mode=shard\n#STAGE /shared/data /nvme/data\n"
         "cut -f1,3 $STAGE_SHARDS; echo $STAGE_FAILED_NODES\n"
         f"{STAGECTL} stage --json /shared/data:/nvme/other\n"
     )
     with site.nvme("n3", "loop", "20M"), site.nvme("n4", "tmpfs"):
         site.run(["mount", "-o", "remount,ro", "/nvme"], user="root", on="n4")
-        job = site.sbatch(
-            script, "-N4", "--stage-tolerate=50%",
-            "--stage=/shared/set:/nvme/set,mode=shard;/shared/data:/nvme/data",
-        )  # fmt: skip
+        job = site.sbatch(script, "-N4")
         assert job.wait().exit_code == "0:0", job.output()
     told, *lines = job.output().splitlines()
     assert re.fullmatch(
