@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 from mpi4py import MPI
 
 from stager.base.errors import HOSTS_REMEDY, MPI_REMEDY, Failure, LaunchError, StageError
-from stager.base.hostnames import name_here
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.base.text import listed
@@ -147,9 +146,12 @@ def _node(request: StageRequest, rank: int) -> Node:
     if request.local_root:
         name = f"node{rank + 1}"
         return Node(name, f"{request.local_root}/{name}", uid)
-    if request.hosts and (name := name_here(request.hosts)):
-        return Node(name, "", uid)
-    return Node(os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "", uid)
+    name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    if request.hosts:
+        from stager.base.hostnames import name_here  # only without Slurm
+
+        name = name_here(request.hosts) or name
+    return Node(name, "", uid)
 
 
 @contextmanager

@@ -25,8 +25,9 @@ def run_rank(*, alone: bool, **environment: str) -> subprocess.CompletedProcess[
 )
 def test_root_is_refused_whatever_the_environment_claims(claim: str) -> None:
     done = run_rank(alone=False, STAGE_REQUEST=claim, SLURMD_NODENAME="n7")
-    (line,) = done.stdout.splitlines()
+    alive, line = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (3, "")
+    assert json.loads(alive) == {"event": "alive", "node": "n7"}
     assert json.loads(line)["outcome"]["failures"] == [
         {
             "code": 3,
