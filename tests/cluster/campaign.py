@@ -80,7 +80,7 @@ CHECKED = re.compile(r"^CHECK (\S+) ([0-9a-f]{64})  (.+)$", re.MULTILINE)
 #: Messages that can name no node: ranks have not found each other, or srun has failed.
 _NOWHERE = re.compile(
     "stage: (MPI (did not start|started, but did not connect all nodes)"
-    "|staging ended early: srun (ended with code|was ended by signal)) "
+    "|staging ended early: srun (ended with code|was ended by signal))[: ]"
 )
 #: Lines of a job's output that are Slurm's, or belong to the message before them.
 _PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  ")

@@ -95,6 +95,7 @@ def test_the_outcome_of_a_job(state: str, code: str, restarts: str, outcome: str
             f"{WAITING}slurmstepd: error: of Slurm\nstage: n1: lost\n  more of it\n{NOT_STARTED}",
             [],
         ),
+        (f"stage: MPI did not start: srun ended with code 1; try again\n{NOT_STARTED}", []),
         ("stage: n1: lost\n", ["code 8 without its last line"]),
         (NOT_STARTED, ["0 messages instead of one that begins with stage:"]),
         (
