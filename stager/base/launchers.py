@@ -4,3 +4,5 @@
 SLURM = "slurm"
 OTHERS = ("flux", "pbs", "lsf", "dstack", "kubernetes")
 LAUNCHERS = (SLURM, *OTHERS)
+#: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
+INTERFACES = "OMPI_MCA_btl_tcp_if_include"

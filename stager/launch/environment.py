@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal
+from stager.base.launchers import INTERFACES
 from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
-from stager.request.policy import INTERFACES
 from stager.source.location import Location, Scheme, is_endpoint, is_url
 from stager.source.settings import AUTH_FILE, ENDPOINTS
 

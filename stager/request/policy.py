@@ -28,6 +28,7 @@ from pydantic import (
 
 from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
+from stager.base.launchers import INTERFACES
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.request.tolerance import Tolerance
 from stager.root.rules import byte_size, percentage, shared_owner
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
 _REMEDY = "tell the administrator"
 _MIB = 1 << 20
-#: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
-INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 #: A name that the kernel allows for an interface; Open MPI splits its list at commas.
 _INTERFACE_NAME = re.compile(r"[^\s,/:]{1,15}")
 #: Slower connections would be cut off by some servers.
