@@ -495,13 +495,23 @@ static void set_variables(spank_t spank, const struct gate *gate)
 	set_nodes(spank, gate, ".nodes", STAGE_NODES_ENV, STAGE_NODES_FILE_ENV);
 }
 
-/* Whether the job's stage went on without this node, by the list in the task's environment. */
+/*
+ * Whether the job's stage went on without this node, by the list in the task's environment. A list
+ * that was inherited from another job names another file.
+ */
 static bool is_left_out(spank_t spank, const struct gate *gate)
 {
-	char *list = malloc(LINES_MAX + 1);
+	char *list = NULL;
 	char *rest = NULL;
+	char own[256];
+	char path[256];
 	bool found = false;
 
+	if (!path_of(own, sizeof(own), gate, ".failed") ||
+	    spank_getenv(spank, STAGE_FAILED_FILE_ENV, path, sizeof(path)) != ESPANK_SUCCESS ||
+	    strcmp(path, own) != 0)
+		return false;
+	list = malloc(LINES_MAX + 1);
 	if (list && spank_getenv(spank, STAGE_FAILED_ENV, list, LINES_MAX + 1) == ESPANK_SUCCESS)
 		for (const char *name = strtok_r(list, ",", &rest); name && !found;
 		     name = strtok_r(NULL, ",", &rest))

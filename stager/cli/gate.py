@@ -24,7 +24,6 @@ from stager.cli.progress import Progress
 from stager.cli.render import summary
 from stager.cli.script import read_head
 from stager.cli.staging import (
-    FAILED_NODES,
     JobNodes,
     build_request,
     end_step,
@@ -103,7 +102,7 @@ class _Gate:
             outcome, rules, may_go_on = self._stage()
         except StageError as error:
             self.complain(str(error))
-            self._end(error.code)
+            self._end(error.code, is_told=False)
             self._tell_failure(error, time.monotonic() - begun)
             return error.code
         print_outcome(outcome, self.say, self.complain)
@@ -111,9 +110,6 @@ class _Gate:
         lists = [path for path in outcome.shard_lists if "\n" not in path]
         if self.task_prolog and lists:
             click.echo(f"export {_SHARDS}={':'.join(lists)}")
-        if self.task_prolog and may_go_on:
-            failed = [one.node for one in outcome.failed_nodes]
-            click.echo(f"export {FAILED_NODES}={','.join(failed)}")
         self._end(outcome.code, is_told=not may_go_on)
         results = summary(replace(outcome, evicted=[]), job.fold)
         if rules and results:
@@ -124,7 +120,7 @@ class _Gate:
     def _end(self, code: int, *, is_told: bool = True) -> None:
         """Say that the program does not start if ``code`` is not 0, and end the waits of others.
 
-        ``is_told`` means that the ranks tell each node of a failure that they find.
+        ``is_told`` means that the ranks have told each node of a failure that they found.
         """
         if code:
             self.complain(f"the job's own program was not started (exit code {code})")
@@ -148,7 +144,10 @@ class _Gate:
             build_request(resolve(directives, nodes.rules), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
-        tolerance = nodes.tolerated(self.tolerate, "--stage-tolerate")
+        # Only the plugin keeps tasks from a node without the files.
+        tolerance = None
+        if not self.task_prolog:
+            tolerance = nodes.tolerated(self.tolerate, "--stage-tolerate")
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None

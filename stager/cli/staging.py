@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
 
 #: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
-FAILED_NODES = "STAGE_FAILED_NODES"
+FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -78,12 +78,12 @@ class JobNodes:
         None means that no node may, nor has failed an earlier stage of the job. Raise UsageError,
         PolicyRefusal.
         """
-        failed = os.environ.get(FAILED_NODES)
+        failed = failed_before(os.environ)
         if not text and not failed and not self.rules.launch.tolerate.number:
             return None
         from stager.cli.tolerant import tolerated
 
-        return tolerated(text, option, self.rules, failed or "", self.context.node_count)
+        return tolerated(text, option, self.rules, failed, self.context.node_count)
 
     def run(
         self, request: StageRequest, on_event: OnEvent, tolerance: Tolerated | None = None
@@ -181,6 +181,16 @@ class SimulatedNodes:
                 except OSError as error:
                     text = f"{path}: {error.strerror}; choose another --local-root"
                     raise UsageError(text) from None
+
+
+def failed_before(environment: Mapping[str, str]) -> str:
+    """Return the nodes that an earlier stage of this job went on without, joined by commas.
+
+    A list that was inherited from another job does not count: its file has another name (gate.c).
+    """
+    name = f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}.failed"
+    is_own = os.path.basename(environment.get(FAILED_NODES_FILE, "")) == name
+    return environment.get(FAILED_NODES, "") if is_own else ""
 
 
 def own_user(environment: Mapping[str, str]) -> str:

@@ -66,7 +66,8 @@ _BLAMING = tuple(
         r"slurmstepd: error:\s+mpi/pmix\w*: _errhandler: (?P<node>\S+) \[\d+\]: ",
         r"srun: error: Task launch for \S+ failed on node (?P<node>\S+): ",
         r"srun: error: Node failure on (?P<node>[^\s,\[\]]+)$",
-        r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: ",
+        # With codes 1 and 8, ranks end themselves.
+        r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: (?!Exited with exit code [18]$)",
     )
 )
 #: What a rank says of a neighbour that it has lost, and what is said here of such a node.

@@ -74,9 +74,9 @@ def main() -> None:
             pulse.find_disks()
             outcome = act(context, watch)
     except LaunchError as error:
-        _end_all(node.name, error)
+        _end_all(node.name, error, by=node.name)
     except MPI.Exception as error:
-        _end_all(node.name, interrupted(error))
+        _end_all(node.name, interrupted(error), by=node.name)
     if comm.rank == 0:
         tell("result", outcome=outcome.to_json())
     # MPI_Finalize runs after Python and waits for every slurmstepd, for ever if one was killed.
@@ -199,7 +199,7 @@ def _choose_address(context: Context) -> str:
     ranks = context.channel.allgather(offers(wanted), OFFERS)
     lacking = [name for name, one in zip(context.channel.nodes, ranks, strict=True) if not one]
     if wanted and lacking:
-        _end_all(lacking[0], missing(wanted))
+        _end_all(lacking[0], missing(wanted), by="")
     chosen = choose(ranks)
     if not chosen:
         return ""
@@ -226,9 +226,12 @@ def _end_because_of(own: str, node: str) -> None:
     os._exit(1)
 
 
-def _end_all(node: str, error: LaunchError) -> NoReturn:
-    """End the ranks of all nodes: the messages of some are not what this stage's ranks sent."""
-    tell("crashed", node=node, error=error.message, by=node)
+def _end_all(node: str, error: LaunchError, by: str) -> NoReturn:
+    """End the ranks of all nodes because of ``node``. Each tells the ``error`` itself.
+
+    ``by`` is the node that ends by itself; nothing if ``node`` is to blame (`launch.run`).
+    """
+    tell("crashed", node=node, error=error.message, by=by)
     time.sleep(_REPORT_LEAD)
     os._exit(LaunchError.code)
 
@@ -244,7 +247,7 @@ def _check_world(context: Context) -> None:
         nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
         problem = f"MPI started {started}, but the job has {nodes}"
         text = f"{problem}; {HOSTS_REMEDY if request.hosts else MPI_REMEDY}"
-        raise RefusedError([Failure(LaunchError.code, text, names[0])])
+        raise RefusedError([Failure(LaunchError.code, text, "")])
     repeated = [name for name in names if names.count(name) > 1]
     if repeated and not request.hello:
         text = (

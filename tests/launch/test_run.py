@@ -336,6 +336,8 @@ def test_the_first_node_of_which_slurm_complains_is_blamed(launcher: Launcher, l
     [
         "srun: error: n[1-2]: tasks 0-1: Killed",
         "srun: error: n9: task 1: Killed",
+        "srun: error: n2: task 1: Exited with exit code 1",
+        "srun: error: n2: task 1: Exited with exit code 8",
         "srun: error: Unable to create step for job 7: Job/step already completing",
     ],
 )
