@@ -107,9 +107,14 @@ def _is_undecided(usable: Sequence[Offer]) -> bool:
 
 
 def choose(ranks: Sequence[Sequence[Offer]]) -> list[Offer]:
-    """Return the offer of each rank in the best network that all share; none if there is none."""
+    """Return the offer of each rank in the best network that all share; none if there is none.
+
+    If two have the same address in a network, each node has it for itself, as that between a
+    virtual machine and its host: it leads to no other node.
+    """
     best = [_best_by_network(one) for one in ranks]
-    shared = set(best[0]).intersection(*best[1:])
+    common = set(best[0]).intersection(*best[1:])
+    shared = {name for name in common if len({one[name].host for one in best}) == len(best)}
     if not shared:
         return []
     chosen = max(sorted(shared), key=lambda network: min(_worth(one[network]) for one in best))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,6 +72,17 @@ def test_the_fastest_network_of_all_nodes_is_chosen(
 def test_without_a_shared_network_none_is_chosen() -> None:
     assert chosen(offered(1, "eth0"), offered(2, "ib0")) == []
     assert chosen(offered(1, "docker0", "usb0", "eth9"), offered(2, "docker0")) == []
+
+
+def test_a_network_that_each_node_has_for_itself_is_not_shared() -> None:
+    """Its address is the same on all nodes, as that of VirtualBox or of a DPU's tmfifo."""
+    own = ethernet("eth2", 400_000, "10.0.2.15/24")
+    first, second, third = (
+        offers_of([own, node(number)["eth0"]], "", lambda _: ()) for number in (1, 2, 3)
+    )
+    assert chosen(first, second, third) == ["eth0 10.0.0.1", "eth0 10.0.0.2", "eth0 10.0.0.3"]
+    assert chosen(first[:1], second[:1]) == []
+    assert chosen(first) == ["eth2 10.0.2.15"]
 
 
 def test_a_network_counts_as_its_slowest_interface() -> None:
@@ -152,24 +164,39 @@ def test_this_machine_offers_its_own_addresses() -> None:
     assert offers("no-such-if") == []
 
 
+NETWORKS = ("10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24")
 OFFER = st.builds(
     Offer,
     name=st.sampled_from(["eth0", "ib0", "hsn0"]),
     kind=st.sampled_from(Kind),
     speed=st.sampled_from([0, 1_000, 100_000]),
-    host=st.sampled_from(["10.0.0.1", "10.1.0.1", "10.2.0.1"]),
-    network=st.sampled_from(["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24"]),
+    host=st.just(""),
+    network=st.sampled_from(NETWORKS),
     is_fast=st.booleans(),
     is_named=st.booleans(),
 )
 
 
-@given(st.lists(st.lists(OFFER, max_size=4), min_size=1, max_size=5))
+@given(
+    st.lists(st.lists(OFFER, max_size=4), min_size=1, max_size=5),
+    st.sets(st.sampled_from(NETWORKS)),
+)
 def test_all_ranks_are_in_one_network_and_the_order_of_offers_does_not_count(
-    ranks: list[list[Offer]],
+    drawn: list[list[Offer]], private: set[str]
 ) -> None:
+    """In ``private`` networks, all nodes have the same address."""
+    ranks = [
+        [
+            replace(one, host=f"{one.network} {0 if one.network in private else number}")
+            for one in of_rank
+        ]
+        for number, of_rank in enumerate(drawn)
+    ]
     found = choose(ranks)
     shared = set.intersection(*({one.network for one in offers} for offers in ranks))
+    if len(ranks) > 1:
+        shared -= private
+    assert {one.network for one in found} <= shared
     if not shared:
         assert found == []
         return
