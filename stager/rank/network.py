@@ -96,14 +96,17 @@ def _is_wanted(offer: Offer, wanted: str) -> bool:
 
 
 def _is_undecided(usable: Sequence[Offer]) -> bool:
-    """Whether neither kind nor speed says which interface is the best.
+    """Whether several interfaces have the same known speed, and no kind says which is the best.
 
-    Only then other names are looked up: on a large job, the server of names has much to do.
+    Only then other names are looked up: on a large job, the server of names has much to do, and one
+    that does not answer is waited for. Virtual machines, whose speeds are not known, mostly have no
+    such names.
     """
     if any(one.is_fast for one in usable):
         return False
-    speeds = {one.name: one.speed for one in usable}
-    return list(speeds.values()).count(max(speeds.values(), default=0)) > 1
+    speeds = list({one.name: one.speed for one in usable}.values())
+    highest = max(speeds, default=0)
+    return highest > 0 and speeds.count(highest) > 1
 
 
 def choose(ranks: Sequence[Sequence[Offer]]) -> list[Offer]:

@@ -97,8 +97,8 @@ def test_a_bridge_that_the_nodes_name_leads_to_is_used() -> None:
     assert chosen(first, offered(2, "eth0", "docker0")) == ["br0 10.0.0.1", "eth0 10.0.0.2"]
 
 
-def same_speed(number: int) -> list[Interface]:
-    return [ethernet("eth0", 0, f"10.0.0.{number}/24"), ethernet("eth1", 0, f"10.1.0.{number}/24")]
+def same_speed(speed: int) -> list[Interface]:
+    return [ethernet("eth0", speed, "10.0.0.1/24"), ethernet("eth1", speed, "10.1.0.1/24")]
 
 
 def test_where_speeds_do_not_tell_the_names_do() -> None:
@@ -109,15 +109,25 @@ def test_where_speeds_do_not_tell_the_names_do() -> None:
         asked.append(end)
         return {"": ["10.0.0.1"], "-ib0": ["10.1.0.1"]}.get(end, [])
 
-    (first,) = choose([offers_of(same_speed(1), "", look_up)])
+    (first,) = choose([offers_of(same_speed(25_000), "", look_up)])
     assert (first.name, first.is_fast, asked) == ("eth1", True, ["", "-hsn0", "-ib0"])
-    (first,) = choose([offers_of(same_speed(1), "", lambda end: [] if end else ["10.0.0.1"])])
+    (first,) = choose([offers_of(same_speed(25_000), "", lambda end: [] if end else ["10.0.0.1"])])
     assert (first.name, first.is_fast, first.is_named) == ("eth0", False, True)
 
 
-@pytest.mark.parametrize("names", [("eth0",), ("eth0", "eth1"), ("eth0", "ib0"), ("docker0",)])
+@pytest.mark.parametrize(
+    "found",
+    [
+        [node(1)["eth0"]],
+        [node(1)["eth0"], node(1)["eth1"]],
+        [node(1)["eth0"], node(1)["ib0"]],
+        [node(1)["docker0"]],
+        same_speed(0),
+    ],
+    ids=["one", "two speeds", "two kinds", "none usable", "speeds not known"],
+)
 def test_other_names_are_looked_up_only_where_kind_and_speed_do_not_tell(
-    names: tuple[str, ...],
+    found: Sequence[Interface],
 ) -> None:
     asked: list[str] = []
 
@@ -125,7 +135,7 @@ def test_other_names_are_looked_up_only_where_kind_and_speed_do_not_tell(
         asked.append(end)
         return ()
 
-    offers_of([node(1)[name] for name in names], "", look_up)
+    offers_of(found, "", look_up)
     assert asked == [""]
 
 
