@@ -23,6 +23,7 @@ from stager.launch.job import fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import BinaryIO
 
     Tell = Callable[[list[str], float], None]
 
@@ -47,25 +48,41 @@ class _Refused(Exception):
 
 
 async def _ask(argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return nothing if the command ends with 0, else why not. Raise _Refused if that is final."""
+    """Return nothing if the command ends with 0, else why not. Raise _Refused if that is final.
+
+    What it says goes to memory, not to a pipe: a process that it leaves behind, as ssh does to
+    share a connection, would keep a pipe open.
+    """
     try:
-        asked = await asyncio.create_subprocess_exec(
-            *argv, env=environment, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        with open(os.memfd_create("answer"), "rb") as said:
+            code = await _exit_code(argv, environment, said)
+            said.seek(max(0, os.fstat(said.fileno()).st_size - _LONGEST))
+            text = said.read(_LONGEST).decode(errors="replace")
     except OSError as error:
         raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    return "it does not answer" if code is None else judge(code, text, by_ssh=_is_ssh(argv[0]))
+
+
+async def _exit_code(
+    argv: Sequence[str], environment: Mapping[str, str], said: BinaryIO
+) -> int | None:
+    """Return the exit code of a command whose stderr is ``said``; None if it does not end in time.
+
+    It has been killed then. Raise OSError if it cannot be started.
+    """
+    asked = await asyncio.create_subprocess_exec(
+        *argv, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL, stderr=said,
+    )  # fmt: skip
     try:
-        _, said = await asyncio.wait_for(asked.communicate(), _PATIENCE)
+        return await asyncio.wait_for(asked.wait(), _PATIENCE)
     except TimeoutError:
-        return "it does not answer"
+        return None
     finally:
         if asked.returncode is None:
             with suppress(ProcessLookupError):
                 asked.kill()
             await asked.wait()
-    text = said[-_LONGEST:].decode(errors="replace")
-    return judge(asked.returncode or 0, text, by_ssh=_is_ssh(argv[0]))
 
 
 def _is_ssh(program: str) -> bool:

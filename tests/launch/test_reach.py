@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ strange) echo 'No ED25519 host key is known' >&2; echo 'Host key verification fa
     exit 255;;
 bare) exit 1;;
 hangs) exec sleep 60;;
+shared*) sleep 5 & echo "Shared connection to $1" >&2; exit "${{1#shared}}";;
 esac
 """
     )
@@ -88,6 +90,21 @@ def test_hosts_that_never_answer_are_named_with_their_reasons(ssh: Path) -> None
         f"late: no answer within 0.6 s (Connection refused); try ssh late true, {REMEDY}",
     ]
     assert time.monotonic() - begun < 5
+
+
+def test_a_process_that_the_agent_leaves_behind_is_not_waited_for(
+    ssh: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ssh leaves one with ControlPersist, which holds what ssh writes to."""
+    begun = time.monotonic()
+    waited(ssh, ["shared0"], 4)
+    assert refused(ssh, ["shared9"], 0.6) == (
+        "shared9: no answer within 0.6 s (Shared connection to shared9); try ssh shared9 true, "
+        f"{REMEDY}"
+    )
+    assert time.monotonic() - begun < 4
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_host_that_never_will_answer_ends_the_wait(ssh: Path) -> None:
