@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError
-from stager.base.hostnames import name_here
+from stager.base.hostnames import is_loopback, name_here
 from stager.launch import flux, hydra, openmpi
 from stager.launch.commands import search_path
 from stager.launch.environment import rank_environment
@@ -49,7 +49,7 @@ class Launch:
 def others(hosts: Hosts) -> list[str]:
     """Return the hosts that are reached by ssh: all but this one."""
     own = name_here(hosts.names)
-    return [name for name in hosts.names if name != own]
+    return [name for name in hosts.names if name != own and not is_loopback(name)]
 
 
 def find_agent(hosts: Hosts, policy: Policy) -> list[str]:

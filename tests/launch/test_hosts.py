@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import UsageError
-from stager.base.hostnames import name_here
+from stager.base.hostnames import is_address, name_here
+from stager.base.interfaces import interfaces
 from stager.base.launchers import LAUNCHERS
 from stager.launch import flux, kubernetes, lsf, pbs
 from stager.launch.choose import choose
@@ -28,6 +29,8 @@ FILES = {
     "/operator": "pi-worker-0.pi.default.svc slots=1\npi-worker-1.pi.default.svc slots=1\n",
     "/empty": "# nobody\n",
 }
+#: An address that no machine has (RFC 5737).
+ELSEWHERE = "198.51.100.1"
 NAMES = (
     "names have letters, digits, '.', '-' and '_', and do not begin with '-'"
 )  # fmt: skip
@@ -186,12 +189,33 @@ def test_flux_names_the_nodes_and_how_it_is_reached() -> None:
     assert flux.find(job, read) == Hosts(("n1", "n2"), "FLUX_JOB_NODELIST", variables=variables)
 
 
-def test_this_machine_is_found_among_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "hosts", "found"),
+    [
+        ("n2.site.org", ["n1", "n2.site.org", "n2"], "n2.site.org"),
+        ("n2.site.org", ["n1", "n2", "n20"], "n2"),
+        ("n2.site.org", ["n1", "n2.site"], "n2.site"),
+        ("n2.site.org", ["n1", "n2.a"], ""),
+        ("n2", ["n1", "n2.a"], "n2.a"),
+        ("n2", ["n1", "n2.a", "n2.b"], ""),
+        ("n2", ["n1", "n2-alias"], ""),
+        ("n2", ["localhost"], "localhost"),
+        ("n2", ["127.0.0.1"], "127.0.0.1"),
+        # Each machine would take these for itself.
+        ("n2", ["localhost", "n1"], ""),
+        ("n2", [ELSEWHERE, "127.0.0.1"], ""),
+    ],
+)
+def test_this_machine_is_found_among_hosts(
+    monkeypatch: pytest.MonkeyPatch, own: str, hosts: list[str], found: str
+) -> None:
     facts = list(os.uname())
-    monkeypatch.setattr(os, "uname", lambda: os.uname_result([facts[0], "n2.site.org", *facts[2:]]))
-    assert name_here(["n1", "n2.site.org", "n2"]) == "n2.site.org"
-    assert name_here(["n1", "n2", "n20"]) == "n2"
-    assert name_here(["n1", "n2.a", "n2.b"]) == ""
-    assert name_here(["192.0.2.1", "127.0.0.1"]) == "127.0.0.1"
-    assert name_here(["n1", "localhost"]) == "localhost"
-    assert name_here(["n1", "192.0.2.1"]) == ""
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result([facts[0], own, *facts[2:]]))
+    assert name_here(hosts) == found
+
+
+def test_this_machine_is_found_by_its_addresses() -> None:
+    own = [one.partition("/")[0] for link in interfaces() for one in link.addresses]
+    own = [address for address in own if is_address(address)]
+    assert [name_here([ELSEWHERE, address]) for address in own] == own
+    assert name_here([ELSEWHERE]) == ""

@@ -159,6 +159,8 @@ def test_no_secret_and_nothing_of_slurm_is_in_what_mpiexec_is_given(tmp_path: Pa
 
 def test_this_machine_is_not_reached_by_ssh() -> None:
     assert others(Hosts(("n1", "127.0.0.1", "n2"), "--hosts")) == ["n1", "n2"]
+    assert others(Hosts(("localhost", "n1"), "--hosts")) == ["n1"]
+    assert others(Hosts((os.uname().nodename, "n1"), "--hosts")) == ["n1"]
 
 
 @pytest.mark.parametrize("name", ["none-such-mpiexec", "/none/mpiexec"])
