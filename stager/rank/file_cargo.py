@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stager.base.errors import Failure, IntegrityError, SourceError, StageError
+from stager.base.errors import (
+    DestinationError,
+    Failure,
+    IntegrityError,
+    SourceError,
+    StageError,
+)
 from stager.base.extents import rounded
 from stager.base.options import Share
 from stager.disk.files import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
+from stager.disk.record import is_ours
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.source.access import open_file
 from stager.source.posix import data_size
@@ -18,6 +27,7 @@ from stager.wire.layout import Layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stager.disk.record import Record
     from stager.rank.task import Task
     from stager.source.access import SourceReader
     from stager.wire.transfer import Transferred
@@ -97,7 +107,9 @@ class FileCargo(Cargo):
     def publish(self, digest: str) -> Published:
         if self._partial:
             task, cache = self.task, self.task.cache
-            is_new = cache.load(task.item.destination) is None
+            before = cache.load(task.item.destination)
+            check_unwritten(task, before)
+            is_new = before is None
             record = task.record(self._partial.facts(), digest)
             if is_new:  # if this process dies here, nobody takes the file for the user's own
                 cache.save(record.as_damaged())
@@ -109,6 +121,21 @@ class FileCargo(Cargo):
                 raise
             cache.save(record)
         return Published(digest)
+
+
+def check_unwritten(task: Task, before: Record | None) -> None:
+    """Raise DestinationError if the user has written to the destination since the survey.
+
+    ``before`` is the record of what was there.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        there = os.lstat(task.path)
+        is_staged = before is not None and is_ours(there, before)
+        if there.st_ctime_ns >= task.since and not is_staged and not task.item.options.replace:
+            raise DestinationError(
+                f"{task.path} was written while it was staged; staging would overwrite it: move "
+                "it, delete it, choose another destination, or add the option replace"
+            )
 
 
 def open_source(task: Task) -> SourceReader:

@@ -129,6 +129,8 @@ class StageRun:
         self._listings = Listings()
         #: By destination, the digests of this node's trees that were walked before the survey.
         self._walked: dict[str, str] = {}
+        #: When this attempt began to look at the node, in nanoseconds since 1970.
+        self._since = 0
 
     def run(self) -> list[ItemReport]:
         """Stage, and start over if a source changes or a sender's copy is damaged. Collective.
@@ -149,12 +151,14 @@ class StageRun:
         """Take all steps once. Collective."""
         self._watch.enter(Phase.SURVEY)
         self._forget_looks()
+        self._since = time.time_ns()
         items = self._settle(self._look())
         self._watch.enter(Phase.WAIT)
         with locked(self._context, self._to_lock(items), self._report_wait) as held:
             self._watch.enter(Phase.SURVEY)
             begun = time.monotonic()
             if held.waited:
+                self._since = time.time_ns()
                 items = self._look_again(items)
             planned = self._make_cargos(self._plan(items, self._survey(items)))
             self._make_room(planned, held)
@@ -299,6 +303,7 @@ class StageRun:
                 cache=one.cache,
                 node=self._context.node,
                 rank=self._rank,
+                since=self._since,
             )
             planned.append(PlannedItem(task, surveys))
         return planned

@@ -27,7 +27,8 @@ class Task:
     """One planned item. All ranks have equal tasks, except for ``cache``, ``node`` and ``rank``.
 
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
-    ``job`` is Slurm's job id, 0 outside of Slurm. ``settings`` are those of this item's transfer.
+    ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
+    is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
     """
 
     item: StageItem
@@ -40,6 +41,7 @@ class Task:
     cache: Cache
     node: Node
     rank: int
+    since: int
 
     @property
     def path(self) -> str:

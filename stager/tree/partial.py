@@ -32,6 +32,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
+from stager.tree.late import keep_late
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -257,12 +258,17 @@ class PartialTree:
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
-    def publish(self, path: str) -> None:
-        """Move the sealed tree to ``path`` in one step, and remove what was there."""
+    def publish(self, path: str, since: int | None = None) -> None:
+        """Move the sealed tree to ``path`` in one step, and remove what was there.
+
+        What was written there ``since`` then, in nanoseconds since 1970, is kept: see `tree.late`.
+        """
         above, name = os.path.split(path)
         with stage_errors(path), opened_beneath(self._root, above) as folder:
             replaced = self._put(name, folder)
             sync_folder(folder)
+        if replaced and since is not None and os.path.isdir(self.path):
+            keep_late(self.path, path, since)
         if replaced:
             remove_tree(self.path)
 

@@ -46,6 +46,7 @@ def task(cache: Cache, rank: int = 0, lifetime: Lifetime = Lifetime.CACHE) -> Ta
         cache=cache,
         node=Node("n0", "/disks/n0", os.getuid()),
         rank=rank,
+        since=0,
     )
 
 

@@ -1,0 +1,93 @@
+"""What is written into a folder while it is staged again is kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.base.errors import DestinationError
+from stager.tree.late import keep_late
+
+
+def make(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def content(folder: Path) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder that was staged, and some time later."""
+    make(tmp_path / "old", a="1", sub__b="2", gone__c="3")
+    time.sleep(0.02)  # the kernel's clock for files has ticks of up to 10 ms
+    return tmp_path / "old"
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    make(tmp_path / "new", a="1 anew", sub__b="2 anew")
+    return tmp_path / "new"
+
+
+def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
+    old: Path, new: Path
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
+    os.symlink("a", old / "link")
+    keep_late(str(old), str(new), since)
+    assert content(new) == {
+        "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
+        "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
+    }  # fmt: skip
+    assert os.readlink(new / "link") == "a"
+
+
+def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
+    old: Path, new: Path
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old / "__pycache__", x="compiled")
+    os.link(old / "sub/b", new / "taken")
+    os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
+    keep_late(str(old), str(new), since)
+    assert content(new) == {"a": "1 anew", "sub/b": "2"}
+
+
+def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, sub__result="r")
+    for folder in (old, new):
+        (folder / "sub").chmod(0o500)
+    keep_late(str(old), str(new), since)
+    assert content(new)["sub/result"] == "r"
+    assert (new / "sub").stat().st_mode & 0o777 == 0o500
+
+
+def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
+    old: Path, new: Path
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, gone__result="r")
+    (new / "gone").write_text("a file now")
+    aside = Path(f"{new}.before-staging")
+    with pytest.raises(DestinationError) as caught:
+        keep_late(str(old), str(new), since)
+    assert caught.value.message == (
+        f"{new} was staged, but files that were written into it meanwhile could not be moved over "
+        f"(File exists); they are in {aside}, with the rest of the old folder"
+    )
+    assert content(aside) == {"a": "1", "gone/c": "3", "gone/result": "r", "sub/b": "2"}
