@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 #: Where Python keeps what it compiled, and can make again.
 _COMPILED = "__pycache__"
@@ -21,15 +21,16 @@ _COMPILED = "__pycache__"
 _ASIDE = ".before-staging"
 
 
-def keep_late(old: str, new: str, since: int) -> None:
+def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
     """Move the files that were written in the folder ``old`` since then to the same places in
     ``new``; beside a file that is there already.
 
-    ``since`` is in nanoseconds since 1970. Raise DestinationError if that fails; then ``old`` is
-    beside ``new``.
+    ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
+    which it took a file over, changes that file's time. Raise DestinationError if files cannot be
+    moved; then ``old`` is beside ``new``.
     """
     try:
-        for path in list(_late(old, new, "", since)):
+        for path in list(_late(old, "", since, shared)):
             _move(f"{old}/{path}", f"{new}/{path}")
     except OSError as error:
         aside = _free_name(new)
@@ -40,11 +41,8 @@ def keep_late(old: str, new: str, since: int) -> None:
         ) from None
 
 
-def _late(old: str, new: str, folder: str, since: int) -> Iterator[str]:
-    """Yield the paths of the entries that were written since then and are not in ``new`` too.
-
-    A file that ``new`` has taken over by a hard link is in both.
-    """
+def _late(old: str, folder: str, since: int, shared: Collection[int]) -> Iterator[str]:
+    """Yield the paths of the entries that were written since then and are not ``shared``."""
     try:
         with os.scandir(f"{old}/{folder}") as found:
             entries = list(found)
@@ -55,15 +53,9 @@ def _late(old: str, new: str, folder: str, since: int) -> Iterator[str]:
         there = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(there.st_mode):
             if entry.name != _COMPILED:
-                yield from _late(old, new, f"{path}/", since)
-        elif there.st_ctime_ns >= since and there.st_ino != _inode(f"{new}/{path}"):
+                yield from _late(old, f"{path}/", since, shared)
+        elif there.st_ctime_ns >= since and there.st_ino not in shared:
             yield path
-
-
-def _inode(path: str) -> int:
-    with suppress(OSError):
-        return os.lstat(path).st_ino
-    return 0
 
 
 def _move(path: str, target: str) -> None:

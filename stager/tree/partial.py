@@ -268,7 +268,7 @@ class PartialTree:
             replaced = self._put(name, folder)
             sync_folder(folder)
         if replaced and since is not None and os.path.isdir(self.path):
-            keep_late(self.path, path, since)
+            keep_late(self.path, path, since, set(self.copy.inodes))
         if replaced:
             remove_tree(self.path)
 

@@ -303,9 +303,9 @@ def test_a_failure_around_the_exchange_is_repaired_by_the_next_stage(
         world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
     publish = PartialTree.publish
 
-    def end(self: PartialTree, path: str) -> None:
+    def end(self: PartialTree, path: str, since: int | None) -> None:
         if exchanged:
-            publish(self, path)
+            publish(self, path, since)
         raise DestinationError("the end")
 
     monkeypatch.setattr(PartialTree, "publish", end)

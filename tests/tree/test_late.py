@@ -19,6 +19,10 @@ def make(folder: Path, **files: str) -> None:
         path.write_text(text)
 
 
+def inodes(folder: Path) -> set[int]:
+    return {path.lstat().st_ino for path in folder.rglob("*")}
+
+
 def content(folder: Path) -> dict[str, str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
@@ -45,7 +49,7 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    keep_late(str(old), str(new), since)
+    keep_late(str(old), str(new), since, inodes(new))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
@@ -61,7 +65,8 @@ def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
     make(old / "__pycache__", x="compiled")
     os.link(old / "sub/b", new / "taken")
     os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
-    keep_late(str(old), str(new), since)
+    os.link(old / "sub/b", old / "twin")
+    keep_late(str(old), str(new), since, inodes(new))
     assert content(new) == {"a": "1 anew", "sub/b": "2"}
 
 
@@ -71,7 +76,7 @@ def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> No
     make(old, sub__result="r")
     for folder in (old, new):
         (folder / "sub").chmod(0o500)
-    keep_late(str(old), str(new), since)
+    keep_late(str(old), str(new), since, inodes(new))
     assert content(new)["sub/result"] == "r"
     assert (new / "sub").stat().st_mode & 0o777 == 0o500
 
@@ -85,7 +90,7 @@ def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
     (new / "gone").write_text("a file now")
     aside = Path(f"{new}.before-staging")
     with pytest.raises(DestinationError) as caught:
-        keep_late(str(old), str(new), since)
+        keep_late(str(old), str(new), since, inodes(new))
     assert caught.value.message == (
         f"{new} was staged, but files that were written into it meanwhile could not be moved over "
         f"(File exists); they are in {aside}, with the rest of the old folder"
