@@ -409,16 +409,10 @@ def free_space(path: str, space: Space) -> FreeSpace:
     return FreeSpace(free - share, free, share)
 
 
-def _is_our_tree(cache: Cache, record: Record, path: str) -> bool:
-    from stager.tree.table import is_our_tree  # not needed for a file
-
-    return is_our_tree(cache, record, path)
-
-
 def holds_own(one: Candidate, disk: str) -> bool:
     """Return whether a user's own files would be deleted with the copy."""
     path = f"{disk}{one.destination}"
-    return is_removable(one.cache, one.record, path) and bool(find_own(one.cache, one.record, path))
+    return is_removable(one.record, path) and bool(find_own(one.cache, one.record, path))
 
 
 def remove(
@@ -444,7 +438,7 @@ def remove(
             return None
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
-        if _is_on_disk(cache.root, path) and is_removable(cache, record, path):
+        if _is_on_disk(cache.root, path) and is_removable(record, path):
             files = [] if force else find_own(cache, record, path)
             if files:
                 raise HoldsOwnError(destination, files)
@@ -455,8 +449,8 @@ def remove(
         locks.release(destination)
 
 
-def is_removable(cache: Cache, record: Record, path: str) -> bool:
-    """Return whether what is at ``path`` is the copy, or what a user made of a staged file.
+def is_removable(record: Record, path: str) -> bool:
+    """Return whether what is at ``path`` is the copy, or what a user made of it.
 
     A folder that the user put there instead is not removable.
     """
@@ -464,12 +458,12 @@ def is_removable(cache: Cache, record: Record, path: str) -> bool:
         there = os.lstat(path)
     except FileNotFoundError:
         return True
-    return _may_be_removed(cache, record, path, there)
+    return _may_be_removed(record, there)
 
 
-def _may_be_removed(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
+def _may_be_removed(record: Record, there: os.stat_result) -> bool:
     if record.tree:
-        return is_ours(there, record) and _is_our_tree(cache, record, path)
+        return is_ours(there, record)
     is_file = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
     return is_file and there.st_uid == record.copy_facts.owner
 
@@ -486,7 +480,7 @@ def _is_on_disk(root: str, path: str) -> bool:
 def _remove_copy(cache: Cache, record: Record, path: str) -> None:
     above, name = os.path.split(path)
     with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
-        if _may_be_removed(cache, record, path, os.lstat(name, dir_fd=folder)):
+        if _may_be_removed(record, os.lstat(name, dir_fd=folder)):
             if record.tree:
                 cache.discard(name, folder)
             else:

@@ -27,7 +27,7 @@ from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.disk.permissions import is_too_open, unpacked_mode
 from stager.disk.record import is_ours
 from stager.tree.listing import Kind, text_of
-from stager.tree.table import Table, as_copy, is_our_tree
+from stager.tree.table import Table, as_copy
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _check_loss(
     Raise DestinationError if a new tree would replace what nobody staged, or hide what was staged
     separately.
     """
-    is_own = bool(there and not is_replaceable(path, there, cache, record))
+    is_own = bool(there and not is_replaceable(path, there, record))
     if there and is_own:
         is_file = stat.S_ISREG(there.st_mode)
         if not (is_file and item.options.replace):
@@ -134,18 +134,16 @@ def _own_files(
     return find_own(cache, record, path)
 
 
-def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
+def is_replaceable(path: str, there: os.stat_result, record: Record | None) -> bool:
     """Return whether what is ``there`` was staged, or is an empty folder.
 
-    A staged folder may hold files of the user's own all the same.
+    A staged folder may hold files of the user's own all the same, even nothing else.
     """
     if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
         return True
     if record and not record.tree:
         return is_same_file(path, there, record)
-    if record is None or not is_ours(there, record):
-        return False
-    return is_our_tree(cache, record, path)
+    return record is not None and is_ours(there, record)
 
 
 def judge_tree(

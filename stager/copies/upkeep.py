@@ -326,7 +326,7 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache.root, path, record)
-        if self._command.dry_run and not evict.is_removable(cache, record, path):
+        if self._command.dry_run and not evict.is_removable(record, path):
             raise IntegrityError(
                 f"{destination} was changed after staging, so it would not be deleted"
             )
@@ -403,7 +403,7 @@ class _Run:
         """
         path, force = f"{self._disk}{record.destination}", self._command.force
         # What is not the copy is kept in any case.
-        is_copy = evict.is_removable(cache, record, path)
+        is_copy = evict.is_removable(record, path)
         files = find_own(cache, record, path) if is_copy else []
         if files and not force:
             raise HoldsOwnError(record.destination, files)

@@ -70,7 +70,7 @@ def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Reco
     if there.st_uid != cache.uid:
         return False
     if record.tree:
-        return is_replaceable(path, there, cache, record)
+        return is_replaceable(path, there, record)
     return stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
 
 

@@ -138,8 +138,8 @@ class Record:
 def is_ours(there: os.stat_result, record: Record) -> bool:
     """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
 
-    A filesystem may give the inode number of a deleted file to a new one at once. So for the
-    folder of a tree this is only a first check; `tree.table.is_our_tree` looks at its contents.
+    Of the folder of a tree only the folder itself is looked at. A filesystem may give the inode
+    number of a deleted folder to a new one at once, so look at its contents with `own.find_own`.
     """
     copy = record.copy_facts
     if record.tree:

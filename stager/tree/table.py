@@ -5,7 +5,6 @@ The table of a tree is a file beside the tree's record, which has the table's di
 
 from __future__ import annotations
 
-import os
 import sys
 from array import array
 from contextlib import suppress
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import xxhash
 
-from stager.base.errors import StageError
 from stager.tree.listing import Kind, Listing, pack, unpack
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,24 +89,6 @@ class Table:
         original = self.originals.get(row)
         return self.digest(row) if original is None else xxhash.xxh3_128_digest(original)
 
-    def is_at(self, folder: str) -> bool:
-        """Whether ``folder`` is the staged tree: whether one of its files is there unchanged.
-
-        A tree without files is there if the folder has the same paths and no others.
-        """
-        if not self.source.files:
-            with suppress(OSError, StageError):
-                return walk(folder, holes=False).paths == self.source.paths
-            return False
-        above = os.fsencode(folder) + b"/"
-        for row in self.source.rows(Kind.FILE):
-            with suppress(OSError):
-                there = os.lstat(above + self.source.paths[row])
-                now = there.st_ino, there.st_size, there.st_mtime_ns
-                if now == (self.inodes[row], self.sizes[row], self.mtimes[row]):
-                    return True
-        return False
-
     def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
         """Yield the rows of a new listing of the ``source`` whose files the copy has already.
 
@@ -174,21 +153,6 @@ class Table:
             for row, before in _common(source, self.source)
         )
         return self.source.files - still
-
-
-def is_our_tree(cache: Cache, record: Record, path: str) -> bool:
-    """Whether the folder at ``path`` is the published tree; its inode is one in the ``record``.
-
-    The inode alone does not tell: after the tree was removed, a folder that the user made may have
-    got the same number.
-    """
-    there = os.lstat(path)
-    if record.tree and there.st_ino == record.tree.before:
-        return True
-    table = Table.load(cache, record)
-    if table is None:
-        return there.st_mtime_ns == record.copy_facts.mtime_ns
-    return table.is_at(path)
 
 
 def as_copy(listing: Listing) -> Listing:

@@ -331,6 +331,33 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node, *, force: bool) -> 
     assert list(node.cache.records()) == []
 
 
+def test_a_staged_folder_of_which_every_file_was_changed_is_kept_unless_forced(node: Node) -> None:
+    folder = node.disk / "set"
+    record = stage_folder(node.cache, str(folder))
+    _edit(folder / "a")
+    room = room_on(node, 1, bytes_taken(node))
+    with pytest.raises(SpaceError, match=r"/set \(holds files of yours\); "):
+        room.plan()
+    with pytest.raises(HoldsOwnError) as caught:
+        node.remove("set")
+    assert caught.value.files == ["a"]
+    assert list(node.cache.records()) == [record]
+    assert (folder / "a").read_bytes().startswith(b"mine")
+    assert node.remove("set", force=True) == record
+    assert not folder.exists()
+    assert list(node.cache.records()) == []
+
+
+def test_another_folder_in_the_place_of_a_staged_one_is_kept(node: Node) -> None:
+    folder = node.disk / "set"
+    record = stage_folder(node.cache, str(folder))
+    folder.rename(node.disk / "moved")
+    folder.mkdir()
+    assert node.remove("set", force=True) == record
+    assert folder.is_dir()
+    assert list(node.cache.records()) == []
+
+
 def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
     os.rmdir(f"{node.cache.folder}/records")
     assert find_candidates(node.cache, "") == []

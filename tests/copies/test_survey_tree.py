@@ -19,6 +19,7 @@ from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
 from stager.source.facts import Source
 from tests.support.records import RECORD
+from tests.support.trees import stage_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,3 +131,20 @@ def test_a_folder_does_not_replace_what_nobody_staged(
     replacing = having(COPIED, replace=True)
     with pytest.raises(DestinationError) if is_folder else nullcontext():
         assert survey_tree(replacing, str(copy), FOLDER, cache, "n1", {}).changed
+
+
+def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
+    tmp_path: Path,
+) -> None:
+    cache = open_cache(str(tmp_path), os.getuid())
+    copy = tmp_path / "set"
+    record = stage_folder(cache, str(copy))
+    (copy / "a").write_bytes(b"mine")
+    item = replace(COPIED, source=record.source, destination=str(copy), root=str(tmp_path))
+    with pytest.raises(DestinationError) as caught:
+        survey_tree(item, str(copy), FOLDER, cache, "n1", {})
+    assert str(caught.value) == (
+        f"{copy} holds 1 file that was not staged, or was changed since: a; staging would delete "
+        "it: move it elsewhere, choose another destination, or add the option replace"
+    )
+    assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed

@@ -107,24 +107,6 @@ def test_a_new_file_is_not_kept_and_a_removed_one_is_counted(mirror: Mirror) -> 
     assert mirror.table.gone(walk(str(mirror.source))) == 1
 
 
-def test_a_tree_is_recognized_as_long_as_one_of_its_files_is_there(mirror: Mirror) -> None:
-    for name in NAMES:
-        assert mirror.table.is_at(str(mirror.copy))
-        (mirror.copy / name).unlink()
-    assert not mirror.table.is_at(str(mirror.copy))
-
-
-def test_a_tree_without_files_is_recognized_as_long_as_nothing_else_is_in_it(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "sub").mkdir()
-    listing = walk(str(tmp_path))
-    table = Table.of(listing, listing, bytes(len(listing) * DIGEST_SIZE), {})
-    assert table.is_at(str(tmp_path))
-    (tmp_path / "sub/result").touch()
-    assert not table.is_at(str(tmp_path))
-
-
 def copy_digest(mirror: Mirror) -> str:
     return as_copy(walk(str(mirror.copy))).digest()
 
