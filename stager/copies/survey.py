@@ -120,26 +120,20 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     ):
         reason = Reason.UNREADABLE_RECORD
     if reason or record is None:
-        is_own = bool(reason and there and _is_own(path, there, source.facts, record, reason))
+        is_own = bool(there and _is_own(path, there, source.facts, record))
         if there and is_own and not item.options.replace:
-            raise _would_overwrite(path, there, record)
+            raise _would_overwrite(path, there, record, reason)
         return Survey(node, reason, "", changed=is_own)
     return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
 
 
-def _is_own(
-    path: str,
-    there: os.stat_result,
-    source: SourceFacts,
-    record: Record | None,
-    reason: Reason,
-) -> bool:
+def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Record | None) -> bool:
     """Return whether what is ``there``, which is not current, is a user's own.
 
     It is not if it has the bytes that were staged, or is like the source, or if its bytes alone
     differ: then the disk has damaged it, as who writes to a file changes its time.
     """
-    if reason is Reason.UNREADABLE_RECORD or _is_alike(there, source):
+    if _is_alike(there, source):
         return False
     if record is None:
         return True
@@ -148,9 +142,13 @@ def _is_own(
     return not is_same_file(path, there, record)
 
 
-def _would_overwrite(path: str, there: os.stat_result, record: Record | None) -> DestinationError:
+def _would_overwrite(
+    path: str, there: os.stat_result, record: Record | None, reason: Reason | None
+) -> DestinationError:
     kind = kind_of(there.st_mode)
-    if record and stat.S_ISREG(there.st_mode) and not record.tree:
+    if reason is Reason.UNREADABLE_RECORD:
+        kind = f"{kind}, and its record cannot be read, so it may be yours"
+    elif record and stat.S_ISREG(there.st_mode) and not record.tree:
         kind = f"{kind}, changed since it was staged"
     else:
         kind = f"{kind} that was not staged"

@@ -581,6 +581,16 @@ def test_a_record_that_cannot_be_read_is_a_reason(node: Node) -> None:
     node.stage()
     Path(node.cache.record_path(str(node.copy))).write_text("{}")
     assert node.survey() == needed(Reason.UNREADABLE_RECORD)
+    node.copy.write_bytes(b"mine")
+    message = (
+        f"{node.copy} is a plain file, and its record cannot be read, so it may be yours; staging "
+        "would overwrite it: move it, delete it, choose another destination, or add the option "
+        "replace"
+    )
+    with pytest.raises(DestinationError) as caught:
+        node.survey()
+    assert str(caught.value) == message
+    assert node.survey(replaces=True) == replace(needed(Reason.UNREADABLE_RECORD), changed=True)
 
 
 def test_a_copy_that_is_being_replaced_is_waited_for(node: Node) -> None:
