@@ -39,9 +39,11 @@ class HoldsOwnError(PolicyRefusal):
     """A copy at ``destination`` is kept, as it holds the user's own ``files``."""
 
     def __init__(self, destination: str, files: list[str]) -> None:
+        from shlex import quote  # not needed where there are none
+
         super().__init__(
             f"{destination} holds {own_text(files)}; move {them(files)} elsewhere, or delete the "
-            f"whole copy: stagectl evict --force {destination}"
+            f"whole copy: stagectl evict --force {quote(destination)}"
         )
         self.files = files
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError, StageError
@@ -86,7 +87,7 @@ def _check_loss(
         if other.destination.startswith(f"{item.destination}/"):
             raise DestinationError(
                 f"{other.destination} was staged separately and lies in {path}; remove that copy "
-                f"first: stagectl evict {other.destination}"
+                f"first: stagectl evict {quote(other.destination)}"
             )
     return is_own
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.copies.own import find_own
+from stager.copies.own import HoldsOwnError, find_own
 from stager.disk.cache import open_cache
 from tests.support.trees import stage_folder
 
@@ -206,3 +206,10 @@ def test_a_copy_that_is_gone_holds_nothing(node: Node) -> None:
     record = node.stage()
     shutil.rmtree(node.path)
     assert node.own(record) == []
+
+
+def test_the_command_that_deletes_a_copy_can_be_pasted_into_a_shell() -> None:
+    assert str(HoldsOwnError("/nvme/my set;x", ["a"])) == (
+        "/nvme/my set;x holds 1 file that was not staged, or was changed since: a; move it "
+        "elsewhere, or delete the whole copy: stagectl evict --force '/nvme/my set;x'"
+    )

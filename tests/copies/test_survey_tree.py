@@ -148,3 +148,15 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
         "it: move it elsewhere, choose another destination, or add the option replace"
     )
     assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed
+
+
+def test_the_command_that_removes_a_copy_within_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    cache = open_cache(str(tmp_path), os.getuid())
+    cache.save(replace(RECORD, destination=f"{tmp_path}/set/a b"))
+    item = replace(COPIED, destination=f"{tmp_path}/set", root=str(tmp_path))
+    with pytest.raises(DestinationError) as caught:
+        survey_tree(item, item.destination, FOLDER, cache, "n1", {})
+    assert str(caught.value) == (
+        f"{tmp_path}/set/a b was staged separately and lies in {tmp_path}/set; remove that copy "
+        f"first: stagectl evict '{tmp_path}/set/a b'"
+    )
