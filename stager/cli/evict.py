@@ -53,8 +53,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 @node_options
 @json_option
 def evict(
-    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, force: bool, user: str,
-    where: NodeOptions, as_json: bool,
+    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, force: bool,
+    user: str | None, where: NodeOptions, as_json: bool,
 ) -> int:  # fmt: skip
     """Delete your copies from the disks of the nodes.
 

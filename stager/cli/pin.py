@@ -33,7 +33,9 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
 @user_option
 @node_options
 @json_option
-def unpin(destinations: tuple[str, ...], user: str, where: NodeOptions, as_json: bool) -> int:
+def unpin(
+    destinations: tuple[str, ...], user: str | None, where: NodeOptions, as_json: bool
+) -> int:
     """Allow your copies at DST to be evicted again.
 
     They are kept until their space is needed.

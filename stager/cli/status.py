@@ -70,7 +70,9 @@ _NOT_CURRENT = re.compile("stale|changed|gone|missing")
 @user_option
 @node_options
 @json_option
-def status(by: str, period: float | None, user: str, where: NodeOptions, as_json: bool) -> int:
+def status(
+    by: str, period: float | None, user: str | None, where: NodeOptions, as_json: bool
+) -> int:
     """Show what is staged for you, and how much space is free.
 
     Drained nodes are queried and marked. A node that does not answer within 4 s is reported. On a

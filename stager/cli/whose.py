@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 user_option: Callable[[Any], Any] = click.option(
     "--user",
     metavar="NAME",
-    default="",
     help="For root: use the copies of this user (a name or a uid) instead of your own.",
 )
 
 
-def whose(name: str) -> int | None:
+def whose(name: str | None) -> int | None:
     """Return the uid that ``--user`` means, None for this user.
 
     Raise UsageError if there is no such user, PolicyRefusal if this user may not ask.
     """
-    if not name:
+    if name is None:
         return None
+    if not name:
+        raise UsageError("--user is empty; name a user, or leave the option out")
     uid = _uid(name)
     check_may_ask(uid)
     return None if uid == os.getuid() else uid

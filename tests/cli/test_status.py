@@ -50,6 +50,9 @@ def test_status_of_a_user_who_is_not_there_or_has_nothing(staged: tuple[Desk, Ra
         2, "", "stage: --user nobody-here: this machine has no such user; of a user without an "
         "account, write the number (uid)\n",
     )  # fmt: skip
+    empty = Ran(2, "", "stage: --user is empty; name a user, or leave the option out\n")
+    for command in (("status",), ("evict", "/nvme/a"), ("unpin", "/nvme/a")):
+        assert desk.simulated(*command, "--user", "") == empty
     own = desk.simulated("status", "--user", str(os.getuid()))
     assert own == desk.simulated("status")
     if os.getuid() == 0:
