@@ -456,7 +456,7 @@ def is_removable(record: Record, path: str) -> bool:
     """
     try:
         there = os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return True
     return _may_be_removed(record, there)
 
@@ -479,8 +479,11 @@ def _is_on_disk(root: str, path: str) -> bool:
 
 def _remove_copy(cache: Cache, record: Record, path: str) -> None:
     above, name = os.path.split(path)
-    with suppress(FileNotFoundError), opened_beneath(cache.root, above) as folder:
-        if _may_be_removed(record, os.lstat(name, dir_fd=folder)):
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(path)  # a file where a folder above was: the copy is gone
+        with opened_beneath(cache.root, above) as folder:
+            if not _may_be_removed(record, os.lstat(name, dir_fd=folder)):
+                return
             if record.tree:
                 cache.discard(name, folder)
             else:

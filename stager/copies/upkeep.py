@@ -383,17 +383,22 @@ class _Run:
         return [one for one in chosen if evict.holds_own(one, self._disk)]
 
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
+        """Evict those that may go; one that fails does not stop the others."""
         for one in sorted(candidates, key=lambda one: one.destination):
-            why: str = one.held or evict.Held.IN_USE
-            files = None
-            try:
-                files = self._remove(one.cache, one.record) if one.may_go else None
-            except HoldsOwnError as error:
-                why = f"{evict.Held.OWN}: {listed(error.files)}"
-            if files is not None:
-                self._note(one.destination, one.size, files)
-            else:
-                self.result.stay.append(Stays(one.destination, str(why)))
+            with self.refusing(one.destination):
+                self._evict_or_keep(one)
+
+    def _evict_or_keep(self, one: Candidate) -> None:
+        why: str = one.held or evict.Held.IN_USE
+        files = None
+        try:
+            files = self._remove(one.cache, one.record) if one.may_go else None
+        except HoldsOwnError as error:
+            why = f"{evict.Held.OWN}: {listed(error.files)}"
+        if files is not None:
+            self._note(one.destination, one.size, files)
+        else:
+            self.result.stay.append(Stays(one.destination, str(why)))
 
     def _remove(self, cache: Cache, record: Record, job: int = 0) -> list[str] | None:
         """Remove a copy, unless this is a dry run. Return the user's own files that go with it.

@@ -370,6 +370,17 @@ def test_a_record_whose_copy_is_gone_is_removed(node: Node) -> None:
     assert list(node.cache.records()) == []
 
 
+def test_a_record_whose_copy_lay_in_what_is_now_a_file_is_removed(node: Node) -> None:
+    (node.disk / "sub").mkdir()
+    record = node.put("sub/a", 10)
+    (node.disk / "sub/a").unlink()
+    (node.disk / "sub").rmdir()
+    (node.disk / "sub").write_bytes(b"mine")
+    assert node.remove("sub/a") == record
+    assert list(node.cache.records()) == []
+    assert (node.disk / "sub").read_bytes() == b"mine"
+
+
 def test_a_pinned_copy_is_kept(node: Node) -> None:
     node.put("a", 10, pinned=True)
     assert node.remove("a") is None

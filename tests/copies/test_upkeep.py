@@ -283,6 +283,25 @@ def test_copies_that_were_not_used_for_long_are_evicted(node: Node) -> None:
     assert node.left() == ["b"]
 
 
+def test_a_copy_that_cannot_be_evicted_does_not_stop_the_others(node: Node) -> None:
+    """A user replaced the folder above it by a link."""
+    (node.disk / "nvme/b").mkdir()
+    node.stage("b/copy", 3600)
+    (node.disk / "nvme/b").rename(node.disk / "elsewhere")
+    (node.disk / "nvme/b").symlink_to(node.disk / "elsewhere")
+    node.stage("a", 3600)
+    node.stage("c", 3600)
+    result = node.do(Action.EVICT, older=60)
+    assert [one.destination for one in result.done] == ["/nvme/a", "/nvme/c"]
+    [one] = result.refused
+    assert (one.code, result.stay) == (6, [])
+    assert one.message == (
+        f"{node.disk}/nvme/b is a symbolic link, not a folder; a folder is needed there: remove "
+        "it, or choose another destination"
+    )
+    assert (node.disk / "elsewhere/copy").exists()
+
+
 def free(node: Node) -> int:
     room = os.statvfs(node.disk)
     return room.f_bavail * room.f_frsize
