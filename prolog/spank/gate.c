@@ -421,7 +421,7 @@ static int wait_for_status(const struct gate *gate)
 		}
 		(void)nanosleep(&pause, NULL); /* a signal may cut it short */
 	}
-	return STAGE_LAUNCH;
+	return STAGE_CANCELLED;
 }
 
 /* Waits until the stage has ended and returns its code. */

@@ -31,6 +31,11 @@
 
 /* Exit codes for what the plugin itself refuses; stager has the same. */
 enum { STAGE_USAGE = 2, STAGE_POLICY = 3, STAGE_LAUNCH = 8 };
+/*
+ * The code of a task whose wait was ended. It is the smallest, as srun ends with the largest of its
+ * tasks, and the first one has the reason's.
+ */
+enum { STAGE_CANCELLED = 1 };
 
 /*
  * Bytes of the longest list of directives from --stage options. It travels in environment strings,

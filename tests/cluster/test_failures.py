@@ -402,6 +402,25 @@ def test_srun_ends_soon_when_the_launch_fails(site: Site) -> None:
     assert not site.shared("started").exists()
 
 
+def test_srun_ends_soon_when_the_first_node_has_another_stage_toml(site: Site) -> None:
+    """The waiting tasks on other nodes are ended, and srun has the code of the first."""
+    wrong = site.shared("stage.toml")
+    wrong.write_text(f"{POLICY}root = 1\n")
+    config = "/etc/slurm/stage.toml"
+    site.run(["mount", "--bind", "/shared/stage.toml", config], user="root", on="n1")
+    begun = time.monotonic()
+    try:
+        with pytest.raises(CommandFailed) as failed:
+            site.run(["srun", "-N4", "-n8", WISH, "touch", "/shared/started"])
+    finally:
+        site.run(["umount", config], user="root", on="n1")
+    assert failed.value.code == 3
+    told = f"stage: {config}: root: unknown key; did you mean 'roots'? tell the administrator\n"
+    assert told in failed.value.stderr
+    assert time.monotonic() - begun < 60
+    assert not site.shared("started").exists()
+
+
 def test_stage_outside_of_a_job_is_refused(site: Site) -> None:
     with pytest.raises(CommandFailed) as refused:
         site.run([STAGECTL, "stage", f"{DATA}:/nvme/data"])
@@ -503,7 +522,7 @@ def test_a_world_of_the_wrong_size_is_named_with_the_remedy(site: Site) -> None:
     wrapper.chmod(0o755)
     with site.policy(POLICY + '[launch]\nsrun = "/shared/srun-of-one"\n'):
         message = (
-            "n1: MPI started 1 process, but the job has 4 nodes; try again, and if it fails again "
+            "MPI started 1 process, but the job has 4 nodes; try again, and if it fails again "
             "tell the administrator (mpi in the [launch] section of stage.toml may not fit this "
             "MPI library; srun --mpi=list names Slurm's plugins, Open MPI needs pmix)"
         )
