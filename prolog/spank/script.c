@@ -30,21 +30,6 @@ static enum kind kind_of_line(const char *line, size_t length)
 	return at < length && line[at] != '#' ? KIND_COMMAND : KIND_COMMENT;
 }
 
-/* The first kind in `text` that is not a comment. For Python, '\r' alone ends a line too. */
-static enum kind kind_of_lines(const char *text, size_t length)
-{
-	const char *end = text + length;
-	enum kind kind = KIND_COMMENT;
-
-	while (kind == KIND_COMMENT && text < end) {
-		const char *stop = memchr(text, '\r', (size_t)(end - text));
-
-		kind = kind_of_line(text, (size_t)((stop ? stop : end) - text));
-		text = stop ? stop + 1 : end;
-	}
-	return kind;
-}
-
 /* Whether the script may have #STAGE lines. If it cannot be read to its end, it may. */
 bool stage_script_may_stage(const char *path)
 {
@@ -58,7 +43,7 @@ bool stage_script_may_stage(const char *path)
 	if (!script)
 		return false; /* the user cannot read the script, so it will not run either */
 	while (kind == KIND_COMMENT && (length = getline(&line, &size, script)) >= 0)
-		kind = kind_of_lines(line, (size_t)length);
+		kind = kind_of_line(line, (size_t)length);
 	found = kind == KIND_STAGE || (length < 0 && !feof(script));
 	free(line);
 	(void)fclose(script); /* nothing was written */

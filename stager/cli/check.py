@@ -66,7 +66,7 @@ def check(
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
     from stager.request import policy  # neither the help nor completion needs pydantic
 
-    found = _Findings()
+    found = _Findings(tolerate)
     for value in values:
         found.read_value(value)
     for script in scripts:
@@ -74,7 +74,7 @@ def check(
         _warn_of_lines(script, lines)
         found.read_script(script, lines)
     rules = policy.load_if_present(config)
-    found.read_tolerance(tolerate, (rules or policy.LOCAL).launch)
+    found.read_tolerances((rules or policy.LOCAL).launch)
     items = found.resolve(rules or policy.LOCAL)
     if found.faults:
         return found.complain()
@@ -99,11 +99,13 @@ class _Findings:
     The place of what is on the command line is empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tolerate: str) -> None:
         #: The values of --stage.
         self.values: list[str] = []
         self.faults: list[tuple[str, StageError]] = []
         self._directives: list[tuple[str, Directive]] = []
+        #: The values of --stage-tolerate.
+        self._tolerances = [("", tolerate)]
         #: All places, in order.
         self._places = [""]
 
@@ -123,18 +125,21 @@ class _Findings:
             try:
                 self._directives += [(place, one) for one in parse_script([line])]
                 values = sbatch_values([line])
+                tolerances = sbatch_values([line], "--stage-tolerate")
             except UsageError as error:
                 self.faults.append((place, error))
                 continue
             for value in values:
                 self.read_value(value, place)
+            self._tolerances += [(place, value) for value in tolerances]
 
-    def read_tolerance(self, text: str, rules: Launch) -> None:
-        """Look at the value of --stage-tolerate, if there is one."""
-        try:
-            asked_tolerance(text, "--stage-tolerate", rules.tolerate, rules.tolerate_limit)
-        except StageError as error:
-            self.faults.append(("", error))
+    def read_tolerances(self, rules: Launch) -> None:
+        """Look at the values of --stage-tolerate."""
+        for place, text in self._tolerances:
+            try:
+                asked_tolerance(text, "--stage-tolerate", rules.tolerate, rules.tolerate_limit)
+            except StageError as error:
+                self.faults.append((place, error))
 
     def resolve(self, rules: Policy) -> tuple[StageItem, ...]:
         """Return the items that the directives ask for; add those that are refused to `faults`."""
@@ -165,7 +170,9 @@ def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     for number, problem in refused_by_sbatch(lines):
         yield number, f"sbatch refuses this script: {problem}"
     for number, form, line in likely_mistakes(lines):
-        yield number, f"this is only a comment; to stage, write '{form}': {line}"
+        is_option = line.startswith("#SBATCH")
+        what = "this option is misspelled" if is_option else "this is only a comment"
+        yield number, f"{what}; to stage, write '{form}': {line}"
     for number, word in cut_values(lines):
         yield number, f"a blank ends the value of --stage before '{word}'; put the value in quotes"
     for number, line in ignored_lines(lines):

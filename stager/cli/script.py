@@ -27,8 +27,8 @@ def read_script(path: str) -> list[str]:
 def _read(path: str, lines_of: Callable[[Iterable[str]], Iterable[str]]) -> list[str]:
     try:
         with click.open_file(path, "rb") as file:
-            # With the ends of lines as they are: sbatch does not take all.
-            lines = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+            # A line ends where it does for sbatch, which refuses CR LF.
+            lines = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="\n")
             try:
                 return list(lines_of(lines))
             finally:

@@ -17,16 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from stager.request.directive import Directive
+    from stager.request.lexer import Field
 
 _LINE = re.compile(r"#STAGE(?=\s|$)")
 #: A line that asks for files, wherever it stands in the script.
 _ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?=[=\s])")
 
+_SBATCH_FORM = "#SBATCH --stage=SRC:DST"
 #: Comments that were probably meant to be such a line, and how that is written.
 _LIKELY = (
     (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), "#STAGE SRC DST"),
-    (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), "#SBATCH --stage=SRC:DST"),
+    (re.compile(r"#STAGES(\s|:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
+    (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
 )
+#: The options of sbatch that are read here.
+_OPTIONS = ("--stage", "--stage-tolerate")
+#: What sbatch refuses or takes for other options; in any case.
+_MISSPELLED = ("-stage", "--stage", "--stages", "--stag")
 
 
 def is_command(line: str) -> bool:
@@ -52,16 +59,27 @@ def ignored_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def likely_mistakes(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the comments in a script's head that resemble a line that asks for files.
+    """Yield the lines in a script's head that resemble one that asks for files.
 
     Yield the number of the line, from 1, how such a line is written, and the text of this one.
     """
     for number, line in enumerate(head(lines), 1):
-        if _LINE.match(line) or line.startswith("#SBATCH"):
+        if _LINE.match(line):
+            continue
+        if line.startswith("#SBATCH"):
+            if _is_misspelled(line):
+                yield number, _SBATCH_FORM, line.rstrip()
             continue
         for pattern, form in _LIKELY:
             if pattern.match(line):
                 yield number, form, line.rstrip()
+
+
+def _is_misspelled(line: str) -> bool:
+    with suppress(DirectiveError):
+        names = {word.value.partition("=")[0] for word in _words(line)}
+        return any(name.lower() in _MISSPELLED for name in names - {"--stage"})
+    return False
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
@@ -69,42 +87,51 @@ def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
     return tuple(parse_line(line) for line in head(lines) if _LINE.match(line))
 
 
-def sbatch_values(lines: Iterable[str]) -> list[str]:
-    """Return the values of ``--stage`` on a script's ``#SBATCH`` lines, as sbatch reads them.
+def sbatch_values(lines: Iterable[str], option: str = "--stage") -> list[str]:
+    """Return the values of ``option`` on a script's ``#SBATCH`` lines, as sbatch reads them.
 
-    Raise DirectiveError for a line whose quotes do not match.
+    Raise DirectiveError for a line whose quotes do not match, or with an option without a value.
     """
-    return [value for line in head(lines) for value, _ in _stage_values(line)]
+    return [value for line in head(lines) for name, value, _ in _options(line) if name == option]
 
 
 def cut_values(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each ``#SBATCH`` line where a blank ends a value of ``--stage``.
 
-    Yield the number of the line, from 1, and the word behind the blank. A line whose quotes do not
-    match is left out.
+    Yield the number of the line, from 1, and the word behind the blank. A line that cannot be read
+    is left out.
     """
     for number, line in enumerate(head(lines), 1):
         with suppress(DirectiveError):
-            yield from ((number, behind) for _, behind in _stage_values(line) if behind)
+            yield from (
+                (number, behind)
+                for name, _, behind in _options(line)
+                if name == "--stage" and behind
+            )
 
 
-def _stage_values(line: str) -> Iterator[tuple[str, str]]:
-    """Yield each value of ``--stage`` on a line, and the word behind it if that is no option.
+def _options(line: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each of the `_OPTIONS` on a line, its value, and the word behind if that is no option.
 
-    Raise DirectiveError where quotes do not match.
+    Raise DirectiveError where quotes do not match or a value is missing.
     """
-    if not line.startswith("#SBATCH"):
-        return
-    words = [word.value for word in split_words(line, len("#SBATCH"), sbatch=True)]
+    words = _words(line)
     while words:
         word = words.pop(0)
-        if word == "--stage" and words:
-            value = words.pop(0)
-        elif word.startswith("--stage="):
-            value = word.removeprefix("--stage=")
-        else:
+        name, has_value, value = word.value.partition("=")
+        if name not in _OPTIONS:
             continue
-        yield value, words[0] if words and not words[0].startswith("-") else ""
+        if not has_value and not words:
+            raise DirectiveError(f"{name} has no value", line, word.at)
+        if not has_value:
+            value = words.pop(0).value
+        behind = words[0].value if words else ""
+        yield name, value, "" if behind.startswith("-") else behind
+
+
+def _words(line: str) -> list[Field]:
+    """Return the words behind ``#SBATCH``. Raise DirectiveError where quotes do not match."""
+    return split_words(line, len("#SBATCH"), sbatch=True) if line.startswith("#SBATCH") else []
 
 
 def refused_by_sbatch(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

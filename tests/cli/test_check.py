@@ -160,6 +160,35 @@ def test_check_knows_how_many_nodes_may_fail(desk: Desk, value: str, code: int, 
     assert desk.stagectl(*line, "--", "/a:/nvme/b") == Ran(code, "", said)
 
 
+def test_check_reads_how_many_nodes_may_fail_and_finds_misspelled_options(desk: Desk) -> None:
+    script = """\
+#!/bin/sh
+#SBATCH --stage-tolerate=51%
+#SBATCH --stage-tolerate=10% --stage
+#SBATCH -N2 --stages=/a:/nvme/b
+#STAGES /a /nvme/b
+"""
+    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(
+        2,
+        "",
+        """\
+stage: -:4: warning: this option is misspelled; to stage, write '#SBATCH --stage=SRC:DST': \
+#SBATCH -N2 --stages=/a:/nvme/b
+stage: -:5: warning: this is only a comment; to stage, write '#STAGE SRC DST': #STAGES /a /nvme/b
+stage: -:2: --stage-tolerate=51%: this site allows at most 50%
+stage: -:3: --stage has no value
+  #SBATCH --stage-tolerate=10% --stage
+                               ^
+""",
+    )
+
+
+def test_check_ends_a_line_of_a_script_where_sbatch_does(desk: Desk) -> None:
+    script = "#!/bin/sh\n# one line\rdate\n#STAGE /f /nvme/f\n"
+    text = "stage: ok: /f to /nvme/f (validate=stat)\n"
+    assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, not_seen("/f"))
+
+
 def test_a_quiet_check_names_lines_that_are_ignored(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", IGNORED)
 

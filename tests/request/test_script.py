@@ -111,6 +111,15 @@ def test_a_line_that_only_resembles_a_directive_is_a_comment(line: str) -> None:
         ("#SBATCH --stage=/a:/b", ""),
         ("##SBATCH --stage=/a:/b", ""),
         ("# SBATCH -N2", ""),
+        ("#STAGES /a /b", "#STAGE SRC DST"),
+        ("#STAGES are many", ""),
+        ("#SBATCH -stage=/a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBATCH -N2 --stages=/a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBATCH --stag /a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBATCH --Stage=/a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBATCH --comment='-stage=/a'", ""),
+        ("#SBATCH --stages='/a", ""),
+        ("#SBATCH --stage-tolerate=1", ""),
     ],
 )
 def test_a_comment_that_was_meant_to_stage_is_found(line: str, form: str) -> None:
@@ -199,6 +208,21 @@ def test_both_ways_to_write_the_option_keep_their_order(line: str, values: list[
 def test_the_lines_of_sbatch_end_with_the_head() -> None:
     lines = [BASH, "#SBATCH --stage=/a:/b\n", "  # why\n", "#SBATCH --stage=/c:/d\n"]
     assert sbatch_values([*lines, "date\n", "#SBATCH --stage=/e:/f\n"]) == ["/a:/b", "/c:/d"]
+
+
+def test_the_values_of_stage_tolerate_on_a_line_of_sbatch() -> None:
+    line = "#SBATCH --stage=/a:/b --stage-tolerate=1 --stage-tolerate '10%'"
+    assert sbatch_values([BASH, line]) == ["/a:/b"]
+    assert sbatch_values([BASH, line], "--stage-tolerate") == ["1", "10%"]
+
+
+@pytest.mark.parametrize("option", ["--stage", "--stage-tolerate"])
+def test_an_option_of_sbatch_without_a_value_is_refused(option: str) -> None:
+    line = f"#SBATCH -N2 {option} # why"
+    with pytest.raises(DirectiveError) as caught:
+        sbatch_values([BASH, line])
+    assert str(caught.value) == message(f"{option} has no value", line, 12)
+    assert list(cut_values([BASH, line])) == []
 
 
 def test_a_line_of_sbatch_whose_quotes_do_not_match_is_refused() -> None:
