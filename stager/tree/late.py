@@ -30,7 +30,7 @@ def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
     moved; then ``old`` is beside ``new``.
     """
     try:
-        for path in list(_late(old, "", since, shared)):
+        for path in list(_late(old, since, shared)):
             _move(f"{old}/{path}", f"{new}/{path}")
     except OSError as error:
         aside = _free_name(new)
@@ -41,21 +41,23 @@ def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
         ) from None
 
 
-def _late(old: str, folder: str, since: int, shared: Collection[int]) -> Iterator[str]:
+def _late(old: str, since: int, shared: Collection[int]) -> Iterator[str]:
     """Yield the paths of the entries that were written since then and are not ``shared``."""
-    try:
-        with os.scandir(f"{old}/{folder}") as found:
-            entries = list(found)
-    except PermissionError:  # nobody can have written there
-        return
-    for entry in entries:
-        path = f"{folder}{entry.name}"
-        there = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(there.st_mode):
-            if entry.name != _COMPILED:
-                yield from _late(old, f"{path}/", since, shared)
-        elif there.st_ctime_ns >= since and there.st_ino not in shared:
-            yield path
+    folders = [""]
+    for folder in folders:  # grows while it is read
+        try:
+            with os.scandir(f"{old}/{folder}") as found:
+                entries = list(found)
+        except PermissionError:  # nobody can have written there
+            continue
+        for entry in entries:
+            path = f"{folder}{entry.name}"
+            there = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(there.st_mode):
+                if entry.name != _COMPILED:
+                    folders.append(f"{path}/")
+            elif there.st_ctime_ns >= since and there.st_ino not in shared:
+                yield path
 
 
 def _move(path: str, target: str) -> None:
