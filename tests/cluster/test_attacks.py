@@ -1420,5 +1420,5 @@ def test_a_name_forges_no_line_on_the_terminal_of_another_user(site: Site) -> No
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr == (
         "stage: n1: /nvme/set: 1 file differs from what was staged: x?stage: all copies verified"
-        "?]0;taken?; delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again\n"
+        "?]0;taken?; keep what is yours elsewhere, then stage it again with the option replace\n"
     )

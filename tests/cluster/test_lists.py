@@ -35,7 +35,10 @@ HELPER = """#!/bin/bash
 [ "$4" = gate ] || exit 0
 list=$(printf %s "$STAGE_DIRECTIVES" | sha256sum)
 lines=0
-[ "${*: -2:1}" = --script ] && [ "${*: -1}" ] && lines=$(grep -c '^#STAGE' "${@: -1}")
+while [ $# -gt 0 ]; do
+	[ "$1" = --script ] && [ "$2" ] && lines=$(grep -c '^#STAGE' "$2")
+	shift
+done
 echo "list ${list%% *}, $lines lines"
 """
 

@@ -356,15 +356,15 @@ def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
 
 
 #: Leaves another time and what can be made again, and makes what is the user's own.
-USE = f"cd {COPY}; touch lib/file9; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc"
-CHANGE = f"{USE}; echo result > a/result; echo x >> lib/file8"
+USE_OWN = f"cd {COPY}; touch lib/file9; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc"
+CHANGE_OWN = f"{USE_OWN}; echo result > a/result; echo x >> lib/file8"
 FILES = "holds 2 files that were not staged, or were changed since: a/result, lib/file8"
 
 
 def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) -> None:
     stage(site)
-    site.run(USE, on="n3")
-    site.run(CHANGE, on="n4")
+    site.run(USE_OWN, on="n3")
+    site.run(CHANGE_OWN, on="n4")
     remedy = "elsewhere, choose another destination, or add the option replace"
     refused = f"n4: {COPY} {FILES}; staging would delete them: move them {remedy}"
     fails(site, 6, refused)
