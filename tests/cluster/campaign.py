@@ -34,7 +34,7 @@ from ClusterShell.NodeSet import NodeSet
 from rich.console import Console
 from rich.table import Table
 
-from tests.cluster.cluster import USERS, ClusterError
+from tests.cluster.cluster import USERS, ClusterError, is_reached
 from tests.cluster.faults import CANCELLED, COMPLETED, KINDS, REQUEUED, Moment, plan
 from tests.cluster.inflict import (
     NEED_RANK,
@@ -323,7 +323,7 @@ class Round:
             Moment.SCRIPT: lambda: STARTED in self._first.output(),
         }
         come = waits[self._fault.moment]
-        if not _poll(lambda: come() or self._is_told(self._first), MOMENT_WITHIN):
+        if not is_reached(lambda: come() or self._is_told(self._first), MOMENT_WITHIN, 0.03):
             return False
         return self._fault.moment is Moment.SCRIPT or not self._is_told(self._first)
 
@@ -392,7 +392,7 @@ class Round:
             return not (silent and silent & self._live())
 
         begun = time.monotonic()
-        is_told = _poll(told, TOLD_WITHIN, pause=0.2)
+        is_told = is_reached(told, TOLD_WITHIN, pause=0.2)
         self.result.told = round(time.monotonic() - begun, 1)
         if not is_told:
             self._note([f"not told within {TOLD_WITHIN} s: {self._squeue('%A %u %t %R')}"])
@@ -416,7 +416,7 @@ class Round:
         def ended() -> bool:
             return not self._live()
 
-        if not _poll(ended, ENDED_WITHIN, pause=0.2):
+        if not is_reached(ended, ENDED_WITHIN, pause=0.2):
             self._note([f"not ended within {ENDED_WITHIN} s: {self._squeue('%A %u %t %R')}"])
             self._site.run(["scancel", f"--user={','.join(USERS)}"], user="root", check=False)
 
@@ -521,15 +521,6 @@ def _is_receiving(rank: Process) -> bool:
 def _home(job: Job, jobs: dict[str, Job]) -> str:
     user = next(user for user, other in jobs.items() if other == job)
     return f"/home/{user}"
-
-
-def _poll(reached: Callable[[], bool], timeout: float, pause: float = 0.03) -> bool:
-    deadline = time.monotonic() + timeout
-    while not reached():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True
 
 
 # A campaign

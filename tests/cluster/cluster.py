@@ -175,7 +175,7 @@ class Job:
             records[:] = self.records()
             return all(map(wanted, records))
 
-        if not _poll(reached, timeout, pause=0.1):
+        if not is_reached(reached, timeout, pause=0.1):
             raise AssertionError(f"job {self.id}, after {timeout} s: {records}\n{self.output()}")
 
     def output(self) -> str:
@@ -407,7 +407,7 @@ class Cluster:
         return re.search(listening, sockets, re.MULTILINE) is not None
 
     def _await(self, reached: Callable[[], bool], what: str, timeout: float) -> None:
-        if not _poll(lambda: bool(self._ended()) or reached(), timeout):
+        if not is_reached(lambda: bool(self._ended()) or reached(), timeout):
             raise ClusterError(f"not within {timeout} s: {what}\n{self.logs()}")
         if ended := self._ended():
             raise ClusterError(f"{', '.join(ended)} ended by itself\n{self.logs()}")
@@ -561,7 +561,7 @@ class Cluster:
 
     def assert_healthy(self, timeout: float = 15) -> None:
         """AssertionError, with Slurm's reasons, unless all nodes are idle within `timeout` s."""
-        if self._ended() or not _poll(self._all_idle, timeout):
+        if self._ended() or not is_reached(self._all_idle, timeout):
             reasons = self.run(["sinfo", "--list-reasons", "--long"], user="root").stdout
             states = f"nodes: {self.node_states()}, daemons that ended: {self._ended()}"
             raise AssertionError(f"{states}\n{reasons}")
@@ -788,7 +788,8 @@ def _signal(pids: Iterable[int], sig: int) -> None:
             os.kill(pid, sig)
 
 
-def _poll(reached: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
+def is_reached(reached: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
+    """Return whether that is reached within so many seconds; look every ``pause`` seconds."""
     deadline = time.monotonic() + timeout
     while not reached():
         if time.monotonic() > deadline:
@@ -849,7 +850,7 @@ def _remove_tree(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
-    _poll(gone, 10)
+    is_reached(gone, 10)
 
 
 def _lines_of(path: str) -> list[str]:

@@ -11,12 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, main
+from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, is_reached, main
 from tests.cluster.processes import is_rank, is_srun, processes
 
 if TYPE_CHECKING:
@@ -139,10 +138,7 @@ class Site(Cluster):
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
     """Return when that is reached; AssertionError if it is not after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert is_reached(reached, seconds, pause=0.1)
 
 
 def digest(path: Path) -> str:

@@ -63,7 +63,9 @@ def slow_disk(site: Site) -> Iterator[None]:
 
 def test_a_slow_disk_is_told_with_its_node_and_both_rates(site: Site) -> None:
     site.run(f"head -c {SIZE} /dev/urandom > /shared/data")
-    site.run("rm -f /run/slurm-stage/figures.json", user="root", on=SLOW)
+    # Counts of earlier tests.
+    for node in site.nodes:
+        site.path(node, "/run/slurm-stage/figures.json").unlink(missing_ok=True)
     # With this time limit, each node says every two seconds how far it is.
     policy = '[metrics]\ntextfile = "/run/figures.prom"\n[transfer]\nstall_timeout = 12\n'
     with slow_disk(site), site.policy(POLICY + policy):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, PYTHON, REPOSITORY, STAGECTL, digest
+from tests.cluster.mid_transfer import cut_off, receives
+from tests.cluster.site import POLICY, PYTHON, REPOSITORY, STAGECTL, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,21 +69,8 @@ def submit(site: Site, source: str = f"{SLOW}/large", nodes: str = "-N4") -> Job
         "touch /shared/started", nodes, "--no-requeue", f"--stage={source}:/nvme/data"
     )
     for node in ("n1", "n3"):
-        _await(lambda node=node: _receives(site, node))
+        wait_until(partial(receives, site, node))
     return job
-
-
-def _receives(site: Site, node: str) -> bool:
-    look = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /nvme/.slurm-stage/5001/partial"
-    return site.run(look, user="root", on=node, check=False).returncode == 0
-
-
-def _await(reached: object, timeout: float = 60) -> None:
-    assert callable(reached)
-    deadline = time.monotonic() + timeout
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -92,16 +81,6 @@ def stopped(site: Site, node: str, pattern: str) -> Iterator[None]:
         yield
     finally:
         site.run(["pkill", "-CONT", "-f", pattern], user="root", on=node, check=False)
-
-
-@contextmanager
-def cut_off(site: Site, node: str) -> Iterator[None]:
-    """Take the link of a node down, for a with block."""
-    site.run(["ip", "link", "set", node, "down"], user="root")
-    try:
-        yield
-    finally:
-        site.run(["ip", "link", "set", node, "up"], user="root")
 
 
 @contextmanager
@@ -119,7 +98,7 @@ def busy(site: Site) -> Iterator[None]:
 def fails(site: Site, job: Job, message: str) -> None:
     """Check that the job ends in time, with this as its message, and that nothing was published."""
     said = f"stage: staging ended early: {message}; {REMEDY}\n{NOT_STARTED}"
-    _await(lambda: NOT_STARTED in job.output(), LIMIT + PATIENCE)
+    wait_until(lambda: NOT_STARTED in job.output(), LIMIT + PATIENCE)
     assert job.output().endswith(said)
     lines = job.output().removesuffix(said).splitlines()
     assert all(line.startswith("stage: /nvme/data: ") for line in lines)  # progress
@@ -130,8 +109,8 @@ def ends(site: Site, job: Job) -> None:
     """Check, once all is as it was, that the job ends with code 8 and nothing is left."""
     state = job.wait(90)
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    _await(lambda: set(site.node_states().values()) == {"idle"}, 90)
-    _await(lambda: site.leftovers() == [], 30)
+    wait_until(lambda: set(site.node_states().values()) == {"idle"}, 90)
+    wait_until(lambda: site.leftovers() == [], 30)
     assert not any(site.copy(node, "/nvme/data").exists() for node in site.nodes)
     assert not any(site.records(node) for node in site.nodes)
     assert not site.shared("started").exists()
@@ -171,7 +150,7 @@ def test_a_node_whose_staging_process_is_stopped_is_named(site: Site, process: s
     with stopped(site, "n3", process):
         fails(site, job, f"n3: {SILENT}")
         if process != "stager.rank":  # nobody ends the rank, which must not publish by itself
-            _await(lambda: not _has_rank(site, "n3"))
+            wait_until(lambda: not _has_rank(site, "n3"))
             assert not site.copy("n3", "/nvme/data").exists()
     ends(site, job)
 
@@ -211,7 +190,7 @@ def test_tasks_that_wait_on_other_nodes_end_too(site: Site) -> None:
     line = ["srun", "-N4", "--ntasks-per-node=2", f"--stage={SLOW}/large:/nvme/data"]
     srun = site.popen([*line, "touch", "/shared/started"])
     for node in ("n1", "n3"):
-        _await(lambda node=node: _receives(site, node))
+        wait_until(partial(receives, site, node))
     with stopped(site, "n3", "stager.rank"):
         _, complaint = srun.communicate(timeout=LIMIT + PATIENCE)
         assert srun.returncode == 8
@@ -237,7 +216,7 @@ def test_a_disk_that_does_not_answer_is_named_with_its_node(site: Site) -> None:
     # As long as the others have buffers, they move.
     with site.policy(f'{LIMITED}memory = "4MiB"\n'), site.nvme("n2", "loop", "200M"):
         job = submit(site)
-        _await(lambda: _has_room(site, "n2", 48 << 20))
+        wait_until(lambda: _has_room(site, "n2", 48 << 20))
         site.run(["fsfreeze", "--freeze", "/nvme"], user="root", on="n2")
         try:
             fails(site, job, f"n2: no progress for {LIMIT} s while writing /nvme/data")
@@ -271,7 +250,7 @@ def test_a_job_that_is_suspended_goes_on(site: Site) -> None:
 def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) -> None:
     line = f"{STAGECTL} stage {SLOW}/middle:/nvme/data && touch /shared/started"
     shell = site.popen(["salloc", "-N4", "--job-name=outside", "bash", "-c", line])
-    _await(lambda: _receives(site, "n3"))
+    wait_until(lambda: receives(site, "n3"))
     job = site.run(["squeue", "-h", "--name=outside", "--format=%i"]).stdout.strip()
     site.run(["scontrol", "suspend", job], user="root")
     time.sleep(LIMIT + 3)
