@@ -67,6 +67,21 @@ def read_hostfile(path: str, origin: str, read: Read) -> tuple[str, ...]:
     return parse_hostfile(text, _named(path, origin))
 
 
+def from_variable(
+    environment: Mapping[str, str], variable: str, prefixes: tuple[str, ...], read: Read
+) -> Hosts | None:
+    """Return the hosts in the file that ``variable`` names, None if it names none.
+
+    The scheduler's own agent in the place of ssh needs the variables that begin with one of the
+    ``prefixes``. Raise UsageError as `read_hostfile` does.
+    """
+    path = environment.get(variable)
+    if not path:
+        return None
+    needed = {name: value for name, value in environment.items() if name.startswith(prefixes)}
+    return Hosts(read_hostfile(path, variable, read), variable, variables=needed)
+
+
 def parse_hostfile(text: str, where: str) -> tuple[str, ...]:
     """Return the hosts in the ``text`` of a hostfile, in their order, each once.
 

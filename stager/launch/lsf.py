@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.launch.hosts import Hosts, read_hostfile
+from stager.launch.hosts import from_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.launch.hosts import Read
-
-_HOSTFILE = "LSB_DJOB_HOSTFILE"
+    from stager.launch.hosts import Hosts, Read
 
 
 def find(environment: Mapping[str, str], read: Read) -> Hosts | None:
@@ -20,10 +18,4 @@ def find(environment: Mapping[str, str], read: Read) -> Hosts | None:
     The file names a host once for each of its slots. The variables are what ``blaunch``, an agent
     in the place of ssh, needs.
     """
-    path = environment.get(_HOSTFILE)
-    if not path:
-        return None
-    variables = {
-        name: environment[name] for name in environment if name.startswith(("LSB_", "LSF_", "LS_"))
-    }
-    return Hosts(read_hostfile(path, _HOSTFILE, read), _HOSTFILE, variables=variables)
+    return from_variable(environment, "LSB_DJOB_HOSTFILE", ("LSB_", "LSF_", "LS_"), read)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.launch.hosts import Hosts, read_hostfile
+from stager.launch.hosts import from_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.launch.hosts import Read
-
-_NODEFILE = "PBS_NODEFILE"
+    from stager.launch.hosts import Hosts, Read
 
 
 def find(environment: Mapping[str, str], read: Read) -> Hosts | None:
@@ -20,8 +18,4 @@ def find(environment: Mapping[str, str], read: Read) -> Hosts | None:
     The file names a host once for each of its slots. The variables are what ``pbs_tmrsh``, an agent
     in the place of ssh, needs.
     """
-    path = environment.get(_NODEFILE)
-    if not path:
-        return None
-    variables = {name: environment[name] for name in environment if name.startswith("PBS_")}
-    return Hosts(read_hostfile(path, _NODEFILE, read), _NODEFILE, variables=variables)
+    return from_variable(environment, "PBS_NODEFILE", ("PBS_",), read)
