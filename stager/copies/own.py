@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, StageError
+from stager.base.paths import COMPILED_FOLDER
 from stager.disk.files import opened, read_back
 from stager.disk.record import is_ours
 
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 #: How a file that marks its folder as a cache begins (https://bford.info/cachedir/).
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 _TAG = b"/CACHEDIR.TAG"
-#: Where Python keeps what it compiled.
-_COMPILED = b"__pycache__"
+_COMPILED = COMPILED_FOLDER.encode()
 _OPEN_TAG = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NANOSECONDS = 1_000_000_000
 

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
+from stager.base.paths import COMPILED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-#: Where Python keeps what it compiled, and can make again.
-_COMPILED = "__pycache__"
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
 
@@ -54,7 +53,7 @@ def _late(old: str, since: int, shared: Collection[int]) -> Iterator[str]:
             path = f"{folder}{entry.name}"
             there = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(there.st_mode):
-                if entry.name != _COMPILED:
+                if entry.name != COMPILED_FOLDER:
                     folders.append(f"{path}/")
             elif there.st_ctime_ns >= since and there.st_ino not in shared:
                 yield path
