@@ -642,8 +642,12 @@ class Cluster:
     def _sleeping(self, node: str) -> list[int]:
         """Return the PID of the sleep that a node's first process waits for."""
         children = _children_by_parent().get(self._pids[node], [])
-        is_sleep = b"sleep\0infinity\0"
-        return [pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == is_sleep]
+        found = []
+        for pid in children:
+            with contextlib.suppress(OSError):  # a process of a job may end meanwhile
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\0infinity\0":
+                    found.append(pid)
+        return found
 
     def _inside(self, node: str) -> Iterator[int]:
         """Yield the PIDs of all processes of a node."""
