@@ -37,15 +37,20 @@ class Bars:
         """Remove all bars."""
         self._progress.stop()
 
-    def move(self, destination: str, done: int, total: int, seconds: float) -> None:
+    def move(
+        self, destination: str, done: int, total: int, seconds: float, idle: float = 0.0
+    ) -> None:
         """Draw how many bytes of an item were sent within so many ``seconds``.
 
-        Raise ValueError or OverflowError for what is no number.
+        In the last ``idle`` seconds none was. Raise ValueError or OverflowError for what is no number.
         """
         done, total = int(done), int(total)
         rate = done / seconds if seconds > 0 else 0.0
         words = [f"{100 * done // total if total else 100:>3} %"]
-        if self._console.width >= _WIDE:
+        is_wide = self._console.width >= _WIDE
+        if idle:
+            words.append(f"no data for {seconds_text(idle)}" if is_wide else "no data")
+        elif is_wide:
             left = f"{seconds_text((total - done) / rate)} left" if rate else ""
             words += [f"{bytes_text(rate)}/s", left]
         self._draw(destination, "  ".join(words), total, done)

@@ -36,6 +36,7 @@ class Progress:
         self._screen = bars if bars and is_screen(bars) else None
         self._last_line = time.monotonic()
         self._waiting = False
+        self._pace = _Pace()
         self._bars: Bars | None = None
 
     def __enter__(self) -> Self:
@@ -60,10 +61,11 @@ class Progress:
             self._say(line)
 
     def _move(self, destination: str, sent: int, size: int, seconds: float) -> None:
+        idle = self._pace.idle(destination, sent, seconds)
         if self._screen:
-            self._drawn(self._screen).move(destination, sent, size, seconds)
+            self._drawn(self._screen).move(destination, sent, size, seconds, idle)
         elif self._is_time():
-            self._say(progress_line(destination, sent, size, seconds))
+            self._say(progress_line(destination, sent, size, seconds, idle))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
         words = f"{words}, {seconds_text(seconds)} so far"
@@ -85,6 +87,27 @@ class Progress:
 
             self._bars = Bars(screen)
         return self._bars
+
+
+class _Pace:
+    """Knows for how long no byte of the item moved that is staged now."""
+
+    def __init__(self) -> None:
+        self._destination = ""
+        self._sent = 0
+        self._moved_at = 0.0
+
+    def idle(self, destination: str, sent: int, seconds: float) -> float:
+        """Return the seconds in which no byte moved; 0 if they are less than the time of a line.
+
+        The item's first ``sent`` bytes took so many ``seconds``.
+        """
+        if destination != self._destination:
+            self._destination, self._sent, self._moved_at = destination, 0, 0.0
+        if sent != self._sent:
+            self._sent, self._moved_at = sent, seconds
+        idle = seconds - self._moved_at
+        return idle if idle >= _LINE_PERIOD else 0.0
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -272,12 +272,17 @@ def nodes_text(names: list[str], fold: Fold) -> str:
     return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
 
 
-def progress_line(destination: str, done: int, total: int, seconds: float) -> str:
-    """Return how far a transfer is: bytes, percent, rate and time left."""
+def progress_line(
+    destination: str, done: int, total: int, seconds: float, idle: float = 0.0
+) -> str:
+    """Return how far a transfer is: bytes, percent, rate and time left.
+
+    If no byte moved for the last ``idle`` seconds, there is neither a rate nor a time.
+    """
+    share = 100 * done // total if total else 100
+    so_far = f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %"
+    if idle:
+        return f"{so_far}, no data for {seconds_text(idle)}"
     rate = done / seconds if seconds > 0 else 0.0
     left = seconds_text((total - done) / rate) if rate else "?"
-    share = 100 * done // total if total else 100
-    return (
-        f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %, "
-        f"{bytes_text(rate)}/s, {left} left"
-    )
+    return f"{so_far}, {bytes_text(rate)}/s, {left} left"

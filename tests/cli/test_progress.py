@@ -46,6 +46,31 @@ def test_progress_is_a_line_every_five_seconds(clock: Clock) -> None:
     assert lines == ["/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 1.0 MiB/s, 2.0 s left"]
 
 
+def test_that_nothing_moves_is_said_instead_of_a_rate(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        for seconds in (2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0):
+            clock.now += 2
+            sent_by_then = min(seconds, 4.0 if seconds < 13 else 5.0)
+            progress.show({**sent(0), "sent": int(sent_by_then) << 19, "seconds": seconds})
+            if seconds == 12.0:
+                clock.now += 4
+    assert lines == [
+        "/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 341.3 KiB/s, 6.0 s left",
+        "/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, no data for 8.0 s",
+        "/nvme/a: 2.5 MiB of 4.0 MiB, 62 %, 182.9 KiB/s, 8.4 s left",
+    ]
+
+
+def test_of_the_next_item_nothing_moved_since_its_beginning(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        progress.show(sent(3))
+        clock.now += 6
+        progress.show({**sent(0), "destination": "/nvme/b", "seconds": 6.0})
+    assert lines == ["/nvme/b: 0 B of 4.0 MiB, 0 %, no data for 6.0 s"]
+
+
 def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:

@@ -35,6 +35,7 @@ with Progress(say, bars=sys.stdout) as progress:
         {"event": "waiting", "holder": "job 17", "node": "n2", "seconds": 0.0, **first},
         {"event": "progress", "sent": 1 << 28, "size": 1 << 30, "seconds": 0.5, **first},
         {"event": "progress", "sent": 3 << 20, "size": 4 << 20, "seconds": 1.0, **second},
+        {"event": "progress", "sent": 3 << 20, "size": 4 << 20, "seconds": 13.0, **second},
     ):
         progress.show(event)
         input()
@@ -52,7 +53,7 @@ def bars(folder: Path, width: int, **variables: str) -> tuple[list[list[str]], s
     variables["PYTHONPATH"] = os.getcwd()
     with Terminal(line, folder, width, variables=variables) as terminal:
         screens = []
-        for words in ("waiting for", "25 %", "75 %"):
+        for words in ("waiting for", "25 %", "75 %", "no data"):
             screens.append(terminal.until(partial(has, words)))
             terminal.press("\n")
         assert terminal.end() == 0
@@ -60,7 +61,7 @@ def bars(folder: Path, width: int, **variables: str) -> tuple[list[list[str]], s
 
 
 def test_each_item_has_a_bar_of_its_own(tmp_path: Path) -> None:
-    (waits, moves, ends, after), written = bars(tmp_path, 80)
+    (waits, moves, ends, stops, after), written = bars(tmp_path, 80)
     pulse = "━" * 16
     assert waits == [f"/nvme/a…/folder/img.sqsh {pulse} waiting for job 17 on n2, 0.0 s so far"]
     assert moves == [f"/nvme/a…/folder/img.sqsh ━━━━╺{'━' * 11}  25 %  512.0 MiB/s  1.5 s left"]
@@ -68,16 +69,18 @@ def test_each_item_has_a_bar_of_its_own(tmp_path: Path) -> None:
         f"/nvme/a…/folder/img.sqsh {pulse} 100 %",
         f"/nvme/alice/weights      {'━' * 12}╺━━━  75 %  3.0 MiB/s  0.3 s left",
     ]
+    assert stops[1].endswith("  75 %  no data for 12.0 s")
     assert after == ["stage: over"]
     assert COLOURS.search(written)
     assert written.count(CURSOR_HIDDEN) == written.count(CURSOR_SHOWN) == 1
 
 
 def test_a_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
-    (waits, moves, ends, after), _ = bars(tmp_path, 40)
+    (waits, moves, ends, stops, after), _ = bars(tmp_path, 40)
     assert waits == [f"/nv…img.sqsh {'━' * 12} waiting for j…"]
     assert moves == [f"/nv…img.sqsh ━━━╺{'━' * 8}  25 %"]
     assert ends == [f"/nv…img.sqsh {'━' * 12} 100 %", f"/nv…/weights {'━' * 9}╺━━  75 %"]
+    assert stops == [ends[0], f"{ends[1]}  no data"]
     assert after == ["stage: over"]
 
 
