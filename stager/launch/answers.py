@@ -123,8 +123,11 @@ class Mailbox:
 
 
 def no_answer() -> str:
-    """Return the problem of a node that is late."""
-    return f"no answer within {PATIENCE:g} s"
+    """Return the problem of a node that is late, and what to do."""
+    return (
+        f"no answer within {PATIENCE:g} s; ask again, and if it stays silent see whether the node "
+        "and its disks work, or tell the administrator"
+    )
 
 
 def _decode(text: str) -> dict[str, Any] | None:

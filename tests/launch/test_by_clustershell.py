@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 STATUS = Command(Action.STATUS, ("/nvme",))
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
-NO_ANSWER = "no answer within 0.6 s"
+NO_ANSWER = (
+    "no answer within 0.6 s; ask again, and if it stays silent see whether the node and its disks "
+    "work, or tell the administrator"
+)
 
 
 def test_nodes_outside_of_the_job_are_asked_as_clush_would(shell: Site) -> None:

@@ -18,7 +18,10 @@ JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 STATUS = Command(Action.STATUS, ("/nvme",))
 VERIFY = Command(Action.VERIFY, ("/nvme",))
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
-NO_ANSWER = "no answer within 0.6 s"
+NO_ANSWER = (
+    "no answer within 0.6 s; ask again, and if it stays silent see whether the node and its disks "
+    "work, or tell the administrator"
+)
 
 
 def test_a_step_brings_all_answers_in_the_order_of_the_nodes(site: Site) -> None:
