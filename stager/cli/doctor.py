@@ -14,7 +14,7 @@ from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageErro
 from stager.base.text import folded, printable
 from stager.cli.console import painted, width
 from stager.cli.options import WHICH_NODES, json_option, node_options
-from stager.cli.scope import Scope, read_answers
+from stager.cli.scope import Scope, by_problem, read_answers
 from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import Hello, NodeFacts, own_scripts, site_facts
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
@@ -98,9 +98,10 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     found |= examine(Examined(site, rules, nodes))
     states = {answer.node: answer.state for answer in answers}
     inside = set(job.unfold(scope.context.nodes)) if scope.context else set()
-    for name, why in silent.items():
-        told = _about_silent(why, states[name], by_ssh=name not in inside)
-        found.setdefault(told, []).append(name)
+    for why, names in by_problem(silent).items():
+        for name in names:
+            told = _about_silent(why, states[name], by_ssh=name not in inside)
+            found.setdefault(told, []).append(name)
     _print(found, as_json=as_json)
     return max((_CODES[finding.verdict] for finding in found), key=_WORSE.index)
 
@@ -124,6 +125,7 @@ def _about_silent(why: str, state: str, *, by_ssh: bool) -> Finding:
             "ssh must reach the node, and slurm-stage be there; without ssh, run this in a job "
             "(salloc -w NODES stagectl doctor)"
         )
+    why = why.partition(";")[0]  # the remedy behind it is for users
     return problem("node", f"stagectl does not answer there: {why}", remedy)
 
 

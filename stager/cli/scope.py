@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,3 +179,19 @@ def read_answers(
                 "the administrator must install the same version on all nodes"
             )
     return results, problems
+
+
+def by_problem(problems: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the nodes of each problem. Pure.
+
+    Where a text names its node, as those of ssh do, it names all that have the same text but for
+    that.
+
+    >>> by_problem({"n1": "ssh: no route to n1", "n2": "ssh: no route to n2", "n3": "late"})
+    {'ssh: no route to n[1-2]': ['n1', 'n2'], 'late': ['n3']}
+    """
+    nodes: dict[str, list[str]] = {}
+    for node, problem in problems.items():
+        itself = rf"(?<![\w.-]){re.escape(node)}(?![\w-])"
+        nodes.setdefault(re.sub(itself, "\0", problem), []).append(node)
+    return {text.replace("\0", job.fold(names)): names for text, names in nodes.items()}

@@ -18,7 +18,7 @@ from stager.base.users import user_name
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, painted, width
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
-from stager.cli.scope import Scope, read_answers
+from stager.cli.scope import Scope, by_problem, read_answers
 from stager.cli.tables import (
     BAR,
     FILE_HEADERS,
@@ -114,6 +114,8 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus.from_wire)
     name = "you" if user is None else _user_name(user)
+    if command.everyone and os.getuid() == 0:  # others see their own
+        name = "anybody"
     return _Found(by, rules, answers, known, problems, scope.whole_job, name)
 
 
@@ -191,7 +193,5 @@ def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[
     for answer in answers:
         if answer.node not in problems and job.is_drained(answer.state):
             remarks[answer.node] = answer.state.rstrip("*")
-    nodes: dict[str, list[str]] = {}
-    for name, remark in remarks.items():
-        nodes.setdefault(remark, []).append(name)
+    nodes = by_problem(remarks)
     return [printable(f"{job.fold(names)}: {remark}") for remark, names in nodes.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stager.cli.scope import by_problem
 from stager.launch.answers import frames
 from tests.support.desk import Desk, without_free_space
 from tests.support.stagectl import Ran
@@ -63,3 +64,14 @@ def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
 )  # fmt: skip
 def test_wrong_lists_of_nodes_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
     assert desk.stagectl("status", *arguments) == Ran(2, "", f"stage: {message}\n")
+
+
+def test_nodes_are_folded_although_the_texts_of_ssh_name_them() -> None:
+    refused = "ssh: connect to host {} port 22: Connection refused"
+    problems = {f"n{number}": refused.format(f"n{number}") for number in (1, 2, 10)}
+    assert by_problem({**problems, "n3": refused.format("n30"), "n4": "down", "n5": "down"}) == {
+        refused.format("n[1-2,10]"): ["n1", "n2", "n10"],
+        refused.format("n30"): ["n3"],
+        "down": ["n4", "n5"],
+    }
+    assert by_problem({"n1": refused.format("n1")}) == {refused.format("n1"): ["n1"]}

@@ -115,6 +115,13 @@ def test_status_of_a_node_without_records_says_so(
     assert (ran.code, without_free_space(ran.out), ran.err) == (0, text, "")
 
 
+def test_root_is_told_that_nothing_is_staged_for_anybody(desk: Desk) -> None:
+    ran = desk.stagectl("status", "--by", "user", "-w", "n7", SLURMD_NODENAME="n7")
+    whom = "you" if os.getuid() else "anybody"
+    text = f"stage: nothing is staged for {whom} beneath /nvme on n7\n"
+    assert (ran.code, without_free_space(ran.out), ran.err) == (0, text, "")
+
+
 def test_status_of_this_node_by_its_name_asks_no_other_node(desk: Desk) -> None:
     ran = desk.stagectl("status", "-w", "n7", SLURMD_NODENAME="n7")
     text = "stage: nothing is staged for you beneath /nvme on n7\n"
