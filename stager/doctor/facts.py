@@ -43,6 +43,8 @@ _PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
 #: An argument that the plugin knows, and the Python that it runs without one (config.c).
 _ARGUMENT = re.compile(r"(python|config)=/")
 _PYTHON = "/opt/slurm-stage/bin/python3"
+#: How the line of a plugin begins (spank(8)).
+_REQUIRED, _OPTIONAL = "required", "optional"
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Prints the MPI library that mpi4py loads, and its version.
@@ -96,6 +98,16 @@ class PluginLine:
     #: What is at ``python`` and ``config``, and the words that the plugin does not know.
     arguments: tuple[Argument, ...] = ()
     unknown: tuple[str, ...] = ()
+    #: Whether Slurm's commands fail if the plugin does: the line says required, and not optional.
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class AbsentPlugin:
+    """This plugin, or one that Slurm needs, which plugstack.conf names; its file is not there."""
+
+    plugin: str
+    required: bool
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,7 @@ class NodeFacts:
     scripts: list[Place] = field(default_factory=list)
     #: The path of stage.toml.
     config: str = ""
+    absent_plugins: list[AbsentPlugin] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -241,6 +254,7 @@ def node_facts(
         fabrics=fabrics(),
         scripts=[place(path) for path in scripts],
         config=config,
+        absent_plugins=list(dict.fromkeys(_absent_plugins(plugstack))),
     )
 
 
@@ -282,7 +296,8 @@ def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list
     """Return the paths that only root may write, and the folders above them, each once."""
     package = str(Path(__file__).parents[1])
     files = [config, plugstack, sys.prefix, sys.executable, os.path.realpath(sys.executable)]
-    files += [package, f"{package}/__main__.py", *(line.plugin for line in plugins)]
+    files += [package, f"{package}/__main__.py"]
+    files += [line.plugin for line in plugins if os.path.isabs(line.plugin)]
     files += [path for line in plugins for path in (line.python, line.config)]
     found: dict[str, None] = {}
     for path in filter(None, files):
@@ -293,7 +308,7 @@ def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list
 def _plugin_lines(path: str) -> Iterator[PluginLine]:
     """Yield the lines for this plugin in plugstack.conf and in the files that it includes."""
     before: list[str] = []
-    for _, plugin, *arguments in _plugstack(path):
+    for word, plugin, *arguments in _plugstack(path):
         if os.path.basename(plugin) == "spank_stage.so":
             given = dict(word.split("=", 1) for word in arguments if _ARGUMENT.match(word))
             python, config = given.get("python", _PYTHON), given.get("config", paths.SITE_CONFIG)
@@ -314,8 +329,17 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
                     ),
                 ),
                 unknown=tuple(word for word in arguments if not _ARGUMENT.match(word)),
+                required=word == _REQUIRED,
             )
         before.append(os.path.basename(plugin))
+
+
+def _absent_plugins(path: str) -> Iterator[AbsentPlugin]:
+    """Yield the plugins whose file is not there. Slurm looks for a mere name elsewhere."""
+    for word, plugin, *_ in _plugstack(path):
+        matters = word == _REQUIRED or os.path.basename(plugin) == "spank_stage.so"
+        if matters and os.path.isabs(plugin) and place(plugin).owner == ABSENT:
+            yield AbsentPlugin(plugin, word == _REQUIRED)
 
 
 def _closed_at(path: str, right: int) -> str:
@@ -333,7 +357,10 @@ def _closed_at(path: str, right: int) -> str:
 
 
 def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the words of each line for a plugin, in the order in which Slurm loads them."""
+    """Yield the words of each line for a plugin, in the order in which Slurm loads them.
+
+    Slurm ignores a line that begins with another word than these.
+    """
     if not path or depth > _MOST_DEEP:
         return
     for line in _read(path).decode(errors="replace").splitlines():
@@ -342,7 +369,7 @@ def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:
             for pattern in words[1:]:
                 for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
                     yield from _plugstack(name, depth + 1)
-        elif len(words) > 1:
+        elif len(words) > 1 and words[0] in (_REQUIRED, _OPTIONAL):
             yield words
 
 

@@ -14,7 +14,7 @@ from stager.doctor.finding import ok, problem, seen_or_problem, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stager.doctor.facts import NodeFacts, PluginLine
+    from stager.doctor.facts import AbsentPlugin, NodeFacts, PluginLine
     from stager.doctor.finding import Examined, Finding
 
 _INSTALL = "install plugin and package together (packaging/install)"
@@ -34,16 +34,34 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield from _scripts(node, examined)
     elif len(node.plugins) != 1:
         how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
-        remedy = "name it once (without it, TaskProlog must stage)"
+        remedy = "write one line: required /PATH/spank_stage.so (without it, TaskProlog must stage)"
         yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
+    for absent in node.absent_plugins:
+        yield problem(
+            "plugin",
+            f"{absent.plugin} in plugstack.conf is not there, so {_follows(absent)}",
+            "correct the path, or install the plugin there",
+        )
     for line in node.plugins:
         yield from _plugin(line, node, examined)
+
+
+def _follows(absent: AbsentPlugin) -> str:
+    """Return what Slurm does on a machine without a plugin's file."""
+    if absent.required:
+        return "srun, sbatch and salloc fail for everybody, slurmd does not start, and nodes drain"
+    return "--stage is an unknown option, and jobs start without their files"
 
 
 def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     version = line.version or "unknown"
     slurm = examined.site.slurm.get("SLURM_VERSION", "")
-    if line.version != node.package:
+    if not line.plugin.startswith("/"):
+        text = f"{line.plugin} in plugstack.conf has no path, so its version is not known"
+        yield unknown("plugin", text, "write its whole path")
+    elif any(absent.plugin == line.plugin for absent in node.absent_plugins):
+        pass  # which was said
+    elif line.version != node.package:
         text = f"{line.plugin} has version {version}, this package {node.package}"
         yield problem("plugin", text, _INSTALL)
     elif not line.python.startswith(f"{node.prefix}/"):
@@ -69,10 +87,13 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
 
 def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
     """The Python and the stage.toml that the line names are there, and users can use them."""
+    follows = "srun, sbatch and salloc fail for everybody"
+    if not line.required:
+        follows = "nothing can be staged, and --stage is an unknown option"
     for word in line.unknown:
         near = difflib.get_close_matches(word.partition("=")[0], _KEYS, n=1)
         remedy = f"write {near[0]}=/PATH" if near else "write python=/PATH and config=/PATH"
-        text = f"argument {word} in plugstack.conf is not valid, so jobs that stage are refused"
+        text = f"argument {word} in plugstack.conf is not valid, so {follows}"
         yield problem("plugin", text, remedy)
     for one in line.arguments:
         path = one.place.path

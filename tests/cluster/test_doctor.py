@@ -234,8 +234,8 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         ),
         Fault(
             "n1", f"changed {PLUGSTACK} truncate --size=0", f"umount {PLUGSTACK}",
-            ((f"problem  n1: spank_stage.so is not named in {PLUGSTACK}: name it once (without it, "
-             "TaskProlog must stage)"),),
+            ((f"problem  n1: spank_stage.so is not named in {PLUGSTACK}: write one line: "
+             "required /PATH/spank_stage.so (without it, TaskProlog must stage)"),),
         ),
         Fault(
             "n1", f"rm {PREFIX}/lib/stage_peers.so", "",
@@ -425,9 +425,9 @@ def test_nodes_that_do_not_answer_are_told_with_the_reason(sound_site: Site) -> 
 
 
 def test_root_is_told_how_to_look_at_nodes_without_ssh(sound_site: Site) -> None:
-    done = sound_site.run([STAGECTL, "doctor", "-w", "n1"], user="root", check=False)
+    done = sound_site.run([STAGECTL, "doctor", "-w", "n[1-2]"], user="root", check=False)
     (line,) = (line for line in done.stdout.splitlines() if "does not answer" in line)
-    assert line.startswith("problem  n1: stagectl does not answer there: ")
+    assert line.startswith("problem  n[1-2]: stagectl does not answer there: ")
     assert line.endswith(
         ": ssh must reach the node, and slurm-stage be there; without ssh, run this in a job "
         "(salloc -w NODES stagectl doctor)"
@@ -450,16 +450,27 @@ def test_each_fault_on_a_node_is_told_with_the_node_and_the_remedy(sound_site: S
     assert not_ok(in_job(sound_site).output()) == []
 
 
-def test_arguments_of_the_plugin_that_are_wrong_are_told(sound_site: Site) -> None:
-    wrong = f"changed {PLUGSTACK} sed -i 's/python=/pythn=/; s/stage.toml/none.toml/'"
-    with put(sound_site, [Fault("login", wrong, f"umount {PLUGSTACK}", ())]):
-        done = sound_site.run([STAGECTL, "doctor"], user="alice", on="login", check=False)
+def told_on_login(site: Site, change: str) -> list[str]:
+    """The problems that `stagectl doctor` names after a change of plugstack.conf by sed."""
+    wrong = f"changed {PLUGSTACK} sed -i '{change}'"
+    with put(site, [Fault("login", wrong, f"umount {PLUGSTACK}", ())]):
+        done = site.run([STAGECTL, "doctor"], user="alice", on="login", check=False)
     assert done.returncode == 1
-    unknown = f"argument pythn={PREFIX}/bin/python3 in plugstack.conf is not valid"
-    absent = "config=/etc/slurm/none.toml in plugstack.conf is not there"
-    assert [line for line in not_ok(done.stdout) if line.startswith("problem")] == [
-        f"problem  login: {unknown}, so jobs that stage are refused: write python=/PATH",
-        f"problem  login: {absent}: correct the line, or install slurm-stage there",
+    return [line for line in not_ok(done.stdout) if line.startswith("problem")]
+
+
+def test_a_line_of_the_plugin_that_is_wrong_is_told(sound_site: Site) -> None:
+    unknown = f"problem  login: argument pythn={PREFIX}/bin/python3 in plugstack.conf is not valid"
+    fails = "srun, sbatch and salloc fail for everybody"
+    config = "problem  login: config=/etc/slurm/none.toml in plugstack.conf is not there"
+    assert told_on_login(sound_site, "s/python=/pythn=/; s/stage.toml/none.toml/") == [
+        f"{unknown}, so {fails}: write python=/PATH",
+        f"{config}: correct the line, or install slurm-stage there",
+    ]
+    absent = f"problem  login: {PREFIX}/libs/spank_stage.so in plugstack.conf is not there"
+    follows = "--stage is an unknown option, and jobs start without their files"
+    assert told_on_login(sound_site, "s/required/optional/; s!/lib/!/libs/!") == [
+        f"{absent}, so {follows}: correct the path, or install the plugin there"
     ]
 
 

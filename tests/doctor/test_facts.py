@@ -13,6 +13,7 @@ import pytest
 from stager.doctor.facts import (
     ABSENT,
     UNSEEN,
+    AbsentPlugin,
     NodeFacts,
     Place,
     PluginLine,
@@ -95,6 +96,22 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     assert places == [("python", "/opt/bin/python3", ABSENT), ("config", "/etc/stage.toml", ABSENT)]
     (tmp_path / "spank_stage.so").unlink()
     assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
+
+
+def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstack: Path) -> None:
+    assert facts(tmp_path, str(plugstack)).absent_plugins == [], "others are optional"
+    ours = tmp_path / "spank_stage.so"
+    ours.unlink()
+    plugstack.write_text(
+        f"require {ours}\nrequired {ours}\nrequired /x/y.so\noptional spank_stage.so\n"
+    )
+    seen = facts(tmp_path, str(plugstack))
+    assert [(line.plugin, line.required) for line in seen.plugins] == [
+        (str(ours), True), ("spank_stage.so", False),
+    ]  # fmt: skip
+    absent = [AbsentPlugin(path, required=True) for path in (str(ours), "/x/y.so")]
+    assert seen.absent_plugins == absent
+    assert [place.path for place in seen.trusted if not os.path.isabs(place.path)] == []
 
 
 def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> None:

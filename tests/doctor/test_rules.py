@@ -13,6 +13,7 @@ from stager.doctor.facts import (
     ABSENT,
     SYSCTLS,
     UNSEEN,
+    AbsentPlugin,
     Argument,
     Hello,
     NodeFacts,
@@ -261,7 +262,7 @@ def test_the_folders_in_run_are_roots_and_made_by_slurmd() -> None:
     assert news(jobs=Place("/run/slurm-stage/jobs", ABSENT, 0)) == [(PROBLEM, text)]
 
 
-ONCE = "name it once (without it, TaskProlog must stage)"
+ONCE = "write one line: required /PATH/spank_stage.so (without it, TaskProlog must stage)"
 TOGETHER = "install plugin and package together (packaging/install)"
 
 
@@ -328,8 +329,41 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
     ],
 )
 def test_an_argument_that_the_plugin_does_not_know_is_a_problem(word: str, remedy: str) -> None:
-    refused = f"argument {word} in plugstack.conf is not valid, so jobs that stage are refused"
-    assert news(plugins=[replace(LINE, unknown=(word,))]) == [(PROBLEM, f"{refused}: {remedy}")]
+    line, bad = replace(LINE, unknown=(word,)), f"argument {word} in plugstack.conf is not valid"
+    fails = f"{bad}, so srun, sbatch and salloc fail for everybody: {remedy}"
+    assert news(plugins=[line]) == [(PROBLEM, fails)]
+    ignored = f"{bad}, so nothing can be staged, and --stage is an unknown option: {remedy}"
+    assert news(plugins=[replace(line, required=False)]) == [(PROBLEM, ignored)]
+
+
+@pytest.mark.parametrize(
+    ("absent", "follows"),
+    [
+        (
+            AbsentPlugin(LINE.plugin, required=True),
+            "srun, sbatch and salloc fail for everybody, slurmd does not start, and nodes drain",
+        ),
+        (
+            AbsentPlugin(LINE.plugin, required=False),
+            "--stage is an unknown option, and jobs start without their files",
+        ),
+        (
+            AbsentPlugin("/opt/spank_stge.so", required=True),
+            "srun, sbatch and salloc fail for everybody, slurmd does not start, and nodes drain",
+        ),
+    ],
+)
+def test_a_plugin_whose_file_is_not_there_is_a_problem(absent: AbsentPlugin, follows: str) -> None:
+    line = replace(LINE, version="", digest="") if absent.plugin == LINE.plugin else LINE
+    text = f"{absent.plugin} in plugstack.conf is not there, so {follows}"
+    remedy = "correct the path, or install the plugin there"
+    assert news(plugins=[line], absent_plugins=[absent]) == [(PROBLEM, f"{text}: {remedy}")]
+
+
+def test_a_plugin_without_a_path_is_not_judged() -> None:
+    text = "spank_stage.so in plugstack.conf has no path, so its version is not known"
+    line = replace(LINE, plugin="spank_stage.so", version="")
+    assert news(plugins=[line]) == [(UNKNOWN, f"{text}: write its whole path")]
 
 
 def test_filesystems_of_users_are_a_note() -> None:
