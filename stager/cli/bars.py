@@ -42,7 +42,8 @@ class Bars:
     ) -> None:
         """Draw how many bytes of an item were sent within so many ``seconds``.
 
-        In the last ``idle`` seconds none was. Raise ValueError or OverflowError for what is no number.
+        In the last ``idle`` seconds none was. Raise ValueError or OverflowError for what is no
+        number.
         """
         done, total = int(done), int(total)
         rate = done / seconds if seconds > 0 else 0.0

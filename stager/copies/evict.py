@@ -38,7 +38,7 @@ class Held(StrEnum):
     IN_USE = "in use"
     #: Root does not mark the jobs of this node.
     PERHAPS_IN_USE = "perhaps in use"
-    WANTED = "staged by this job"
+    WANTED = "needed by this job"
     #: See `own`.
     OWN = "holds files of yours"
 
@@ -135,18 +135,20 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
 
 
 class FreeSpace(NamedTuple):
-    """Bytes that may be written to a disk, that are free there, and that the site keeps free.
+    """Bytes that may be written to a disk, that are free there, that the site keeps free, and that
+    the whole disk has.
 
-    The first is negative where less is free than the site keeps.
+    The first is negative where less is free than the site keeps. The last is 0 if it is not known.
     """
 
     usable: int
     there: int
     reserve: int = 0
+    size: int = 0
 
     def plus(self, size: int) -> FreeSpace:
         """Return the free space after ``size`` bytes were freed."""
-        return FreeSpace(self.usable + size, self.there + size, self.reserve)
+        return self._replace(usable=self.usable + size, there=self.there + size)
 
 
 def plan_room(
@@ -176,7 +178,8 @@ def plan_room(
         raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
     if lacking > freed:
         needed = _needed(need, is_estimate=is_estimate)
-        raise _no_room(root, needed, free, freed, lacking - freed, held)
+        remedy = _remedy(need, free, lacking - freed, used, held)
+        raise _no_room(root, needed, free, freed, lacking - freed, held, remedy)
     return chosen
 
 
@@ -194,7 +197,13 @@ def _over_limit(
 
 
 def _no_room(
-    root: str, needed: str, free: FreeSpace, freed: int, missing: int, held: Sequence[Candidate]
+    root: str,
+    needed: str,
+    free: FreeSpace,
+    freed: int,
+    missing: int,
+    held: Sequence[Candidate],
+    remedy: str,
 ) -> SpaceError:
     """Return the error for what is ``needed`` on a disk with too little ``free`` space.
 
@@ -208,9 +217,31 @@ def _no_room(
     more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
     return SpaceError(
         f"{root}: not enough room: {needed}, {bytes_text(free.there)} free{kept}{more}, "
-        f"{bytes_text(missing)} still missing{_held_text(held)}; {_release(held, end=', ')}delete "
-        "other files of yours there, or ask for nodes with larger disks"
+        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
     )
+
+
+def _remedy(need: int, free: FreeSpace, missing: int, used: int, held: Sequence[Candidate]) -> str:
+    """Return what can help if ``missing`` bytes are missing on a disk for the ``need``.
+
+    The user's copies, with those that are ``held``, take ``used`` bytes of it.
+    """
+    from stager.base.text import bytes_text
+
+    size = bytes_text(free.size)
+    if 0 < free.size <= free.reserve:
+        return f"tell the administrator: the disk has only {size}, so keep_free must be less"
+    if 0 < free.size < free.reserve + need:
+        return f"the whole disk has only {size}: ask for nodes with larger disks, or stage less"
+    release = _release(held, end=", ")
+    others = free.size - free.there - used
+    if others > 0 and missing > sum(one.size for one in held):
+        return (
+            f"{release}delete other files of yours there, use other nodes, or ask the "
+            f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
+            "other files than your copies"
+        )
+    return f"{release}delete other files of yours there, or ask for nodes with larger disks"
 
 
 def _needed(size: int, *, is_estimate: bool) -> str:
@@ -406,7 +437,7 @@ def free_space(path: str, space: Space) -> FreeSpace:
     room = os.statvfs(path)
     share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
     free = room.f_bavail * room.f_frsize
-    return FreeSpace(free - share, free, share)
+    return FreeSpace(free - share, free, share, room.f_blocks * room.f_frsize)
 
 
 def holds_own(one: Candidate, disk: str) -> bool:

@@ -147,7 +147,7 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
             assert job.wait().exit_code == "6:0"  # f1 belongs to bob there
             job = stage(site, "f4", "f2", nodes="n1,n2,n3")
             assert job.wait().exit_code == "5:0"
-        stays = r"(?:/nvme/f2 \(staged by this job\)|/nvme/f3 \(in use\))"  # the larger one first
+        stays = r"(?:/nvme/f2 \(needed by this job\)|/nvme/f3 \(in use\))"  # the larger one first
         assert re.fullmatch(
             r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still "
             rf"missing; 120\.0 MiB of your copies stay: {stays}, {stays}; wait until the jobs that "
@@ -171,7 +171,7 @@ def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
         assert job.output() == (
             "stage: n[1-2]: /nvme: not enough room: 60.0 MiB needed; your limit on this disk is "
             "130.0 MiB, and your copies take 120.0 MiB; 120.0 MiB of your copies stay: /nvme/f2 "
-            "(staged by this job), /nvme/f3 (staged by this job); stage less\n"
+            "(needed by this job), /nvme/f3 (needed by this job); stage less\n"
             f"{NOT_STARTED.format(5)}"
         )
 

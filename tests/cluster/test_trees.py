@@ -180,7 +180,7 @@ def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
             r"stage: n3: /nvme: not enough room: [^,]+ needed, [^,]+ free, [^,]+ still missing; "
-            r"delete other files of yours there, or ask for nodes with larger disks\n"
+            r"the whole disk has only [^:]+: ask for nodes with larger disks, or stage less\n"
             + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )

@@ -169,7 +169,7 @@ def test_of_copies_that_stay_the_largest_are_named_with_what_lets_them_go() -> N
     ]  # fmt: skip
     assert refusal(110, 100, 0, every) == (
         "/nvme: not enough room: 110 B needed, 100 B free, 10 B still missing; 10 B of your copies "
-        "stay: /nvme/b (in use), /nvme/d (staged by this job), /nvme/c (staged by this job) and 1 "
+        "stay: /nvme/b (in use), /nvme/d (needed by this job), /nvme/c (needed by this job) and 1 "
         f"more; wait until the jobs that use copies have ended, {REMEDY}"
     )
     assert refusal(110, 100, 0, [kept("a", 1, 1, held=Held.PERHAPS_IN_USE)]) == (
@@ -187,6 +187,37 @@ def test_what_the_site_keeps_free_is_named() -> None:
     assert refusal(10, FreeSpace(4, 10, 6), 0, []) == (
         "/nvme: not enough room: 10 B needed, 10 B free, of which this site keeps 6 B free, 6 B "
         f"still missing; {REMEDY}"
+    )
+
+
+def test_what_no_user_can_mend_is_for_the_administrator_or_for_larger_disks() -> None:
+    stays = [kept("a", 3, 1, held=Held.PINNED)]
+    assert refusal(1 << 30, FreeSpace(-10 << 30, 50 << 30, 60 << 30, 60 << 30), 0, stays) == (
+        "/nvme: not enough room: 1.0 GiB needed, 50.0 GiB free, but this site keeps 60.0 GiB free, "
+        "11.0 GiB still missing; 3 B of your copies stay: /nvme/a (pinned); tell the "
+        "administrator: the disk has only 60.0 GiB, so keep_free must be less"
+    )
+    assert refusal(95, FreeSpace(70, 80, 10, 100), 0, []) == (
+        "/nvme: not enough room: 95 B needed, 80 B free, of which this site keeps 10 B free, 25 B "
+        "still missing; the whole disk has only 100 B: ask for nodes with larger disks, or stage "
+        "less"
+    )
+
+
+def test_it_is_said_if_a_disk_is_full_of_other_files_than_the_users_copies() -> None:
+    every = [kept("a", 3, 1), kept("b", 4, 1, held=Held.PINNED)]
+    said = (
+        "/nvme: not enough room: 20 B needed, 10 B free, 3 B can be freed by removing your old "
+        "copies, 7 B still missing; 4 B of your copies stay: /nvme/b (pinned); unpin copies "
+        "(stagectl unpin DST), delete other files of yours there, use other nodes, or ask the "
+        "administrator to make room: 83 B of the disk's 100 B are taken by other files than your "
+        "copies"
+    )
+    assert refusal(20, FreeSpace(10, 10, 0, 100), 0, every) == said
+    enough = [kept("b", 40, 1, held=Held.PINNED)]
+    assert refusal(20, FreeSpace(10, 10, 0, 100), 0, enough) == (
+        "/nvme: not enough room: 20 B needed, 10 B free, 10 B still missing; 40 B of your copies "
+        f"stay: /nvme/b (pinned); unpin copies (stagectl unpin DST), {REMEDY}"
     )
 
 
@@ -565,7 +596,7 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         with closing(Locks(node.cache)) as locks:
             gone = room.make({node.cache: locks}, "n1")
         with pytest.raises(SpaceError) as caught:
-            rooms(needs_of(9 * MIB), [], Space(), "")[0].plan()
+            rooms(needs_of(8 * MIB - (1 << 16)), [], Space(), "")[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
 
     gone, left, message = on_tmpfs(disk, "size=8m", act)
