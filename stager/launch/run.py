@@ -46,6 +46,20 @@ _ABSENT = (
     "network has failed, or the process is stopped or cannot read its Python; submit again; if it "
     "fails again, use other nodes (--exclude) and tell the administrator"
 )
+#: The failure of ranks of which none has begun, and what to do where Slurm starts them.
+_NONE = (
+    "MPI did not start within {:g} s: {} has started no staging process on any node, or none that "
+    "can read its Python; {}"
+)
+_NONE_REMEDY = (
+    "submit again, and if it fails again tell the administrator (slurmd's log on the nodes says "
+    "whether it started the step; stagectl doctor, whether the Python is there)"
+)
+#: The failure of ranks that have all begun, but do not find each other.
+_WAITING = (
+    "MPI did not start within {:g} s: the staging processes run on all nodes, but wait for each "
+    "other in MPI_Init: the network between the nodes, or MPI's settings, may be at fault; {}"
+)
 #: Why a stage ends that one of its ranks reported nonsense about.
 _UNREADABLE = (
     "the answer of a rank cannot be read; tell the administrator to check that all nodes have the "
@@ -169,16 +183,26 @@ def _no_outcome(
         return _NOT_CONNECTED.format(start_timeout)
     if listener.is_disconnected:
         problem = _DISCONNECTED.format(_STARTS)
-    elif listener.timed_out and (absent := listener.absent()):
-        problem = _ABSENT.format(start_timeout, fold(absent))
     elif listener.timed_out:
-        problem = f"MPI did not start within {start_timeout:g} s; {remedy}"
+        problem = _not_begun(launcher, listener, start_timeout, remedy)
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
         why = listener.crash or f"{launcher} {ended}"
         problem = f"staging ended early: {why}; submit again"
     return problem + "".join(f"\n  {line}" for line in listener.tail)
+
+
+def _not_begun(launcher: str, listener: _Listener, start_timeout: float, remedy: str) -> str:
+    """Return the message for ranks that have not begun in time."""
+    if absent := listener.absent():
+        return _ABSENT.format(start_timeout, fold(absent))
+    if listener.none_is_alive:
+        how = _NONE_REMEDY if remedy == MPI_REMEDY else remedy
+        return _NONE.format(start_timeout, launcher, how)
+    if listener.all_are_alive:
+        return _WAITING.format(start_timeout, remedy)
+    return f"MPI did not start within {start_timeout:g} s; {remedy}"
 
 
 class _Listener:
@@ -269,6 +293,16 @@ class _Listener:
             self.timed_out = not self.begun and time.monotonic() >= self._deadline
             if self.begun and not self._over_at:
                 self.stall = self._pulses.verdict(self._clock.seconds())
+
+    @property
+    def none_is_alive(self) -> bool:
+        """Whether no rank has begun, before MPI."""
+        return not self._alive
+
+    @property
+    def all_are_alive(self) -> bool:
+        """Whether as many ranks have begun as there are nodes, whatever these are called."""
+        return 0 < len(self._pulses.names()) <= len(self._alive)
 
     def absent(self) -> list[str]:
         """Return the nodes whose rank has not begun, if others have.

@@ -589,6 +589,7 @@ def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> No
         f"{PYTHON} -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
     )
     two, one = "n[1-2] -N2", "n1 -N1 -n2"
+    none = "srun has started no staging process on any node, or none that can read its Python"
     assert [
         hello_line(sound_site, 'mpi = "pmix"', nodes=1),
         hello_line(sound_site, 'mpi = "none"', nodes=1),
@@ -598,5 +599,5 @@ def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> No
         "ok       two ranks on n1 find each other by --mpi=pmix",
         fails.format("n1", "none", "srun ended with code C", one, "none"),
         fails.format("n[1-2]", "pmix", "each is alone", two, "pmix"),
-        fails.format("n[1-2]", "pmix", "MPI did not start within 2 s", two, "pmix"),
+        fails.format("n[1-2]", "pmix", f"MPI did not start within 2 s: {none}", two, "pmix"),
     ]

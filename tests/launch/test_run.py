@@ -28,6 +28,19 @@ REMEDY = (
     "stage.toml may not fit this MPI library; srun --mpi=list names Slurm's plugins, Open MPI "
     "needs pmix)"
 )
+#: What ends a start in which no rank has begun, and one in which all have.
+NONE_REMEDY = (
+    "submit again, and if it fails again tell the administrator (slurmd's log on the nodes says "
+    "whether it started the step; stagectl doctor, whether the Python is there)"
+)
+NONE = (
+    "MPI did not start within 0.3 s: {} has started no staging process on any node, or none that "
+    f"can read its Python; {NONE_REMEDY}"
+)
+WAITING = (
+    "MPI did not start within 0.3 s: the staging processes run on all nodes, but wait for each "
+    "other in MPI_Init: the network between the nodes, or MPI's settings, may be at fault; "
+)
 DONE = Outcome(
     items=[
         ItemReport(
@@ -365,7 +378,7 @@ def test_a_node_whose_rank_does_not_begin_is_blamed_if_others_do(launcher: Launc
 
 def test_ranks_that_do_not_begin_in_time_are_ended(launcher: Launcher) -> None:
     message, _, pid = launcher.failure("echo $$; exec sleep 60", 0.3).partition("\n  ")
-    assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+    assert message == NONE.format("sh")
     assert _is_gone(int(pid))
 
 
@@ -380,17 +393,27 @@ def test_nodes_whose_rank_has_not_begun_are_named(launcher: Launcher) -> None:
     )
 
 
-@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n7"], ["n2", "n7"]], ids=",".join)
+@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n2", "n7"]], ids=",".join)
 def test_no_node_is_named_if_all_have_begun(launcher: Launcher, nodes: list[str]) -> None:
     alive = "".join(ALIVE % node for node in nodes)
-    message = launcher.failure(f"{alive} exec sleep 60", 0.3)
+    assert launcher.failure(f"{alive} exec sleep 60", 0.3) == WAITING + REMEDY
+
+
+def test_no_node_is_named_if_nodes_have_other_names(launcher: Launcher) -> None:
+    message = launcher.failure(f"{ALIVE % 'n7'} exec sleep 60", 0.3)
     assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+
+
+def test_if_mpiexec_has_started_no_rank_its_own_remedy_is_told() -> None:
+    with pytest.raises(LaunchError) as caught:
+        run(["/bin/sleep", "60"], {}, 0.3, lambda _: None, remedy="try ssh")
+    assert str(caught.value) == NONE.format("sleep").replace(NONE_REMEDY, "try ssh")
 
 
 def test_noise_is_not_a_sign_of_ranks_that_begin(launcher: Launcher) -> None:
     script = "while echo waiting for resources >&2; do sleep 0.02; done"
     message, *lines = launcher.failure(script, 0.3).split("\n  ")
-    assert message == f"MPI did not start within 0.3 s; {REMEDY}"
+    assert message == NONE.format("sh")
     assert set(lines) == {"waiting for resources"}
 
 
@@ -401,7 +424,7 @@ def test_noise_without_a_pause_does_not_put_off_the_end() -> None:
         return str(caught.value)
 
     lines = "\n  y" * 12
-    assert within(2, act) == f"MPI did not start within 0.3 s; {REMEDY}{lines}"
+    assert within(2, act) == f"{NONE.format('yes')}{lines}"
 
 
 def test_ranks_that_began_take_the_time_they_need(launcher: Launcher) -> None:
