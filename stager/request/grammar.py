@@ -28,6 +28,7 @@ from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Mode, Option
 from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
+    BLANKS,
     Char,
     Field,
     check_characters,
@@ -51,6 +52,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
 #: The same of an image, as far as its tag or digest: another colon follows.
 _IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
+_COMMA = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
 _LINE = "#STAGE SRC DST [key=value…]"
 _NOT_EXPANDED = {
     "$": "variables are not expanded here; write the value, or run stagectl stage in the script, "
@@ -92,12 +94,22 @@ def parse_line(line: str) -> Directive:
     words = split_words(line, len("#STAGE"), sbatch=False)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         raise _missing_path(line, words)
+    _check_commas(line, words)
     _check_quotes(line, words)
     for path in words[:2]:
         if _OPTION_BEHIND.search(path.value):
             problem = f"write a space, not ',', before an option: {_LINE}"
             raise DirectiveError(problem, line, line.find(",", path.at))
     return _build(line, words[0], words[1], words[2:])
+
+
+def _check_commas(line: str, words: Sequence[Field]) -> None:
+    """Raise DirectiveError for a comma between two words, or at the end of the last one."""
+    at = next((word.comma for word in words if word.comma >= 0), -1)
+    if at >= 0:
+        problem = f"write only a space, no ',', between SRC, DST and options: {_LINE}"
+        remedy = "if a name or pattern ends in ',', put it in quotes"
+        raise DirectiveError(f"{problem}; {remedy}", line, at)
 
 
 def _check_quotes(line: str, words: Sequence[Field]) -> None:
@@ -143,7 +155,10 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
     protected = url.end() if url else 0
     pieces = split(paths[protected:], ":", end)
     if len(pieces) == 1:
-        raise DirectiveError("no ':' between source and destination", text, end)
+        problem = "no ':' between source and destination"
+        if text[end:].lstrip(f",{BLANKS}").startswith("/"):
+            problem += f" before ','; write each source as SRC:DST, joined by ';'; {_COMMA}"
+        raise DirectiveError(problem, text, end)
     (source, source_end), (destination, destination_end) = pieces[:2]
     if len(pieces) > 2:
         rest = field([char for char in paths if char.at > source_end], end)
@@ -192,6 +207,9 @@ def _check_path(text: str, path: Field, what: str) -> None:
             raise DirectiveError(_NO_URL, text, path.at)
         _check_url(text, path)
         return
+    if path.value[0] in "\"'":
+        problem = f"the {what} begins with a quotation mark; remove the quotes, a blank needs none"
+        raise DirectiveError(problem, text, path.at)
     if not path.value.startswith("/"):
         problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
         raise DirectiveError(problem, text, path.at)
@@ -290,6 +308,8 @@ class _Chosen:
     def _type(self, option: Field, key: str) -> type:
         """Return the type of the option's value. Raise DirectiveError unless it may be given."""
         kind = OPTION_TYPES.get(key)
+        if not self._text.startswith("#STAGE"):
+            self._check_joint(option)
         if kind is None:
             shown = printable(key)
             near = difflib.get_close_matches(shown, OPTION_TYPES)
@@ -300,6 +320,14 @@ class _Chosen:
         if key in self.values and kind is not tuple:
             raise self._fault(f"'{key}' is given twice", option.at)
         return kind
+
+    def _check_joint(self, option: Field) -> None:
+        """Raise DirectiveError for a comma without an option behind it in a ``--stage`` value."""
+        if not option.value:
+            raise self._fault("no option follows ','; write one, or remove ','", option.at)
+        if option.value.startswith("/") or is_url(option.value):
+            problem = f"write ';', not ',', before another SRC:DST, or repeat --stage; {_COMMA}"
+            raise self._fault(problem, option.at)
 
     def _choice(self, choices: type[StrEnum], value: str, at: int) -> StrEnum:
         try:

@@ -40,6 +40,8 @@ class Field(NamedTuple):
     at: int
     #: The positions of what a shell or Slurm would expand elsewhere.
     expansions: tuple[int, ...] = ()
+    #: The position of a comma at the end of a line's word, outside of quotes; -1 without one.
+    comma: int = -1
 
 
 def escape(path: str) -> str:
@@ -129,20 +131,23 @@ def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
     do not match. (The standard library's shlex keeps no positions.)
     """
     words: list[Field] = []
-    word: list[Char] = []
+    word: list[tuple[Char, bool]] = []
     for char, plain in _unquote(line, start, sbatch=sbatch):
         if plain and char.char == "#" and (sbatch or not word):
             break
         if not plain or char.char not in BLANKS:
-            word.append(char)
+            word.append((char, plain))
         elif word:
             words.append(_word(word))
             word = []
     return [*words, _word(word)] if word else words
 
 
-def _word(chars: list[Char]) -> Field:
-    return _joined([char for char in chars if char.char], chars[0].at)
+def _word(chars: list[tuple[Char, bool]]) -> Field:
+    """Return the word of ``chars``, each with whether it is outside of quotes and escapes."""
+    joined = _joined([char for char, _ in chars if char.char], chars[0][0].at)
+    last, plain = chars[-1]
+    return joined._replace(comma=last.at) if plain and last.char == "," else joined
 
 
 def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[Char, bool]]:

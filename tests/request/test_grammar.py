@@ -39,6 +39,7 @@ KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
     "layout, replace"
 )
+IN_PATH = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
 QUOTES = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
@@ -180,6 +181,44 @@ def test_a_value_without_its_two_paths_is_refused(text: str, problem: str, colum
 )
 def test_a_path_that_is_not_absolute_is_refused(text: str, what: str, column: int) -> None:
     problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
+    assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "column"),
+    [('"/a:/b"', "source", 0), ("'/a b':/c", "source", 0), ('/a: "/b c"', "destination", 4)],
+)
+def test_a_path_in_quotes_of_its_own_is_refused(text: str, what: str, column: int) -> None:
+    problem = f"the {what} begins with a quotation mark; remove the quotes, a blank needs none"
+    assert value_fault(text) == message(problem, text, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("/a:/nvme/a,/b:/nvme/b", 11),
+        ("/a:/nvme/a,replace, /b:/nvme/b", 20),
+        ("/a:/nvme/a, s3://bucket/b:/nvme/b", 12),
+    ],
+)
+def test_a_comma_before_another_directive_is_refused(text: str, column: int) -> None:
+    problem = f"write ';', not ',', before another SRC:DST, or repeat --stage; {IN_PATH}"
+    assert value_fault(text) == message(problem, text, column)
+
+
+def test_sources_joined_by_a_comma_are_refused() -> None:
+    problem = (
+        "no ':' between source and destination before ','; write each source as SRC:DST, joined by "
+        f"';'; {IN_PATH}"
+    )
+    assert value_fault("/a, /b:/nvme/") == message(problem, "/a, /b:/nvme/", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"), [("/a:/b,", 6), ("/a:/b, ;/c:/d", 7), ("/a:/b,,validate=size", 6)]
+)
+def test_a_comma_without_an_option_is_refused(text: str, column: int) -> None:
+    problem = "no option follows ','; write one, or remove ','"
     assert value_fault(text) == message(problem, text, column)
 
 
@@ -679,6 +718,30 @@ def test_a_line_that_is_wrong_is_refused(line: str, problem: str, column: int) -
 def test_a_relative_path_in_a_line_is_refused(line: str, what: str, column: int) -> None:
     problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
     assert line_fault(line) == message(problem, line, column)
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ("#STAGE /a /b, mode=shard", 12),
+        ("#STAGE /a, /b", 9),
+        ("#STAGE /a , /b", 10),
+        ("#STAGE /a /b,", 12),
+        ("#STAGE '/a' '/b',  # why", 16),
+        ("#STAGE /a /b include=*.bin, exclude=x", 26),
+    ],
+)
+def test_a_comma_at_the_end_of_a_word_in_a_line_is_refused(line: str, column: int) -> None:
+    problem = (
+        "write only a space, no ',', between SRC, DST and options: #STAGE SRC DST [key=value…]; if "
+        "a name or pattern ends in ',', put it in quotes"
+    )
+    assert line_fault(line) == message(problem, line, column)
+
+
+@pytest.mark.parametrize("destination", ["'/b,'", '"/b,"', "/b\\,"])
+def test_a_comma_in_quotes_may_end_a_path_in_a_line(destination: str) -> None:
+    assert parse_script([BASH, f"#STAGE /a {destination}"]) == (Directive("/a", "/b,"),)
 
 
 @pytest.mark.parametrize(
