@@ -7,6 +7,7 @@ the launcher's own; the last of them are part of the message if there is no Outc
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -71,6 +72,10 @@ _UNREADABLE = (
 _CONNECTION_LOST = "_direct_conn_establish"
 #: Seconds in which the ranks may begin in spite of that, and how often they are started at most.
 _LOST_PATIENCE, _STARTS = 5.0, 3
+#: The share of the time to start after which ranks that hang are started again, once. Now and then
+#: MPI libraries, and Slurm's plugin for PMIx, wait for ever as ranks start: here in one of some
+#: thousand stages, and https://github.com/openpmix/openpmix/issues/2967 has up to 4 in 5,000.
+_FIRST_SHARE = 1 / 3
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
@@ -136,7 +141,8 @@ def run(
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
     out whether they stall. ``remedy`` is for ranks that do not start. Start them again if Slurm
-    lost a connection before they began.
+    lost a connection before they began; and once within the same time if they hang: if after a
+    third of it none has begun, and no node is known as the reason.
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, or end
     without an Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at
@@ -146,12 +152,12 @@ def run(
     listener = _Listener(start_timeout, on_event, pulses, patience)
     for start in range(_STARTS):
         if start:
-            on_event({"event": "restarted"})
+            on_event({"event": "restarted", "lost": listener.is_disconnected})
         with Process(argv, environment) as process:
             listener.listen(process)
             if listener.gave_up:
                 process.end(patience.stop)
-        if not listener.is_disconnected:
+        if not (listener.is_disconnected or listener.hangs):
             break
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
@@ -220,16 +226,19 @@ class _Listener:
     ) -> None:
         self._patience = patience
         self._start_timeout = start_timeout
-        self._deadline = 0.0
+        #: When ranks that hang are started again, and when they are given up.
+        self._again_at = self._deadline = math.inf
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
         self._paces = Paces()
         self._clock = RunningClock()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
-        #: Whether a rank lives, whether all have begun, and whether they had not at the deadline.
+        #: Whether a rank lives, whether all have begun, whether they hang and are to be started
+        #: again, and whether they had not begun at the deadline.
         self.has_pulse = False
         self.begun = False
+        self.hangs = False
         #: Whether a rank has told more than that it failed.
         self.connected = False
         self.timed_out = False
@@ -254,7 +263,7 @@ class _Listener:
     @property
     def gave_up(self) -> bool:
         """Whether the launcher must be ended: its ranks do not begin, do not move, or are over."""
-        return self.timed_out or bool(self.stall) or self._is_overdue()
+        return self.timed_out or self.hangs or bool(self.stall) or self._is_overdue()
 
     @property
     def is_disconnected(self) -> bool:
@@ -283,16 +292,26 @@ class _Listener:
 
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
-        self._deadline = time.monotonic() + self._start_timeout
-        self.timed_out = self._connection_lost = False
+        now = time.monotonic()
+        if not self.hangs:
+            self._deadline = now + self._start_timeout
+        is_first = self._again_at == math.inf
+        self._again_at = now + self._start_timeout * _FIRST_SHARE if is_first else self._deadline
+        self.timed_out = self.hangs = self._connection_lost = False
         self._alive.clear()
         self.tail.clear()
         while process.is_open and not self.gave_up:
             for line in process.read_lines(_TICK):
                 self._take(line)
-            self.timed_out = not self.begun and time.monotonic() >= self._deadline
+            now = time.monotonic()
+            self.timed_out = not self.begun and now >= self._deadline
+            self.hangs = not self.timed_out and now >= self._again_at and self._may_hang()
             if self.begun and not self._over_at:
                 self.stall = self._pulses.verdict(self._clock.seconds())
+
+    def _may_hang(self) -> bool:
+        """Whether the ranks do not begin for a reason that another start may not meet."""
+        return not (self.begun or self.has_pulse or self._connection_lost or self.absent())
 
     @property
     def none_is_alive(self) -> bool:

@@ -493,8 +493,39 @@ def test_ranks_that_slurm_does_not_connect_are_started_again(
     hang = f"echo $$ >{first}; {say('LOST')} >&2; exec sleep 60"
     script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
     assert launcher.run(script, LOST=LOST, RESULT=result(DONE)) == DONE
-    assert launcher.events == [{"event": "restarted"}, STARTED]
+    assert launcher.events == [{"event": "restarted", "lost": True}, STARTED]
     assert _is_gone(int(first.read_text()))
+
+
+def test_ranks_that_hang_are_started_again(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.1)
+    first = tmp_path / "first"
+    hang = f"echo $$ >{first}; exec sleep 60"
+    script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
+    assert launcher.run(script, 30, RESULT=result(DONE)) == DONE
+    assert launcher.events == [{"event": "restarted", "lost": False}, STARTED]
+    assert _is_gone(int(first.read_text()))
+
+
+def test_ranks_that_hang_are_started_again_only_once(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.0)
+    message = launcher.failure("exec sleep 60", 4)
+    assert message.startswith(f"{NOT_STARTED} within 4 s: ")
+    assert launcher.events == [{"event": "restarted", "lost": False}]
+
+
+def test_a_node_that_is_late_is_waited_for(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.1)
+    script = f"{say('ALIVE')}; sleep 3.5; {say('STARTED', 'RESULT')}"
+    alive = event("alive", node="n1")
+    assert launcher.run(script, 30, ALIVE=alive, RESULT=result(DONE)) == DONE
+    assert launcher.events == [STARTED]
 
 
 def test_ranks_that_begin_though_slurm_lost_a_connection_are_left_alone(
@@ -515,7 +546,7 @@ def test_ranks_that_slurm_never_connects_are_given_up(
         f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in a row; submit "
         f"again, and if it fails again tell the administrator\n  {LOST}"
     )
-    assert launcher.events == [{"event": "restarted"}] * 2
+    assert launcher.events == [{"event": "restarted", "lost": True}] * 2
 
 
 @pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
