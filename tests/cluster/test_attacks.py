@@ -1261,6 +1261,8 @@ def test_a_node_that_answers_for_others_is_named_and_they_speak_for_themselves(s
 INJECT = f"{SOURCE}/tests/cluster/inject.py"
 #: Attempts to be faster than the true rank, which connects some 30 ms after the other listens.
 RACES = 5
+#: What the job says if its ranks were started again.
+RESTARTED = "; the staging starts again"
 
 
 @pytest.fixture
@@ -1281,7 +1283,8 @@ def speak_as_ranks(
 
     Return the job and what he printed.
 
-    Try again until each of his processes has printed ``done``: otherwise nothing was tried.
+    Try again until each of his processes has printed ``done`` and the ranks were not started again,
+    without him: otherwise nothing was tried.
     """
     said: list[str] = []
     for _ in range(RACES):
@@ -1305,7 +1308,7 @@ def speak_as_ranks(
             for speaker in speakers:
                 speaker.kill()
             said = [speaker.communicate()[0] for speaker in speakers]
-        if all(done in text for text in said):
+        if all(done in text for text in said) and RESTARTED not in job.output():
             return job, said
     pytest.fail(f"bob was never taken for a rank: {said}")
 
