@@ -150,9 +150,9 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0))
 
 
-def end_with_parent() -> None:
-    """Have this process killed when its parent ends. A change of its user takes that back."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0))
+def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process signalled when its parent ends. A change of its user takes that back."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0))
 
 
 def leave_untagged(port: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError
+from stager.base.linux import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,15 +32,19 @@ class Process:
     """A running launcher. When left as a context manager, its pipes are closed and it is awaited;
     when left by an exception, it is ended.
 
-    Raise LaunchError if it cannot be started.
+    If it is ``bound``, it is terminated when this process is killed. That is for a caller with one
+    thread: it needs Python code between fork and exec. Raise LaunchError if it cannot be started.
     """
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], *, bound: bool = False
+    ) -> None:
         self._selector = selectors.DefaultSelector()
         try:
             self._child = subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                preexec_fn=partial(_end_with, os.getpid()) if bound else None,  # noqa: PLW1509
             )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
@@ -108,3 +115,10 @@ class Process:
         self._child.terminate()
         if not self.ends_within(patience):
             self._child.kill()
+
+
+def _end_with(parent: int) -> None:
+    """Have this new process terminated when ``parent`` ends, so that a launcher ends its tasks."""
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)

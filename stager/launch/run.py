@@ -153,7 +153,7 @@ def run(
     for start in range(_STARTS):
         if start:
             on_event({"event": "restarted", "lost": listener.is_disconnected})
-        with Process(argv, environment) as process:
+        with Process(argv, environment, bound=True) as process:
             listener.listen(process)
             if listener.gave_up:
                 process.end(patience.stop)

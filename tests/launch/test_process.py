@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +96,31 @@ def test_one_that_is_left_by_an_exception_is_ended(
         interrupted()
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+#: Starts a launcher, prints its process id, and is killed.
+KILLED = """
+import os, signal
+from stager.launch.process import Process
+with Process(["/bin/sh", "-c", "echo $$; trap 'echo ended >%s; exit' TERM; \
+while :; do sleep 0.05; done"], {"PATH": os.defpath}, bound=True) as process:
+    print(process.read_lines(10)[0], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_is_terminated_if_stagectl_is_killed(tmp_path: Path) -> None:
+    script = KILLED % (tmp_path / "said")
+    line = [sys.executable, "-c", script]
+    killed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    launcher = Path(f"/proc/{int(killed.stdout)}")
+    deadline = time.monotonic() + 10
+    try:
+        while launcher.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(killed.stdout), signal.SIGKILL)
+    assert (tmp_path / "said").read_text() == "ended\n"
