@@ -17,6 +17,7 @@ from stager.base.errors import SpaceError, StageError
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
 from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.reading import Reading
 from stager.disk.files import existing_folder_above, facts_beneath, opened_beneath
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
@@ -333,6 +334,7 @@ class RoomPlan:
         caches = {*(one.cache for one in needs), *others} if short else set()
         replaced = {one.destination for one in needs}
         self._looked_into: set[tuple[Cache, str]] = set()
+        self._reading = Reading()
         self._candidates = {
             (cache, one.destination): (
                 replace(one, held=Held.WANTED) if one.destination in wanted else one
@@ -359,7 +361,7 @@ class RoomPlan:
         key = one.cache, one.destination
         if key not in self._looked_into:
             self._looked_into.add(key)
-            return holds_own(one, self._disk)
+            return holds_own(one, self._disk, self._reading)
         return False
 
     def _hold(self, one: Candidate, why: Held) -> None:
@@ -394,8 +396,8 @@ class RoomPlan:
         try:
             with ExitStack() as stack:
                 locks = locks or stack.enter_context(closing(Locks(one.cache)))
-                is_gone = remove(one.cache, locks, self._disk, one.destination) is not None
-                return None if is_gone else Held.IN_USE
+                gone = remove(one.cache, locks, self._disk, one.destination, reading=self._reading)
+                return None if gone else Held.IN_USE
         except HoldsOwnError:  # since it was looked into
             return Held.OWN
         except (OSError, StageError):
@@ -440,10 +442,10 @@ def free_space(path: str, space: Space) -> FreeSpace:
     return FreeSpace(free - share, free, share, room.f_blocks * room.f_frsize)
 
 
-def holds_own(one: Candidate, disk: str) -> bool:
+def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:
     """Return whether a user's own files would be deleted with the copy."""
     path = f"{disk}{one.destination}"
-    return is_removable(one.record, path) and bool(find_own(one.cache, one.record, path))
+    return is_removable(one.record, path) and bool(find_own(one.cache, one.record, path, reading))
 
 
 def remove(
@@ -454,11 +456,13 @@ def remove(
     job: int = 0,
     *,
     force: bool = False,
+    reading: Reading | None = None,
 ) -> Record | None:
     """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
     That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
-    With ``force``, files of the user's own are deleted with the copy. Raise HoldsOwnError, OSError
+    With ``force``, files of the user's own are deleted with the copy; without, ``reading`` finds
+    them. Raise HoldsOwnError, OSError
     or DestinationError.
     """
     if not locks.take(destination):
@@ -470,7 +474,7 @@ def remove(
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
         if _is_on_disk(cache.root, path) and is_removable(record, path):
-            files = [] if force else find_own(cache, record, path)
+            files = [] if force else find_own(cache, record, path, reading)
             if files:
                 raise HoldsOwnError(destination, files)
             _remove_copy(cache, record, path)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, StageError
 from stager.base.paths import COMPILED_FOLDER
-from stager.disk.files import opened, read_back
+from stager.copies.reading import Reading
+from stager.disk.files import opened
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
@@ -68,17 +69,18 @@ def count_text(files: list[str]) -> str:
     return f"{files_text(len(files))} that {was} not staged, or {was} changed since"
 
 
-def find_own(cache: Cache, record: Record, path: str) -> list[str]:
+def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
-    What cannot be listed counts as one file, by the text of the error.
+    What cannot be listed counts as one file, by the text of the error. What has another time, and
+    is beyond the limit of ``reading``, counts too.
     """
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     if not record.tree:
-        return [] if is_same_file(path, there, record) else [os.path.basename(path)]
+        return [] if is_same_file(path, there, record, reading) else [os.path.basename(path)]
     from stager.tree.walk import walk  # not needed for a file
 
     try:
@@ -86,10 +88,12 @@ def find_own(cache: Cache, record: Record, path: str) -> list[str]:
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]
-    return own_in_listing(cache, record, path, copy)
+    return own_in_listing(cache, record, path, copy, reading)
 
 
-def is_same_file(path: str, there: os.stat_result, record: Record) -> bool:
+def is_same_file(
+    path: str, there: os.stat_result, record: Record, reading: Reading | None = None
+) -> bool:
     """Return whether what is ``there`` has the bytes of the staged file, whatever its time."""
     if is_ours(there, record):
         return True
@@ -98,11 +102,13 @@ def is_same_file(path: str, there: os.stat_result, record: Record) -> bool:
     if record.tree or not alike or not stat.S_ISREG(there.st_mode):
         return False
     with suppress(OSError):
-        return read_back(path) == record.digest
+        return (reading or Reading()).digest(path) == record.digest
     return False
 
 
-def own_in_listing(cache: Cache, record: Record, path: str, copy: Listing) -> list[str]:
+def own_in_listing(
+    cache: Cache, record: Record, path: str, copy: Listing, reading: Reading | None = None
+) -> list[str]:
     """Return what `find_own` does of a folder, by a new listing of the ``copy``."""
     from stager.tree.table import Table, as_copy
 
@@ -110,7 +116,7 @@ def own_in_listing(cache: Cache, record: Record, path: str, copy: Listing) -> li
     if as_copy(copy).digest() == record.tree.copy_digest:
         return []
     table = Table.load(cache, record)
-    return _Search(record, path, copy, table).files()
+    return _Search(record, path, copy, table, reading or Reading()).files()
 
 
 class _Search:
@@ -119,7 +125,10 @@ class _Search:
     Without the ``table`` of what was staged, all files of a copy that changed are taken for those.
     """
 
-    def __init__(self, record: Record, path: str, copy: Listing, table: Table | None) -> None:
+    def __init__(
+        self, record: Record, path: str, copy: Listing, table: Table | None, reading: Reading
+    ) -> None:
+        self._reading = reading
         self._record = record
         self._copy = copy
         self._table = table
@@ -184,9 +193,8 @@ class _Search:
         if copy.sizes[now] != self._table.sizes[then]:
             return False
         with suppress(OSError):
-            return bytes.fromhex(read_back(self._above + copy.paths[row])) == self._table.digest(
-                then
-            )
+            digest = self._reading.digest(self._above + copy.paths[row])
+            return bytes.fromhex(digest) == self._table.digest(then)
         return False
 
     def _time(self, row: int) -> int:

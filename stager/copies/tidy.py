@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
@@ -21,6 +21,7 @@ from stager.base.log import log
 from stager.base.options import Lifetime
 from stager.copies import evict
 from stager.copies.own import HoldsOwnError, count_text
+from stager.copies.reading import Reading
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
     from stager.disk.record import Record
     from stager.root.rules import Rules
 
+#: Bytes that are read to find out whether files that have another time were changed: root waits 10
+#: s for all of the clean-up. A copy with more of them stays, and its user can evict it.
+_MOST_READ = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How copies are removed: whether syslog is told of one that stays, and what may be read."""
+
+    syslog: bool
+    reading: Reading
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Remove and report what the arguments ask for. Return 0, even if something could not be."""
@@ -40,24 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     linux.set_dumpable(False)
     options = _parser().parse_args(arguments)
     rules = read_rules(options.config)
+    way = _Way(rules.syslog, Reading(_MOST_READ))
     caches = dict(_caches(rules))
     uid = os.getuid()
     figures, destinations = figures_of(uid, options.job), uses_of(uid, options.job)
     remove_files(uid, options.job)  # its list, if it is there, keeps copies from being removed
     answer: dict[str, object] = {
-        "removed": sum(_clean_up(cache, destinations, rules) for cache in caches.values())
+        "removed": sum(_clean_up(cache, destinations, way) for cache in caches.values())
     }
     if options.job:
         answer["figures"] = figures
     if options.usage:
-        answer["usage"] = {root: _usage(cache, rules) for root, cache in caches.items()}
+        answer["usage"] = {root: _usage(cache, way) for root, cache in caches.items()}
     if options.root in caches:
         cache = caches[options.root]
         # By time of use alone, as root compares it with that of other users' copies.
         may_go = sorted(
             evict.oldest(evict.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
         )
-        answer["evicted"], others = _evict(cache, may_go, options.oldest, rules)
+        answer["evicted"], others = _evict(cache, may_go, options.oldest, way)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
@@ -83,16 +97,16 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
             yield root, look_for_cache(root, uid, shared=True)
 
 
-def _clean_up(cache: Cache, destinations: Collection[str], rules: Rules) -> int:
+def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
     """Remove partial files, and those copies with lifetime=job. Return the number of copies."""
     with suppress(OSError):
         cache.sweep()
     records = [cache.load(destination) for destination in destinations]
     ended = [one.destination for one in records if one and _is_for_job(one)]
-    return _remove(cache, ended, rules)
+    return _remove(cache, ended, way)
 
 
-def _remove(cache: Cache, destinations: Sequence[str], rules: Rules) -> int:
+def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
     """Remove those copies that can be removed. Return their number.
 
     One with files of the user's own stays, without lifetime=job.
@@ -103,12 +117,12 @@ def _remove(cache: Cache, destinations: Sequence[str], rules: Rules) -> int:
         with suppress(StageError), closing(Locks(cache)) as locks:
             for destination in destinations:
                 with suppress(OSError, StageError):
-                    removed += _remove_one(cache, locks, destination, rules)
+                    removed += _remove_one(cache, locks, destination, way)
     return removed
 
 
 def _evict(
-    cache: Cache, copies: Sequence[Candidate], count: int, rules: Rules
+    cache: Cache, copies: Sequence[Candidate], count: int, way: _Way
 ) -> tuple[int, Sequence[Candidate]]:
     """Evict the first ``count`` copies that can be. Return their number, and the copies behind.
 
@@ -120,7 +134,7 @@ def _evict(
             while count and at < len(copies):
                 at += 1
                 try:
-                    removed += _remove_one(cache, locks, copies[at - 1].destination, rules)
+                    removed += _remove_one(cache, locks, copies[at - 1].destination, way)
                 except HoldsOwnError:
                     continue
                 except (OSError, StageError):
@@ -131,12 +145,12 @@ def _evict(
     return removed, copies[at:]
 
 
-def _remove_one(cache: Cache, locks: Locks, destination: str, rules: Rules) -> bool:
+def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool:
     """Remove a copy. Return whether it could be. Raise as `evict.remove` does."""
     try:
-        return evict.remove(cache, locks, "", destination) is not None
+        return evict.remove(cache, locks, "", destination, reading=way.reading) is not None
     except HoldsOwnError as error:
-        if _keep(cache, locks, destination) and rules.syslog:
+        if _keep(cache, locks, destination) and way.syslog:
             log(f"{destination} stays after its job: it holds {count_text(error.files)}")
         raise
 
@@ -158,12 +172,12 @@ def _keep(cache: Cache, locks: Locks, destination: str) -> bool:
         locks.release(destination)
 
 
-def _usage(cache: Cache, rules: Rules) -> tuple[int, int]:
+def _usage(cache: Cache, way: _Way) -> tuple[int, int]:
     """Return the bytes and the number of all copies."""
     copies = evict.find_candidates(cache, "")
     # A job's end may have gone unnoticed, as when the node lost its power.
     ended = [copy.record.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
-    if _remove(cache, ended, rules):
+    if _remove(cache, ended, way):
         copies = evict.find_candidates(cache, "")
     return sum(copy.size for copy in copies), len(copies)
 

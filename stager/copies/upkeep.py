@@ -28,6 +28,7 @@ from stager.base.numbers import is_integer
 from stager.base.text import bytes_text, listed
 from stager.copies import evict
 from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.reading import Reading
 from stager.copies.verify import fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
@@ -211,6 +212,7 @@ class _Run:
         self._disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
+        self._reading = Reading()
         self._own, self._of_site = _caches(command, disk)
         self.result = NodeResult()
 
@@ -371,16 +373,19 @@ class _Run:
 
     def _choose(self, candidates: list[Candidate], lacking: int) -> list[Candidate]:
         """Return the copies to evict for ``lacking`` bytes, and mark those that may not be."""
+        looked_into: set[str] = set()
         while True:
             chosen = evict.choose(candidates, lacking)
-            holders = [] if self._command.force else self._holders(chosen)
+            new = [one for one in chosen if one.destination not in looked_into]
+            holders = [] if self._command.force else self._holders(new)
             if not holders:
                 return chosen
+            looked_into |= {one.destination for one in new}
             for one in holders:
                 candidates[candidates.index(one)] = replace(one, held=evict.Held.OWN)
 
     def _holders(self, chosen: Iterable[Candidate]) -> list[Candidate]:
-        return [one for one in chosen if evict.holds_own(one, self._disk)]
+        return [one for one in chosen if evict.holds_own(one, self._disk, self._reading)]
 
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
         """Evict those that may go; one that fails does not stop the others."""
@@ -409,13 +414,15 @@ class _Run:
         path, force = f"{self._disk}{record.destination}", self._command.force
         # What is not the copy is kept in any case.
         is_copy = evict.is_removable(record, path)
-        files = find_own(cache, record, path) if is_copy else []
+        files = find_own(cache, record, path, self._reading) if is_copy else []
         if files and not force:
             raise HoldsOwnError(record.destination, files)
         if self._command.dry_run:
             return files
         locks = self._locks_of(cache)
-        gone = evict.remove(cache, locks, self._disk, record.destination, job, force=force)
+        gone = evict.remove(
+            cache, locks, self._disk, record.destination, job, force=force, reading=self._reading
+        )
         return None if gone is None else files
 
     def _pin(self, cache: Cache, record: Record) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
 from tests.support.trees import stage_folder
 
@@ -164,6 +165,16 @@ def test_what_the_disk_damaged_is_not_a_users_own(node: Node) -> None:
     assert node.own(record) == node.own(record.as_damaged()) == []
     _write("results")(node.path)
     assert node.own(record.as_damaged()) == ["results"]
+
+
+def test_what_may_not_be_read_may_be_a_users_own(node: Node) -> None:
+    record = node.stage()
+    for name in ("a", "m"):
+        os.utime(node.path / name, ns=(1, 1))
+    assert node.own(record) == []
+    size = (node.path / "a").stat().st_size  # of both
+    found = find_own(node.cache, record, str(node.path), Reading(2 * size - 1))
+    assert found == ["m"]
 
 
 def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:

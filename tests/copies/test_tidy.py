@@ -18,6 +18,7 @@ import pytest
 from stager.base.paths import JOBS_FOLDER, RUN_FOLDER
 from stager.copies import tidy
 from stager.disk.cache import open_cache
+from stager.disk.files import read_back
 from stager.disk.jobs import note_uses
 from stager.disk.record import CopyFacts
 from stager.root.room import begin_job
@@ -150,6 +151,33 @@ def test_a_copy_for_a_job_that_the_user_changed_stays_for_later_jobs(
     text = "1 file that was not staged, or was changed since"
     line = f"<14>slurm-stage: {tmp_path}/disk/b stays after its job: it holds {text}"
     assert lines == ([line] if told else [])
+
+
+#: The clean-up, with less that may be read.
+BOUNDED = """
+import sys
+from stager.copies import tidy
+tidy._MOST_READ = int(sys.argv.pop(1))
+tidy.main(sys.argv[1:])
+"""
+
+
+def test_no_more_is_read_than_fits_the_time(tmp_path: Path) -> None:
+    def act(node: Node) -> tuple[int, list[str], list[str]]:
+        for name in "ab":
+            node.put(name, lifetime="job")
+            os.utime(node.disk / name, ns=(1, 1))
+        for record in list(node.cache.records()):
+            node.cache.save(replace(record, digest=read_back(record.destination)))
+        node.run_job(17, "a", "b")
+        node.end_job(17)
+        size = (node.disk / "a").stat().st_size
+        line = [sys.executable, "-c", BOUNDED, str(2 * size - 1), f"--config={node.config}"]
+        done = subprocess.run([*line, "--job=17"], check=True, capture_output=True)
+        lifetimes = [record.lifetime for record in node.cache.records()]
+        return json.loads(done.stdout)["removed"], node.names(), lifetimes
+
+    assert on_node(tmp_path, act) == (1, ["b"], ["cache"])
 
 
 def with_null(act: Callable[[], Any]) -> Any:
