@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.errors import SourceError
 from stager.base.options import ITSELF, FolderLayout, Options, Relocate
 from stager.base.progress import Kind, doing
+from stager.base.text import listed
 from stager.disk.permissions import copied_mode, shared_mode
 from stager.disk.record import SourceFacts
 from stager.request.kinds import check_options
 from stager.source.access import look_at
 from stager.source.facts import Selection, Source
+from stager.source.location import is_url
 from stager.wire.codec import (
     BYTES,
     FLAG,
@@ -25,7 +29,7 @@ from stager.wire.codec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
@@ -81,17 +85,39 @@ def look_at_sources(
     """Return what rank 0 sees of the sources; return nothing on other ranks.
 
     Only rank 0 asks shared storage: hundreds of nodes that do so at once are slow. The listings of
-    folders are added to ``listings``. Raise SourceError if a source is missing or cannot be read,
-    UsageError or PolicyRefusal if an item's options do not fit its source.
+    folders are added to ``listings``. Raise SourceError if a source is missing or cannot be read;
+    it names others that are missing, too. Raise UsageError or PolicyRefusal if an item's options do
+    not fit its source.
     """
     if context.comm.rank:
         return ()
     copied = [(item.source, item.destination) for item in items if item.options.is_whole_copy]
     sources: list[Source] = []
-    for item in items:
-        with doing(Kind.READ, item.source):
-            sources.append(_look_at(context.request, item, copied, listings))
+    for at, item in enumerate(items):
+        try:
+            with doing(Kind.READ, item.source):
+                sources.append(_look_at(context.request, item, copied, listings))
+        except SourceError as error:
+            others = _missing(items[at + 1 :], item.source)
+            if not others:
+                raise
+            raise SourceError(f"{error.message}; not found either: {listed(others)}") from None
     return tuple(sources)
+
+
+def _missing(items: Iterable[StageItem], known: str) -> list[str]:
+    """Return which sources are missing, without URLs, which may take a while, and the ``known``."""
+    missing: list[str] = []
+    for source in dict.fromkeys(item.source for item in items if item.source != known):
+        if not is_url(source):
+            with doing(Kind.READ, source):
+                try:
+                    os.stat(source)
+                except (FileNotFoundError, NotADirectoryError):
+                    missing.append(source)
+                except OSError:
+                    pass  # it is there
+    return missing
 
 
 def _look_at(

@@ -160,6 +160,18 @@ def test_a_missing_source_ends_with_4(desk: Desk) -> None:
     assert [path for path in desk.nodes.glob("node*/nvme/*") if path.name[0] != "."] == []
 
 
+def test_other_missing_sources_are_named_with_the_first(desk: Desk) -> None:
+    names = ("img", "a", "b", "img/c", "d")
+    values = [f"/nowhere/{name}:/nvme/{at}" for at, name in enumerate(names)]
+    values += [f"{desk.source}:/nvme/x", "/nowhere/img:/nvme/y", f"{desk.source}/none:/nvme/z"]
+    assert desk.local("stage", *values) == Ran(
+        4,
+        "",
+        f"stage: node1: /nowhere/img: {MISSING}; not found either: /nowhere/a, /nowhere/b, "
+        "/nowhere/img/c and 2 more\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "code", "message"),
     [
