@@ -58,9 +58,10 @@ def check(
     """Check batch scripts and SRC:DST values before you submit them.
 
     Checks how they are written, and whether the site's configuration allows the destinations.
-    Warnings name each line of a script that is ignored or cut, and what else makes sbatch refuse
-    it; without --quiet also each source that this machine does not see, or that is a file instead
-    of a folder or the reverse. Warnings do not change the exit code.
+    A script that sbatch refuses as a whole, such as one with the line ends of Windows, is an error.
+    Warnings name each line of a script that is ignored or cut; without --quiet also each source
+    that this machine does not see, or that is a file instead of a folder or the reverse. Warnings
+    do not change the exit code.
     """
     if not values and not scripts and not tolerate:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
@@ -118,7 +119,7 @@ class _Findings:
             self.faults.append((place, error))
 
     def read_script(self, script: Path, lines: Iterable[str]) -> None:
-        """Add the directives in the head of a batch script."""
+        """Add the directives in the head of a batch script, and why sbatch refuses it."""
         for number, line in enumerate(head(lines), 1):
             place = f"{script}:{number}: "
             self._places.append(place)
@@ -132,6 +133,11 @@ class _Findings:
             for value in values:
                 self.read_value(value, place)
             self._tolerances += [(place, value) for value in tolerances]
+        for number, problem in refused_by_sbatch(lines):
+            place = f"{script}:{number}: "
+            if place not in self._places:
+                self._places.append(place)
+            self.faults.append((place, UsageError(f"sbatch refuses this script: {problem}")))
 
     def read_tolerances(self, rules: Launch) -> None:
         """Look at the values of --stage-tolerate."""
@@ -167,8 +173,6 @@ def _warn_of_lines(script: Path, lines: list[str]) -> None:
 
 def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the number, from 1, of each line that does not do what was meant, and why."""
-    for number, problem in refused_by_sbatch(lines):
-        yield number, f"sbatch refuses this script: {problem}"
     for number, form, line in likely_mistakes(lines):
         is_option = line.startswith("#SBATCH")
         what = "this option is misspelled" if is_option else "this is only a comment"

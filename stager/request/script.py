@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"#STAGE(?=\s|$)")
 #: A line that asks for files, wherever it stands in the script.
-_ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?=[=\s])")
+_ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?:-tolerate)?(?=[=\s])")
 
 _SBATCH_FORM = "#SBATCH --stage=SRC:DST"
 #: Comments that were probably meant to be such a line, and how that is written.
@@ -136,9 +136,15 @@ def _words(line: str) -> list[Field]:
 
 def refused_by_sbatch(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield why sbatch refuses a script as a whole, and the number of the line, from 1."""
+    number = 0
     for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            yield number, "this line has a null byte; name a batch script, not a program"
+            return
         if number == 1 and not line.startswith("#!"):
             yield 1, "it does not begin with '#!' and the path of an interpreter"
         if line.endswith("\r\n"):
-            yield number, "it ends in CR LF, as in Windows; convert the file with dos2unix"
+            yield number, "this line ends in CR LF, as in Windows; convert the file with dos2unix"
             return
+    if not number:
+        yield 1, "it is empty"

@@ -36,6 +36,11 @@ IGNORED = (
     "#STAGE /shared/too-late /nvme/too-late\n"
 )
 NOTHING = "nothing to stage"
+LATE = "this is after the first command, so it is ignored"
+REFUSED = "sbatch refuses this script:"
+NO_INTERPRETER = f"{REFUSED} it does not begin with '#!' and the path of an interpreter"
+WINDOWS = f"{REFUSED} this line ends in CR LF, as in Windows; convert the file with dos2unix"
+PROGRAM = f"{REFUSED} this line has a null byte; name a batch script, not a program"
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
@@ -287,15 +292,13 @@ def test_check_names_the_line_of_each_mistake(desk: Desk) -> None:
         2,
         "",
         f"""\
-stage: wrong.sh:1: warning: sbatch refuses this script: it does not begin with '#!' and the path \
-of an interpreter
-stage: wrong.sh:1: warning: sbatch refuses this script: it ends in CR LF, as in Windows; convert \
-the file with dos2unix
 stage: wrong.sh:2: warning: {blank} 'set:/nvme/a'; put the value in quotes
 stage: wrong.sh:7: warning: {blank} 'and'; put the value in quotes
 stage: the source must be an absolute path ($VARIABLES and ~ are not expanded here)
   x:/nvme/x
   ^
+stage: wrong.sh:1: {NO_INTERPRETER}
+stage: wrong.sh:1: {WINDOWS}
 stage: wrong.sh:1: {NOT_BENEATH}
 stage: wrong.sh:2: no ':' between source and destination
   /a/my
@@ -311,6 +314,25 @@ stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (valida
 /d (validate=size); remove one of them, or change its destination
 """,
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", f"stage: -:1: {REFUSED} it is empty\n"),
+        ("date\n", f"stage: -:1: {NO_INTERPRETER}\n"),
+        ("\x7fELF\0\0\n\0", f"stage: -:1: {PROGRAM}\n"),
+        ("#!/bin/sh\n#STAGE /a /nvme/a\ndate\r\n", f"stage: -:3: {WINDOWS}\n"),
+        (
+            "#!/bin/sh\ndate\r\n#SBATCH --stage-tolerate=1\n",
+            f"stage: -:3: warning: {LATE}: #SBATCH --stage-tolerate=1\nstage: -:2: {WINDOWS}\n",
+        ),
+    ],
+    ids=["empty", "no interpreter", "a program", "Windows", "a warning, too"],
+)
+def test_check_refuses_what_sbatch_refuses(desk: Desk, script: str, said: str) -> None:
+    for quiet in ([], ["--quiet"]):
+        assert desk.stagectl("check", *quiet, "--script", "-", stdin=script) == Ran(2, "", said)
 
 
 def test_check_ends_with_the_code_of_a_refusal_by_the_site(desk: Desk) -> None:

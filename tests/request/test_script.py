@@ -55,6 +55,7 @@ def test_a_directive_after_the_first_command_is_not_read(line: str) -> None:
     [
         ("#STAGE /a /b\n", True), ("#STAGE\r\n", True), ("#SBATCH --stage=/a:/b\n", True),
         ("#SBATCH -N2 --stage '/a:/b", True), ("#SBATCH\t--stage /a:/b\n", True),
+        ("#SBATCH --stage-tolerate=1\n", True), ("#SBATCH -N2 --stage-tolerate 1", True),
         ("#STAGED /a /b\n", False), (" #STAGE /a /b\n", False), ("#SBATCH --stages=/a\n", False),
         ("#SBATCH --comment=--stage=/a\n", False), ("#SBATCH -N2\n", False),
         ("srun --stage=/a:/b true\n", False),
@@ -251,7 +252,11 @@ def test_a_blank_in_a_value_of_stage_is_found(line: str, behind: list[str]) -> N
 
 def test_what_sbatch_refuses_is_found() -> None:
     lines = ["#! /bin/sh\n", "true\n", "true\r\n", "true\r\n"]
-    windows = "it ends in CR LF, as in Windows; convert the file with dos2unix"
+    windows = "this line ends in CR LF, as in Windows; convert the file with dos2unix"
     assert list(refused_by_sbatch(lines)) == [(3, windows)]
     no_interpreter = "it does not begin with '#!' and the path of an interpreter"
     assert list(refused_by_sbatch(["\n", "#!/bin/sh\n"])) == [(1, no_interpreter)]
+    assert list(refused_by_sbatch([])) == [(1, "it is empty")]
+    program = "this line has a null byte; name a batch script, not a program"
+    assert list(refused_by_sbatch(["\x7fELF\0\n", "\0\r\n"])) == [(1, program)]
+    assert list(refused_by_sbatch([BASH, "a\0\n"])) == [(2, program)]
