@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_text, listed
+from stager.base.text import bytes_text, files_text, listed
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text, own_files_text
@@ -128,8 +128,8 @@ def _print(
 ) -> None:
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
-    lost = _lost_lines(results, dry_run=command.dry_run)
-    for line in [*_done_lines(results, done), *lost, *_kept_lines(results, done)]:
+    own = _own_lines(command, results)
+    for line in [*_done_lines(results, done), *own, *_kept_lines(results, done)]:
         say(line)
     for line in failed:
         complain(line)
@@ -176,13 +176,17 @@ def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
     return [f"{path}: {done} on {nodes_text(names, job.fold)}" for path, names in nodes.items()]
 
 
-def _lost_lines(results: Mapping[str, NodeResult], *, dry_run: bool) -> list[str]:
-    """Return which files of the user's own went with evicted folders."""
+def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:
+    """Return which files of the user's own went with evicted folders, or are in verified ones."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
         for one in result.done:
             if one.own:
-                text = own_files_text(one.own, one.names, dry_run=dry_run)
+                text = own_files_text(one.own, one.names, dry_run=command.dry_run)
+                if command.action is Action.VERIFY:
+                    was = "was" if one.own == 1 else "were"
+                    names = listed(one.names, of=one.own)
+                    text = f"{files_text(one.own)} in it {was} not staged: {names}"
                 nodes.setdefault((one.destination, text), []).append(name)
     return [
         f"{path}: note: on {nodes_text(names, job.fold)}, {text}"

@@ -23,6 +23,7 @@ def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> 
     """Read your copies again and compare them with their checksums.
 
     Reads the copies at DST, or all of your copies. If one is damaged or was changed, the exit code
-    is 7, and the message says what to do.
+    is 7, and the message says what to do. Files that were added to a folder are named, but are no
+    fault of the copy.
     """
     return run_action(Action.VERIFY, destinations, where, as_json=as_json)

@@ -116,8 +116,8 @@ class Command:
 class Done:
     """A copy that the action was done to, and its bytes.
 
-    Of an evicted folder also the number of files in it that the user had made or changed, and the
-    paths of the first few.
+    Of a folder that was evicted or verified also the number of files in it that the user had made
+    or changed, and the paths of the first few.
     """
 
     destination: str
@@ -314,7 +314,7 @@ class _Run:
                         cache.save(record.as_damaged())
         if fault.text:
             raise IntegrityError(f"{record.destination}: {fault.text}")
-        self._note(record.destination, record.copy_facts.size)
+        self._note(record.destination, record.copy_facts.size, fault.own)
 
     def _evict(self, cache: Cache, record: Record) -> None:
         destination = record.destination

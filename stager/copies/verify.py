@@ -10,12 +10,19 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.errors import StageError
+from stager.base.text import listed
 from stager.copies.own import find_own
-from stager.copies.survey_tree import copy_digest, damaged, is_replaceable
+from stager.copies.survey_tree import damaged, is_replaceable
 from stager.disk.files import READ_FILE, digest_of, opened
 from stager.disk.record import is_ours
+from stager.tree.listing import text_of
+from stager.tree.table import Table
+from stager.tree.walk import walk
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
@@ -39,6 +46,8 @@ class Fault(NamedTuple):
 
     text: str
     is_damage: bool
+    #: The user's own files in a folder, see `own`.
+    own: Sequence[str] = ()
 
 
 def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
@@ -46,10 +55,12 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     path = f"{disk}{record.destination}"
     is_of_site = cache.uid != os.getuid()
     remedy = _TELL if is_of_site else _DELETE
+    own: list[str] = []
     try:
         there = os.lstat(path)
         if not is_of_site and _stage_replaces(path, there, cache, record):
-            remedy = _REPLACE if find_own(cache, record, path) else _STAGE
+            own = find_own(cache, record, path)
+            remedy = _REPLACE if own else _STAGE
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
         else:
@@ -62,7 +73,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     except OSError as error:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
-    return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault))
+    return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
 
 
 def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
@@ -89,15 +100,20 @@ def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
 
 
 def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
+    """Return what is wrong with a folder; what was added to it is not. Raise OSError."""
     files = damaged(path, cache, record)
-    if files is None:
+    table = Table.load(cache, record)
+    if files is None or table is None:
         return "the list of its files' checksums is missing"
     if files:
-        names = ", ".join(files[:_MOST_NAMED]) + (", …" if len(files) > _MOST_NAMED else "")
         count = "1 file differs" if len(files) == 1 else f"{len(files)} files differ"
-        return f"{count} from what was staged: {names}"
-    if record.tree and copy_digest(path) != record.tree.copy_digest:
-        return "files or folders in it were added, removed or changed after staging"
+        return f"{count} from what was staged: {listed(files, _MOST_NAMED)}"
+    try:
+        lost = [text_of(table.source.paths[row]) for row in table.lost(walk(path, holes=False))]
+    except StageError as error:
+        return error.message.partition(";")[0]
+    if lost:
+        return f"folders or links in it were removed or changed: {listed(lost, _MOST_NAMED)}"
     return ""
 
 

@@ -146,6 +146,20 @@ class Table:
             return copy.targets[now] == self.source.targets[row]
         return kind == Kind.FOLDER or copy.mtimes[now] == self.mtimes[row]
 
+    def lost(self, copy: Listing) -> Iterator[int]:
+        """Yield the rows of folders and links that a new listing of the ``copy`` lacks or has else.
+
+        Files are left out: their contents tell.
+        """
+        there = dict(_common(self.source, copy))
+        for row, kind in enumerate(self.source.kinds):
+            now = there.get(row, -1)
+            if kind == Kind.FILE or (now >= 0 and self._is_as_staged(row, copy, now)):
+                continue
+            is_link = now >= 0 and kind == copy.kinds[now] == Kind.LINK
+            if not (is_link and self.source.targets[row] == copy.targets[now]):
+                yield row
+
     def gone(self, source: Listing) -> int:
         """Return how many of this table's files are not in a new listing of the ``source``."""
         still = sum(

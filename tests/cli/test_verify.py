@@ -36,3 +36,62 @@ def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
         {"node": "node2", "problem": "", "done": [], "refused": refused, "stay": []},
         {"node": "node3", "problem": "", **done},
     ]
+
+
+def _lines(*lines: str) -> str:
+    return "".join(f"stage: {line}\n" for line in lines)
+
+
+def test_what_was_added_to_a_folder_is_named_and_is_no_damage(desk: Desk) -> None:
+    source = desk.folder / "set"
+    (source / "sub").mkdir(parents=True)
+    (source / "a").write_text("staged")
+    (source / "sub/b").write_text("staged")
+    (source / "sub/link").symlink_to("b")
+    value = f"{source}:/nvme/set"
+    assert desk.local("stage", value).code == 0
+    for name in ("r1", "r2", "r3", "sub/r4"):
+        desk.copy(2, f"/nvme/set/{name}").write_text("mine")
+    desk.copy(3, "/nvme/set/r1").symlink_to("a")
+    os.utime(desk.copy(3, "/nvme/set/a"), (1, 1))
+    verified = "/nvme/set: verified on node[1-3] (3 nodes)"
+    assert desk.simulated("verify") == Ran(
+        0,
+        _lines(
+            verified,
+            "/nvme/set: note: on node2, 4 files in it were not staged: r1, r2, r3 and 1 more",
+            "/nvme/set: note: on node3, 1 file in it was not staged: r1",
+        ),
+        "",
+    )
+    ran = desk.simulated("verify", "--json", "/nvme/set")
+    [_, node, _] = json.loads(ran.out)["nodes"]
+    assert (ran.code, node["done"][0]["own"], node["refused"]) == (0, 4, [])
+    assert "damaged" not in desk.simulated("status").out
+    for name in ("r1", "r2", "r3", "sub/r4"):
+        desk.copy(2, f"/nvme/set/{name}").unlink()
+    desk.copy(3, "/nvme/set/r1").unlink()
+    assert desk.simulated("verify") == Ran(0, _lines(verified), "")
+
+
+def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
+    source = desk.folder / "set"
+    (source / "empty").mkdir(parents=True)
+    (source / "a").write_text("staged")
+    (source / "link").symlink_to("a")
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    desk.copy(1, "/nvme/set/empty").rmdir()
+    desk.copy(2, "/nvme/set/link").unlink()
+    desk.copy(2, "/nvme/set/link").symlink_to("b")
+    desk.copy(3, "/nvme/set/a").unlink()
+    gone = "/nvme/set: folders or links in it were removed or changed:"
+    replace = "keep what is yours elsewhere, then stage it again with the option replace"
+    assert desk.simulated("verify") == Ran(
+        7,
+        "",
+        _lines(
+            f"node1: {gone} empty; stage it again",
+            f"node2: {gone} link; {replace}",
+            "node3: /nvme/set: 1 file differs from what was staged: a; stage it again",
+        ),
+    )
