@@ -53,6 +53,9 @@ NEED_RANK = (
     "rank paused",
     "memory short",
 )
+#: Seconds that a node needs to boot, at least: for so long after a job's start, slurmctld takes its
+#: batch host for one on which it is still to begin (BatchStartTimeout).
+_BATCH_START = 10.0
 _MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -283,6 +286,7 @@ def _node_rebooted(scene: Scene) -> Iterator[None]:
     with scene.site.rebooting(scene.victim):
         scene.as_root(f"umount --lazy {SLOW}")
         mount_source(scene.site, scene.victim)
+        time.sleep(_BATCH_START)
     yield
 
 
