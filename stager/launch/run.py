@@ -194,7 +194,7 @@ def _no_outcome(
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
-        why = listener.crash or f"{launcher} {ended}"
+        why = listener.crash() or f"{launcher} {ended}"
         problem = f"staging ended early: {why}; submit again"
     return problem + "".join(f"\n  {line}" for line in listener.tail)
 
@@ -249,8 +249,8 @@ class _Listener:
         #: RunningClock.
         self.stall: Stall | None = None
         self._over_at = 0.0
-        #: The first rank that failed unexpectedly, and why.
-        self.crash = ""
+        #: The first rank of which an unexpected failure was told, and why.
+        self._crash = ""
         #: The nodes that ranks blame, with the reason; the first that the launcher blames; and
         #: those whose ranks ended because of others, which their neighbours then blame.
         self._blamed: dict[str, str] = {}
@@ -283,12 +283,23 @@ class _Listener:
         if self.timed_out:
             why = f"the staging process there did not begin within {self._start_timeout:g} s"
             return [Failure(LaunchError.code, why, node) for node in self.absent()]
-        culprits = [node for node in self._blamed if node not in self._ended]
-        if culprits:
-            return [Failure(LaunchError.code, self._blamed[culprits[0]], culprits[0])]
+        if culprit := self._culprit():
+            return [Failure(LaunchError.code, self._blamed[culprit], culprit)]
         by_launcher = self._blamed_by_launcher
         is_known = by_launcher in self._pulses.names()
         return [Failure(LaunchError.code, LOST, by_launcher)] if is_known else []
+
+    def crash(self) -> str:
+        """Return the rank that failed unexpectedly, and why; empty if none is known.
+
+        What its neighbours tell may come after what is told of them.
+        """
+        culprit = self._culprit()
+        return f"{culprit}: {self._blamed[culprit]}" if culprit else self._crash
+
+    def _culprit(self) -> str:
+        """Return the first node that ranks blame, and whose rank did not end because of others."""
+        return next((node for node in self._blamed if node not in self._ended), "")
 
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
@@ -354,7 +365,7 @@ class _Listener:
         try:
             self._obey(event)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-            self.crash = self.crash or _UNREADABLE
+            self._crash = self._crash or _UNREADABLE
             self._over_at = self._over_at or self._clock.seconds()
 
     def _obey(self, event: dict[str, Any]) -> None:
@@ -386,7 +397,7 @@ class _Listener:
         """Note that a rank has failed, or that the one on node ``reporter`` ends because of it."""
         if not all(isinstance(text, str) for text in (node, why, reporter)):
             raise TypeError
-        self.crash = self.crash or f"{node}: {why}"
+        self._crash = self._crash or f"{node}: {why}"
         if reporter:
             self._ended.add(reporter)
         self._blamed.setdefault(node, why)

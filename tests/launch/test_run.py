@@ -313,6 +313,8 @@ def test_of_lost_ranks_the_first_is_blamed_and_none_that_ended_because_of_it(
     launcher.patience = Patience(crash=0.2)
     lines = {"A": loss("n1", by="n4"), "B": loss("n2", by="n1"), "C": loss("n3", by="n2")}
     assert blamed(launcher, say("STARTED", *lines), 10, **lines) == [("n3", LOST_RANK)]
+    message = launcher.failure(say("STARTED", *lines), 10, **lines)
+    assert message == f"{CUT_OFF}: n3: {LOST_RANK}; submit again"
 
 
 def test_a_rank_that_fails_by_itself_is_blamed(launcher: Launcher) -> None:
