@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -462,8 +463,7 @@ def remove(
 
     That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
     With ``force``, files of the user's own are deleted with the copy; without, ``reading`` finds
-    them. Raise HoldsOwnError, OSError
-    or DestinationError.
+    them. Raise HoldsOwnError, OSError or DestinationError.
     """
     if not locks.take(destination):
         return None
@@ -474,10 +474,7 @@ def remove(
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
         if _is_on_disk(cache.root, path) and is_removable(record, path):
-            files = [] if force else find_own(cache, record, path, reading)
-            if files:
-                raise HoldsOwnError(destination, files)
-            _remove_copy(cache, record, path)
+            _remove_copy(cache, record, path, None if force else reading or Reading())
         cache.forget(destination)
         return record
     finally:
@@ -512,14 +509,35 @@ def _is_on_disk(root: str, path: str) -> bool:
     return True
 
 
-def _remove_copy(cache: Cache, record: Record, path: str) -> None:
+def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | None) -> None:
+    """Remove the copy at ``path``, unless ``reading`` finds files of the user's own in it.
+
+    A folder is looked through before and, for what was written meanwhile, when no path leads to it
+    any more. Raise HoldsOwnError or OSError.
+    """
+
+    def check(place: str) -> None:
+        if reading and (files := find_own(cache, record, place, reading)):
+            raise HoldsOwnError(record.destination, files)
+
+    def check_late(place: str) -> None:
+        from stager.tree.late import late  # not needed for a file
+
+        if any(True for _ in late(place, begun)):
+            check(place)
+
+    begun = time.time_ns()
+    check(path)
     above, name = os.path.split(path)
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(path)  # a file where a folder above was: the copy is gone
         with opened_beneath(cache.root, above) as folder:
-            if not _may_be_removed(record, os.lstat(name, dir_fd=folder)):
+            there = os.lstat(name, dir_fd=folder)
+            if not _may_be_removed(record, there):
                 return
             if record.tree:
-                cache.discard(name, folder)
-            else:
-                os.unlink(name, dir_fd=folder)
+                cache.discard(name, folder, check_late)
+                return
+            if there.st_ctime_ns >= begun:
+                check(path)
+            os.unlink(name, dir_fd=folder)

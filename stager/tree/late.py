@@ -29,7 +29,7 @@ def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
     moved; then ``old`` is beside ``new``.
     """
     try:
-        for path in list(_late(old, since, shared)):
+        for path in list(late(old, since, shared)):
             _move(f"{old}/{path}", f"{new}/{path}")
     except OSError as error:
         aside = _free_name(new)
@@ -40,7 +40,7 @@ def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
         ) from None
 
 
-def _late(old: str, since: int, shared: Collection[int]) -> Iterator[str]:
+def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
     """Yield the paths of the entries that were written since then and are not ``shared``."""
     folders = [""]
     for folder in folders:  # grows while it is read

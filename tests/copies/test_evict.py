@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from stager.copies.evict import (
     remove,
     rooms,
 )
-from stager.copies.own import HoldsOwnError
+from stager.copies.own import HoldsOwnError, find_own
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import digest_of
 from stager.disk.jobs import note_uses, remove_files
@@ -45,6 +46,8 @@ from tests.support.users import USER, on_tmpfs
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from stager.copies.reading import Reading
 
 MIB = 1 << 20
 
@@ -377,6 +380,49 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_kept_unless_forced(n
     assert node.remove("set", force=True) == record
     assert not folder.exists()
     assert list(node.cache.records()) == []
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool
+) -> None:
+    stage_folder(node.cache, f"{node.disk}/a")
+    late = node.disk / "a/results"
+
+    def find_and_write(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
+        found = find_own(cache, record, path, reading)
+        if path == f"{node.disk}/a":
+            time.sleep(0.02)  # the clock of files ticks
+            late.write_bytes(b"mine")
+        elif is_taken:
+            (node.disk / "a").write_bytes(b"another")
+        return found
+
+    monkeypatch.setattr("stager.copies.evict.find_own", find_and_write)
+    with closing(Locks(node.cache)) as locks, pytest.raises(HoldsOwnError) as caught:
+        remove(node.cache, locks, "", f"{node.disk}/a")
+    assert caught.value.files == ["results"]
+    aside = f"a.before-eviction-{os.getpid()}"
+    assert (node.disk / (aside if is_taken else "a") / "results").read_bytes() == b"mine"
+    assert node.cache.load(f"{node.disk}/a") is not None
+    assert os.listdir(node.cache.partial) == []
+
+
+def test_a_file_that_is_written_to_while_it_is_looked_at_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.put("a", MIB)
+
+    def find_and_write(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
+        found = find_own(cache, record, path, reading)
+        time.sleep(0.02)  # the clock of files ticks
+        (node.disk / "a").write_bytes(b"mine")
+        return found
+
+    monkeypatch.setattr("stager.copies.evict.find_own", find_and_write)
+    with closing(Locks(node.cache)) as locks, pytest.raises(HoldsOwnError):
+        remove(node.cache, locks, "", f"{node.disk}/a")
+    assert (node.disk / "a").read_bytes() == b"mine"
 
 
 def test_another_folder_in_the_place_of_a_staged_one_is_kept(node: Node) -> None:
