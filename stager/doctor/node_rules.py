@@ -111,9 +111,14 @@ def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield ok("roots", f"{root.path}: users cannot move each other's files")
 
 
-def disks(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
+    kept = examined.policy.cache.keep_free
     for disk in node.disks if node.computes else ():
+        if 0 < disk.size <= kept:
+            text = f"keep_free is {bytes_text(kept)}, and {disk.path} has only "
+            text += f"{bytes_text(disk.size)}, so nothing can be staged there"
+            yield problem("disk", text, "lower keep_free in stage.toml, or use keep_free_percent")
         if is_shared(disk):
             yield problem(
                 "disk",

@@ -24,7 +24,7 @@ from stager.doctor.facts import (
 from stager.doctor.finding import Examined, Finding, Verdict
 from stager.doctor.network import Fabric, Link
 from stager.doctor.rules import examine
-from stager.request.policy import Launch, Policy, Shared
+from stager.request.policy import Cache, Launch, Policy, Shared
 
 FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777
 OK, PROBLEM, NOTE, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.NOTE, Verdict.UNKNOWN
@@ -398,6 +398,13 @@ def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
     assert findings[Finding("mpi", PROBLEM, f"the MPI library {other}", remedy)] == ["n2"]
     network = Finding("network", NOTE, f"the network {other}", "see to cables and drivers")
     assert findings[network] == ["n2"]
+
+
+def test_a_disk_must_be_larger_than_what_is_kept_free() -> None:
+    text = "keep_free is 4.0 TiB, and /nvme has only 4.0 TiB, so nothing can be staged there"
+    remedy = "lower keep_free in stage.toml, or use keep_free_percent"
+    assert site_news(cache=Cache(keep_free=DISK.size)) == [(PROBLEM, f"{text}: {remedy}")]
+    assert site_news(cache=Cache(keep_free=DISK.size - 1)) == []
 
 
 def test_disks_of_one_kind_are_one_line_with_the_least_and_the_most_room() -> None:
