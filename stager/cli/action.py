@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,10 +20,11 @@ from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text, own_files_text
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command, NodeResult
+from stager.copies.verify import NODE
 from stager.launch import job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.launch.answers import Answer
@@ -157,8 +158,19 @@ def _failures(
         if one.absent not in tolerated
     ]
     return [
-        *refused,
+        *_with_names(refused),
         *(Failure(LaunchError.code, problem, name) for name, problem in problems.items()),
+    ]
+
+
+def _with_names(failures: Sequence[Failure]) -> list[Failure]:
+    """Write the node's name into commands to type, if a message is about one node alone."""
+    nodes = Counter(one.message for one in failures)
+    return [
+        replace(one, message=one.message.replace(NODE, f"-w {one.node}"))
+        if nodes[one.message] == 1
+        else one
+        for one in failures
     ]
 
 

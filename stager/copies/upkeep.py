@@ -29,7 +29,7 @@ from stager.base.text import bytes_text, listed
 from stager.copies import evict
 from stager.copies.own import HoldsOwnError, find_own
 from stager.copies.reading import Reading
-from stager.copies.verify import fault_of
+from stager.copies.verify import delete_command, fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
 from stager.disk.jobs import staged_by_hand
@@ -330,16 +330,16 @@ class _Run:
         size = evict.size_on_disk(cache.root, path, record)
         if self._command.dry_run and not evict.is_removable(record, path):
             raise IntegrityError(
-                f"{destination} was changed after staging, so it would not be deleted"
+                f"{destination} was replaced by something else, so it would not be deleted"
             )
         files = self._remove(cache, record, own)
         if files is None:
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
             raise IntegrityError(
-                f"{destination} was changed after staging, so it was not deleted, and slurm-stage "
-                "no longer manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do "
-                "not need it"
+                f"{destination} was replaced by something else, so it was not deleted, and "
+                "slurm-stage no longer manages it; if you do not need it, delete it there: "
+                f"{delete_command(destination)}"
             )
         self._note(destination, size, files)
 
@@ -364,9 +364,10 @@ class _Run:
         if freed < lacking:
             root = caches[0].root.removeprefix(self._disk) or "/"
             held = [one for one in candidates if one.held]
+            wanted = _wanted_text(self._command.to_free)
             raise SpaceError(
-                f"{root}: cannot free {bytes_text(self._command.to_free)}: {bytes_text(free)} are "
-                f"free, and evicting your copies would free only {bytes_text(freed)} more"
+                f"{root}: cannot free {wanted}: {bytes_text(free)} are free, and evicting "
+                f"your copies would free only {bytes_text(freed)} more"
                 f"{_held_text(held)}; nothing was evicted there"
             )
         self._evict_all(chosen)
@@ -436,6 +437,13 @@ class _Run:
 
     def _note(self, destination: str, size: int, own: Sequence[str] = ()) -> None:
         self.result.done.append(Done(destination, size, len(own), tuple(own[:_MOST_NAMED])))
+
+
+def _wanted_text(size: int) -> str:
+    """Return a size that a user wrote, if in whole GB also in that unit: all else is in GiB."""
+    gigabytes, rest = divmod(size, 1000**3)
+    text = bytes_text(size)
+    return text if rest or not gigabytes else f"{gigabytes} GB ({text})"
 
 
 def _held_text(held: Sequence[Candidate]) -> str:

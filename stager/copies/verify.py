@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import StageError
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 #: staged for all users.
 _STAGE = "stage it again"
 _REPLACE = "keep what is yours elsewhere, then stage it again with the option replace"
-_DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
+_DELETE = "delete it there ({}) and stage it again"
 _TELL = "tell the administrator"
+#: What stands for the node's name in a message; `stagectl` knows the name.
+NODE = "-w NODE"
 #: Damaged files of a folder that are named.
 _MOST_NAMED = 5
 
@@ -54,7 +57,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     """Compare a copy with its record. All of the copy is read."""
     path = f"{disk}{record.destination}"
     is_of_site = cache.uid != os.getuid()
-    remedy = _TELL if is_of_site else _DELETE
+    remedy = _TELL if is_of_site else _DELETE.format(delete_command(record.destination))
     own: list[str] = []
     try:
         there = os.lstat(path)
@@ -74,6 +77,11 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
+
+
+def delete_command(destination: str) -> str:
+    """Return the command that deletes what is at ``destination`` on a node."""
+    return f"srun -N1 -n1 {NODE} rm -r {quote(destination)}"
 
 
 def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:

@@ -101,6 +101,31 @@ def test_a_dry_run_says_what_evict_would_refuse(copies: Desk) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("nodes", "folded", "others", "name"),
+    [([2], "node2", "node[1,3] (2 nodes)", "node2"), ([1, 3], "node[1,3]", "node2", "NODE")],
+)
+def test_what_took_a_copy_s_place_is_kept_and_the_command_to_delete_it_is_named(
+    copies: Desk, nodes: list[int], folded: str, others: str, name: str
+) -> None:
+    path = "/nvme/img.sqsh"
+    for node in nodes:
+        copies.copy(node).unlink()
+        (copies.copy(node) / "mine").mkdir(parents=True)
+    replaced = f"stage: {folded}: {path} was replaced by something else, so it"
+    went = f"stage: {path}: {{}} on {others}\n"
+    assert copies.simulated("evict", "--dry-run", path) == Ran(
+        7, went.format("would be evicted"), f"{replaced} would not be deleted\n"
+    )
+    assert copies.simulated("evict", path) == Ran(
+        7,
+        went.format("evicted"),
+        f"{replaced} was not deleted, and slurm-stage no longer manages it; if you do not need it, "
+        f"delete it there: srun -N1 -n1 -w {name} rm -r {path}\n",
+    )
+    assert all((copies.copy(node) / "mine").is_dir() for node in nodes)
+
+
 def test_pinned_copies_are_kept_and_named(copies: Desk) -> None:
     copies.simulated("pin", "/nvme/img.sqsh")
     time.sleep(1.1)

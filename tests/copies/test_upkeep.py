@@ -317,12 +317,22 @@ def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) ->
     assert node.do(Action.EVICT, to_free=free(node) - 32 * MIB) == NodeResult()
 
 
-def test_nothing_is_evicted_if_all_copies_would_not_be_enough(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1 << 60, "1024.0 PiB"),
+        (10**18, "1000000000 GB (888.2 PiB)"),
+        (10**18 + 1, "888.2 PiB"),
+    ],
+)
+def test_nothing_is_evicted_if_all_copies_would_not_be_enough(
+    node: Node, size: int, text: str
+) -> None:
     node.stage("a")
     node.stage("b", pinned=True)
-    [(code, message)] = refused(node.do(Action.EVICT, to_free=1 << 60))
+    [(code, message)] = refused(node.do(Action.EVICT, to_free=size))
     assert code == 5
-    assert message.startswith("/nvme: cannot free 1024.0 PiB: ")
+    assert message.startswith(f"/nvme: cannot free {text}: ")
     end = (
         " are free, and evicting your copies would free only 4.0 KiB more "
         "(/nvme/b (pinned) stays); nothing was evicted there"
@@ -358,13 +368,13 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy = node.stage("a")
     copy.unlink()
     copy.mkdir()
-    changed = "/nvme/a was changed after staging, so it {} not be deleted"
+    changed = "/nvme/a was replaced by something else, so it {} not be deleted"
     assert node.do(Action.EVICT, "a", force=True, dry_run=True) == NodeResult(
         refused=[Refused(7, changed.format("would"))]
     )
     message = (
-        "/nvme/a was changed after staging, so it was not deleted, and slurm-stage no longer "
-        "manages it; delete it there (srun -N1 -n1 -w NODE rm -r DST) if you do not need it"
+        "/nvme/a was replaced by something else, so it was not deleted, and slurm-stage no longer "
+        "manages it; if you do not need it, delete it there: srun -N1 -n1 -w NODE rm -r /nvme/a"
     )
     assert node.do(Action.EVICT, "a", force=True) == NodeResult(refused=[Refused(7, message)])
     assert copy.is_dir()
@@ -417,7 +427,7 @@ def _a_folder(copy: Path) -> None:
     copy.mkdir()
 
 
-DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r DST) and stage it again"
+DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r /nvme/b) and stage it again"
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 REPLACE = "keep what is yours elsewhere, then stage it again with the option replace"
 FAULTS: dict[Callable[[Path], None], str] = {
