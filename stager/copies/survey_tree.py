@@ -82,7 +82,7 @@ def _check_loss(
     if there and is_own:
         is_file = stat.S_ISREG(there.st_mode)
         if not (is_file and item.options.replace):
-            raise _would_replace(path, there, record, or_option=is_file)
+            raise _would_replace(item, path, there, record)
     for other in cache.records():
         if other.destination.startswith(f"{item.destination}/"):
             raise DestinationError(
@@ -93,11 +93,13 @@ def _check_loss(
 
 
 def _would_replace(
-    path: str, there: os.stat_result, record: Record | None, *, or_option: bool
+    item: StageItem, path: str, there: os.stat_result, record: Record | None
 ) -> DestinationError:
     remedy = "move it, delete it, or choose another destination"
-    if or_option:
+    if stat.S_ISREG(there.st_mode):
         remedy = "move it, delete it, choose another destination, or add the option replace"
+    elif stat.S_ISDIR(there.st_mode) and record is None:
+        remedy += f"; to stage into it, write {item.destination}/"
     return DestinationError(
         f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; staging would delete it: "
         f"{remedy}"

@@ -220,9 +220,13 @@ def not_a_folder(path: str, there: os.stat_result) -> DestinationError:
             f"{what} that belongs to {name_of(there.st_uid)}, not a folder of yours; choose "
             "another destination"
         )
-    return DestinationError(
-        f"{what}, not a folder; a folder is needed there: remove it, or choose another destination"
-    )
+    remedy = "a folder is needed there: remove it, or choose another destination"
+    if stat.S_ISLNK(there.st_mode):
+        remedy = (
+            "links are not followed: remove it, or write the path that it leads to in the "
+            "destination"
+        )
+    return DestinationError(f"{what}, not a folder; {remedy}")
 
 
 def kind_of(mode: int) -> str:

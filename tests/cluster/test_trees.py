@@ -155,7 +155,7 @@ def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
     site.run(f"mkdir {COPY}; echo mine > {COPY}/results", on="n2")
     what = f"{COPY} is a folder that was not staged"
     remedy = "staging would delete it: move it, delete it, or choose another destination"
-    fails(site, 6, f"n2: {what}; {remedy}")
+    fails(site, 6, f"n2: {what}; {remedy}; to stage into it, write {COPY}/")
     assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
 
 

@@ -431,6 +431,7 @@ def test_a_destination_that_is_not_a_file_is_refused_by_its_kind(
     assert refusal(node, node.copy) == f"{node.copy} is {kind}; choose another destination"
 
 
+NO_LINK = "links are not followed: remove it, or write the path that it leads to in the destination"
 FOLDER_NEEDED = "a folder is needed there: remove it, or choose another destination"
 
 
@@ -444,7 +445,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(node: Node, below: str) -> N
 @pytest.mark.parametrize("target", ["nowhere", "disk", "/"])
 def test_a_symlink_in_the_place_of_a_folder_is_refused(node: Node, target: str) -> None:
     (node.disk / "link").symlink_to(target)
-    message = f"{node.disk}/link is a symbolic link, not a folder; {FOLDER_NEEDED}"
+    message = f"{node.disk}/link is a symbolic link, not a folder; {NO_LINK}"
     assert refusal(node, node.disk / "link/copy.sqsh") == message
 
 

@@ -125,6 +125,8 @@ def test_a_folder_does_not_replace_what_nobody_staged(
     with pytest.raises(DestinationError) as caught:
         survey_tree(COPIED, str(copy), FOLDER, cache, "n1", {})
     remedy = "move it, delete it, or choose another destination"
+    if is_folder and record is None:
+        remedy += "; to stage into it, write /nvme/img.sqsh/"
     if not is_folder:
         remedy = "move it, delete it, choose another destination, or add the option replace"
     assert str(caught.value) == f"{copy} is {problem}; staging would delete it: {remedy}"

@@ -296,8 +296,8 @@ def test_a_copy_that_cannot_be_evicted_does_not_stop_the_others(node: Node) -> N
     [one] = result.refused
     assert (one.code, result.stay) == (6, [])
     assert one.message == (
-        f"{node.disk}/nvme/b is a symbolic link, not a folder; a folder is needed there: remove "
-        "it, or choose another destination"
+        f"{node.disk}/nvme/b is a symbolic link, not a folder; links are not followed: remove it, "
+        "or write the path that it leads to in the destination"
     )
     assert (node.disk / "elsewhere/copy").exists()
 

@@ -108,26 +108,27 @@ def test_a_folder_is_opened_by_each_folder_above_it(disk: Path) -> None:
         assert os.fstat(folder).st_ino == disk.stat().st_ino
 
 
+NO_LINK = "links are not followed: remove it, or write the path that it leads to in the destination"
+FOLDER_NEEDED = "a folder is needed there: remove it, or choose another destination"
+
+
 @pytest.mark.parametrize(
-    ("make", "kind"),
+    ("make", "kind", "remedy"),
     [
-        (lambda path: path.symlink_to(path.parent), "a symbolic link"),
-        (lambda path: path.write_text("in the way"), "a plain file"),
-        (os.mkfifo, "a named pipe"),
+        (lambda path: path.symlink_to(path.parent), "a symbolic link", NO_LINK),
+        (lambda path: path.write_text("in the way"), "a plain file", FOLDER_NEEDED),
+        (os.mkfifo, "a named pipe", FOLDER_NEEDED),
     ],
     ids=["a link", "a file", "a pipe"],
 )
 def test_a_path_through_something_else_than_a_folder_is_refused(
-    disk: Path, make: Callable[[Path], object], kind: str
+    disk: Path, make: Callable[[Path], object], kind: str, remedy: str
 ) -> None:
     (disk / "a").mkdir()
     make(disk / "a/b")
     with pytest.raises(DestinationError) as caught, opened_beneath(str(disk), f"{disk}/a/b/c"):
         pass
-    assert str(caught.value) == (
-        f"{disk}/a/b is {kind}, not a folder; a folder is needed there: remove it, or choose "
-        "another destination"
-    )
+    assert str(caught.value) == f"{disk}/a/b is {kind}, not a folder; {remedy}"
 
 
 @pytest.mark.root

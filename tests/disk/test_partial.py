@@ -407,8 +407,8 @@ def test_no_copy_is_published_through_a_parent_that_became_a_link(
     with pytest.raises(DestinationError) as caught:
         publish(cache, NEW, disk / "sub/file")
     assert str(caught.value) == (
-        f"{disk}/sub is a symbolic link, not a folder; a folder is needed there: remove it, or "
-        "choose another destination"
+        f"{disk}/sub is a symbolic link, not a folder; links are not followed: remove it, or "
+        "write the path that it leads to in the destination"
     )
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert partial_names(cache) == []
