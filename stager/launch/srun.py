@@ -54,7 +54,7 @@ def _ranks(policy: Policy, library: str | None) -> list[str]:
     preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     return [
         "--quiet", "--job-name=stage", f"--mpi={policy.launch.mpi}", "--kill-on-bad-exit=1",
-        "--wait=30", *preloading, *RANK,
+        "--wait=15", *preloading, *RANK,
     ]  # fmt: skip
 
 

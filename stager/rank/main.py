@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stager.disk.step_status import StepStatus
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
-_MPI_END_PATIENCE = 30
+_MPI_END_PATIENCE = 10
 #: Seconds in which a rank's report reaches the launcher before its neighbours report its end.
 _REPORT_LEAD = 0.5
 #: Seconds of silence after which a rank gives up a neighbour: where there is no limit for a stage

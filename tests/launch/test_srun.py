@@ -19,7 +19,7 @@ def test_srun_starts_one_rank_on_each_node_of_the_job() -> None:
         "/usr/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "4", "-n", "4",
         "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
         "--input=none", "--quiet", "--job-name=stage", "--mpi=pmix", "--kill-on-bad-exit=1",
-        "--wait=30", *RANK,
+        "--wait=15", *RANK,
     ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_the_site_chooses_its_srun_and_its_mpi() -> None:
         "/opt/slurm/bin/srun", "--jobid", "4711", "--overlap", "--export=ALL",
         "-N", "1", "-n", "1", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--cpu-bind=none",
         "--chdir=/", "--input=none", "--quiet", "--job-name=stage", "--mpi=pmi2",
-        "--kill-on-bad-exit=1", "--wait=30", *RANK,
+        "--kill-on-bad-exit=1", "--wait=15", *RANK,
     ]  # fmt: skip
 
 
@@ -69,5 +69,5 @@ def test_two_ranks_say_hello_on_one_node_even_if_the_job_has_one_cpu_there() -> 
         "/usr/bin/srun", "--jobid", "17", "--overlap", "--export=ALL", "-N", "1", "-n", "2",
         "--ntasks-per-node=2", "--mem=0", "--gres=none", "--cpu-bind=none", "--chdir=/",
         "--input=none", "--nodelist=n2", "--overcommit", "--quiet", "--job-name=stage",
-        "--mpi=pmix", "--kill-on-bad-exit=1", "--wait=30", *RANK,
+        "--mpi=pmix", "--kill-on-bad-exit=1", "--wait=15", *RANK,
     ]  # fmt: skip
