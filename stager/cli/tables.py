@@ -138,12 +138,19 @@ def user_rows(
 
 
 def total_line(nodes: Mapping[str, NodeStatus]) -> str:
-    """Return the numbers of files and copies, and their bytes in all."""
+    """Return the numbers of files, folders and copies, and their bytes in all."""
     every = [entry for one in nodes.values() for entry in one.entries]
-    files = len({(entry.user, entry.destination) for entry in every})
+    is_folder: dict[tuple[int, str], bool] = {}
+    for entry in every:
+        key = entry.user, entry.destination
+        is_folder[key] = bool(entry.files) or is_folder.get(key, False)
+    folders = sum(is_folder.values())
+    files = len(is_folder) - folders
+    counts = [files_text(files)] if files or not folders else []
+    counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []
     size = bytes_text(sum(entry.size for entry in every))
     copies = f", {len(every)} copies" if len(nodes) > 1 else ""
-    return f"{files} file{'' if files == 1 else 's'}{copies}, {size} in all"
+    return f"{' and '.join(counts)}{copies}, {size} in all"
 
 
 def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:

@@ -162,6 +162,15 @@ def test_totals() -> None:
     assert total_line({"n1": holds(ENTRY)}) == "1 file, 3.0 MiB in all"
     nodes = {"n1": holds(ENTRY, other), "n2": holds(ENTRY)}
     assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
+    assert total_line({}) == "0 files, 0 B in all"
+
+
+def test_the_totals_count_folders_apart() -> None:
+    folder = ENTRY._replace(destination="/nvme/set", files=2)
+    nodes = {"n1": holds(folder), "n2": holds(folder._replace(files=0))}
+    assert total_line(nodes) == "1 folder, 2 copies, 6.0 MiB in all"
+    nodes["n3"] = holds(ENTRY, folder._replace(destination="/nvme/other"))
+    assert total_line(nodes) == "1 file and 2 folders, 4 copies, 12.0 MiB in all"
 
 
 def test_free_space_is_shown_for_each_root_from_least_to_most() -> None:
