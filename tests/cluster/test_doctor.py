@@ -589,7 +589,7 @@ def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> No
         f"{PYTHON} -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
     )
     two, one = "n[1-2] -N2", "n1 -N1 -n2"
-    none = "srun has started no staging process on any node, or none that can read its Python"
+    none = "hangs-srun has started no staging process on any node, or none that can read its Python"
     assert [
         hello_line(sound_site, 'mpi = "pmix"', nodes=1),
         hello_line(sound_site, 'mpi = "none"', nodes=1),
