@@ -15,6 +15,9 @@ from stager.disk.files import stage_errors
 if TYPE_CHECKING:
     from stager.disk.cache import Cache
 
+#: What of the names of variables that number a job, its array and its place in that.
+_JOB_NAMES = ("JOB", "ARRAY_JOB", "ARRAY_TASK")
+
 
 class Locks:
     """The locks of the destinations of one cache: one byte each in one file, which stays.
@@ -51,16 +54,21 @@ class Locks:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _lock_offset(destination))
 
     def holder(self, destination: str) -> str:
-        """Return who has the destination's lock, as messages name it: ``job 17``."""
+        """Return who has the destination's lock, as messages name it: ``job 17``.
+
+        A job of an array has its other name, too, as squeue shows it: ``job 17 (16_1)``.
+        """
         request = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _lock_offset(destination), 1, 0)
         with stage_errors(self._path):
             answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, request)
         pid = self._FLOCK.unpack(answer)[-1]
         # The process belongs to this user, who may read its environment.
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            for variable in file.read().split(b"\0"):
-                if variable.startswith(b"SLURM_JOB_ID="):
-                    return f"job {variable.partition(b'=')[2].decode('ascii', 'replace')}"
+            text = file.read().decode("ascii", "replace")
+            variables = dict(one.partition("=")[::2] for one in text.split("\0"))
+            job, array, task = (variables.get(f"SLURM_{name}_ID") for name in _JOB_NAMES)
+            if job:
+                return f"job {job} ({array}_{task})" if array and task else f"job {job}"
         return f"process {pid}" if pid else "another job"
 
     def close(self) -> None:

@@ -31,9 +31,11 @@ HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
 HELPER_SENTINEL = "STAGE_HELPER"
 #: The variable that names the interface for the TCP of libfabric, which MPICH uses.
 _LIBFABRIC_INTERFACE = "FI_TCP_IFACE"
-#: What a nested srun needs to find its job and controller, and nothing that changes the step.
+#: What a nested srun needs to find its job and controller, and what names the job to others, but
+#: nothing that changes the step.
 _KEPT = (
     "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
+    "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
     "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip

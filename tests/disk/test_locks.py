@@ -69,6 +69,12 @@ def test_a_lock_is_held_by_one_process_and_released_when_it_is_killed(
     assert (taken, holder, after) == (False, "job 17", True)
 
 
+def test_a_holder_in_an_array_is_named_as_squeue_shows_it(cache: Cache, locks: Locks) -> None:
+    names = {"SLURM_JOB_ID": "59", "SLURM_ARRAY_JOB_ID": "57", "SLURM_ARRAY_TASK_ID": "4"}
+    with held(cache, "/nvme/a", **names):
+        assert locks.holder("/nvme/a") == "job 59 (57_4)"
+
+
 def test_a_holder_outside_of_slurm_is_named_by_its_process_id(cache: Cache, locks: Locks) -> None:
     with held(cache, "/nvme/a") as process:
         assert locks.holder("/nvme/a") == f"process {process.pid}"
