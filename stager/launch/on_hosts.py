@@ -17,6 +17,7 @@ from stager.launch.commands import search_path
 from stager.launch.environment import rank_environment
 from stager.launch.reach import ssh_agent
 from stager.launch.remote import find_mpiexec, settle_library
+from stager.launch.sharing import sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ _ON_HOSTS = "STAGE_ON_HOSTS"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What starts the ranks. ``agent`` reaches hosts; empty if the launcher sees to it itself."""
+    """What starts the ranks. ``agent`` asks hosts; empty if the launcher sees to it itself."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -66,7 +67,7 @@ def launch_by_mpiexec(
     extra: Mapping[str, str],
     library: str | None,
 ) -> Iterator[Launch]:
-    """Yield what starts one rank on each host; its hostfile is gone at the end.
+    """Yield what starts one rank on each host; its hostfile and connections are gone at the end.
 
     ``extra`` are variables of the ranks besides, and ``library`` is preloaded. Raise LaunchError,
     UsageError, PolicyRefusal.
@@ -76,20 +77,23 @@ def launch_by_mpiexec(
     policy = settle_library(policy, mpiexec)
     of_ranks = _of_ranks(policy, request, environment, extra)
     names = [name for name in of_ranks if name not in _NOT_FOR_RANKS]
-    with _hostfile_folder() as folder:
+    kept = {name: environment[name] for name in _FOR_SSH if name in environment}
+    with (
+        _hostfile_folder() as folder,
+        sharing(agent, others(hosts), folder, {**of_ranks, **kept}) as agents,
+    ):
         path = f"{folder}/hosts"
         if mpiexec.abi == "openmpi":
             argv = openmpi.command(mpiexec.path, hosts.names, path, names, library)
-            text, own = openmpi.hostfile(hosts.names), openmpi.variables(hosts.names, agent)
+            text, own = openmpi.hostfile(hosts.names), openmpi.variables(hosts.names, agents.start)
         else:
-            argv = hydra.command(mpiexec.path, hosts.names, path, names, agent, library)
-            text, own = hydra.hostfile(hosts.names), hydra.variables(agent)
+            argv = hydra.command(mpiexec.path, hosts.names, path, names, agents.start, library)
+            text, own = hydra.hostfile(hosts.names), hydra.variables(agents.start)
         with open(path, "x", encoding="ascii") as file:
             file.write(text)
-        kept = {name: environment[name] for name in _FOR_SSH if name in environment}
         yield Launch(
             argv, {**of_ranks, **own, **hosts.variables, **kept},
-            f"mpiexec of {mpiexec.name}", tuple(agent),
+            f"mpiexec of {mpiexec.name}", agents.ask,
         )  # fmt: skip
 
 

@@ -169,6 +169,38 @@ def arguments_and_environments() -> Iterator[tuple[str, dict[str, str]]]:
         yield words, dict(line.partition("=")[::2] for line in lines)
 
 
+def logins(site: Site) -> list[int]:
+    """Return how often alice has logged in by ssh on n1 to n4."""
+    logs = (site.base / "log" / f"sshd-n{number}.log" for number in range(1, 5))
+    return [log.read_text().count("Accepted publickey for alice") for log in logs]
+
+
+def ssh_left(site: Site) -> int:
+    """Return how many of alice's ssh keep a connection of n1 open."""
+    return int(site.run("pgrep -fc '^ssh: .*mux'", on="n1", check=False).stdout)
+
+
+def test_each_host_is_logged_in_to_once_unless_the_user_shares_connections(nodes: Site) -> None:
+    prepare(nodes)
+    before, value = logins(nodes), ["--hosts", "n[1-4]", "/shared/a:/nvme/a"]
+    assert stagectl(nodes, "stage", *value)[0] == 0
+    once = [0, 1, 1, 1]
+    assert [now - then for now, then in zip(logins(nodes), before, strict=True)] == once
+    assert ssh_left(nodes) == 0
+
+    own = "ControlMaster auto\nControlPath ~/.ssh/own-%h\nControlPersist 60\n"
+    config = nodes.base / "home/alice/.ssh/config"
+    config.write_text(own)
+    before = logins(nodes)
+    for _ in range(2):
+        assert stagectl(nodes, "stage", *value)[0] == 0
+    assert [now - then for now, then in zip(logins(nodes), before, strict=True)] == once
+    assert ssh_left(nodes) == 3
+    for host in ("n2", "n3", "n4"):
+        nodes.run(f"ssh -O exit {host}", on="n1")
+    config.unlink()
+
+
 def test_ranks_prove_themselves_and_no_argument_list_has_a_secret(nodes: Site) -> None:
     prepare(nodes)
     seen: dict[str, dict[str, str]] = {}
