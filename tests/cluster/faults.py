@@ -81,7 +81,9 @@ KINDS = {
     "source replaced": _kind((Moment.START, Moment.TRANSFER), "code 7", spares_others=True),
     "slurmctld restarted": _kind((*_STAGING, Moment.SCRIPT)),
     "slurmd restarted": _kind((*_STAGING, Moment.SCRIPT), "code 8"),
-    "node rebooted": _kind((Moment.START, Moment.TRANSFER, Moment.SCRIPT), "code 8", "node failed"),
+    "node rebooted": _kind(
+        (Moment.START, Moment.TRANSFER, Moment.SCRIPT), "code 8", "code 137", "node failed"
+    ),
     "job preempted": _kind((Moment.START, Moment.TRANSFER, Moment.SCRIPT), REQUEUED),
     "job requeued": _kind(
         (Moment.START, Moment.TRANSFER, Moment.SCRIPT), REQUEUED, spares_others=True
