@@ -233,10 +233,16 @@ class StreamReader:
         self._check(part.row, descriptor)
 
     def _check(self, row: int, descriptor: int) -> None:
-        """Raise IntegrityError if an open file of the source is not as it was listed."""
+        """Raise IntegrityError if an open file of the source is not as it was listed, SourceError
+        if that cannot be seen.
+        """
         if self._source is None:
             return
-        listing, facts = self._stream.listing, os.fstat(descriptor)
+        listing = self._stream.listing
+        try:
+            facts = os.fstat(descriptor)
+        except OSError as error:  # of a network, or of FUSE
+            raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
         was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
         if was != (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino):
             raise _changed(self._path(row))

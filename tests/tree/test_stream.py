@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +15,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import IntegrityError
+from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.tree import stream as module
 from stager.tree.listing import Kind, Listing, Row
@@ -190,6 +192,27 @@ def test_a_file_that_changed_since_it_was_listed_is_named(
         with pytest.raises(IntegrityError) as caught:
             read_all(tmp_path, listing)
         assert str(caught.value) == changed
+
+
+def test_a_file_that_cannot_be_looked_at_while_it_is_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server, or the program of a FUSE filesystem, has ended."""
+    (tmp_path / "a").write_bytes(b"data")
+    listing = walk(str(tmp_path))
+    fstat = os.fstat
+
+    def gone(descriptor: int) -> os.stat_result:
+        there = fstat(descriptor)
+        if stat.S_ISREG(there.st_mode):
+            raise OSError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        return there
+
+    with monkeypatch.context() as patch:  # pytest itself calls it
+        patch.setattr(os, "fstat", gone)
+        with pytest.raises(SourceError) as caught:
+            read_all(tmp_path, listing)
+    assert str(caught.value) == f"{tmp_path}/a: Software caused connection abort"
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_change(tmp_path: Path) -> None:
