@@ -10,7 +10,7 @@ from stager.base import linux
 from stager.base.errors import HOSTS_REMEDY, PolicyRefusal
 from stager.base.hostnames import name_here
 from stager.cli.stores import with_stores
-from stager.launch.on_hosts import launch_by_flux, launch_by_mpiexec, others
+from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
 from stager.launch.peers import peer_key, peers_library
 from stager.launch.reach import wait_for
 from stager.launch.run import run
@@ -51,6 +51,7 @@ class HostNodes:
         library = peers_library() if self.rules.launch.authenticate and len(names) > 1 else None
         by = launch_by_flux if self.launcher == "flux" else launch_by_mpiexec
         extra = peer_key() if library else {}
+        ranks = Ranks(self.hosts, self.rules, request, with_stores(request), extra, library)
         known = list(names)
 
         def on_rank_event(event: dict[str, Any]) -> None:
@@ -58,7 +59,7 @@ class HostNodes:
                 known[:] = map(str, event["names"])
             on_event(event)
 
-        with by(self.hosts, self.rules, request, with_stores(request), extra, library) as launch:
+        with by(ranks) as launch:
             nodes = "1 node" if len(names) == 1 else f"{len(names)} nodes"
             on_event(
                 {"event": "hosts", "line": f"by {launch.name} on {nodes}, from {self.hosts.origin}"}

@@ -37,6 +37,26 @@ _ON_HOSTS = "STAGE_ON_HOSTS"
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """Ranks that are to be started, one on each of the ``hosts``."""
+
+    hosts: Hosts
+    policy: Policy
+    request: StageRequest
+    #: The user's variables, and more that the ranks get.
+    environment: Mapping[str, str]
+    extra: Mapping[str, str]
+    #: What they preload.
+    library: str | None
+
+    def variables(self, policy: Policy) -> dict[str, str]:
+        """Return the ranks' environment. In ``policy`` the MPI library is settled."""
+        found = rank_environment(self.environment, policy, self.request, self.extra)
+        kept = {name: value for name, value in found.items() if not name.startswith(_OF_SLURM)}
+        return {**kept, _ON_HOSTS: "1"}
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What starts the ranks. ``agent`` asks hosts; empty if the launcher sees to it itself."""
 
@@ -59,23 +79,15 @@ def find_agent(hosts: Hosts, policy: Policy) -> list[str]:
 
 
 @contextmanager
-def launch_by_mpiexec(
-    hosts: Hosts,
-    policy: Policy,
-    request: StageRequest,
-    environment: Mapping[str, str],
-    extra: Mapping[str, str],
-    library: str | None,
-) -> Iterator[Launch]:
+def launch_by_mpiexec(ranks: Ranks) -> Iterator[Launch]:
     """Yield what starts one rank on each host; its hostfile and connections are gone at the end.
 
-    ``extra`` are variables of the ranks besides, and ``library`` is preloaded. Raise LaunchError,
-    UsageError, PolicyRefusal.
+    Raise LaunchError, UsageError, PolicyRefusal.
     """
-    mpiexec = find_mpiexec(policy)
-    agent = find_agent(hosts, policy)
-    policy = settle_library(policy, mpiexec)
-    of_ranks = _of_ranks(policy, request, environment, extra)
+    hosts, environment, library = ranks.hosts, ranks.environment, ranks.library
+    mpiexec = find_mpiexec(ranks.policy)
+    agent = find_agent(hosts, ranks.policy)
+    of_ranks = ranks.variables(settle_library(ranks.policy, mpiexec))
     names = [name for name in of_ranks if name not in _NOT_FOR_RANKS]
     kept = {name: environment[name] for name in _FOR_SSH if name in environment}
     with (
@@ -98,14 +110,7 @@ def launch_by_mpiexec(
 
 
 @contextmanager
-def launch_by_flux(
-    hosts: Hosts,
-    policy: Policy,
-    request: StageRequest,
-    environment: Mapping[str, str],
-    extra: Mapping[str, str],
-    library: str | None,
-) -> Iterator[Launch]:
+def launch_by_flux(ranks: Ranks) -> Iterator[Launch]:
     """Yield what starts one rank on each host, as `launch_by_mpiexec` does."""
     path = shutil.which("flux", path=search_path("flux"))
     if path is None:
@@ -113,20 +118,10 @@ def launch_by_flux(
             "flux is in none of the folders of PATH; add its folder, or name the nodes by --hosts",
             os.uname().nodename,
         )
-    of_ranks = _of_ranks(policy, request, environment, extra)
-    argv = flux.command(path, hosts, [name for name in of_ranks if name != "PATH"], library)
-    yield Launch(argv, {**of_ranks, **hosts.variables}, "flux run", ())
-
-
-def _of_ranks(
-    policy: Policy,
-    request: StageRequest,
-    environment: Mapping[str, str],
-    extra: Mapping[str, str],
-) -> dict[str, str]:
-    found = rank_environment(environment, policy, request, extra)
-    kept = {name: value for name, value in found.items() if not name.startswith(_OF_SLURM)}
-    return {**kept, _ON_HOSTS: "1"}
+    of_ranks = ranks.variables(ranks.policy)
+    names = [name for name in of_ranks if name != "PATH"]
+    argv = flux.command(path, ranks.hosts, names, ranks.library)
+    yield Launch(argv, {**of_ranks, **ranks.hosts.variables}, "flux run", ())
 
 
 def _hostfile_folder() -> tempfile.TemporaryDirectory[str]:

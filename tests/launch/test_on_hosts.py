@@ -13,7 +13,7 @@ from stager.base.errors import LaunchError
 from stager.launch import flux, hydra, openmpi
 from stager.launch.hosts import Hosts
 from stager.launch.mpi import ABI
-from stager.launch.on_hosts import launch_by_flux, launch_by_mpiexec, others
+from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
 from stager.launch.remote import Mpiexec, check_library, recognise, settle_library
 from stager.request.items import MAX_REQUEST, StageItem, StageRequest
 from stager.request.policy import Launch, Policy
@@ -133,7 +133,7 @@ def test_no_secret_and_nothing_of_slurm_is_in_what_mpiexec_is_given(tmp_path: Pa
     }  # fmt: skip
     hosts = Hosts(("n1", "n2"), "PBS_NODEFILE", variables={"PBS_JOBID": "1.s"})
     key = {"STAGE_PEER_KEY": "fedcba"}
-    with launch_by_mpiexec(hosts, policy, request, environment, key, None) as found:
+    with launch_by_mpiexec(Ranks(hosts, policy, request, environment, key, None)) as found:
         path = found.argv[found.argv.index("--hostfile") + 1]
         with open(path) as file:
             assert file.read() == "n1 slots=1\nn2 slots=1\n"
@@ -169,7 +169,7 @@ def test_without_mpiexec_the_setting_is_named(name: str) -> None:
     request = StageRequest((), 1, 1800.0)
     with (
         pytest.raises(LaunchError) as caught,
-        launch_by_mpiexec(Hosts(("n1",), "--hosts"), policy, request, {}, {}, None),
+        launch_by_mpiexec(Ranks(Hosts(("n1",), "--hosts"), policy, request, {}, {}, None)),
     ):
         pass
     assert caught.value.message == (
@@ -195,7 +195,7 @@ def test_without_flux_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     policy, request = Policy(roots=("/nvme",)), StageRequest((), 1, 1800.0)
     with (
         pytest.raises(LaunchError) as caught,
-        launch_by_flux(hosts, policy, request, {}, {}, None),
+        launch_by_flux(Ranks(hosts, policy, request, {}, {}, None)),
     ):
         pass
     assert caught.value.message == (
@@ -211,7 +211,7 @@ def test_flux_gets_its_own_variables_and_the_ranks_do_not(
     hosts = Hosts(("n1", "n2"), "FLUX_JOB_NODELIST", variables={"FLUX_URI": "local:///run/flux"})
     policy, request = Policy(roots=("/nvme",)), StageRequest((), 2, 1800.0)
     key = {"STAGE_PEER_KEY": "fedcba"}
-    with launch_by_flux(hosts, policy, request, {}, key, None) as found:
+    with launch_by_flux(Ranks(hosts, policy, request, {}, key, None)) as found:
         pass
     assert found.argv[0] == f"{tmp_path}/flux"
     given = {word.removeprefix("--env=") for word in found.argv if word.startswith("--env=")}
