@@ -54,8 +54,8 @@ NEED_RANK = (
     "memory short",
 )
 #: Seconds that a node needs to boot, at least: for so long after a job's start, slurmctld takes its
-#: batch host for one on which it is still to begin (BatchStartTimeout).
-_BATCH_START = 10.0
+#: batch host for one on which it is still to begin (BatchStartTimeout and MessageTimeout, 10 each).
+_BATCH_START = 21.0
 _MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
