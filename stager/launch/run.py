@@ -72,10 +72,10 @@ _UNREADABLE = (
 _CONNECTION_LOST = "_direct_conn_establish"
 #: Seconds in which the ranks may begin in spite of that, and how often they are started at most.
 _LOST_PATIENCE, _STARTS = 5.0, 3
-#: The share of the time to start after which ranks that hang are started again, once. Now and then
-#: MPI libraries, and Slurm's plugin for PMIx, wait for ever as ranks start: here in one of some
-#: thousand stages, and https://github.com/openpmix/openpmix/issues/2967 has up to 4 in 5,000.
-_FIRST_SHARE = 1 / 3
+#: Seconds of silence as ranks start after which they are started again, once. Now and then MPI
+#: libraries, and Slurm's plugin for PMIx, wait for ever then: here in one of some thousand stages,
+#: and https://github.com/openpmix/openpmix/issues/2967 has up to 4 in 5,000.
+_HANG = 40.0
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
@@ -141,8 +141,8 @@ def run(
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
     out whether they stall. ``remedy`` is for ranks that do not start. Start them again if Slurm
-    lost a connection before they began; and once within the same time if they hang: if after a
-    third of it none has begun, and no node is known as the reason.
+    lost a connection before they began; and once if they hang: if none has begun 40 s after the
+    last was seen to live, and no node is known as the reason.
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, or end
     without an Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at
@@ -226,7 +226,7 @@ class _Listener:
     ) -> None:
         self._patience = patience
         self._start_timeout = start_timeout
-        #: When ranks that hang are started again, and when they are given up.
+        #: When they are started again if no other lives by then, and when they are given up.
         self._again_at = self._deadline = math.inf
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
@@ -304,11 +304,10 @@ class _Listener:
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
         now = time.monotonic()
-        if not self.hangs:
-            self._deadline = now + self._start_timeout
-        is_first = self._again_at == math.inf
-        self._again_at = now + self._start_timeout * _FIRST_SHARE if is_first else self._deadline
+        self._deadline = now + self._start_timeout
+        self._again_at = math.inf if self.hangs else now + _HANG
         self.timed_out = self.hangs = self._connection_lost = False
+        self._blamed_by_launcher = ""
         self._alive.clear()
         self.tail.clear()
         while process.is_open and not self.gave_up:
@@ -322,7 +321,8 @@ class _Listener:
 
     def _may_hang(self) -> bool:
         """Whether the ranks do not begin for a reason that another start may not meet."""
-        return not (self.begun or self.has_pulse or self._connection_lost or self.absent())
+        is_known = self._connection_lost or self._blamed_by_launcher or self.absent()
+        return not (self.begun or self.has_pulse or is_known)
 
     @property
     def none_is_alive(self) -> bool:
@@ -372,6 +372,7 @@ class _Listener:
         now = self._clock.seconds()
         if event["event"] == "alive":
             self._alive.add(event["node"])
+            self._again_at = max(self._again_at, time.monotonic() + _HANG)
             return
         if event["event"] == "pulse":
             self.has_pulse = True

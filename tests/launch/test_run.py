@@ -502,7 +502,7 @@ def test_ranks_that_slurm_does_not_connect_are_started_again(
 def test_ranks_that_hang_are_started_again(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.1)
+    monkeypatch.setattr(run_module, "_HANG", 2.0)
     first = tmp_path / "first"
     hang = f"echo $$ >{first}; exec sleep 60"
     script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
@@ -514,20 +514,31 @@ def test_ranks_that_hang_are_started_again(
 def test_ranks_that_hang_are_started_again_only_once(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.0)
-    message = launcher.failure("exec sleep 60", 4)
-    assert message.startswith(f"{NOT_STARTED} within 4 s: ")
+    monkeypatch.setattr(run_module, "_HANG", 0.0)
+    message = launcher.failure("exec sleep 60", 2)
+    assert message.startswith(f"{NOT_STARTED} within 2 s: ")
     assert launcher.events == [{"event": "restarted", "lost": False}]
 
 
-def test_a_node_that_is_late_is_waited_for(
+def test_a_node_that_is_late_is_waited_for_and_then_mpi(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_FIRST_SHARE", 0.1)
-    script = f"{say('ALIVE')}; sleep 3.5; {say('STARTED', 'RESULT')}"
-    alive = event("alive", node="n1")
-    assert launcher.run(script, 30, ALIVE=alive, RESULT=result(DONE)) == DONE
+    monkeypatch.setattr(run_module, "_HANG", 2.0)
+    late = f"sleep 2.5; {say('B')}; sleep 0.5"
+    script = f"{say('A')}; {late}; {say('STARTED', 'RESULT')}"
+    alive = {name: event("alive", node=node) for name, node in (("A", "n1"), ("B", "n2"))}
+    assert launcher.run(script, 30, **alive, RESULT=result(DONE)) == DONE
     assert launcher.events == [STARTED]
+
+
+def test_ranks_are_not_started_again_if_the_launcher_names_a_node(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_HANG", 0.5)
+    said = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication failure"
+    found = blamed(launcher, f"{say('SAID')}; sleep 2", 30, SAID=said)
+    assert found == [("n2", LOST_RANK)]
+    assert launcher.events == []
 
 
 def test_ranks_that_begin_though_slurm_lost_a_connection_are_left_alone(
