@@ -5,32 +5,38 @@ The survey has refused to replace what is the user's own; this is about what cam
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
 from stager.base.paths import COMPILED_FOLDER
+from stager.base.progress import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+#: How often a folder is emptied that a program fills while it is removed.
+_TRIES = 1000
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
 
 
-def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
-    """Move the files that were written in the folder ``old`` since then to the same places in
-    ``new``; beside a file that is there already.
+def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
+    """Remove the folder ``old``, but move the files that were written in it since then to the same
+    places in ``new``; beside a file that is there already.
 
+    A program whose working folder is in ``old`` can write there until that folder is gone.
     ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
     which it took a file over, changes that file's time. Raise DestinationError if files cannot be
-    moved; then ``old`` is beside ``new``.
+    moved; then the rest of ``old`` is beside ``new``.
     """
     try:
         for path in list(late(old, since, shared)):
             _move(f"{old}/{path}", f"{new}/{path}")
+        _Removal(old, new, since, shared).run()
     except OSError as error:
         aside = _free_name(new)
         os.rename(old, aside)
@@ -42,21 +48,83 @@ def keep_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
 
 def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
     """Yield the paths of the entries that were written since then and are not ``shared``."""
+    for folder in _folders(old):
+        if COMPILED_FOLDER in folder.split("/"):
+            continue
+        with suppress(PermissionError):  # nobody can have written there
+            for name, there in _entries(f"{old}/{folder}"):
+                if not stat.S_ISDIR(there.st_mode) and _is_late(there, since, shared):
+                    yield f"{folder}{name}"
+
+
+class _Removal:
+    """The removal of a folder from which the late files were moved; see `remove_old`."""
+
+    def __init__(self, old: str, new: str, since: int, shared: Collection[int]) -> None:
+        self._old = old
+        self._new = new
+        self._since = since
+        self._shared = shared
+        self._folders = dict.fromkeys(_folders(old))
+
+    def run(self) -> None:
+        """Remove the folders, inner ones first, and move what is later still."""
+        for folder in reversed(self._folders):
+            path = f"{self._old}/{folder}"
+            with suppress(FileNotFoundError, PermissionError):
+                os.chmod(path, 0o700)  # a copied folder may forbid its owner to write
+                self._remove(folder)
+
+    def _remove(self, folder: str) -> None:
+        for _ in range(_TRIES):
+            self._clear(folder)
+            try:
+                os.rmdir(f"{self._old}/{folder}")
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+            else:
+                return
+
+    def _clear(self, folder: str) -> None:
+        """Move late files, and folders that were not there before; remove the others."""
+        is_compiled = COMPILED_FOLDER in folder.split("/")
+        for name, there in _entries(f"{self._old}/{folder}"):
+            count()
+            path = f"{folder}{name}"
+            if stat.S_ISDIR(there.st_mode):
+                is_kept = f"{path}/" not in self._folders
+            else:
+                is_kept = not is_compiled and _is_late(there, self._since, self._shared)
+            with suppress(FileNotFoundError):
+                if is_kept:
+                    _move(f"{self._old}/{path}", f"{self._new}/{path}")
+                elif not stat.S_ISDIR(there.st_mode):
+                    os.unlink(f"{self._old}/{path}")
+
+
+def _folders(old: str) -> Iterator[str]:
+    """Yield the paths of all folders in the old one, those above first; its own is empty."""
     folders = [""]
     for folder in folders:  # grows while it is read
-        try:
-            with os.scandir(f"{old}/{folder}") as found:
-                entries = list(found)
-        except PermissionError:  # nobody can have written there
-            continue
+        yield folder
+        with suppress(PermissionError), os.scandir(f"{old}/{folder}") as entries:
+            inner = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+            folders += [f"{folder}{name}/" for name in inner]
+
+
+def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
+    """Return what is in a folder: names, and what lstat(2) says of them."""
+    found = []
+    with os.scandir(folder) as entries:
         for entry in entries:
-            path = f"{folder}{entry.name}"
-            there = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(there.st_mode):
-                if entry.name != COMPILED_FOLDER:
-                    folders.append(f"{path}/")
-            elif there.st_ctime_ns >= since and there.st_ino not in shared:
-                yield path
+            with suppress(FileNotFoundError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def _is_late(there: os.stat_result, since: int, shared: Collection[int]) -> bool:
+    return there.st_ctime_ns >= since and there.st_ino not in shared
 
 
 def _move(path: str, target: str) -> None:

@@ -32,7 +32,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import keep_late
+from stager.tree.late import remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -268,8 +268,8 @@ class PartialTree:
             replaced = self._put(name, folder)
             sync_folder(folder)
         if replaced and since is not None and os.path.isdir(self.path):
-            keep_late(self.path, path, since, set(self.copy.inodes))
-        if replaced:
+            remove_old(self.path, path, since, set(self.copy.inodes))
+        elif replaced:
             remove_tree(self.path)
 
     def _put(self, name: str, folder: int) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import keep_late
+from stager.tree.late import remove_old
 
 
 def make(folder: Path, **files: str) -> None:
@@ -49,7 +52,7 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    keep_late(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), since, inodes(new))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
@@ -66,8 +69,42 @@ def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
     os.link(old / "sub/b", new / "taken")
     os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
     os.link(old / "sub/b", old / "twin")
-    keep_late(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), since, inodes(new))
     assert content(new) == {"a": "1 anew", "sub/b": "2"}
+
+
+def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
+    old: Path, new: Path
+) -> None:
+    """The program's working folder is the old one, and one in that, while they are removed."""
+    make(old, **{f"file{number}": "" for number in range(2000)})
+    time.sleep(0.02)
+    written: list[str] = []
+    begun = threading.Barrier(3)
+
+    def write(folder: str) -> None:
+        descriptor = os.open(old / folder, os.O_RDONLY)
+        begun.wait()
+        with suppress(FileNotFoundError):
+            for number in itertools.count():
+                if number == 20:
+                    os.mkdir(f"made-{folder or 'top'}", dir_fd=descriptor)
+                name = f"made-{folder or 'top'}/x" if number == 21 else f"{folder}-{number}"
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=descriptor))
+                written.append(f"{folder}/{name}".lstrip("/"))
+        os.close(descriptor)
+
+    since = time.time_ns()
+    time.sleep(0.02)
+    writers = [threading.Thread(target=write, args=(folder,)) for folder in ("", "sub")]
+    for writer in writers:
+        writer.start()
+    begun.wait()
+    remove_old(str(old), str(new), since, inodes(new))
+    for writer in writers:
+        writer.join()
+    assert not old.exists()
+    assert sorted(content(new)) == sorted(["a", "sub/b", *written])
 
 
 def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> None:
@@ -76,7 +113,7 @@ def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> No
     make(old, sub__result="r")
     for folder in (old, new):
         (folder / "sub").chmod(0o500)
-    keep_late(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), since, inodes(new))
     assert content(new)["sub/result"] == "r"
     assert (new / "sub").stat().st_mode & 0o777 == 0o500
 
@@ -90,7 +127,7 @@ def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
     (new / "gone").write_text("a file now")
     aside = Path(f"{new}.before-staging")
     with pytest.raises(DestinationError) as caught:
-        keep_late(str(old), str(new), since, inodes(new))
+        remove_old(str(old), str(new), since, inodes(new))
     assert caught.value.message == (
         f"{new} was staged, but files that were written into it meanwhile could not be moved over "
         f"(File exists); they are in {aside}, with the rest of the old folder"
