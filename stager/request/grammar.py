@@ -52,6 +52,12 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
 #: The same of an image, as far as its tag or digest: another colon follows.
 _IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
+#: The options whose values are words, and those.
+_CHOICES = {
+    name: [str(word) for word in kind]
+    for name, kind in OPTION_TYPES.items()
+    if issubclass(kind, StrEnum)
+}
 _COMMA = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
 _LINE = "#STAGE SRC DST [key=value…]"
 _NOT_EXPANDED = {
@@ -263,7 +269,8 @@ class _Chosen:
             self.values[key] = ITSELF
             return
         if not equals:
-            raise self._fault(f"'{key}' needs a value: {key}=…", option.at)
+            choices = " or ".join(kind) if issubclass(kind, StrEnum) else "…"
+            raise self._fault(f"'{key}' needs a value: {key}={choices}", option.at)
         at = option.at + len(key) + len("=")
         if issubclass(kind, StrEnum):
             self.values[key] = self._choice(kind, value, at)
@@ -312,7 +319,9 @@ class _Chosen:
             self._check_joint(option)
         if kind is None:
             shown = printable(key)
-            near = difflib.get_close_matches(shown, OPTION_TYPES)
+            # The value of an option may stand alone: shard for mode=shard.
+            near = [f"{name}={shown}" for name, kind in _CHOICES.items() if shown in kind]
+            near += difflib.get_close_matches(shown, OPTION_TYPES)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OPTION_TYPES)}"
             if self._text.startswith("#STAGE") and not near and "=" not in option.value:
                 hint += "; a path with a space must be in quotes"

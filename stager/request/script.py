@@ -5,6 +5,7 @@ The head is what sbatch looks at: the comment lines before the first command.
 
 from __future__ import annotations
 
+import difflib
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -27,13 +28,14 @@ _SBATCH_FORM = "#SBATCH --stage=SRC:DST"
 #: Comments that were probably meant to be such a line, and how that is written.
 _LIKELY = (
     (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), "#STAGE SRC DST"),
+    (re.compile(r"#STAGE[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
     (re.compile(r"#STAGES(\s|:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
     (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
 )
 #: The options of sbatch that are read here.
 _OPTIONS = ("--stage", "--stage-tolerate")
-#: What sbatch refuses or takes for other options; in any case.
-_MISSPELLED = ("-stage", "--stage", "--stages", "--stag")
+#: What an option is like that sbatch refuses or takes for another; and how alike, from 0 to 1.
+_STAGE, _ALIKE = "--stage", 0.85
 
 
 def is_command(line: str) -> bool:
@@ -78,8 +80,13 @@ def likely_mistakes(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
 def _is_misspelled(line: str) -> bool:
     with suppress(DirectiveError):
         names = {word.value.partition("=")[0] for word in _words(line)}
-        return any(name.lower() in _MISSPELLED for name in names - {"--stage"})
+        return any(map(_resembles_stage, names - {*_OPTIONS}))
     return False
+
+
+def _resembles_stage(name: str) -> bool:
+    alike = difflib.SequenceMatcher(None, name.lower(), _STAGE).ratio()
+    return name.startswith("-") and alike >= _ALIKE
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
