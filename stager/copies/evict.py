@@ -19,7 +19,7 @@ from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
 from stager.copies.own import HoldsOwnError, find_own
 from stager.copies.reading import Reading
-from stager.disk.files import existing_folder_above, facts_beneath, opened_beneath
+from stager.disk.files import TICK, existing_folder_above, facts_beneath, opened_beneath
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
 from stager.disk.reader import BLOCK
@@ -526,7 +526,7 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
         if any(True for _ in late(place, begun)):
             check(place)
 
-    begun = time.time_ns()
+    begun = time.time_ns() - TICK
     check(path)
     above, name = os.path.split(path)
     with suppress(FileNotFoundError, NotADirectoryError):

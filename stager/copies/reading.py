@@ -10,17 +10,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from stager.disk.files import read_back
+from stager.disk.files import TICK, read_back
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
 #: Device, inode, size, and times of the last change of a file, in nanoseconds since 1970.
 _State: TypeAlias = tuple[int, int, int, int, int]
-
-#: Nanoseconds in which a file may be written to twice and have the same ctime: the kernel's clock
-#: for it ticks every 10 ms at least.
-_TICK = 100_000_000
 
 
 class Reading:
@@ -44,7 +40,8 @@ class Reading:
         if there.st_size > self._left:
             return ""
         self._left -= there.st_size
-        is_still = time.time_ns() - there.st_ctime_ns > _TICK
+        # Within a tick a file may be written to twice and have the same ctime.
+        is_still = time.time_ns() - there.st_ctime_ns > TICK
         digest = read_back(path)
         if is_still:
             self._known[state] = digest

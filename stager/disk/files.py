@@ -34,6 +34,9 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Bytes read at a time where a file is read back.
 READ_SIZE = 4 << 20
+#: Nanoseconds by which the times of files may be behind `time.time_ns`: the kernel's clock for them
+#: ticks every 10 ms at least.
+TICK = 100_000_000
 _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -15,7 +15,7 @@ from stager.base.errors import (
 )
 from stager.base.extents import rounded
 from stager.base.options import Share
-from stager.disk.files import made_parents
+from stager.disk.files import TICK, made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.disk.record import is_ours
@@ -131,7 +131,8 @@ def check_unwritten(task: Task, before: Record | None) -> None:
     with suppress(FileNotFoundError, NotADirectoryError):
         there = os.lstat(task.path)
         is_staged = before is not None and is_ours(there, before)
-        if there.st_ctime_ns >= task.since and not is_staged and not task.item.options.replace:
+        is_late = there.st_ctime_ns >= task.since - TICK
+        if is_late and not is_staged and not task.item.options.replace:
             raise DestinationError(
                 f"{task.path} was written while it was staged; staging would overwrite it: move "
                 "it, delete it, choose another destination, or add the option replace"

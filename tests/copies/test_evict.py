@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -46,8 +45,11 @@ from tests.support.users import USER, on_tmpfs
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TypeVar
 
     from stager.copies.reading import Reading
+
+    T = TypeVar("T")
 
 MIB = 1 << 20
 
@@ -382,47 +384,58 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_kept_unless_forced(n
     assert list(node.cache.records()) == []
 
 
-@pytest.mark.parametrize("is_taken", [False, True])
-def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
-    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool
-) -> None:
-    stage_folder(node.cache, f"{node.disk}/a")
-    late = node.disk / "a/results"
+def on_late_clock(tmp_path: Path, act: Callable[[Node], T]) -> T:
+    """Return what ``act`` does of a node on a filesystem whose times are some ms behind."""
+    (tmp_path / "disk").mkdir()
+    return on_tmpfs(tmp_path / "disk", "mode=755", lambda: act(Node(tmp_path / "disk")), "ramfs")
+
+
+def write_meanwhile(monkeypatch: pytest.MonkeyPatch, copy: Path, late: Path) -> None:
+    """Have the file ``late`` written just after the ``copy`` was looked through."""
 
     def find_and_write(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
         found = find_own(cache, record, path, reading)
-        if path == f"{node.disk}/a":
-            time.sleep(0.02)  # the clock of files ticks
+        if path == str(copy):
             late.write_bytes(b"mine")
-        elif is_taken:
-            (node.disk / "a").write_bytes(b"another")
         return found
 
     monkeypatch.setattr("stager.copies.evict.find_own", find_and_write)
-    with closing(Locks(node.cache)) as locks, pytest.raises(HoldsOwnError) as caught:
-        remove(node.cache, locks, "", f"{node.disk}/a")
-    assert caught.value.files == ["results"]
-    aside = f"a.before-eviction-{os.getpid()}"
-    assert (node.disk / (aside if is_taken else "a") / "results").read_bytes() == b"mine"
-    assert node.cache.load(f"{node.disk}/a") is not None
-    assert os.listdir(node.cache.partial) == []
 
 
-def test_a_file_that_is_written_to_while_it_is_looked_at_is_kept(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.root
+@pytest.mark.usefixtures("_jobs")
+@pytest.mark.parametrize("mode", [0o755])
+def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    node.put("a", MIB)
+    def act(node: Node) -> tuple[list[str], bytes, int, bool, list[str]]:
+        copy = node.disk / "a"
+        stage_folder(node.cache, str(copy))
+        copy.chmod(mode)
+        write_meanwhile(monkeypatch, copy, copy / "results")
+        with pytest.raises(HoldsOwnError) as caught:
+            node.remove("a")
+        late, left = (copy / "results").read_bytes(), os.listdir(node.cache.partial)
+        is_recorded = node.cache.load(str(copy)) is not None
+        return caught.value.files, late, copy.stat().st_mode & 0o777, is_recorded, left
 
-    def find_and_write(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
-        found = find_own(cache, record, path, reading)
-        time.sleep(0.02)  # the clock of files ticks
-        (node.disk / "a").write_bytes(b"mine")
-        return found
+    assert on_late_clock(tmp_path, act) == (["results"], b"mine", mode, True, [])
 
-    monkeypatch.setattr("stager.copies.evict.find_own", find_and_write)
-    with closing(Locks(node.cache)) as locks, pytest.raises(HoldsOwnError):
-        remove(node.cache, locks, "", f"{node.disk}/a")
-    assert (node.disk / "a").read_bytes() == b"mine"
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_jobs")
+def test_a_file_that_is_written_to_while_it_is_looked_at_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(node: Node) -> bytes:
+        copy = node.disk / "a"
+        node.put("a", MIB)
+        write_meanwhile(monkeypatch, copy, copy)
+        with pytest.raises(HoldsOwnError):
+            node.remove("a")
+        return copy.read_bytes()
+
+    assert on_late_clock(tmp_path, act) == b"mine"
 
 
 def test_another_folder_in_the_place_of_a_staged_one_is_kept(node: Node) -> None:

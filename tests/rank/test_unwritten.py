@@ -12,6 +12,7 @@ import pytest
 from stager.base.errors import DestinationError
 from stager.base.options import Options
 from stager.disk.cache import open_cache
+from stager.disk.files import TICK
 from stager.disk.record import CopyFacts, SourceFacts
 from stager.rank.agree import Node
 from stager.rank.file_cargo import check_unwritten
@@ -27,7 +28,6 @@ from tests.rank.test_task import PLAN
 def late(tmp_path: Path) -> Task:
     """A task whose survey was a moment ago."""
     (tmp_path / "nvme").mkdir()
-    time.sleep(0.02)  # the kernel's clock for files has ticks of up to 10 ms
     return Task(
         item=StageItem("/shared/x", "/nvme/x", "/nvme", Options()),
         source=Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9),
@@ -44,7 +44,6 @@ def late(tmp_path: Path) -> Task:
 
 
 def write(task: Task) -> os.stat_result:
-    time.sleep(0.02)
     Path(task.path).write_text("mine")
     return os.lstat(task.path)
 
@@ -68,6 +67,6 @@ def test_replace_overwrites_it(late: Task) -> None:
 
 def test_what_was_there_before_or_was_staged_since_is_replaced(late: Task) -> None:
     there = write(late)
-    check_unwritten(replace(late, since=there.st_ctime_ns + 1), None)
+    check_unwritten(replace(late, since=there.st_ctime_ns + TICK + 1), None)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     check_unwritten(late, late.record(facts, "5" * 32))
