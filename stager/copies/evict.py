@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.base.errors import SpaceError, StageError
+from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
 from stager.copies.own import HoldsOwnError, find_own
@@ -26,11 +26,16 @@ from stager.disk.reader import BLOCK
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
     from stager.request.items import Space
+
+
+#: What is added to the name of a copy that is looked through, and the characters of it that stay:
+#: a name has at most 255 bytes, and a character up to 4.
+_ASIDE, _MOST_CHARACTERS = ".before-eviction", 50
 
 
 class Held(StrEnum):
@@ -63,6 +68,16 @@ class Candidate:
     def destination(self) -> str:
         """The path of the copy."""
         return self.record.destination
+
+
+class SetAsideError(DestinationError):
+    """A copy at ``path`` is at ``aside`` now, with what was written into it meanwhile."""
+
+    def __init__(self, path: str, aside: str) -> None:
+        super().__init__(
+            f"{path} was to be evicted, but files were written into it meanwhile, and something "
+            f"else has its name now; they are in {aside}, with the rest of the copy"
+        )
 
 
 def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
@@ -401,6 +416,8 @@ class RoomPlan:
                 return None if gone else Held.IN_USE
         except HoldsOwnError:  # since it was looked into
             return Held.OWN
+        except SetAsideError:  # nobody else tells the user
+            raise
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
             return Held.IN_USE
@@ -463,7 +480,7 @@ def remove(
 
     That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
     With ``force``, files of the user's own are deleted with the copy; without, ``reading`` finds
-    them. Raise HoldsOwnError, OSError or DestinationError.
+    them. Raise HoldsOwnError, OSError or DestinationError; after SetAsideError the record is gone.
     """
     if not locks.take(destination):
         return None
@@ -474,7 +491,11 @@ def remove(
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
         if _is_on_disk(cache.root, path) and is_removable(record, path):
-            _remove_copy(cache, record, path, None if force else reading or Reading())
+            try:
+                _remove_copy(cache, record, path, None if force else reading or Reading())
+            except SetAsideError:
+                cache.forget(destination)
+                raise
         cache.forget(destination)
         return record
     finally:
@@ -512,8 +533,8 @@ def _is_on_disk(root: str, path: str) -> bool:
 def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | None) -> None:
     """Remove the copy at ``path``, unless ``reading`` finds files of the user's own in it.
 
-    A folder is looked through before and, for what was written meanwhile, when no path leads to it
-    any more. Raise HoldsOwnError or OSError.
+    A folder is looked through before and, for what was written meanwhile, again under another name.
+    Raise HoldsOwnError, SetAsideError or OSError.
     """
 
     def check(place: str) -> None:
@@ -536,8 +557,39 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
             if not _may_be_removed(record, there):
                 return
             if record.tree:
-                cache.discard(name, folder, check_late)
+                if reading:
+                    name = _moved_aside(path, folder, check_late)
+                cache.discard(name, folder)
                 return
             if there.st_ctime_ns >= begun:
                 check(path)
             os.unlink(name, dir_fd=folder)
+
+
+def _moved_aside(path: str, folder: int, check: Callable[[str], object]) -> str:
+    """Give the copy at ``path``, in the descriptor ``folder``, another name for the ``check``.
+
+    Return that name. It is in the same folder, where nothing is removed if this process dies. What
+    ``check`` raises, by the new path, is raised when the copy has its old name again. Raise
+    SetAsideError if that was taken, OSError if the copy cannot be renamed.
+    """
+    above, name = os.path.split(path)
+    aside = _free_name(f"{name[:_MOST_CHARACTERS]}{_ASIDE}", folder)
+    os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        check(f"{above}/{aside}")
+    except BaseException:
+        try:
+            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            raise SetAsideError(path, f"{above}/{aside}") from None
+        raise
+    return aside
+
+
+def _free_name(name: str, folder: int) -> str:
+    free, number = name, 1
+    with suppress(FileNotFoundError):
+        while os.lstat(free, dir_fd=folder):
+            free, number = f"{name}-{number}", number + 1
+    return free

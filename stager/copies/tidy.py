@@ -20,6 +20,7 @@ from stager.base.errors import StageError
 from stager.base.log import log
 from stager.base.options import Lifetime
 from stager.copies import evict
+from stager.copies.evict import SetAsideError
 from stager.copies.own import HoldsOwnError, count_text
 from stager.copies.reading import Reading
 from stager.disk.cache import Cache, look_for_cache
@@ -149,6 +150,10 @@ def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool
     """Remove a copy. Return whether it could be. Raise as `evict.remove` does."""
     try:
         return evict.remove(cache, locks, "", destination, reading=way.reading) is not None
+    except SetAsideError as error:
+        if way.syslog:
+            log(error.message)
+        raise
     except HoldsOwnError as error:
         if _keep(cache, locks, destination) and way.syslog:
             log(f"{destination} stays after its job: it holds {count_text(error.files)}")

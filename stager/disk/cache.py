@@ -51,7 +51,7 @@ from stager.disk.record import Record
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
@@ -196,22 +196,14 @@ class Cache:
         self._replace(self.table_path(destination), text)
         return xxhash.xxh3_128_hexdigest(text)
 
-    def discard(
-        self, name: str, folder: int, check: Callable[[str], object] = lambda _: None
-    ) -> None:
+    def discard(self, name: str, folder: int) -> None:
         """Remove the tree ``name`` from the descriptor ``folder``. Raise OSError.
 
-        It is renamed first, so that no other process finds a part of it. What ``check`` raises, by
-        its new path, is raised when it has its old name again, or another if that was taken.
+        It is renamed first, so that no other process finds a part of it.
         """
         with fresh_name(self.partial) as path:
             make_movable(name, folder)
             os.rename(name, path, src_dir_fd=folder)
-            try:
-                check(path)
-            except BaseException:
-                _put_back(path, name, folder)
-                raise
         remove_tree(path)
 
     def sweep(self) -> None:
@@ -221,14 +213,6 @@ class Cache:
                 path = f"{self.partial}/{name}"
                 with suppress(OSError), _abandoned(path, parent):
                     remove_tree(path)
-
-
-def _put_back(path: str, name: str, folder: int) -> None:
-    """Move the tree at ``path`` to ``name`` in the descriptor ``folder``. Raise OSError."""
-    try:
-        os.rename(path, name, dst_dir_fd=folder)
-    except OSError:
-        os.rename(path, f"{name}.before-eviction-{os.getpid()}", dst_dir_fd=folder)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -40,7 +41,7 @@ from stager.disk.record import CopyFacts, Record
 from stager.request.items import Space
 from tests.support.records import RECORD
 from tests.support.trees import stage_folder
-from tests.support.users import USER, on_tmpfs
+from tests.support.users import USER, forked, on_tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -404,7 +405,7 @@ def write_meanwhile(monkeypatch: pytest.MonkeyPatch, copy: Path, late: Path) -> 
 
 @pytest.mark.root
 @pytest.mark.usefixtures("_jobs")
-@pytest.mark.parametrize("mode", [0o755])
+@pytest.mark.parametrize("mode", [0o755, 0o555])
 def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
@@ -420,6 +421,56 @@ def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
         return caught.value.files, late, copy.stat().st_mode & 0o777, is_recorded, left
 
     assert on_late_clock(tmp_path, act) == (["results"], b"mine", mode, True, [])
+
+
+def look_late(
+    monkeypatch: pytest.MonkeyPatch, copy: Path, act: Callable[[], object], looks: int = 1
+) -> None:
+    """Have a file written into the ``copy`` after so many looks, and ``act`` done afterwards."""
+    done: list[str] = []
+
+    def find_and_act(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
+        found = find_own(cache, record, path, reading)
+        done.append(path)
+        if len(done) == looks:
+            (copy / "results").write_bytes(b"mine")
+        elif len(done) > looks:
+            act()
+        return found
+
+    monkeypatch.setattr("stager.copies.evict.find_own", find_and_act)
+
+
+def test_if_the_name_of_a_copy_was_taken_meanwhile_the_new_name_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = node.disk / "a"
+    aside = node.disk / "a.before-eviction-1"
+    (node.disk / "a.before-eviction").write_bytes(b"another")
+    stage_folder(node.cache, str(copy))
+    look_late(monkeypatch, copy, lambda: copy.write_bytes(b"yet another"), looks=2)
+    room = room_on(node, 1, bytes_taken(node))
+    with pytest.raises(DestinationError) as caught:
+        make(node, room)
+    assert caught.value.message == (
+        f"{copy} was to be evicted, but files were written into it meanwhile, and something else "
+        f"has its name now; they are in {aside}, with the rest of the copy"
+    )
+    assert (copy.read_bytes(), (aside / "results").read_bytes()) == (b"yet another", b"mine")
+    assert list(node.cache.records()) == []
+    assert os.listdir(node.cache.partial) == []
+
+
+def test_if_an_eviction_is_killed_what_was_written_meanwhile_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = node.disk / ("long name " * 25)
+    stage_folder(node.cache, str(copy))
+    look_late(monkeypatch, copy, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(AssertionError, match="ended with -9"):
+        forked(lambda: node.remove(copy.name))
+    open_cache(str(node.disk), os.getuid())
+    assert (node.disk / f"{copy.name[:50]}.before-eviction/results").read_bytes() == b"mine"
 
 
 @pytest.mark.root
