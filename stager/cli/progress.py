@@ -61,7 +61,7 @@ class Progress:
             self._say(line)
 
     def _move(self, destination: str, sent: int, size: int, seconds: float) -> None:
-        idle = self._pace.idle(destination, sent, seconds)
+        idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0
         if self._screen:
             self._drawn(self._screen).move(destination, sent, size, seconds, idle)
         elif self._is_time():

@@ -62,6 +62,15 @@ def test_that_nothing_moves_is_said_instead_of_a_rate(clock: Clock) -> None:
     ]
 
 
+def test_once_all_is_sent_nothing_is_said_of_what_does_not_move(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        progress.show(sent(4))
+        clock.now += 20
+        progress.show({**sent(4), "seconds": 24.0})
+    assert lines == ["/nvme/a: 4.0 MiB of 4.0 MiB, 100 %, 170.7 KiB/s, 0.0 s left"]
+
+
 def test_of_the_next_item_nothing_moved_since_its_beginning(clock: Clock) -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:
