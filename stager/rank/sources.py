@@ -101,11 +101,12 @@ def look_at_sources(
             others = _missing(items[at + 1 :], item.source)
             if not others:
                 raise
-            raise SourceError(f"{error.message}; not found either: {listed(others)}") from None
+            either = " either" if _missing([item]) else ""
+            raise SourceError(f"{error.message}; not found{either}: {listed(others)}") from None
     return tuple(sources)
 
 
-def _missing(items: Iterable[StageItem], known: str) -> list[str]:
+def _missing(items: Iterable[StageItem], known: str = "") -> list[str]:
     """Return which sources are missing, without URLs, which may take a while, and the ``known``."""
     missing: list[str] = []
     for source in dict.fromkeys(item.source for item in items if item.source != known):

@@ -172,6 +172,14 @@ def test_other_missing_sources_are_named_with_the_first(desk: Desk) -> None:
     )
 
 
+def test_missing_sources_are_named_with_a_first_that_cannot_be_staged(desk: Desk) -> None:
+    pipe = desk.folder / "pipe"
+    os.mkfifo(pipe)
+    ran = desk.local("stage", f"{pipe}:/nvme/x", "/nowhere/a:/nvme/y")
+    why = "is a named pipe; only a plain file or a folder can be staged"
+    assert ran == Ran(4, "", f"stage: node1: {pipe} {why}; not found: /nowhere/a\n")
+
+
 @pytest.mark.parametrize(
     ("values", "code", "message"),
     [
