@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-from bisect import bisect_left
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = 
     from stager.tree.walk import walk  # not needed for a file
 
     try:
-        copy = walk(path, holes=False)
+        copy = walk(path, holes=False, specials=True)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]
@@ -187,7 +186,7 @@ class _Search:
         copy, staged = self._copy, self._table.source
         if copy.kinds[row] == staged.kinds[before] == Kind.LINK:
             return copy.targets[row] == staged.targets[before]
-        now, then = _file_of(copy, row), _file_of(staged, before)
+        now, then = copy.file_of(row), staged.file_of(before)
         if now < 0 or then < 0:
             return False
         if copy.sizes[now] != self._table.sizes[then]:
@@ -199,7 +198,7 @@ class _Search:
 
     def _time(self, row: int) -> int:
         """Return when the entry was made or changed, in nanoseconds since 1970."""
-        file = _file_of(self._copy, row)
+        file = self._copy.file_of(row)
         at = row if file < 0 else file
         return self._copy.ctimes[at] or self._copy.mtimes[at]
 
@@ -211,12 +210,3 @@ def _lies_in(path: bytes, folders: set[bytes]) -> bool:
             return True
         path = path.rpartition(b"/")[0]
     return False
-
-
-def _file_of(listing: Listing, row: int) -> int:
-    """Return the row of the file that a hard link is, or of a file itself; -1 of anything else."""
-    from stager.tree.listing import Kind
-
-    if listing.kinds[row] == Kind.HARD_LINK:
-        return bisect_left(listing.paths, listing.targets[row])
-    return row if listing.kinds[row] == Kind.FILE else -1

@@ -22,7 +22,7 @@ from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -117,12 +117,20 @@ def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
         count = "1 file differs" if len(files) == 1 else f"{len(files)} files differ"
         return f"{count} from what was staged: {listed(files, _MOST_NAMED)}"
     try:
-        lost = [text_of(table.source.paths[row]) for row in table.lost(walk(path, holes=False))]
+        copy = walk(path, holes=False, specials=True)
     except StageError as error:
         return error.message.partition(";")[0]
-    if lost:
-        return f"folders or links in it were removed or changed: {listed(lost, _MOST_NAMED)}"
+    if lost := _names(table, table.lost(copy)):
+        return f"folders or links in it were removed or changed: {lost}"
+    if changed := _names(table, table.with_other_modes(copy)):
+        return f"permissions in it were changed: {changed}"
     return ""
+
+
+def _names(table: Table, rows: Iterable[int]) -> str:
+    """Return the first paths of the ``rows``, as messages name them; nothing if there are none."""
+    paths = [text_of(table.source.paths[row]) or "." for row in rows]
+    return listed(paths, _MOST_NAMED) if paths else ""
 
 
 def _forget_pages(path: str) -> None:

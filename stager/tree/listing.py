@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, chain, islice, pairwise
@@ -44,9 +45,12 @@ class Kind(IntEnum):
     LINK = 2
     #: Another path of a file. The first path of a file in the listing is its FILE.
     HARD_LINK = 3
+    #: A named pipe, a socket or a device. A copy may hold some that its user made; none is staged.
+    SPECIAL = 4
 
 
-_KINDS = bytes(Kind)
+#: What is staged.
+_KINDS = bytes(kind for kind in Kind if kind is not Kind.SPECIAL)
 #: What no path relative to the folder has in it, with a slash before and behind it.
 _NO_PATH = (b"//", b"/./", b"/../")
 
@@ -148,6 +152,12 @@ class Listing:
     def rows(self, kind: Kind) -> Iterator[int]:
         """Yield the numbers of the rows of ``kind``, in order."""
         return (number for number, one in enumerate(self.kinds) if one == kind)
+
+    def file_of(self, row: int) -> int:
+        """Return the row of the file that a hard link is, or of a file itself; -1 of any other."""
+        if self.kinds[row] == Kind.HARD_LINK:
+            return bisect_left(self.paths, self.targets[row])
+        return row if self.kinds[row] == Kind.FILE else -1
 
     @property
     def files(self) -> int:

@@ -17,7 +17,7 @@ from stager.tree.listing import Kind, Listing, pack, unpack
 from stager.tree.stream import DIGEST_SIZE, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -153,11 +153,25 @@ class Table:
         """
         there = dict(_common(self.source, copy))
         for row, kind in enumerate(self.source.kinds):
-            now = there.get(row, -1)
-            if kind == Kind.FILE or (now >= 0 and self._is_as_staged(row, copy, now)):
-                continue
-            is_link = now >= 0 and kind == copy.kinds[now] == Kind.LINK
-            if not (is_link and self.source.targets[row] == copy.targets[now]):
+            if kind != Kind.FILE and not (row in there and self._is_there(row, copy, there)):
+                yield row
+
+    def _is_there(self, row: int, copy: Listing, there: Mapping[int, int]) -> bool:
+        """Whether the folder or link of the ``row`` is in the ``copy``; ``there`` has its rows."""
+        now, kind = there[row], self.source.kinds[row]
+        if kind == Kind.HARD_LINK:
+            # Of the names of a file, another one may be the first now.
+            first = there.get(self.source.file_of(row), -1)
+            return first >= 0 and copy.file_of(now) == copy.file_of(first) >= 0
+        is_same = kind == copy.kinds[now]
+        return is_same and (kind != Kind.LINK or self.source.targets[row] == copy.targets[now])
+
+    def with_other_modes(self, copy: Listing) -> Iterator[int]:
+        """Yield the rows of files and folders whose permissions in the ``copy`` were changed."""
+        for row, now in _common(self.source, copy):
+            kind = self.source.kinds[row]
+            at = now if kind == copy.kinds[now] == Kind.FOLDER else copy.file_of(now)
+            if kind in (Kind.FILE, Kind.FOLDER) and at >= 0 and copy.modes[at] != self.modes[row]:
                 yield row
 
     def gone(self, source: Listing) -> int:

@@ -61,6 +61,7 @@ def walk(
     patterns: Patterns | None = None,
     *,
     holes: bool = True,
+    specials: bool = False,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
@@ -68,13 +69,14 @@ def walk(
     What the ``patterns`` leave out is not listed, and folders among that are not read. With
     ``holes``, files with holes are opened to find these.
 
-    Raise SourceError if an entry cannot be read or is no file, folder or link, IntegrityError if
-    one is removed or replaced meanwhile, and OSError if the folder itself cannot be opened.
+    Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
+    link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself
+    cannot be opened.
     """
     with opened(folder, OPEN_FOLDER) as root:
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
-        walker = _Walker(os.fsencode(folder), root, holes, patterns)
+        walker = _Walker(os.fsencode(folder), root, patterns, holes=holes, specials=specials)
         rows = _rows(walker)
         try:
             return Listing.of(patterns.pruned(rows) if patterns else rows)
@@ -155,11 +157,14 @@ class _Walker:
     it is read by its descriptor: no name is resolved twice.
     """
 
-    def __init__(self, folder: bytes, root: int, holes: bool, patterns: Patterns | None) -> None:
+    def __init__(
+        self, folder: bytes, root: int, patterns: Patterns | None, *, holes: bool, specials: bool
+    ) -> None:
         self._folder = folder
         self._root = root
         self._device = os.fstat(root).st_dev
         self._holes = holes
+        self._specials = specials
         self._patterns = patterns
 
     def all(self) -> Iterator[_Found]:
@@ -263,6 +268,8 @@ class _Walker:
         if stat.S_ISLNK(mode):
             target = os.readlink(name, dir_fd=folder)
             return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
+        if self._specials:
+            return Row(path, Kind.SPECIAL, 0, 0, facts.st_mtime_ns, 0, 0, *who)
         what = f"{kind_of(mode)}, which cannot be staged"
         raise SourceError(f"{text_of(self._path(path))} is {what}; leave it out with exclude=")
 

@@ -95,3 +95,51 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
             "node3: /nvme/set: 1 file differs from what was staged: a; stage it again",
         ),
     )
+
+
+def test_changed_permissions_in_a_folder_end_verify_with_7(desk: Desk) -> None:
+    source = desk.folder / "set"
+    (source / "sub").mkdir(parents=True)
+    (source / "run").write_text("staged")
+    (source / "run").chmod(0o755)
+    os.link(source / "run", source / "twin")
+    value = f"{source}:/nvme/set"
+    assert desk.local("stage", value).code == 0
+    desk.copy(1, "/nvme/set/twin").chmod(0o644)
+    desk.copy(2, "/nvme/set/sub").chmod(0o777)
+    desk.copy(3, "/nvme/set").chmod(0o700)
+    changed = "/nvme/set: permissions in it were changed:"
+    assert desk.simulated("verify") == Ran(
+        7,
+        "",
+        _lines(
+            f"node1: {changed} run; stage it again",
+            f"node2: {changed} sub; stage it again",
+            f"node3: {changed} .; stage it again",
+        ),
+    )
+    assert desk.local("stage", value).code == 0
+    assert desk.simulated("verify").code == 0
+
+
+def test_links_pipes_and_sockets_that_were_added_to_a_folder_are_no_damage(desk: Desk) -> None:
+    source = desk.folder / "set"
+    source.mkdir()
+    (source / "m1").write_text("staged")
+    os.link(source / "m1", source / "m2")
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    os.link(desk.copy(1, "/nvme/set/m2"), desk.copy(1, "/nvme/set/a"))
+    os.mkfifo(desk.copy(2, "/nvme/set/pipe"))
+    desk.copy(3, "/nvme/set/m2").unlink()
+    desk.copy(3, "/nvme/set/m2").write_text("staged")
+    assert desk.simulated("verify") == Ran(
+        7,
+        _lines(
+            "/nvme/set: verified on node[1-2] (2 nodes)",
+            "/nvme/set: note: on node1, 1 file in it was not staged: a",
+            "/nvme/set: note: on node2, 1 file in it was not staged: pipe",
+        ),
+        _lines(
+            "node3: /nvme/set: folders or links in it were removed or changed: m2; stage it again"
+        ),
+    )
