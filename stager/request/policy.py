@@ -6,6 +6,7 @@ PolicyRefusal that names the file and the key.
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 import tomllib
@@ -55,6 +56,13 @@ def _plain_absolute(path: str) -> str:
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")):
         raise ValueError("must be an absolute path without '.', '..' or a '/' at its end")
     return path
+
+
+def _plain_absolute_or_none(path: str) -> str:
+    try:
+        return path and _plain_absolute(path)
+    except ValueError as error:
+        raise ValueError(f'{error}, or ""') from None
 
 
 def _possible_name(name: str) -> str:
@@ -108,6 +116,13 @@ def _endpoint(text: str) -> str:
     return text.rstrip("/")
 
 
+def _endpoint_or_none(text: str) -> str:
+    try:
+        return text and _endpoint(text)
+    except ValueError as error:
+        raise ValueError(f'{error}, or be ""') from None
+
+
 def _interface(text: str) -> str:
     with suppress(ValueError):
         return str(ip_network(text)) if "/" in text else _interface_name(text)
@@ -130,6 +145,7 @@ def _registry(text: str) -> str:
 
 
 Root = Annotated[str, AfterValidator(_plain_absolute)]
+RootOrNone = Annotated[str, AfterValidator(_plain_absolute_or_none)]
 Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
@@ -182,6 +198,7 @@ Count = Annotated[int, BeforeValidator(_count)]
 
 UrlStart = Annotated[str, AfterValidator(_url_start)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
+EndpointOrNone = Annotated[str, AfterValidator(_endpoint_or_none)]
 Registry = Annotated[str, AfterValidator(_registry)]
 
 
@@ -294,8 +311,8 @@ class SourceSection(_Section):
     #: Seconds for which a request is repeated while a store fails.
     patience: Annotated[Seconds, Field(le=3600)] = 60
     #: A file on all nodes with certificates of the site's own authorities; a proxy.
-    ca_file: Root | Literal[""] = ""
-    proxy: Endpoint | Literal[""] = ""
+    ca_file: RootOrNone = ""
+    proxy: EndpointOrNone = ""
     #: Registries without TLS, or with a certificate that is not checked.
     insecure_registries: tuple[Registry, ...] = ()
 
@@ -337,7 +354,7 @@ class Metrics(_Section):
     """``[metrics]``: figures of each node for Prometheus."""
 
     #: File in the textfile folder of node_exporter, ending in ``.prom``; empty for none.
-    textfile: Root | Literal[""] = ""
+    textfile: RootOrNone = ""
 
 
 class Policy(_Section):
@@ -435,7 +452,6 @@ def load_if_present(path: Path) -> Policy | None:
 
 #: What some kinds of pydantic's faults are in the terms of TOML.
 _IN_TOML = {
-    "extra_forbidden": "unknown key",
     "missing": "is missing",
     "model_type": "must be a table",
     "tuple_type": "must be a list",
@@ -446,4 +462,15 @@ def _fault(location: tuple[int | str, ...], kind: str, message: str) -> str:
     """Return one fault as ``key: problem``."""
     key = ".".join(str(part) for part in location if part != "[key]")
     problem = _IN_TOML.get(kind) or message.removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        problem = f"unknown key; {_near_key(location)}stage.toml(5) lists all"
     return f"{key}: {problem}" if key else problem
+
+
+def _near_key(location: tuple[int | str, ...]) -> str:
+    """Return a question for the key of the same table that is most like an unknown one, if any."""
+    table: Any = Policy
+    for part in location[:-1]:
+        table = table.model_fields[part].annotation
+    near = difflib.get_close_matches(str(location[-1]), table.model_fields, n=1)
+    return f"did you mean {near[0]}? " if near else ""

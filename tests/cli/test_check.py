@@ -364,7 +364,10 @@ def test_check_warns_of_a_source_of_the_wrong_kind(desk: Desk) -> None:
 
 CONFIGS: dict[str, tuple[str, str]] = {
     "not TOML": ("roots = [", " is not TOML: Invalid value (at end of document)"),
-    "an unknown key": ('roots = ["/nvme"]\nrots = 1', ": rots: unknown key"),
+    "an unknown key": (
+        'roots = ["/nvme"]\nrots = 1',
+        ": rots: unknown key; did you mean roots? stage.toml(5) lists all",
+    ),
     "a wrong type": (
         'roots = ["/nvme"]\nlock_timeout = "soon"',
         ": lock_timeout: Input should be a valid number",

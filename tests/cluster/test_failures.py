@@ -215,7 +215,8 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
             site.run(["sbatch", WISH, "--wrap", "true"])
         assert refused.value.code == 3
         assert refused.value.stderr == (
-            "stage: /etc/slurm/stage.toml: launch.mpy: unknown key; tell the administrator\n"
+            "stage: /etc/slurm/stage.toml: launch.mpy: unknown key; did you mean mpi? "
+            "stage.toml(5) lists all; tell the administrator\n"
         )
 
 
@@ -415,7 +416,10 @@ def test_srun_ends_soon_when_the_first_node_has_another_stage_toml(site: Site) -
     finally:
         site.run(["umount", config], user="root", on="n1")
     assert failed.value.code == 3
-    told = f"stage: {config}: root: unknown key; tell the administrator\n"
+    told = (
+        f"stage: {config}: root: unknown key; did you mean roots? stage.toml(5) lists all; "
+        "tell the administrator\n"
+    )
     assert told in failed.value.stderr
     assert time.monotonic() - begun < 60
     assert not site.shared("started").exists()

@@ -384,18 +384,36 @@ def test_a_file_that_is_nested_without_end_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "key", "near"),
     [
-        (f"{ROOTS}lock_timout = 1", "lock_timout"),
-        (f"{ROOTS}Roots = []", "Roots"),
-        (f"{ROOTS}[launcher]\nmpi = 'pmix'", "launcher"),
-        (f"{ROOTS}[launch]\nnodes = 1", "launch.nodes"),
-        (f"{ROOTS}[transfer]\nroots = []", "transfer.roots"),
+        (f"{ROOTS}lock_timout = 1", "lock_timout", "did you mean lock_timeout? "),
+        (f"{ROOTS}Roots = []", "Roots", "did you mean roots? "),
+        (f"{ROOTS}[launcher]\nmpi = 'pmix'", "launcher", "did you mean launch? "),
+        (f"{ROOTS}[cache]\nuserlimit = 1", "cache.userlimit", "did you mean user_limit? "),
+        (f"{ROOTS}[launch]\nnodes = 1", "launch.nodes", ""),
+        (f"{ROOTS}[transfer]\nroots = []", "transfer.roots", ""),
     ],
 )
-def test_an_unknown_key_is_refused(path: Path, text: str, key: str) -> None:
+def test_an_unknown_key_is_refused(path: Path, text: str, key: str, near: str) -> None:
     path.write_text(text)
-    assert refusal(path) == f"{path}: {key}: unknown key"
+    assert refusal(path) == f"{path}: {key}: unknown key; {near}stage.toml(5) lists all"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[metrics]\ntextfile = "stage.prom"', f'metrics.textfile: {NOT_PLAIN}, or ""'),
+        ('[metrics]\ntextfile = "/a/"', f'metrics.textfile: {NOT_PLAIN}, or ""'),
+        ('[source]\nca_file = "ca.pem"', f'source.ca_file: {NOT_PLAIN}, or ""'),
+        (
+            '[source]\nproxy = "proxy:80"',
+            'source.proxy: must begin with https:// or http://, or be ""',
+        ),
+    ],
+)
+def test_what_may_be_left_empty_has_one_fault(path: Path, text: str, told: str) -> None:
+    path.write_text(f"{ROOTS}{text}\n")
+    assert refusal(path) == f"{path}: {told}"
 
 
 def test_a_file_without_roots_is_refused(path: Path) -> None:
@@ -645,5 +663,6 @@ def test_all_faults_are_told_at_once(path: Path) -> None:
     path.write_text(f"{ROOTS}lock_timeout = 0\n[launch]\nsrun = 5\nnodes = 1\n")
     assert refusal(path) == (
         f"{path}: lock_timeout: Input should be greater than 0; "
-        "launch.srun: Input should be a valid string; launch.nodes: unknown key"
+        "launch.srun: Input should be a valid string; launch.nodes: unknown key; "
+        "stage.toml(5) lists all"
     )
