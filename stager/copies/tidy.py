@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.job:
         answer["figures"] = figures
     if options.usage:
-        answer["usage"] = {root: _usage(cache, way) for root, cache in caches.items()}
+        usage = {root: _usage(cache, way) for root, cache in caches.items()}
+        answer["usage"] = usage
     if options.root in caches:
         cache = caches[options.root]
         # By time of use alone, as root compares it with that of other users' copies.
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         answer["evicted"], others = _evict(cache, may_go, options.oldest, way)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
+        if options.usage and answer["evicted"]:
+            usage[options.root] = _usage(cache, way)
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 

@@ -2,7 +2,7 @@
 
 The plugin or a site's Epilog runs ``python -I -m stager.root.epilog --config stage.toml JOB UID``.
 It removes the job's mark, runs `stager.copies.tidy` as the user to remove what the job left, makes
-headroom, counts figures, and removes the rooms of users without a job. Root works in its own
+headroom, keeps figures, and removes the rooms of users without a job. Root works in its own
 folders only, by descriptors that follow no link. Of what users' programs answer, it takes numbers
 alone, and waits for them for a limited time.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import syslog
@@ -20,7 +21,7 @@ from stager.base import paths
 from stager.root.as_user import groups_of, run_as
 from stager.root.folders import locked
 from stager.root.headroom import make_headroom
-from stager.root.metrics import FIGURES, keep_figures, read_figures
+from stager.root.metrics import keep_figures, read_figures
 from stager.root.room import end_job, remove_rooms
 from stager.root.rules import Rules, fault_text, read_rules
 
@@ -80,6 +81,8 @@ class Epilog:
         self._config = config
         self._job = job
         self._uid = uid
+        #: What the copies of each user take now, as far as users were asked (`metrics`).
+        self._usage: dict[int, dict[str, Any]] = {}
 
     def run(self) -> None:
         """Do all of it, and first what no user can prevent: release what the job used."""
@@ -97,12 +100,21 @@ class Epilog:
 
     def _clean_up(self, rules: Rules, seconds: float) -> None:
         answer = self._ask(self._uid, ["--job", str(self._job)], rules, _USER_LIMIT) or {}
-        if rules.textfile:
-            keep_figures(rules, read_figures(answer.get("figures"), seconds), self._uid, answer)
-        gone = make_headroom(rules, self._ask)
-        if rules.textfile and gone:
-            evictions = {**dict.fromkeys(FIGURES, 0.0), "evictions": float(gone)}
-            keep_figures(rules, evictions, self._uid, {})
+        figures = read_figures(answer.get("figures"), seconds)
+        try:
+            figures["evictions"] += make_headroom(rules, self._ask)
+        finally:
+            if rules.textfile:
+                self._keep(figures, rules)
+
+    def _keep(self, figures: dict[str, float], rules: Rules) -> None:
+        """Keep the figures for metrics. That they cannot be kept is logged, and stops nothing."""
+        try:
+            keep_figures(rules, figures, self._usage)
+        except OSError as error:
+            folder = os.path.dirname(rules.textfile)
+            why = str(error) if os.path.isdir(folder) else f"folder {folder} is missing: make it"
+            syslog.syslog(syslog.LOG_ERR, f"metrics.textfile: {why}")
 
     def _ask(
         self, uid: int, options: Sequence[str], rules: Rules, limit: float
@@ -124,7 +136,11 @@ class Epilog:
                 "not answer",
             )
             return None
-        return answer if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            return None
+        if isinstance(answer.get("usage"), dict):
+            self._usage[uid] = answer["usage"]
+        return answer
 
 
 if __name__ == "__main__":

@@ -43,10 +43,12 @@ def read_figures(answer: object, seconds: float) -> dict[str, float]:
     return {figure: min(number, most[figure]) for figure, number in figures.items()}
 
 
-def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[str, Any]) -> None:
+def keep_figures(
+    rules: Rules, gains: Mapping[str, float], usage_now: Mapping[int, Mapping[str, Any]]
+) -> None:
     """Add ``gains`` to the node's totals, and replace the file for node_exporter in one step.
 
-    ``answer`` may hold what the user's copies take now, by cache root. Raise OSError.
+    ``usage_now`` is what the copies of some users take now, by uid and cache root. Raise OSError.
     """
     roots = [*rules.roots, *rules.shared_roots]
     with locked(f"{paths.RUN_FOLDER}/figures.lock", _LOCK_LIMIT):
@@ -55,10 +57,10 @@ def keep_figures(rules: Rules, gains: dict[str, float], uid: int, answer: dict[s
         totals = {name: or_zero(figures.get("totals", {}).get(name)) for name in FIGURES}
         totals = {name: min(totals[name] + gains[name], MOST) for name in FIGURES}
         usage = dict(figures.get("usage", {}))
-        if isinstance(answer.get("usage"), dict):
+        for uid, pairs in usage_now.items():
             usage[str(uid)] = {
-                root: [or_zero(number) for number in pair][:2]
-                for root, pair in answer["usage"].items()
+                root: [or_zero(number) for number in pair]
+                for root, pair in pairs.items()
                 if root in roots and isinstance(pair, list) and len(pair) == 2
             }
         replace_file(path, json.dumps({"totals": totals, "usage": usage}), 0o600)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import syslog
 import time
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.paths import RECORDS_FOLDER
+from stager.copies import tidy
+from stager.disk.cache import open_cache
+from stager.disk.record import CopyFacts
 from stager.root.epilog import main
-from tests.support.users import forked
+from stager.root.folders import make_folder
+from stager.root.room import begin_job
+from tests.support.records import RECORD
+from tests.support.users import USER, as_user, forked, on_tmpfs
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -84,3 +96,80 @@ def test_a_time_limit_that_python_swallows_comes_again(
     begun = time.monotonic()
     assert forked(lambda: main(["--config", str(config), "17", "5001"])) == 1
     assert time.monotonic() - begun < 15
+
+
+def on_full_disk(monkeypatch: pytest.MonkeyPatch, disk: Path, act: Callable[[], None]) -> None:
+    """Run ``act`` where three copies lie on a disk that has too little headroom for any of them."""
+
+    def stage() -> None:
+        cache = open_cache(str(disk), USER)
+        for name in ("a", "b", "c"):
+            path = disk / name
+            path.write_bytes(b"x" * 5000)
+            there = path.stat()
+            copy = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+            cache.save(replace(RECORD, destination=str(path), copy_facts=copy))
+
+    def run(uid: int, _gid: int, _groups: list[int], command: list[str], *_: object) -> bytes:
+        # Users may not be able to start the Python that root runs the tests with.
+        def clean_up() -> str:
+            with redirect_stdout(io.StringIO()) as answer:
+                tidy.main(command[4:])
+            return answer.getvalue()
+
+        return as_user(uid, clean_up).encode()
+
+    def fill() -> None:
+        monkeypatch.setattr("stager.root.epilog.run_as", run)
+        begin_job(17, USER, USER)
+        make_folder(str(disk), RECORDS_FOLDER, USER, USER)
+        as_user(USER, stage)
+        act()
+
+    disk.mkdir()
+    on_tmpfs(Path("/run"), "mode=755", lambda: on_tmpfs(disk, "size=1m,mode=1777", fill))
+
+
+def site_config(disk: Path, textfile: Path) -> str:
+    """Write a stage.toml by which no copy may stay. Return its path."""
+    config = disk.parent / "stage.toml"
+    config.write_text(
+        f'roots = ["{disk}"]\n[cache]\nheadroom = "1GB"\n[metrics]\ntextfile = "{textfile}"\n'
+    )
+    return str(config)
+
+
+@pytest.mark.root
+def test_the_gauges_are_of_what_headroom_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, textfile = root / "disk", root / "stage.prom"
+    config = site_config(disk, textfile)
+
+    def act() -> None:
+        assert main(["--config", config, "17", str(USER)]) == 0
+        assert not list(disk.glob("?"))
+
+    on_full_disk(monkeypatch, disk, act)
+    lines = textfile.read_text().splitlines()
+    assert f'slurm_stage_bytes{{root="{disk}"}} 0' in lines
+    assert f'slurm_stage_entries{{root="{disk}"}} 0' in lines
+    assert "slurm_stage_evictions_total 3" in lines
+
+
+@pytest.mark.root
+def test_a_missing_folder_for_metrics_is_logged_and_stops_no_clean_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[int, str]] = []
+    monkeypatch.setattr("syslog.syslog", lambda level, text: logged.append((level, text)))
+    disk, folder = root / "disk", root / "textfiles"
+    config = site_config(disk, folder / "stage.prom")
+
+    def act() -> None:
+        assert main(["--config", config, "17", str(USER)]) == 0
+        assert not list(disk.glob("?"))
+        assert logged == [
+            (syslog.LOG_INFO, "3 copies evicted to make headroom"),
+            (syslog.LOG_ERR, f"metrics.textfile: folder {folder} is missing: make it"),
+        ]
+
+    on_full_disk(monkeypatch, disk, act)
