@@ -86,6 +86,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
         scripts=tuple(own_scripts(site.slurm)), environment=rules.launch.environment,
+        textfile=rules.metrics.textfile,
     )  # fmt: skip
     scope = Scope.find(where, os.environ, rules.launch.srun)
     # This machine too: its stage.toml must be that of the others.

@@ -157,7 +157,7 @@ def _facts(command: Command) -> dict[str, Any]:
     return node_facts(
         command.config, command.plugstack, command.tmpfs, command.roots, command.shared_roots,
         computes=command.computes, name=name, environment=command.environment,
-        scripts=command.scripts,
+        scripts=command.scripts, textfile=command.textfile,
     ).to_wire()  # fmt: skip
 
 

@@ -328,9 +328,10 @@ def check_folder(folder: str, cache: Cache) -> None:
         raise not_a_folder(folder, facts)
     if not os.access(folder, os.W_OK | os.X_OK):
         check_read_only(folder)
-        raise DestinationError(
-            f"{folder}: no permission to write there; choose another destination"
-        )
+        remedy = "choose another destination"
+        if folder == cache.root:
+            remedy += ", or tell the administrator, as users stage beneath this folder"
+        raise DestinationError(f"{folder}: no permission to write there; {remedy}")
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DestinationError(

@@ -92,8 +92,10 @@ class Command:
     plugstack: str = ""
     tmpfs: str = ""
     computes: bool = True
-    #: Likewise: the scripts that Slurm runs before and after a job, and what ranks are given.
+    #: Likewise: the scripts that Slurm runs before and after a job, the file for metrics, and what
+    #: ranks are given.
     scripts: tuple[str, ...] = ()
+    textfile: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:

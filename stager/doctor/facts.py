@@ -162,6 +162,8 @@ class NodeFacts:
     #: The path of stage.toml.
     config: str = ""
     absent_plugins: list[AbsentPlugin] = field(default_factory=list)
+    #: The folder of metrics.textfile; None if stage.toml names no file.
+    metrics: Place | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -211,11 +213,13 @@ def node_facts(
     name: str,
     environment: Mapping[str, str],
     scripts: Iterable[str],
+    textfile: str,
 ) -> NodeFacts:
     """Return the facts of this machine, whose name in Slurm is ``name``.
 
     ``plugstack``, ``tmpfs`` and ``scripts`` are from Slurm's configuration, empty if they are not
-    known; ``environment`` is what the site gives the ranks besides.
+    known; ``environment`` is what the site gives the ranks besides, and ``textfile`` its file for
+    metrics, empty if it wants none.
     """
     roots = list(roots)
     plugins = list(_plugin_lines(plugstack))
@@ -255,6 +259,7 @@ def node_facts(
         scripts=[place(path) for path in scripts],
         config=config,
         absent_plugins=list(dict.fromkeys(_absent_plugins(plugstack))),
+        metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
 
 

@@ -91,8 +91,8 @@ def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         )
 
 
-def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
-    """Staging roots exist, and are sticky where several users write."""
+def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """Staging roots exist, users can write there, and they are sticky where several users write."""
     if not node.computes:
         yield note(
             "roots",
@@ -107,6 +107,10 @@ def roots(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         elif root.mode & _OPEN and not root.mode & stat.S_ISVTX:
             text = f"{root.path}: users can move each other's files"
             yield problem("roots", text, f"chmod +t {root.path}")
+        elif root.owner == 0 and not (root.mode & _OPEN or examined.policy.destinations):
+            text = f"{root.path}: users cannot make folders or files there"
+            remedy = f"chmod 1777 {root.path}, or name the folders for them in destinations"
+            yield problem("roots", text, remedy)
         else:
             yield ok("roots", f"{root.path}: users cannot move each other's files")
 
@@ -198,7 +202,10 @@ def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield ok("records", f"{folder.path} is not there yet, and only root can make it")
         elif (folder.owner, folder.mode) != (0, stat.S_IFDIR | 0o755):
             text = f"{folder.path} is not a folder of root's with mode 0755"
-            yield problem("records", text, f"remove it, and {_MADE_AT_BOOT}")
+            # Root's own has the records of all copies.
+            is_ours = folder.owner == 0 and stat.S_ISDIR(folder.mode)
+            remedy = f"chmod 0755 {folder.path}" if is_ours else f"remove it, and {_MADE_AT_BOOT}"
+            yield problem("records", text, remedy)
         else:
             yield ok("records", f"{folder.path} belongs to root")
 
@@ -220,6 +227,24 @@ def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             )
         else:
             yield ok("shared", f"{root.path}: only root and {owner} can write there")
+
+
+def metrics(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Root, and nobody else, can write where the file for node_exporter is to be."""
+    folder = node.metrics if node.computes else None
+    if folder is None:
+        return
+    if folder.owner < 0:
+        text = f"metrics.textfile: folder {folder.path} is missing"
+        yield seen_or_problem("metrics", folder, text, "make it")
+    elif not stat.S_ISDIR(folder.mode):
+        text = f"metrics.textfile: {folder.path} is not a folder"
+        yield problem("metrics", text, "correct it in stage.toml")
+    elif folder.owner != 0 or folder.mode & _OPEN:
+        text = f"metrics.textfile: others than root can write in {folder.path}"
+        yield problem("metrics", text, f"chown root {folder.path}; chmod go-w {folder.path}")
+    else:
+        yield ok("metrics", f"metrics.textfile: only root can write in {folder.path}")
 
 
 def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
@@ -363,6 +388,6 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, disks, records, shared_roots, trusted, prefix, run_folder,
-    plugins, connections, fuse, library, network, excluded,
+    sysctls, tmpfs, taken, roots, disks, records, shared_roots, metrics, trusted, prefix,
+    run_folder, plugins, connections, fuse, library, network, excluded,
 )  # fmt: skip

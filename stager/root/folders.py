@@ -58,7 +58,10 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
         if facts.st_uid != 0:
             raise UnsafeError(f"{path} belongs to uid {facts.st_uid}, not to root; {_REMEDY}")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnsafeError(f"{path} can be written to by users other than root; {_REMEDY}")
+            raise UnsafeError(
+                f"{path} can be written to by users other than root; make it root's alone: "
+                f"chmod 0755 {path}"
+            )
         os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
         with made(parent, str(uid), 0o700, enter_mounts=False) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:

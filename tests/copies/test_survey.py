@@ -505,6 +505,18 @@ def test_a_folder_without_permission_is_refused(home: Path, mode: int, message: 
     assert as_ordinary_user(act) == message.format(disk=home / "disk")
 
 
+def test_a_staging_root_without_permission_is_the_administrators_to_open(home: Path) -> None:
+    def act() -> str:
+        node = Node(home)
+        node.disk.chmod(0o555)
+        return refusal(node, node.disk / "copy.sqsh")
+
+    assert as_ordinary_user(act) == (
+        f"{home}/disk: no permission to write there; choose another destination, or tell the "
+        "administrator, as users stage beneath this folder"
+    )
+
+
 # What the site's account staged for all
 
 

@@ -50,7 +50,7 @@ def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
     return node_facts(
         f"{tmp_path}/stage.toml", plugstack, f"{tmp_path}/%h.%n", [str(tmp_path)],
         [f"{tmp_path}/all"], computes=True, name="n1",
-        environment={}, scripts=[f"{tmp_path}/job_prolog"],
+        environment={}, scripts=[f"{tmp_path}/job_prolog"], textfile=f"{tmp_path}/none/stage.prom",
     )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert seen.roots == [Place(str(tmp_path), os.getuid(), tmp_path.stat().st_mode)]
     assert seen.records == [Place(f"{tmp_path}/.slurm-stage", ABSENT, 0)]
     assert seen.scripts == [Place(f"{tmp_path}/job_prolog", ABSENT, 0)]
+    assert seen.metrics == Place(f"{tmp_path}/none", ABSENT, 0)
     assert seen.tmpfs_disks == []
     assert len(seen.code) == 64
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]

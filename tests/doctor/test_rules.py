@@ -184,7 +184,12 @@ def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
     assert news(taken=[Place("/tmp/spmix_appdir_1_7.0", 5002, FOLDER)]) == [(PROBLEM, text)]
 
 
-BY_OTHERS = "/nvme/.slurm-stage is not a folder of root's with mode 0755: remove it, and have it "
+NOT_ROOTS = "/nvme/.slurm-stage is not a folder of root's with mode 0755"
+BY_OTHERS = f"{NOT_ROOTS}: remove it, and have it "
+CLOSED = (
+    "/nvme: users cannot make folders or files there: chmod 1777 /nvme, or name the folders for "
+    "them in destinations"
+)
 MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
 
 
@@ -209,7 +214,10 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
         ),
         (
             Place("/nvme", 0, FOLDER), Place("/nvme/.slurm-stage", ABSENT, 0),
-            [(OK, "/nvme/.slurm-stage is not there yet, and only root can make it")],
+            [
+                (PROBLEM, CLOSED),
+                (OK, "/nvme/.slurm-stage is not there yet, and only root can make it"),
+            ],
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 5002, FOLDER),
@@ -217,15 +225,62 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 0, OPEN),
+            [(PROBLEM, f"{NOT_ROOTS}: chmod 0755 /nvme/.slurm-stage")],
+        ),
+        (
+            NODE.roots[0], Place("/nvme/.slurm-stage", 0, stat.S_IFREG | 0o644),
             [(PROBLEM, BY_OTHERS + MADE_AT_BOOT)],
         ),
     ],
-    ids=["not sticky", "no disk", "a name to take", "not yet", "taken", "open"],
+    ids=["not sticky", "no disk", "a name to take", "not yet", "taken", "open", "a file"],
 )  # fmt: skip
 def test_staging_roots_and_the_records_in_them(
     root: Place, records: Place, expected: list[tuple[Verdict, str]]
 ) -> None:
     assert news(roots=[root], records=[records]) == expected
+
+
+def test_users_need_not_write_in_a_root_where_destinations_are_named() -> None:
+    closed = replace(NODE, roots=[Place("/nvme", 0, FOLDER)])
+    policy = POLICY.model_copy(update={"destinations": ("/nvme/data",)})
+    assert found(closed, policy=policy) == found(policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        (Place("/m", 0, FOLDER), (OK, "metrics.textfile: only root can write in /m")),
+        (
+            Place("/m", ABSENT, 0),
+            (PROBLEM, "metrics.textfile: folder /m is missing: make it"),
+        ),
+        (
+            Place("/m", 0, stat.S_IFREG | 0o644),
+            (PROBLEM, "metrics.textfile: /m is not a folder: correct it in stage.toml"),
+        ),
+        (
+            Place("/m", 990, FOLDER),
+            (
+                PROBLEM,
+                "metrics.textfile: others than root can write in /m: chown root /m; chmod go-w /m",
+            ),
+        ),
+        (
+            Place("/m", 0, STICKY),
+            (
+                PROBLEM,
+                "metrics.textfile: others than root can write in /m: chown root /m; chmod go-w /m",
+            ),
+        ),
+        (Place("/m", UNSEEN, 0), (UNKNOWN, "/m cannot be seen by this user")),
+    ],
+    ids=["root's", "missing", "a file", "of a user", "open", "unseen"],
+)
+def test_only_root_can_write_where_the_file_for_metrics_is(
+    folder: Place, expected: tuple[Verdict, str]
+) -> None:
+    assert news(metrics=folder) == [expected]
+    assert news(metrics=folder, computes=False) == news(computes=False)
 
 
 @pytest.mark.parametrize(("owner", "mode"), [(5002, FOLDER), (65534, OPEN), (0, STICKY)])

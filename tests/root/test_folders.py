@@ -137,8 +137,11 @@ def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> N
 def test_a_parent_in_which_others_may_write_is_refused(root: Path, mode: int) -> None:
     (root / ".slurm-stage").mkdir()
     (root / ".slurm-stage").chmod(mode)
-    what = "can be written to by users other than root"
-    assert refusal(root) == f"{root}/.slurm-stage {what}; remove this folder"
+    path = f"{root}/.slurm-stage"
+    assert refusal(root) == (
+        f"{path} can be written to by users other than root; make it root's alone: "
+        f"chmod 0755 {path}"
+    )
 
 
 @pytest.mark.root
