@@ -25,10 +25,15 @@ _MOST_HOSTS = 64
 _KEPT = 10
 #: Seconds in which ssh must end where it does not connect.
 _PATIENCE = 5.0
+#: Hosts of which it is asked at once.
+_AT_ONCE = 8
 #: A path that is one word to mpiexec: Open MPI splits the agent at ':' and at blanks.
 _PLAIN = re.compile(r"[\w/.-]+", re.ASCII)
-#: The longest name of a socket as ssh makes it: a digest, and a suffix until it is ready.
-_LONGEST_NAME = 40 + 17
+#: Sockets are named after hosts as these are named here: for two names, ssh may connect to one
+#: address by two ways.
+_PREFIX = "ssh-"
+#: Characters that ssh adds to the name of a socket until it is ready.
+_SUFFIX = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ def sharing(
     if not _can_share(plain, hosts, folder, environment):
         yield Agents(plain, plain)
         return
-    path = "-o", f"ControlPath={folder}/%C"
+    path = "-o", f"ControlPath={folder}/{_PREFIX}%n"
     keep = "-o", "ControlMaster=auto", "-o", f"ControlPersist={_KEPT}"
     try:
         yield Agents((*plain, *path, *keep), (*plain, *path))
@@ -65,17 +70,22 @@ def _can_share(
 ) -> bool:
     if os.path.basename(agent[0]) != "ssh" or not 0 < len(hosts) <= _MOST_HOSTS:
         return False
-    if not _PLAIN.fullmatch(folder) or not _takes_sockets(folder):
+    if not _PLAIN.fullmatch(folder) or not _takes_sockets(folder, max(map(len, hosts))):
         return False
-    return shares_nothing_yet(_settings(agent, hosts[0], environment))
+    return all(map(shares_nothing_yet, _settings(agent, hosts, environment)))
 
 
-def _takes_sockets(folder: str) -> bool:
-    """Return whether ssh can make its sockets in the folder: else it would not even connect."""
-    path = f"{folder}/{'s' * _LONGEST_NAME}"
+def _takes_sockets(folder: str, length: int) -> bool:
+    """Return whether ssh can make sockets in the folder: else it would not even connect.
+
+    Their names have up to ``length`` characters. ssh makes each under another name, and links it.
+    """
+    path = f"{folder}/{_PREFIX}{'s' * (length + _SUFFIX)}"
     with suppress(OSError), socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
+        os.link(path, f"{folder}/linked")
         os.unlink(path)
+        os.unlink(f"{folder}/linked")
         return True
     return False
 
@@ -95,14 +105,23 @@ def shares_nothing_yet(settings: str) -> bool:
     return values.get("controlmaster") == "false" and "controlpath" not in values
 
 
-def _settings(agent: Sequence[str], host: str, environment: Mapping[str, str]) -> str:
-    """Return ssh's settings for a host; nothing if it does not tell them."""
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            [*agent, "-G", host], env=environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True,
-        ).stdout  # fmt: skip
-    return ""
+def _settings(
+    agent: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """Return ssh's settings for each host; nothing for one of which it does not tell them."""
+
+    def of_host(host: str) -> str:
+        with suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(
+                [*agent, "-G", host], env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True,
+            ).stdout  # fmt: skip
+        return ""
+
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(of_host, hosts))
 
 
 def _close(ssh: str, folder: str, environment: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_question_leaves_a_connection_that_mpiexec_then_uses(folder: Path) -> None:
-    path = ("-o", f"ControlPath={folder}/%C")
+    path = ("-o", f"ControlPath={folder}/ssh-%n")
     keep = ("-o", "ControlMaster=auto", "-o", "ControlPersist=10")
     assert agents(folder) == Agents((*SSH, *path, *keep), (*SSH, *path))
     assert agents(folder, hosts=64) == agents(folder)
@@ -64,6 +64,8 @@ def test_the_users_own_connections_are_used(tmp_path: Path, folder: Path, settin
     config.chmod(0o600)
     agent = ("/usr/bin/ssh", "-F", str(config))
     assert agents(folder, agent) == Agents(agent, agent)
+    config.write_text(f"Host n2\n{setting}\n")  # the last one
+    assert agents(folder, agent) == Agents(agent, agent)
     config.write_text(f"Host other\n{setting}\n")
     assert agents(folder, agent) != Agents(agent, agent)
 
@@ -91,7 +93,7 @@ echo "$*" >>{tmp_path}/told
     ssh.chmod(0o755)
     code = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
     with sharing((str(ssh),), ["n1", "n2"], str(folder), ENVIRONMENT) as found:
-        assert found.start == (str(ssh), "-o", f"ControlPath={folder}/%C")
+        assert found.start == (str(ssh), "-o", f"ControlPath={folder}/ssh-%n")
         for name in ("1", "2"):
             subprocess.run([sys.executable, "-c", code, f"{folder}/{name}"], check=True)
     assert sorted((tmp_path / "told").read_text().splitlines()) == [
