@@ -57,15 +57,15 @@ def own_text(files: list[str]) -> str:
     """Return how many ``files`` of a user's own there are, and the first few."""
     from stager.base.text import listed  # not needed where there are none
 
-    return f"{count_text(files)}: {listed(files)}"
+    return f"{count_text(len(files))}: {listed(files)}"
 
 
-def count_text(files: list[str]) -> str:
-    """Return how many ``files`` of a user's own there are."""
+def count_text(count: int) -> str:
+    """Return how many files of a user's own there are."""
     from stager.base.text import files_text
 
-    was = "was" if len(files) == 1 else "were"
-    return f"{files_text(len(files))} that {was} not staged, or {was} changed since"
+    was = "was" if count == 1 else "were"
+    return f"{files_text(count)} that {was} not staged, or {was} changed since"
 
 
 def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:

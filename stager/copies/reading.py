@@ -25,6 +25,8 @@ class Reading:
     """
 
     def __init__(self, limit: float = math.inf) -> None:
+        #: How many files were beyond the limit.
+        self.skipped = 0
         self._left = limit
         self._known: dict[_State, str] = {}
 
@@ -38,6 +40,7 @@ class Reading:
         if state in self._known:
             return self._known[state]
         if there.st_size > self._left:
+            self.skipped += 1
             return ""
         self._left -= there.st_size
         # Within a tick a file may be written to twice and have the same ctime.

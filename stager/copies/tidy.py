@@ -12,7 +12,8 @@ import json
 import os
 import sys
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from stager.base import linux
@@ -42,10 +43,14 @@ _MOST_READ = 1 << 30
 
 @dataclass(frozen=True)
 class _Way:
-    """How copies are removed: whether syslog is told of one that stays, and what may be read."""
+    """How copies are removed: whether syslog is told of one that stays, and what may be read.
+
+    ``unread`` are the copies of which more would have had to be read.
+    """
 
     syslog: bool
     reading: Reading
+    unread: set[str] = field(default_factory=set)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +118,8 @@ def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
 def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
     """Remove those copies that can be removed. Return their number.
 
-    One with files of the user's own stays, without lifetime=job.
+    One with files of the user's own stays, without lifetime=job; with it, one that takes too long
+    to look through.
     """
     removed = 0
     if destinations:
@@ -151,6 +157,7 @@ def _evict(
 
 def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool:
     """Remove a copy. Return whether it could be. Raise as `evict.remove` does."""
+    skipped = way.reading.skipped
     try:
         return evict.remove(cache, locks, "", destination, reading=way.reading) is not None
     except SetAsideError as error:
@@ -158,9 +165,23 @@ def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool
             log(error.message)
         raise
     except HoldsOwnError as error:
-        if _keep(cache, locks, destination) and way.syslog:
-            log(f"{destination} stays after its job: it holds {count_text(error.files)}")
+        own = len(error.files) - (way.reading.skipped - skipped)
+        if not own:
+            _tell_unread(cache, destination, way)
+        elif _keep(cache, locks, destination) and way.syslog:
+            log(f"{destination} stays after its job: it holds {count_text(own)}")
         raise
+
+
+def _tell_unread(cache: Cache, destination: str, way: _Way) -> None:
+    """Tell syslog once of a copy with lifetime=job that could not be looked through."""
+    record = cache.load(destination)
+    if record and _is_for_job(record) and way.syslog and destination not in way.unread:
+        log(
+            f"{destination} stays after its job: to find out whether its files were changed takes "
+            f"longer than the clean-up may; remove it: stagectl evict {quote(destination)}"
+        )
+    way.unread.add(destination)
 
 
 def _keep(cache: Cache, locks: Locks, destination: str) -> bool:

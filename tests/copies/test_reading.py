@@ -35,4 +35,6 @@ def test_what_is_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(601))
     reading = Reading(1200)
     assert reading.digest(str(tmp_path / "small")) == read_back(str(tmp_path / "small"))
+    assert reading.skipped == 0
     assert reading.digest(str(tmp_path / "large")) == ""
+    assert reading.skipped == 1
