@@ -152,20 +152,34 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
 
 
 class FreeSpace(NamedTuple):
-    """Bytes that may be written to a disk, that are free there, that the site keeps free, and that
-    the whole disk has.
+    """Bytes that may be written to a disk, that are free there, that the site keeps free, that the
+    whole disk has, and that files take there.
 
-    The first is negative where less is free than the site keeps. The last is 0 if it is not known.
+    The first is negative where less is free than the site keeps. The last two are 0 if they are not
+    known. What is neither free nor taken is kept for root.
     """
 
     usable: int
     there: int
     reserve: int = 0
     size: int = 0
+    taken: int = 0
 
     def plus(self, size: int) -> FreeSpace:
         """Return the free space after ``size`` bytes were freed."""
-        return self._replace(usable=self.usable + size, there=self.there + size)
+        usable, there, taken = self.usable + size, self.there + size, self.taken - size
+        return self._replace(usable=usable, there=there, taken=taken)
+
+
+class Replaced(NamedTuple):
+    """An old copy at the ``destination`` of a new one: its bytes, and those that are free for the
+    new one if the old one is deleted first.
+    """
+
+    destination: str
+    size: int
+    gain: int
+    is_pinned: bool = False
 
 
 def plan_room(
@@ -177,12 +191,13 @@ def plan_room(
     whole: int = 0,
     *,
     is_estimate: bool = False,
+    replaced: Sequence[Replaced] = (),
 ) -> list[Candidate]:
     """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
 
     The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no
     limit. Towards that limit the new copies count with ``whole`` bytes, which include what is there
-    already. Raise SpaceError if there is too little room.
+    already. The ``replaced`` ones are no candidates. Raise SpaceError if there is too little room.
     """
     used = sum(one.size for one in candidates)
     whole = max(need, whole)
@@ -195,7 +210,7 @@ def plan_room(
         raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
     if lacking > freed:
         needed = _needed(need, is_estimate=is_estimate)
-        remedy = _remedy(need, free, lacking - freed, used, held)
+        remedy = _remedy(need, free, lacking - freed, used, held, replaced)
         raise _no_room(root, needed, free, freed, lacking - freed, held, remedy)
     return chosen
 
@@ -238,10 +253,18 @@ def _no_room(
     )
 
 
-def _remedy(need: int, free: FreeSpace, missing: int, used: int, held: Sequence[Candidate]) -> str:
+def _remedy(
+    need: int,
+    free: FreeSpace,
+    missing: int,
+    used: int,
+    held: Sequence[Candidate],
+    replaced: Sequence[Replaced],
+) -> str:
     """Return what can help if ``missing`` bytes are missing on a disk for the ``need``.
 
-    The user's copies, with those that are ``held``, take ``used`` bytes of it.
+    The user's copies, with those that are ``held`` and without the ``replaced``, take ``used``
+    bytes of it.
     """
     from stager.base.text import bytes_text
 
@@ -250,9 +273,10 @@ def _remedy(need: int, free: FreeSpace, missing: int, used: int, held: Sequence[
         return f"tell the administrator: the disk has only {size}, so keep_free must be less"
     if 0 < free.size < free.reserve + need:
         return f"the whole disk has only {size}: ask for nodes with larger disks, or stage less"
-    release = _release(held, end=", ")
-    others = free.size - free.there - used
-    if others > 0 and missing > sum(one.size for one in held):
+    old = _evict_replaced(missing, replaced)
+    release = old + _release(held, end=", ")
+    others = free.taken - used - sum(one.size for one in replaced)
+    if others > 0 and not old and missing > sum(one.size for one in held):
         return (
             f"{release}delete other files of yours there, use other nodes, or ask the "
             f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
@@ -306,6 +330,23 @@ def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
     return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
 
 
+def _evict_replaced(missing: int, replaced: Sequence[Replaced]) -> str:
+    """Return how to delete as many old copies as it takes; nothing if all are too few."""
+    from shlex import join
+
+    chosen: list[Replaced] = []
+    for one in sorted(replaced, key=lambda one: -one.gain):
+        if missing > 0 and one.gain > 0:
+            chosen.append(one)
+            missing -= one.gain
+    if missing > 0:
+        return ""
+    commands = [join(["stagectl", "evict", *(one.destination for one in chosen)])]
+    if pinned := [one.destination for one in chosen if one.is_pinned]:
+        commands.insert(0, join(["stagectl", "unpin", *pinned]))
+    return f"delete the old copies that are to be replaced ({', then '.join(commands)}), "
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """The bytes that are needed on a disk for ``destination``, which lies beneath ``root``.
@@ -348,16 +389,19 @@ class RoomPlan:
         # There may be thousands of records, so they are read only if there is too little room.
         short = self._limit or self._need > self._free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
-        replaced = {one.destination for one in needs}
+        found = [one for cache in caches for one in find_candidates(cache, disk)]
+        needed = {one.destination: one for one in needs}
+        self._replaced = [
+            _replaced_by(needed[one.destination], one) for one in found if one.destination in needed
+        ]
         self._looked_into: set[tuple[Cache, str]] = set()
         self._reading = Reading()
         self._candidates = {
-            (cache, one.destination): (
+            (one.cache, one.destination): (
                 replace(one, held=Held.WANTED) if one.destination in wanted else one
             )
-            for cache in caches
-            for one in find_candidates(cache, disk)
-            if one.destination not in replaced
+            for one in found
+            if one.destination not in needed
         }
 
     def plan(self) -> list[Candidate]:
@@ -392,6 +436,7 @@ class RoomPlan:
             candidates=list(self._candidates.values()),
             whole=self._whole,
             is_estimate=self._is_estimate,
+            replaced=self._replaced,
         )
 
     def make(self, locks: Mapping[Cache, Locks], node: str) -> list[Evicted]:
@@ -421,6 +466,12 @@ class RoomPlan:
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
             return Held.IN_USE
+
+
+def _replaced_by(need: Need, old: Candidate) -> Replaced:
+    # That this job uses it does not count, and whether another one does is told by evict.
+    kept = max(0, need.whole - need.need)
+    return Replaced(old.destination, old.size, old.size - kept, old.held is Held.PINNED)
 
 
 def rooms(
@@ -457,7 +508,8 @@ def free_space(path: str, space: Space) -> FreeSpace:
     room = os.statvfs(path)
     share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
     free = room.f_bavail * room.f_frsize
-    return FreeSpace(free - share, free, share, room.f_blocks * room.f_frsize)
+    taken = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return FreeSpace(free - share, free, share, room.f_blocks * room.f_frsize, taken)
 
 
 def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:

@@ -23,6 +23,7 @@ from stager.copies.evict import (
     FreeSpace,
     Held,
     Need,
+    Replaced,
     RoomPlan,
     choose,
     find_candidates,
@@ -216,14 +217,35 @@ def test_it_is_said_if_a_disk_is_full_of_other_files_than_the_users_copies() -> 
         "/nvme: not enough room: 20 B needed, 10 B free, 3 B can be freed by removing your old "
         "copies, 7 B still missing; 4 B of your copies stay: /nvme/b (pinned); unpin copies "
         "(stagectl unpin DST), delete other files of yours there, use other nodes, or ask the "
-        "administrator to make room: 83 B of the disk's 100 B are taken by other files than your "
+        "administrator to make room: 83 B of the disk's 105 B are taken by other files than your "
         "copies"
     )
-    assert refusal(20, FreeSpace(10, 10, 0, 100), 0, every) == said
+    # root's reserve of 5 B is neither free nor taken
+    assert refusal(20, FreeSpace(10, 10, 0, 105, 90), 0, every) == said
     enough = [kept("b", 40, 1, held=Held.PINNED)]
-    assert refusal(20, FreeSpace(10, 10, 0, 100), 0, enough) == (
+    assert refusal(20, FreeSpace(10, 10, 0, 100, 90), 0, enough) == (
         "/nvme: not enough room: 20 B needed, 10 B free, 10 B still missing; 40 B of your copies "
         f"stay: /nvme/b (pinned); unpin copies (stagectl unpin DST), {REMEDY}"
+    )
+
+
+def test_the_old_copies_that_are_to_be_replaced_are_the_users_and_named_if_that_helps() -> None:
+    free = FreeSpace(10, 10, 0, 100, 90)
+
+    def remedy(*replaced: Replaced) -> str:
+        with pytest.raises(SpaceError) as caught:
+            plan_room("/nvme", 20, free, 0, [], replaced=replaced)
+        said = "/nvme: not enough room: 20 B needed, 10 B free, 10 B still missing; "
+        assert caught.value.message.startswith(said)
+        return caught.value.message.removeprefix(said)
+
+    small, large = Replaced("/nvme/a", 5, 5), Replaced("/nvme/my b", 70, 10)
+    assert remedy(small, large) == (
+        f"delete the old copies that are to be replaced (stagectl evict '/nvme/my b'), {REMEDY}"
+    )
+    assert remedy(small) == (
+        "delete other files of yours there, use other nodes, or ask the administrator to make "
+        "room: 85 B of the disk's 100 B are taken by other files than your copies"
     )
 
 
@@ -717,6 +739,31 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         f" still missing; 1.0 MiB of your copies stay: {disk}/f6 (pinned); unpin copies (stagectl "
         "unpin DST), delete other files of yours there, or ask for nodes with larger disks"
     )
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_jobs")
+def test_where_an_old_copy_is_in_the_way_of_the_new_one_that_is_said(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def act() -> list[str]:
+        node = Node(disk)
+        messages = []
+        for pinned, kept in ((False, 0), (False, 2 * MIB), (True, 0)):
+            node.put("a", 5 * MIB, pinned=pinned)
+            new = Need("/nvme", node.cache, f"{disk}/a", 5 * MIB, 5 * MIB + kept)
+            with pytest.raises(SpaceError) as caught:
+                rooms([new], [new.destination], Space(), "")[0].plan()
+            messages.append(caught.value.message.rpartition(" missing; ")[2])
+        return messages
+
+    delete, evict = "delete the old copies that are to be replaced", f"stagectl evict {disk}/a"
+    assert on_tmpfs(disk, "size=8m", act) == [
+        f"{delete} ({evict}), {REMEDY}",
+        f"{delete} ({evict}), {REMEDY}",
+        f"{delete} (stagectl unpin {disk}/a, then {evict}), {REMEDY}",
+    ]
 
 
 @pytest.mark.root
