@@ -15,6 +15,7 @@ import click
 
 from stager.base.errors import Failure, LaunchError
 from stager.base.text import bytes_text, files_text, listed
+from stager.base.users import name_or_uid
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text, own_files_text
@@ -87,9 +88,21 @@ def run_action(
         click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
     else:
         _print(command, results, failures)
-    if hint := scope.without_ssh(action, answers):
+    if hint := scope.without_ssh(_words(command), answers):
         complain(hint)
     return code
+
+
+def _words(command: Command) -> list[str]:
+    """Return the words behind ``stagectl`` by which ``command`` is given."""
+    return [
+        *f"{command.action}{command.option}".split(),
+        *(["--older", f"{command.older}s"] if command.older else ()),
+        *(["--to-free", f"{command.to_free}B"] if command.to_free else ()),
+        *(["--dry-run"] if command.dry_run else ()),
+        *(["--force"] if command.force else ()),
+        *command.destinations,
+    ]
 
 
 def _hint(typed: str) -> str:
@@ -136,7 +149,8 @@ def _print(
         complain(line)
     idle = [name for name, result in results.items() if not result.stay]
     if idle and not failed and not any(result.done for result in results.values()):
-        say(f"nothing to {command.action} on {nodes_text(idle, job.fold)}")
+        of = "" if command.user is None else f"of {name_or_uid(command.user)} "
+        say(f"nothing {of}to {command.action} on {nodes_text(idle, job.fold)}")
 
 
 def _failures(

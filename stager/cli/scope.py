@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,16 +110,26 @@ class Scope:
         disks.sort(key=lambda path: (len(path.name), path.name))
         return cls(disks={path.name: str(path) for path in disks})
 
-    def without_ssh(self, command: str, answers: Iterable[Answer]) -> str:
-        """Return how to run ``command`` without ssh, if a node gave no answer that needs ssh."""
+    def without_ssh(self, words: Sequence[str], answers: Iterable[Answer]) -> str:
+        """Return how to run stagectl without ssh, if a node gave no answer that needs ssh.
+
+        ``words`` are those of the command line, but for the nodes.
+        """
         inside = job.unfold(self.context.nodes) if self.context else []
-        silent = [one.node for one in answers if one.problem and not job.is_away(one.state)]
-        if not any(node in self.nodes and node not in inside for node in silent):
+        there = [one for one in answers if one.node in self.nodes and not job.is_away(one.state)]
+        if not any(one.problem and one.node not in inside for one in there):
             return ""
+        if os.getuid() == 0:  # no step of root's can enter a user's job
+            nodes = job.fold([one.node for one in there])
+            return (
+                "if these nodes cannot be reached by ssh, ask them within a job of root's: "
+                f"salloc -w {nodes} --overcommit stagectl {shlex.join(words)}"
+            )
+        of = "" if self.whole_job else f" -w {job.fold(self.nodes)}"
         number, whose = (str(self.other_job), "their job") if self.other_job else ("ID", "a job")
         return (
             f"if these nodes cannot be reached by ssh, ask them within {whose}: "
-            f"srun --jobid={number} --overlap -N1 -n1 stagectl {command}"
+            f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}"
         )
 
     def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:

@@ -14,7 +14,7 @@ import click
 
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
-from stager.base.users import user_name
+from stager.base.users import name_or_uid
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, painted, width
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
@@ -101,7 +101,9 @@ def show_status(
     # In one piece, since click flushes at each call.
     text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
     click.echo(text)
-    if hint := scope.without_ssh("status", found.answers):
+    words = ["status"] if by == "node" else ["status", "--by", by]
+    words += [] if user is None else ["--user", name_or_uid(user)]
+    if hint := scope.without_ssh(words, found.answers):
         complain(hint)
     return 0 if found.known else LaunchError.code
 
@@ -113,7 +115,7 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus.from_wire)
-    name = "you" if user is None else _user_name(user)
+    name = "you" if user is None else name_or_uid(user)
     if command.everyone and os.getuid() == 0:  # others see their own
         name = "anybody"
     return _Found(by, rules, answers, known, problems, scope.whole_job, name)
@@ -162,7 +164,7 @@ class _Found:
             yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}"
         yield from room_lines(self.known, job.fold)
         yield from unread_lines(self.known)
-        yield from silent_lines(self.known, _user_name)
+        yield from silent_lines(self.known, name_or_uid)
 
 
 def _paint(header: str, cell: str) -> str:
@@ -179,12 +181,8 @@ def _table(
         headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
         return headers, file_rows(known, whole_job=whole_job, blocks=blocks)
     if by == "user":
-        return USER_HEADERS, user_rows(known, job.fold, _user_name)
+        return USER_HEADERS, user_rows(known, job.fold, name_or_uid)
     return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job)
-
-
-def _user_name(uid: int) -> str:
-    return user_name(uid) or str(uid)
 
 
 def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[str]:

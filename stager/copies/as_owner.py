@@ -31,7 +31,7 @@ def carry_out_for(user: int, command: Command, disk: str, limit: float = _LIMIT)
     check_may_ask(user)
 
     def act(output: int) -> None:
-        result = carry_out(replace(command, user=None, job=0), disk)
+        result = carry_out(replace(command, job=0), disk)
         with open(output, "wb") as file:
             file.write(zlib.compress(json.dumps(result.to_wire()).encode()))
 

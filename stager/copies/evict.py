@@ -47,7 +47,7 @@ class Held(StrEnum):
     PERHAPS_IN_USE = "perhaps in use"
     WANTED = "needed by this job"
     #: See `own`.
-    OWN = "holds files of yours"
+    OWN = "holds files of the user's own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,17 @@ _NANOSECONDS = 1_000_000_000
 
 
 class HoldsOwnError(PolicyRefusal):
-    """A copy at ``destination`` is kept, as it holds the user's own ``files``."""
+    """A copy at ``destination`` is kept, as it holds the user's own ``files``.
 
-    def __init__(self, destination: str, files: list[str]) -> None:
+    The command in the message has ``option``, if that is not empty.
+    """
+
+    def __init__(self, destination: str, files: list[str], option: str = "") -> None:
         from shlex import quote  # not needed where there are none
 
         super().__init__(
             f"{destination} holds {own_text(files)}; move {them(files)} elsewhere, or delete the "
-            f"whole copy: stagectl evict --force {quote(destination)}"
+            f"whole copy: stagectl evict{option} --force {quote(destination)}"
         )
         self.files = files
 

@@ -26,6 +26,7 @@ from stager.base.errors import (
 )
 from stager.base.numbers import is_integer
 from stager.base.text import bytes_text, listed
+from stager.base.users import name_or_uid
 from stager.copies import evict
 from stager.copies.own import HoldsOwnError, find_own
 from stager.copies.reading import Reading
@@ -85,6 +86,7 @@ class Command:
     #: The job from which the command comes, 0 outside of jobs: it may evict what it staged by hand.
     job: int = 0
     #: The uid of the user whose copies root asks about; None for those of the user who asks.
+    #: Messages then name this user in the commands that they propose to root.
     user: int | None = None
     #: The path of stage.toml, for `Action.FACTS` and `Action.PREPARE`.
     config: str = ""
@@ -97,6 +99,11 @@ class Command:
     scripts: tuple[str, ...] = ()
     textfile: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        """The option behind the name of a command, with a space, if root asks about a user."""
+        return "" if self.user is None else f" --user {name_or_uid(self.user)}"
 
     def to_text(self) -> str:
         """Return the command as one argument that every shell passes on unchanged."""
@@ -201,8 +208,10 @@ def carry_out(command: Command, disk: str) -> NodeResult:
 class _AbsentError(UsageError):
     """A destination that has no record on this node."""
 
-    def __init__(self, destination: str) -> None:
-        super().__init__(f"{destination} is not staged here; stagectl status lists what is staged")
+    def __init__(self, destination: str, option: str) -> None:
+        super().__init__(
+            f"{destination} is not staged here; stagectl status{option} lists what is staged"
+        )
         self.destination = destination
 
 
@@ -279,7 +288,7 @@ class _Run:
                         f"(uid {cache.uid}) may {action} it"
                     )
                 return cache, record
-        raise _AbsentError(destination)
+        raise _AbsentError(destination, self._command.option)
 
     def _locks_of(self, cache: Cache) -> Locks:
         if cache not in self._locks:
@@ -321,7 +330,8 @@ class _Run:
     def _evict(self, cache: Cache, record: Record) -> None:
         destination = record.destination
         if record.pinned:
-            raise PolicyRefusal(f"{destination} is pinned; unpin it first (stagectl unpin)")
+            unpin = f"stagectl unpin{self._command.option}"
+            raise PolicyRefusal(f"{destination} is pinned; unpin it first ({unpin})")
         jobs = cache.jobs_using(destination)
         own = self._job_that_staged(destination)
         if jobs and jobs != [own]:
@@ -367,9 +377,10 @@ class _Run:
             root = caches[0].root.removeprefix(self._disk) or "/"
             held = [one for one in candidates if one.held]
             wanted = _wanted_text(self._command.to_free)
+            whose = "your" if self._command.user is None else "this user's"
             raise SpaceError(
                 f"{root}: cannot free {wanted}: {bytes_text(free)} are free, and evicting "
-                f"your copies would free only {bytes_text(freed)} more"
+                f"{whose} copies would free only {bytes_text(freed)} more"
                 f"{_held_text(held)}; nothing was evicted there"
             )
         self._evict_all(chosen)
@@ -419,7 +430,7 @@ class _Run:
         is_copy = evict.is_removable(record, path)
         files = find_own(cache, record, path, self._reading) if is_copy else []
         if files and not force:
-            raise HoldsOwnError(record.destination, files)
+            raise HoldsOwnError(record.destination, files, self._command.option)
         if self._command.dry_run:
             return files
         locks = self._locks_of(cache)
@@ -433,7 +444,7 @@ class _Run:
         with self._locked(cache, destination):
             now = cache.load(destination)
             if now is None:
-                raise _AbsentError(destination)
+                raise _AbsentError(destination, self._command.option)
             cache.save(replace(now, pinned=self._command.action is Action.PIN))
         self._note(destination, record.copy_facts.size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.stagectl import Ran
+from tests.support.users import USER
 
 if TYPE_CHECKING:
     from tests.support.desk import Desk
@@ -47,6 +49,10 @@ def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Des
     assert copies.simulated("evict", "--dry-run", "/nvme//./img.sqsh") == Ran(0, would, "")
     nothing = "stage: nothing to evict on node[1-3] (3 nodes)\n"
     assert copies.simulated("evict", "--older", "7d", "--dry-run") == Ran(0, nothing, "")
+    if os.getuid() == 0:
+        others = f"stage: nothing of {USER} to evict on node[1-3] (3 nodes)\n"
+        line = "evict", "--user", str(USER), "--older", "7d"
+        assert copies.simulated(*line) == Ran(0, others, "")
     time.sleep(1.1)
     # A second is the unit of what records remember of their use.
     went = f"stage: /nvme/img.sqsh: evicted {where}\n"
@@ -67,7 +73,7 @@ def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> No
     files = "4 files that were not staged, or were changed since"
     remedy = "move them elsewhere, or delete the whole copy: stagectl evict --force /nvme/set"
     kept = f"stage: node2: /nvme/set holds {files}: r1, r2, r3 and 1 more; {remedy}\n"
-    stays = "on node2: /nvme/set (holds files of yours: r1, r2, r3 and 1 more)\n"
+    stays = "on node2: /nvme/set (holds files of the user's own: r1, r2, r3 and 1 more)\n"
     others = "[1,3] (2 nodes)"
     would = where.format("would be evicted", others)
     assert desk.simulated("evict", "--dry-run", "/nvme/set") == Ran(3, would, kept)

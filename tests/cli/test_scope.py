@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.scope import by_problem
-from stager.launch.answers import frames
+from stager.cli.scope import Scope, by_problem
+from stager.launch.answers import Answer, frames
 from tests.support.desk import Desk, without_free_space
 from tests.support.stagectl import Ran
+from tests.support.users import USER, as_ordinary_user
 
 
 @pytest.mark.parametrize("option", [[], ["--job", "17"], ["-w", "n[1-3]"]], ids=str)
@@ -75,3 +76,42 @@ def test_nodes_are_folded_although_the_texts_of_ssh_name_them() -> None:
         "down": ["n4", "n5"],
     }
     assert by_problem({"n1": refused.format("n1")}) == {refused.format("n1"): ["n1"]}
+
+
+ANSWERS = [Answer("n1", {}), Answer("n2", None, "ssh: refused"), Answer("n3", None, "down", "DOWN")]
+NODES = [one.node for one in ANSWERS]
+
+
+def test_users_are_told_how_to_ask_within_a_job() -> None:
+    step = "srun --jobid={} --overlap -N1 -n1 stagectl verify '/nvme/a b'"
+    words = ["verify", "/nvme/a b"]
+    named, of_job = Scope(nodes=NODES), Scope(nodes=NODES, whole_job=True, other_job=75)
+    hints = as_ordinary_user(lambda: [one.without_ssh(words, ANSWERS) for one in (named, of_job)])
+    instead = "if these nodes cannot be reached by ssh, ask them within "
+    assert hints == [
+        f"{instead}a job: {step.format('ID')} -w n[1-3]",
+        f"{instead}their job: {step.format(75)}",
+    ]
+    others = [ANSWERS[0], ANSWERS[2]]
+    assert as_ordinary_user(lambda: named.without_ssh(words, others)) == ""
+
+
+@pytest.mark.root
+def test_root_is_told_to_ask_within_a_job_of_its_own(desk: Desk) -> None:
+    instead = (
+        "if these nodes cannot be reached by ssh, ask them within a job of root's: salloc -w {} "
+        "--overcommit stagectl {}"
+    )
+    of_job = Scope(nodes=NODES, whole_job=True, other_job=75)
+    assert of_job.without_ssh(["status"], ANSWERS) == instead.format("n[1-2]", "status")
+    for words in (
+        f"evict --user {USER} --force /nvme/a /nvme/b",
+        f"evict --user {USER} --older 5400s --dry-run",
+        "evict --to-free 1000B",
+        f"unpin --user {USER} /nvme/a",
+        f"status --user {USER}",
+        "status --by user",
+    ):
+        ran = desk.stagectl(*words.split(), "-w", "n[1-2].invalid")
+        hint = instead.format("n[1-2].invalid", words)
+        assert (ran.code, ran.err.splitlines()[-1]) == (8, f"stage: {hint}")

@@ -196,9 +196,9 @@ def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
         lacking = f"{SIZE} needed, {SIZE} free, {SIZE} still missing"
         assert re.fullmatch(
             rf"stage: n3: /nvme: not enough room: {lacking}; {SIZE} of your copies stay: "
-            rf"{COPY} \(holds files of yours\); move your files out of those copies, or delete "
-            r"both \(stagectl evict --force DST\), delete other files of yours there, or ask for "
-            r"nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
+            rf"{COPY} \(holds files of the user's own\); move your files out of those copies, or "
+            r"delete both \(stagectl evict --force DST\), delete other files of yours there, or "
+            r"ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert (site.copy("n3", COPY) / "mine").read_text() == "mine\n"

@@ -395,7 +395,7 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_kept_unless_forced(n
     record = stage_folder(node.cache, str(folder))
     _edit(folder / "a")
     room = room_on(node, 1, bytes_taken(node))
-    with pytest.raises(SpaceError, match=r"/set \(holds files of yours\); "):
+    with pytest.raises(SpaceError, match=r"/set \(holds files of the user's own\); "):
         room.plan()
     with pytest.raises(HoldsOwnError) as caught:
         node.remove("set")
@@ -676,8 +676,9 @@ def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Nod
     assert str(caught.value) == (
         f"/nvme: not enough room: 1 B needed; your limit on this disk is {bytes_text(2 * size)}, "
         f"and your copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies stay: "
-        f"{node.disk}/a (holds files of yours), {node.disk}/b (holds files of yours); stage less, "
-        "or move your files out of those copies, or delete both (stagectl evict --force DST)"
+        f"{node.disk}/a (holds files of the user's own), {node.disk}/b (holds files of the user's "
+        "own); stage less, or move your files out of those copies, or delete both (stagectl evict "
+        "--force DST)"
     )
 
 
