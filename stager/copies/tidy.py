@@ -118,8 +118,8 @@ def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
 def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
     """Remove those copies that can be removed. Return their number.
 
-    One with files of the user's own stays, without lifetime=job; with it, one that takes too long
-    to look through.
+    One that is pinned, or has files of the user's own, stays, without lifetime=job; with it, one
+    that takes too long to look through.
     """
     removed = 0
     if destinations:
@@ -127,8 +127,16 @@ def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
         with suppress(StageError), closing(Locks(cache)) as locks:
             for destination in destinations:
                 with suppress(OSError, StageError):
-                    removed += _remove_one(cache, locks, destination, way)
+                    is_removed = _remove_one(cache, locks, destination, way)
+                    removed += is_removed
+                    if not is_removed and _is_pinned(cache, destination):
+                        _keep(cache, locks, destination)
     return removed
+
+
+def _is_pinned(cache: Cache, destination: str) -> bool:
+    record = cache.load(destination)
+    return record is not None and record.pinned
 
 
 def _evict(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: replaces only if it is told to, one that it refuses to replace, and one that another account
 #: staged for all users.
 _STAGE = "stage it again"
-_REPLACE = "keep what is yours elsewhere, then stage it again with the option replace"
+_REPLACE = "keep what is yours ({}) elsewhere, then stage it again with the option replace"
 _DELETE = "delete it there ({}) and stage it again"
 _TELL = "tell the administrator"
 #: What stands for the node's name in a message; `stagectl` knows the name.
@@ -63,7 +63,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         there = os.lstat(path)
         if not is_of_site and _stage_replaces(path, there, cache, record):
             own = find_own(cache, record, path)
-            remedy = _REPLACE if own else _STAGE
+            remedy = _REPLACE.format(listed(own, _MOST_NAMED)) if own else _STAGE
         if record.tree:
             fault = _fault_of_tree(path, cache, record)
         else:

@@ -85,7 +85,7 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
     desk.copy(2, "/nvme/set/link").symlink_to("b")
     desk.copy(3, "/nvme/set/a").unlink()
     gone = "/nvme/set: folders or links in it were removed or changed:"
-    replace = "keep what is yours elsewhere, then stage it again with the option replace"
+    replace = "keep what is yours (link) elsewhere, then stage it again with the option replace"
     assert desk.simulated("verify") == Ran(
         7,
         "",

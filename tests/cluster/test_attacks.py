@@ -1421,7 +1421,8 @@ def test_a_name_forges_no_line_on_the_terminal_of_another_user(site: Site) -> No
     finally:
         site.run("rm -r /shared/set", user="bob")
     assert (done.returncode, done.stdout) == (7, "")
+    shown = "x?stage: all copies verified?]0;taken?"
     assert done.stderr == (
-        "stage: n1: /nvme/set: 1 file differs from what was staged: x?stage: all copies verified"
-        "?]0;taken?; keep what is yours elsewhere, then stage it again with the option replace\n"
+        f"stage: n1: /nvme/set: 1 file differs from what was staged: {shown}; keep what is yours "
+        f"({shown}) elsewhere, then stage it again with the option replace\n"
     )

@@ -134,6 +134,19 @@ def received(log: socket.socket) -> list[str]:
     return lines
 
 
+def test_a_pinned_copy_for_a_job_stays_for_later_jobs(tmp_path: Path) -> None:
+    def act(node: Node) -> tuple[int, list[str], list[str]]:
+        node.put("a", lifetime="job")
+        (record,) = node.cache.records()
+        node.cache.save(replace(record, pinned=True))
+        node.run_job(17, "a")
+        node.end_job(17)
+        removed = node.tidy("--job=17")["removed"]
+        return removed, node.names(), [one.lifetime for one in node.cache.records()]
+
+    assert on_node(tmp_path, act) == (0, ["a"], ["cache"])
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_a_copy_for_a_job_that_the_user_changed_stays_for_later_jobs(
     tmp_path: Path, *, told: bool
