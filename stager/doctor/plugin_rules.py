@@ -9,6 +9,7 @@ import difflib
 import stat
 from typing import TYPE_CHECKING
 
+from stager.doctor.facts import ABSENT
 from stager.doctor.finding import ok, problem, seen_or_problem, unknown
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
     elif line.version != node.package:
         text = f"{line.plugin} has version {version}, this package {node.package}"
         yield problem("plugin", text, _INSTALL)
+    elif any(one.key == "python" and one.place.owner == ABSENT for one in line.arguments):
+        pass  # which is said below
     elif not line.python.startswith(f"{node.prefix}/"):
         text = f"python={line.python} in plugstack.conf is not of {node.prefix}"
         yield problem("plugin", text, _INSTALL)

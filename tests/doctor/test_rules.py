@@ -355,9 +355,9 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
     install = "correct the line, or install slurm-stage there"
     named = "{0}=/x/{0} in plugstack.conf"
     assert news(plugins=[line("python")]) == []
-    assert news(plugins=[line("python", ABSENT)]) == [
-        (PROBLEM, f"{named.format('python')} is not there: {install}")
-    ]
+    absent = [(PROBLEM, f"{named.format('python')} is not there: {install}")]
+    assert news(plugins=[line("python", ABSENT)]) == absent
+    assert news(plugins=[replace(line("python", ABSENT), python="/x/python")]) == absent
     closed = "users cannot {} it, as {} is closed to them: chmod {} {}, or name another file"
     run = closed.format("run", "/x", "o+x", "/x")
     assert news(plugins=[line("python", UNSEEN, closed="/x")]) == [
