@@ -49,7 +49,8 @@ class Progress:
     def show(self, event: dict[str, Any]) -> None:
         """Show one event; events that are not about progress are ignored."""
         if event["event"] == "progress":
-            self._move(event["destination"], event["sent"], event["size"], event["seconds"])
+            so_far = event["destination"], event["sent"], event["size"], event["seconds"]
+            self._move(*so_far, quiet=event.get("quiet", []))
         elif event["event"] == "waiting":
             words = f"waiting for {event['holder']} on {event['node']}"
             self._wait(event["destination"], words, event["seconds"], at_once=not self._waiting)
@@ -60,12 +61,15 @@ class Progress:
         elif line := _line(event) or (_detail(event) if self._verbose else ""):
             self._say(line)
 
-    def _move(self, destination: str, sent: int, size: int, seconds: float) -> None:
+    def _move(
+        self, destination: str, sent: int, size: int, seconds: float, *, quiet: list[str]
+    ) -> None:
         idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0
         if self._screen:
             self._drawn(self._screen).move(destination, sent, size, seconds, idle)
         elif self._is_time():
-            self._say(progress_line(destination, sent, size, seconds, idle))
+            line = progress_line(destination, sent, size, seconds, idle)
+            self._say(line + (_quiet_text(quiet) if idle else ""))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
         words = f"{words}, {seconds_text(seconds)} so far"
@@ -108,6 +112,15 @@ class _Pace:
             self._sent, self._moved_at = sent, seconds
         idle = seconds - self._moved_at
         return idle if idle >= _LINE_PERIOD else 0.0
+
+
+def _quiet_text(nodes: list[str]) -> str:
+    """Return what is added to a line about ``nodes`` that do not answer."""
+    if not nodes:
+        return ""
+    from stager.launch.job import fold  # takes 20 ms
+
+    return f", no answer from {fold(nodes)}"
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -391,6 +391,8 @@ class _Listener:
         elif event["event"] == "crashed":
             self._note_crash(event["node"], event["error"], event.get("by", ""))
             self._over_at = self._over_at or now
+        elif event["event"] == "progress":
+            self._on_event({**event, "quiet": self._pulses.quiet(now)})
         else:
             self._on_event(event)
 

@@ -23,6 +23,8 @@ _LONGEST_TICK = 3.0
 #: Parts of the limit: a node that was not heard for so long is late, as nodes send six pulses in
 #: that time; and a silence after which it does not matter whether others are late.
 _LATE, _LONGEST_SILENCE = 2 / 3, 1.5
+#: Likewise: the silence of which progress tells, in which three pulses were due.
+_QUIET = 1 / 3
 #: Seconds between two looks at all nodes.
 _BETWEEN = 0.5
 _REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
@@ -106,6 +108,12 @@ class Pulses:
             node.moved_at = now
         node.count = pulse["count"]
         node.kind, node.doing = Kind(pulse["activity"]), pulse["doing"]
+
+    def quiet(self, now: float) -> list[str]:
+        """Return the nodes that were heard before, but not lately while others were."""
+        limit = _QUIET * (self.silence or self.limit)
+        quiet = [name for name, node in self._nodes.items() if now - node.heard_at > limit]
+        return quiet if limit and len(quiet) < len(self._nodes) else []
 
     def verdict(self, now: float) -> Stall | None:
         """Return why the stage has failed, None while it moves.

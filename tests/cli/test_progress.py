@@ -71,6 +71,20 @@ def test_once_all_is_sent_nothing_is_said_of_what_does_not_move(clock: Clock) ->
     assert lines == ["/nvme/a: 4.0 MiB of 4.0 MiB, 100 %, 170.7 KiB/s, 0.0 s left"]
 
 
+def test_the_node_that_does_not_answer_is_named_while_nothing_moves(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        for seconds in (1.0, 7.0, 8.0):
+            clock.now += 6
+            sent_by_then = int(seconds == 8.0)
+            progress.show({**sent(sent_by_then), "seconds": seconds, "quiet": ["n3", "n4"]})
+    assert lines == [
+        "/nvme/a: 0 B of 4.0 MiB, 0 %, 0 B/s, ? left",
+        "/nvme/a: 0 B of 4.0 MiB, 0 %, no data for 7.0 s, no answer from n[3-4]",
+        "/nvme/a: 1.0 MiB of 4.0 MiB, 25 %, 128.0 KiB/s, 24.0 s left",
+    ]
+
+
 def test_of_the_next_item_nothing_moved_since_its_beginning(clock: Clock) -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:

@@ -59,6 +59,16 @@ def test_a_short_stage_needs_no_pulse() -> None:
     assert Stage().verdict(10) == ""
 
 
+def test_nodes_are_quiet_after_a_third_of_the_limit_unless_all_are() -> None:
+    stage = Stage()
+    stage.hear(1, "n1", "n2")
+    stage.hear(4, "n1")
+    assert stage.pulses.quiet(4.3) == []
+    assert stage.pulses.quiet(4.4) == ["n2"]
+    assert stage.pulses.quiet(8) == [], "the launcher or this node may be at fault"
+    assert Stage(limit=0).pulses.quiet(8) == []
+
+
 def test_a_node_that_falls_silent_is_named_though_others_move() -> None:
     stage = Stage()
     stage.hear(1)
