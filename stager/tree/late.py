@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 #: How often a folder is emptied that a program fills while it is removed.
-_TRIES = 1000
+_TRIES = 10
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
 
@@ -28,7 +28,8 @@ def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
     """Remove the folder ``old``, but move the files that were written in it since then to the same
     places in ``new``; beside a file that is there already.
 
-    A program whose working folder is in ``old`` can write there until that folder is gone.
+    A program whose working folder is in ``old`` can write there until that folder is gone. One that
+    it fills faster than it can be emptied is moved to ``new`` with what is in it.
     ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
     which it took a file over, changes that file's time. Raise DestinationError if files cannot be
     moved; then the rest of ``old`` is beside ``new``.
@@ -64,7 +65,7 @@ class _Removal:
         self._old = old
         self._new = new
         self._since = since
-        self._shared = shared
+        self._shared = set(shared)
         self._folders = dict.fromkeys(_folders(old))
 
     def run(self) -> None:
@@ -85,6 +86,7 @@ class _Removal:
                     raise
             else:
                 return
+        os.rename(f"{self._old}/{folder}", _free_name(f"{self._new}/{folder}".rstrip("/")))
 
     def _clear(self, folder: str) -> None:
         """Move late files, and folders that were not there before; remove the others."""
@@ -100,6 +102,8 @@ class _Removal:
                 if is_kept:
                     _move(f"{self._old}/{path}", f"{self._new}/{path}")
                 elif not stat.S_ISDIR(there.st_mode):
+                    if there.st_nlink > 1:  # which changes the time of the other links
+                        self._shared.add(there.st_ino)
                     os.unlink(f"{self._old}/{path}")
 
 

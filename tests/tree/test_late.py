@@ -80,13 +80,13 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     make(old, **{f"file{number}": "" for number in range(2000)})
     time.sleep(0.02)
     written: list[str] = []
-    begun = threading.Barrier(3)
+    begun, done = threading.Barrier(3), threading.Event()
 
     def write(folder: str) -> None:
         descriptor = os.open(old / folder, os.O_RDONLY)
         begun.wait()
         with suppress(FileNotFoundError):
-            for number in itertools.count():
+            for number in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
                 if number == 20:
                     os.mkdir(f"made-{folder or 'top'}", dir_fd=descriptor)
                 name = f"made-{folder or 'top'}/x" if number == 21 else f"{folder}-{number}"
@@ -101,10 +101,23 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
         writer.start()
     begun.wait()
     remove_old(str(old), str(new), since, inodes(new))
+    done.set()
     for writer in writers:
         writer.join()
     assert not old.exists()
-    assert sorted(content(new)) == sorted(["a", "sub/b", *written])
+    # A folder that was filled too fast is there as a whole.
+    aside = {**content(new), **content(Path(f"{new}.before-staging"))}
+    found = [path.replace("sub.before-staging/", "sub/") for path in aside]
+    assert sorted(found) == sorted(["a", "sub/b", *written])
+
+
+def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
+    os.link(old / "gone/c", old / "c")
+    time.sleep(0.02)
+    since = time.time_ns()
+    time.sleep(0.02)
+    remove_old(str(old), str(new), since, inodes(new))
+    assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
 
 
 def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> None:
