@@ -308,4 +308,4 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
         f"{instead.format('their job', running.id, 'status')}\n",
     )
     assert verify.returncode == 8
-    assert verify.stderr.splitlines()[-1] == instead.format("a job", "ID", "verify")
+    assert verify.stderr.splitlines()[-1] == instead.format("a job", "ID", "verify -w n2")
