@@ -82,7 +82,11 @@ KINDS = {
     "slurmctld restarted": _kind((*_STAGING, Moment.SCRIPT)),
     "slurmd restarted": _kind((*_STAGING, Moment.SCRIPT), "code 8"),
     "node rebooted": _kind(
-        (Moment.START, Moment.TRANSFER, Moment.SCRIPT), "code 8", "code 137", "node failed"
+        (Moment.START, Moment.TRANSFER, Moment.SCRIPT),
+        "code 8",
+        "code 137",
+        "node failed",
+        REQUEUED,
     ),
     "job preempted": _kind((Moment.START, Moment.TRANSFER, Moment.SCRIPT), REQUEUED),
     "job requeued": _kind(
