@@ -18,8 +18,9 @@ from stager.base.progress import count
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-#: How often a folder is emptied that a program fills while it is removed.
-_TRIES = 10
+#: How often a folder is emptied that a program fills while it is removed. Few, because a program
+#: that is faster than the removal has filled it with more files each time.
+_TRIES = 3
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
 
@@ -86,7 +87,7 @@ class _Removal:
                     raise
             else:
                 return
-        os.rename(f"{self._old}/{folder}", _free_name(f"{self._new}/{folder}".rstrip("/")))
+        _move(f"{self._old}/{folder}".rstrip("/"), f"{self._new}/{folder}".rstrip("/"))
 
     def _clear(self, folder: str) -> None:
         """Move late files, and folders that were not there before; remove the others."""

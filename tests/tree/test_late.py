@@ -92,6 +92,7 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
                 name = f"made-{folder or 'top'}/x" if number == 21 else f"{folder}-{number}"
                 os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=descriptor))
                 written.append(f"{folder}/{name}".lstrip("/"))
+                time.sleep(0.0002)
         os.close(descriptor)
 
     since = time.time_ns()
@@ -109,6 +110,19 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     aside = {**content(new), **content(Path(f"{new}.before-staging"))}
     found = [path.replace("sub.before-staging/", "sub/") for path in aside]
     assert sorted(found) == sorted(["a", "sub/b", *written])
+
+
+def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.tree.late._TRIES", 0)
+    (new / "sub").chmod(0o500)
+    remove_old(str(old), str(new), time.time_ns(), inodes(new))
+    assert content(new) == {
+        "a": "1 anew", "gone/c": "3", "sub/b": "2 anew", "sub.before-staging/b": "2"
+    }  # fmt: skip
+    assert content(Path(f"{new}.before-staging")) == {"a": "1"}
+    assert not old.exists()
 
 
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
