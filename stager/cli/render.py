@@ -118,7 +118,7 @@ def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
     was = "was" if count == 1 else "were"
     gone = "would be" if dry_run else was
     return (
-        f"{files_text(count)} that {was} not staged, or {was} changed since, {gone} deleted: "
+        f"{files_text(count)} that {was} added or changed after staging, {gone} deleted: "
         f"{listed(names, of=count)}"
     )
 

@@ -591,7 +591,7 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
 
     def check(place: str) -> None:
         if reading and (files := find_own(cache, record, place, reading)):
-            raise HoldsOwnError(record.destination, files)
+            raise HoldsOwnError(record, files)
 
     def check_late(place: str) -> None:
         from stager.tree.late import late  # not needed for a file

@@ -36,17 +36,20 @@ _NANOSECONDS = 1_000_000_000
 
 
 class HoldsOwnError(PolicyRefusal):
-    """A copy at ``destination`` is kept, as it holds the user's own ``files``.
+    """The copy of a ``record`` is kept, as it holds the user's own ``files``, or is one itself.
 
     The command in the message has ``option``, if that is not empty.
     """
 
-    def __init__(self, destination: str, files: list[str], option: str = "") -> None:
+    def __init__(self, record: Record, files: list[str], option: str = "") -> None:
         from shlex import quote  # not needed where there are none
 
+        what, whole = "is no longer what was staged there; move it", "it"
+        if record.tree:
+            what, whole = f"holds {own_text(files)}; move {them(files)}", "the whole copy"
         super().__init__(
-            f"{destination} holds {own_text(files)}; move {them(files)} elsewhere, or delete the "
-            f"whole copy: stagectl evict{option} --force {quote(destination)}"
+            f"{record.destination} {what} elsewhere, or delete {whole}: stagectl evict{option} "
+            f"--force {quote(record.destination)}"
         )
         self.files = files
 
@@ -68,7 +71,7 @@ def count_text(count: int) -> str:
     from stager.base.text import files_text
 
     was = "was" if count == 1 else "were"
-    return f"{files_text(count)} that {was} not staged, or {was} changed since"
+    return f"{files_text(count)} that {was} added or changed after staging"
 
 
 def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:

@@ -430,7 +430,7 @@ class _Run:
         is_copy = evict.is_removable(record, path)
         files = find_own(cache, record, path, self._reading) if is_copy else []
         if files and not force:
-            raise HoldsOwnError(record.destination, files, self._command.option)
+            raise HoldsOwnError(record, files, self._command.option)
         if self._command.dry_run:
             return files
         locks = self._locks_of(cache)

@@ -70,7 +70,7 @@ def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> No
         desk.copy(2, f"/nvme/set/{name}").write_text("mine")
     time.sleep(1.1)
     where = "stage: /nvme/set: {} on node{}\n"
-    files = "4 files that were not staged, or were changed since"
+    files = "4 files that were added or changed after staging"
     remedy = "move them elsewhere, or delete the whole copy: stagectl evict --force /nvme/set"
     kept = f"stage: node2: /nvme/set holds {files}: r1, r2, r3 and 1 more; {remedy}\n"
     stays = "on node2: /nvme/set (holds files of the user's own: r1, r2, r3 and 1 more)\n"
@@ -98,9 +98,8 @@ def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> No
 def test_a_dry_run_says_what_evict_would_refuse(copies: Desk) -> None:
     copies.copy(1, "/nvme/img.sqsh").write_text("mine")
     changed = (
-        "stage: node1: /nvme/img.sqsh holds 1 file that was not staged, or was changed since: "
-        "img.sqsh; move it elsewhere, or delete the whole copy: stagectl evict --force "
-        "/nvme/img.sqsh\n"
+        "stage: node1: /nvme/img.sqsh is no longer what was staged there; move it elsewhere, or "
+        "delete it: stagectl evict --force /nvme/img.sqsh\n"
     )
     assert copies.simulated("evict", "--dry-run", "/nvme/img.sqsh") == Ran(
         3, "stage: /nvme/img.sqsh: would be evicted on node[2-3] (2 nodes)\n", changed

@@ -91,8 +91,8 @@ def test_own_files_go_with_a_new_version_of_a_folder_only_by_replace(
     (staged, *_) = sorted(desk.copy(3, "/nvme/set").glob("[a-f]"))
     staged.write_text("mine")
     os.utime(desk.folder / "set.tar" if options == ",extract" else desk.folder / "set/a")
-    changed = "was not staged, or was changed since"
-    many = "4 files that were not staged, or were changed since"
+    changed = "was added or changed after staging"
+    many = "4 files that were added or changed after staging"
     remedy = "elsewhere, choose another destination, or add the option replace"
     first = f"{many}: log, new/1, new/2 and 1 more; staging would delete them: move them {remedy}"
     second = f"1 file that {changed}: {staged.name}; staging would delete it: move it {remedy}"

@@ -130,7 +130,7 @@ def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None
     site.assert_healthy()
     there = [site.copy(node, COPY).exists() for node in site.nodes]
     assert there == [False, False, False, True]
-    one = "1 file that was not staged, or was changed since: mine"
+    one = "1 file that was added or changed after staging: mine"
     remedy = f"move it elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
     code, told = in_job(site, "status")
     assert re.search(rf"n4 +{COPY} +513 files, \d+\.\d MiB +\d+ s ago +whole +- +{SOURCE}", told)
@@ -138,8 +138,9 @@ def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None
     assert in_job(site, f"evict {COPY}") == ("3:0", f"stage: n4: {COPY} holds {one}; {remedy}\n")
     assert (site.copy("n4", COPY) / "mine").read_text() == "mine\n"
     code, told = in_job(site, f"evict --force {COPY}")
-    gone = f"stage: {COPY}: evicted on n4\nstage: {COPY}: note: on n4, 1 file that was not staged, "
-    assert (code, told) == ("0:0", f"{gone}or was changed since, was deleted: mine\n")
+    gone = "1 file that was added or changed after staging, was deleted: mine"
+    note = f"stage: {COPY}: evicted on n4\nstage: {COPY}: note: on n4, {gone}\n"
+    assert (code, told) == ("0:0", note)
     assert not site.copy("n4", COPY).exists()
 
 
@@ -358,7 +359,7 @@ def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
 #: Leaves another time and what can be made again, and makes what is the user's own.
 USE_OWN = f"cd {COPY}; touch lib/file9; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc"
 CHANGE_OWN = f"{USE_OWN}; echo result > a/result; echo x >> lib/file8"
-FILES = "holds 2 files that were not staged, or were changed since: a/result, lib/file8"
+FILES = "holds 2 files that were added or changed after staging: a/result, lib/file8"
 
 
 def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) -> None:
@@ -380,7 +381,7 @@ def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) 
     assert (site.copy("n4", COPY) / "a/result").read_text() == "result\n"
     assert (site.copy("n3", COPY) / "a/__pycache__/x.pyc").exists()
     note = (
-        f"stage: {COPY}: note: on n4, 2 files that were not staged, or were changed since, were "
+        f"stage: {COPY}: note: on n4, 2 files that were added or changed after staging, were "
         "deleted: a/result, lib/file8; write what you want to keep elsewhere\n"
     )
     output = stage(site, f"{WISH},replace")

@@ -107,8 +107,8 @@ def test_root_is_told_what_to_do_with_a_copy_that_holds_files_of_the_users_own(d
     [refused] = evict(USER, disk, USER).refused
     assert refused.code == 3
     assert refused.message == (
-        f"{path} holds 1 file that was not staged, or was changed since: {USER}; move it "
-        f"elsewhere, or delete the whole copy: stagectl evict --user {USER} --force {path}"
+        f"{path} is no longer what was staged there; move it elsewhere, or delete it: stagectl "
+        f"evict --user {USER} --force {path}"
     )
     assert evict(USER, disk, older=60).stay == [
         Stays(path, f"holds files of the user's own: {USER}")

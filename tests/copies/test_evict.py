@@ -363,8 +363,8 @@ def test_a_file_that_a_user_made_of_a_copy_is_kept_unless_forced(
     with pytest.raises(HoldsOwnError) as caught:
         node.remove("a")
     assert str(caught.value) == (
-        f"{path} holds 1 file that was not staged, or was changed since: a; move it elsewhere, or "
-        f"delete the whole copy: stagectl evict --force {path}"
+        f"{path} is no longer what was staged there; move it elsewhere, or delete it: stagectl "
+        f"evict --force {path}"
     )
     assert seen(path) == there
     assert list(node.cache.records()) == [record]

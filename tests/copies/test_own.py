@@ -226,8 +226,9 @@ def test_a_copy_that_is_gone_holds_nothing(node: Node) -> None:
     assert node.own(record) == []
 
 
-def test_the_command_that_deletes_a_copy_can_be_pasted_into_a_shell() -> None:
-    assert str(HoldsOwnError("/nvme/my set;x", ["a"])) == (
-        "/nvme/my set;x holds 1 file that was not staged, or was changed since: a; move it "
+def test_the_command_that_deletes_a_copy_can_be_pasted_into_a_shell(node: Node) -> None:
+    record = replace(node.stage(), destination="/nvme/my set;x")
+    assert str(HoldsOwnError(record, ["a"])) == (
+        "/nvme/my set;x holds 1 file that was added or changed after staging: a; move it "
         "elsewhere, or delete the whole copy: stagectl evict --force '/nvme/my set;x'"
     )

@@ -146,7 +146,7 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
     with pytest.raises(DestinationError) as caught:
         survey_tree(item, str(copy), FOLDER, cache, "n1", {})
     assert str(caught.value) == (
-        f"{copy} holds 1 file that was not staged, or was changed since: a; staging would delete "
+        f"{copy} holds 1 file that was added or changed after staging: a; staging would delete "
         "it: move it elsewhere, choose another destination, or add the option replace"
     )
     assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed

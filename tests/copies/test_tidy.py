@@ -167,7 +167,7 @@ def test_a_copy_for_a_job_that_the_user_changed_stays_for_later_jobs(
 
     names, lifetimes, lines = on_own_dev(lambda: on_node(tmp_path, act))
     assert (names, lifetimes) == (["b"], ["cache"])
-    text = "1 file that was not staged, or was changed since"
+    text = "1 file that was added or changed after staging"
     line = f"<14>slurm-stage: {tmp_path}/disk/b stays after its job: it holds {text}"
     assert lines == ([line] if told else [])
 

@@ -346,8 +346,8 @@ def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
     message = (
-        "/nvme/a holds 1 file that was not staged, or was changed since: a; move it elsewhere, or "
-        "delete the whole copy: stagectl evict --force /nvme/a"
+        "/nvme/a is no longer what was staged there; move it elsewhere, or delete it: stagectl "
+        "evict --force /nvme/a"
     )
     for dry_run in (True, False):
         assert node.do(Action.EVICT, "a", dry_run=dry_run) == NodeResult(

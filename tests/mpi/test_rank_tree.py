@@ -144,7 +144,7 @@ def test_what_a_job_changed_in_its_copy_is_restored_but_its_own_files_only_if_th
 def refusal(own: str) -> str:
     """Why a folder with this file of the user's own is not replaced."""
     return (
-        f"/nvme/tree holds 1 file that was not staged, or was changed since: {own}; staging would "
+        f"/nvme/tree holds 1 file that was added or changed after staging: {own}; staging would "
         "delete it: move it elsewhere, choose another destination, or add the option replace"
     )
 
