@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stager.base.errors import DirectiveError
+from stager.base.errors import DirectiveError, UsageError
 from stager.request.grammar import parse_line
 from stager.request.lexer import split_words
 
@@ -31,6 +31,7 @@ _LIKELY = (
     (re.compile(r"#STAGE[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
     (re.compile(r"#STAGES(\s|:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
     (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
+    (re.compile(r"#S(?!BATCH\s)[BATCH]{4,6}\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
 )
 #: The options of sbatch that are read here.
 _OPTIONS = ("--stage", "--stage-tolerate")
@@ -90,8 +91,22 @@ def _resembles_stage(name: str) -> bool:
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
-    """Return the directives of the ``#STAGE`` lines in a script's head. Raise DirectiveError."""
-    return tuple(parse_line(line) for line in head(lines) if _LINE.match(line))
+    """Return the directives of the ``#STAGE`` lines in a script's head.
+
+    Raise DirectiveError for a line that cannot be read; UsageError with all of them, if several.
+    """
+    directives: list[Directive] = []
+    faults: list[DirectiveError] = []
+    for line in filter(_LINE.match, head(lines)):
+        try:
+            directives.append(parse_line(line))
+        except DirectiveError as error:
+            faults.append(error)
+    if len(faults) > 1:
+        raise UsageError("\n".join(fault.message for fault in faults))
+    if faults:
+        raise faults[0]
+    return tuple(directives)
 
 
 def sbatch_values(lines: Iterable[str], option: str = "--stage") -> list[str]:

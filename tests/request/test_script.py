@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import DirectiveError
+from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import Options, Validate
 from stager.request.directive import Directive
 from stager.request.script import (
@@ -121,12 +123,25 @@ def test_a_line_that_only_resembles_a_directive_is_a_comment(line: str) -> None:
         ("#SBATCH --comment='-stage=/a'", ""),
         ("#SBATCH --stages='/a", ""),
         ("#SBATCH --stage-tolerate=1", ""),
+        ("#SBTACH --stage=/a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBATHC -N2 --stage /a:/b", "#SBATCH --stage=SRC:DST"),
+        ("#SBTACH -N2", ""),
     ],
 )
 def test_a_comment_that_was_meant_to_stage_is_found(line: str, form: str) -> None:
     found = [(2, form, line)] if form else []
     assert list(likely_mistakes([BASH, f"{line}\n"])) == found
     assert list(likely_mistakes([BASH, "true\n", line])) == []
+
+
+def test_all_lines_that_cannot_be_read_are_told_at_once() -> None:
+    lines = [BASH, "#STAGE /a\n", "#STAGE /c /d\n", "#STAGE /e\n"]
+    with pytest.raises(UsageError) as caught:
+        parse_script(lines)
+    problem = "the destination is missing: write #STAGE SRC DST [key=value…]"
+    assert caught.value.message == (
+        f"{problem}\n  #STAGE /a\n           ^\n{problem}\n  #STAGE /e\n           ^"
+    )
 
 
 def test_each_line_is_one_directive_in_the_script_s_order() -> None:
@@ -143,7 +158,10 @@ def test_each_line_is_one_directive_in_the_script_s_order() -> None:
 )
 @example(["#STAGE '/'a /b validate=zz # /a /b"])
 def test_any_script_is_read_or_refused_with_a_caret_under_a_line(lines: list[str]) -> None:
-    for error in (fault_of(parse_script, lines), fault_of(sbatch_values, lines)):
+    with suppress(UsageError):  # of several lines
+        parse_script(lines)
+    faults = [fault_of(parse_script, [line]) for line in lines]
+    for error in (*faults, fault_of(sbatch_values, lines)):
         if error:
             assert error.text in {line.rstrip("\r\n") for line in lines}
             assert_the_caret_is_under_the_text(error)
