@@ -593,12 +593,6 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
         if reading and (files := find_own(cache, record, place, reading)):
             raise HoldsOwnError(record, files)
 
-    def check_late(place: str) -> None:
-        from stager.tree.late import late  # not needed for a file
-
-        if any(True for _ in late(place, begun)):
-            check(place)
-
     begun = time.time_ns() - TICK
     check(path)
     above, name = os.path.split(path)
@@ -608,14 +602,46 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
             there = os.lstat(name, dir_fd=folder)
             if not _may_be_removed(record, there):
                 return
-            if record.tree:
-                if reading:
-                    name = _moved_aside(path, folder, check_late)
+            if record.tree and reading:
+                _remove_folder(cache, path, folder, begun, check)
+            elif record.tree:
                 cache.discard(name, folder)
-                return
-            if there.st_ctime_ns >= begun:
-                check(path)
-            os.unlink(name, dir_fd=folder)
+            else:
+                if there.st_ctime_ns >= begun:
+                    check(path)
+                os.unlink(name, dir_fd=folder)
+
+
+def _remove_folder(
+    cache: Cache, path: str, folder: int, begun: int, check: Callable[[str], object]
+) -> None:
+    """Remove the copy at ``path``, in the descriptor ``folder``, which passed a check at ``begun``.
+
+    It is checked again under another name if it was written into since, in nanoseconds since 1970.
+    What is written later still, by a program in that folder, is moved to ``path``. Raise what
+    ``check`` raises, SetAsideError or OSError.
+    """
+    from stager.tree.late import late, remove_but_late  # not needed for a file
+
+    above, name = os.path.split(path)
+    checked: set[int] = set()  # inodes
+
+    def check_late(place: str) -> None:
+        for file in late(place, begun):
+            with suppress(FileNotFoundError):
+                checked.add(os.lstat(f"{place}/{file}").st_ino)
+        if checked:
+            check(place)
+
+    def remove(place: str) -> None:
+        try:
+            remove_but_late(place, f"/proc/self/fd/{folder}/{name}", begun, checked)
+        except OSError:
+            os.rename(place, aside, dst_dir_fd=folder)
+            raise SetAsideError(path, f"{above}/{aside}") from None
+
+    aside = _moved_aside(path, folder, check_late)
+    cache.discard(aside, folder, remove)
 
 
 def _moved_aside(path: str, folder: int, check: Callable[[str], object]) -> str:

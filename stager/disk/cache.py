@@ -51,7 +51,7 @@ from stager.disk.record import Record
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
@@ -196,15 +196,17 @@ class Cache:
         self._replace(self.table_path(destination), text)
         return xxhash.xxh3_128_hexdigest(text)
 
-    def discard(self, name: str, folder: int) -> None:
+    def discard(
+        self, name: str, folder: int, remove: Callable[[str], object] = remove_tree
+    ) -> None:
         """Remove the tree ``name`` from the descriptor ``folder``. Raise OSError.
 
-        It is renamed first, so that no other process finds a part of it.
+        It is renamed first, so that no other process finds a part of it; ``remove`` gets its path.
         """
         with fresh_name(self.partial) as path:
             make_movable(name, folder)
             os.rename(name, path, src_dir_fd=folder)
-        remove_tree(path)
+        remove(path)
 
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""

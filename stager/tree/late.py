@@ -1,6 +1,6 @@
-"""Keep what was written into a folder while the one that has taken its place was made.
+"""Keep what is written into a folder while it is replaced or evicted.
 
-The survey has refused to replace what is the user's own; this is about what came later.
+The survey and the eviction refuse to delete what is the user's own; this is about what comes later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
     try:
         for path in list(late(old, since, shared)):
             _move(f"{old}/{path}", f"{new}/{path}")
-        _Removal(old, new, since, shared).run()
+        remove_but_late(old, new, since, shared)
     except OSError as error:
         aside = _free_name(new)
         os.rename(old, aside)
@@ -46,6 +46,14 @@ def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
             f"{new} was staged, but files that were written into it meanwhile could not be moved "
             f"over ({error.strerror}); they are in {aside}, with the rest of the old folder"
         ) from None
+
+
+def remove_but_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
+    """Remove the folder ``old`` as `remove_old` does, where it was looked through before.
+
+    What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
+    """
+    _Removal(old, new, since, shared).run()
 
 
 def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:

@@ -495,6 +495,49 @@ def test_if_an_eviction_is_killed_what_was_written_meanwhile_is_kept(
     assert (node.disk / f"{copy.name[:50]}.before-eviction/results").read_bytes() == b"mine"
 
 
+def remove_and_write(node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
+    """Have a file written into the copy that is removed, after all looks; return its folder."""
+    discard = Cache.discard
+    copy = os.open(node.disk / "a", os.O_RDONLY)
+
+    def write_and_discard(
+        cache: Cache, name: str, folder: int, remove: Callable[[str], object]
+    ) -> None:
+        os.close(os.open("results", os.O_CREAT | os.O_WRONLY, dir_fd=copy))
+        act()
+        discard(cache, name, folder, remove)
+
+    monkeypatch.setattr(Cache, "discard", write_and_discard)
+    node.remove("a")
+    return copy
+
+
+def test_what_a_program_writes_into_a_folder_as_it_is_removed_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage_folder(node.cache, str(node.disk / "a"))
+    removed = remove_and_write(node, monkeypatch, lambda: None)
+    assert os.listdir(node.disk / "a") == ["results"]
+    assert os.listdir(removed) == os.listdir(node.cache.partial) == []
+    assert list(node.cache.records()) == []
+
+
+def test_if_that_file_has_no_place_the_rest_of_the_copy_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = node.disk / "a"
+    stage_folder(node.cache, str(copy))
+    with pytest.raises(DestinationError) as caught:
+        remove_and_write(node, monkeypatch, lambda: copy.write_bytes(b"another"))
+    assert caught.value.message == (
+        f"{copy} was to be evicted, but files were written into it meanwhile, and something else "
+        f"has its name now; they are in {copy}.before-eviction, with the rest of the copy"
+    )
+    assert (node.disk / "a.before-eviction/results").exists()
+    assert copy.read_bytes() == b"another"
+    assert os.listdir(node.cache.partial) == []
+
+
 @pytest.mark.root
 @pytest.mark.usefixtures("_jobs")
 def test_a_file_that_is_written_to_while_it_is_looked_at_is_kept(
