@@ -31,6 +31,7 @@ from stager.launch.environment import rank_environment
 from stager.launch.hosts import read_text
 from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
+from stager.launch.paces import Paces
 from stager.launch.peers import library_for, peer_key
 from stager.launch.run import SHORT, USUAL, NotStartedError, run
 from stager.launch.srun import srun_argv
@@ -118,8 +119,13 @@ class JobNodes:
         srun: str,
         on_event: OnEvent,
         nodes: Sequence[str] = (),
+        most_slow: int = 0,
     ) -> Outcome:
-        """Run ``request`` on ``nodes``, without any on all nodes. Raise LaunchError, UsageError."""
+        """Run ``request`` on ``nodes``, without any on all nodes. Raise LaunchError, UsageError.
+
+        So many nodes may be too slow: the error names them then.
+        """
+        own = job.own_name(os.environ)
         library = library_for(self.context, rules)
         for_srun = self.context.variables | (peer_key() if library else {})
         try:
@@ -130,12 +136,13 @@ class JobNodes:
                 on_event,
                 Pulses(
                     names=lambda: list(nodes) or job.unfold(self.context.nodes),
-                    own=job.own_name(os.environ),
+                    own=own,
                     limit=request.stall_timeout,
                     is_suspended=lambda: job.is_suspended(self.context.job, srun),
                     silence=request.silence,
                 ),
                 patience=SHORT if request.may_go_on else USUAL,
+                paces=Paces(rules.launch.tolerate_slow, most_slow, own),
             )
         except NotStartedError as error:
             if error.blamed and request.may_go_on:

@@ -83,7 +83,7 @@ def run_tolerantly(
             silence=min(silence, request.stall_timeout or silence),
         )  # fmt: skip
         try:
-            return start(wanted, on_event=note, nodes=nodes)
+            return start(wanted, on_event=note, nodes=nodes, most_slow=tolerance.most - len(lost))
         except LaunchError:
             # A launcher that was killed leaves its step, whose ranks hold the destinations' locks.
             for step in steps:

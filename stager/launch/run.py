@@ -20,14 +20,13 @@ from stager.base.errors import MPI_REMEDY, Failure, LaunchError
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase
 from stager.launch.job import fold
-from stager.launch.paces import Paces
+from stager.launch.paces import Paces, too_slow_text
 from stager.launch.process import Process
-from stager.launch.stall import Pulses, RunningClock
+from stager.launch.stall import Pulses, RunningClock, Stall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from stager.launch.stall import Stall
 
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
@@ -136,20 +135,22 @@ def run(
     pulses: Pulses | None = None,
     remedy: str = MPI_REMEDY,
     patience: Patience = USUAL,
+    paces: Paces | None = None,
 ) -> Outcome:
     """Start the ranks, pass their events on, and return the Outcome they agreed on.
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
-    out whether they stall. ``remedy`` is for ranks that do not start. Start them again if Slurm
+    out whether they stall, ``paces`` which nodes are slow. ``remedy`` is for ranks that do not
+    start. Start them again if Slurm
     lost a connection before they began; and once if they hang: if none has begun 40 s after the
     last was seen to live, and no node is known as the reason.
 
-    Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, or end
-    without an Outcome; NotStartedError if no rank begins within ``start_timeout`` seconds or at
-    all, or one fails before all are connected.
+    Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, end without
+    an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins
+    within ``start_timeout`` seconds or at all, or one fails before all are connected.
     """
     begun = time.monotonic()
-    listener = _Listener(start_timeout, on_event, pulses, patience)
+    listener = _Listener(start_timeout, on_event, pulses, patience, paces or Paces())
     for start in range(_STARTS):
         if start:
             on_event({"event": "restarted", "lost": listener.is_disconnected})
@@ -223,6 +224,7 @@ class _Listener:
         on_event: Callable[[dict[str, Any]], None],
         pulses: Pulses | None,
         patience: Patience,
+        paces: Paces,
     ) -> None:
         self._patience = patience
         self._start_timeout = start_timeout
@@ -230,7 +232,7 @@ class _Listener:
         self._again_at = self._deadline = math.inf
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
-        self._paces = Paces()
+        self._paces = paces
         self._clock = RunningClock()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
@@ -317,7 +319,11 @@ class _Listener:
             self.timed_out = not self.begun and now >= self._deadline
             self.hangs = not self.timed_out and now >= self._again_at and self._may_hang()
             if self.begun and not self._over_at:
-                self.stall = self._pulses.verdict(self._clock.seconds())
+                self.stall = self._too_slow() or self._pulses.verdict(self._clock.seconds())
+
+    def _too_slow(self) -> Stall | None:
+        slow = self._paces.too_slow
+        return Stall(tuple(one.node for one in slow), too_slow_text(slow)) if slow else None
 
     def _may_hang(self) -> bool:
         """Whether the ranks do not begin for a reason that another start may not meet."""

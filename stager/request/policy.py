@@ -251,6 +251,8 @@ class Launch(_Section):
     #: (`launch.tolerate`); and the most that a job may ask for.
     tolerate: Tolerated = Tolerance(0)
     tolerate_limit: Tolerated = Tolerance(50, is_percent=True)
+    #: Seconds that a node with a slow disk may cost the others where it may fail; 0 for no limit.
+    tolerate_slow: Annotated[float, BeforeValidator(_limit)] = 60
     #: Extra environment of the ranks, for the site's MPI library.
     environment: Environment = Field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, REPOSITORY, STAGECTL, digest
+from tests.cluster.site import POLICY, REPOSITORY, STAGECTL, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +45,10 @@ LINE = re.compile(
 )
 MEANWHILE = re.compile(
     r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s; they wait for it"
+)
+TOO_SLOW = re.compile(
+    r"stage: went on without n3 \(1 of 4 nodes\): too slow: it writes [45]\.\d MB/s, the others "
+    r"[\d.]+ [MG]B/s, and cost them \d+\.\d s"
 )
 
 
@@ -88,6 +92,25 @@ def test_a_slow_disk_is_told_with_its_node_and_both_rates(site: Site) -> None:
     for node in site.nodes:
         site.path(node, "/run/figures.prom").unlink()
     assert counts == [0, 0, 1, 0]
+
+
+def test_a_job_that_may_begins_without_a_node_that_is_too_slow(site: Site) -> None:
+    site.run(f"head -c {2 * SIZE} /dev/urandom > /shared/data")
+    policy = "[launch]\ntolerate_slow = 5\n[transfer]\nstall_timeout = 12\n"
+    with slow_disk(site), site.policy(POLICY + policy):
+        wish = "--stage=/shared/data:/nvme/data"
+        job = site.sbatch("echo $STAGE_NODES", "-N4", "--no-kill", "--stage-tolerate=1", wish)
+        assert job.wait().exit_code == "0:0", job.output()
+        site.assert_healthy()
+        meanwhile, without, summary, *rest = job.output().splitlines()
+        # Its rank may be in a system call of the slow disk.
+        wait_until(lambda: site.leftovers() == [])
+        assert not site.copy(SLOW, "/nvme/data").exists()
+    assert MEANWHILE.fullmatch(meanwhile), job.output()
+    assert TOO_SLOW.fullmatch(without), job.output()
+    assert summary.startswith("stage: /nvme/data: 91.6 MiB from /shared/data to n[1-2,4] (3 nodes)")
+    assert rest == ["n1,n2,n4"]
+    assert digest(site.copy("n4", "/nvme/data")) == digest(site.shared("data"))
 
 
 def counted(site: Site, node: str) -> int:

@@ -47,6 +47,7 @@ agent = "ssh -p 2222"
 wait = 120.5
 tolerate = 2
 tolerate_limit = "10%"
+tolerate_slow = 20
 environment = { OMPI_MCA_btl_tcp_if_include = "ib0" }
 
 [transfer]
@@ -127,6 +128,7 @@ def test_the_defaults_are_these() -> None:
             "wait": 30,
             "tolerate": "0",
             "tolerate_limit": "50%",
+            "tolerate_slow": 60,
             "environment": {},
         },
         "transfer": {
@@ -186,6 +188,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "wait": 120.5,
             "tolerate": "2",
             "tolerate_limit": "10%",
+            "tolerate_slow": 20,
             "environment": {"OMPI_MCA_btl_tcp_if_include": "ib0"},
         },
         "transfer": {
