@@ -132,6 +132,12 @@ def _line(event: dict[str, Any]) -> str:
         return str(event["line"])
     if event["event"] == "slow":
         return f"{event['text']}; they wait for it"
+    if event["event"] == "starting":
+        from stager.launch.job import fold  # takes 20 ms
+
+        absent = event["nodes"]
+        what = f"the staging process on {fold(absent)} to begin" if absent else "MPI to start"
+        return f"waiting for {what}, {seconds_text(event['seconds'])} so far"
     if event["event"] == "silent":
         from stager.launch.job import fold  # takes 20 ms
 

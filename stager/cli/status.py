@@ -101,6 +101,8 @@ def show_status(
     # In one piece, since click flushes at each call.
     text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
     click.echo(text)
+    if os.getuid() == 0 and scope.other_job and user is None:
+        by = "user"  # root has no copies
     words = ["status"] if by == "node" else ["status", "--by", by]
     words += [] if user is None else ["--user", name_or_uid(user)]
     if hint := scope.without_ssh(words, found.answers):

@@ -178,8 +178,8 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
         reason = (
-            judge(item.options.validate, source.facts, record, _lstat_or_none(path))
-            or other_source(item, record)
+            other_source(item, record)
+            or judge(item.options.validate, source.facts, record, _lstat_or_none(path))
             or made_differently(item, record)
             or damage(item, record, lambda record: digest_of(path) == record.digest)
         )

@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import (
@@ -330,8 +331,8 @@ class _Run:
     def _evict(self, cache: Cache, record: Record) -> None:
         destination = record.destination
         if record.pinned:
-            unpin = f"stagectl unpin{self._command.option}"
-            raise PolicyRefusal(f"{destination} is pinned; unpin it first ({unpin})")
+            unpin = f"stagectl unpin{self._command.option} {quote(destination)}"
+            raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
         jobs = cache.jobs_using(destination)
         own = self._job_that_staged(destination)
         if jobs and jobs != [own]:

@@ -37,6 +37,8 @@ _MOUNTERS = ("fusermount", "fusermount3")
 #: The owner of what is not there, of what this user cannot see, and of what is not looked at
 #: because a filesystem is mounted there, which may never answer.
 ABSENT, UNSEEN, MOUNTED = -1, -2, -3
+#: The name of the plugin's file.
+PLUGIN = "spank_stage.so"
 #: How the plugin names its version, and that of the Slurm it was built for (spank_stage.c).
 _PLUGIN_VERSION = re.compile(rb"slurm-stage ([0-9][^\0]{0,40})\0")
 _PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
@@ -314,7 +316,7 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
     """Yield the lines for this plugin in plugstack.conf and in the files that it includes."""
     before: list[str] = []
     for word, plugin, *arguments in _plugstack(path):
-        if os.path.basename(plugin) == "spank_stage.so":
+        if os.path.basename(plugin) == PLUGIN:
             given = dict(word.split("=", 1) for word in arguments if _ARGUMENT.match(word))
             python, config = given.get("python", _PYTHON), given.get("config", paths.SITE_CONFIG)
             library = _read(plugin)
@@ -342,7 +344,7 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
 def _absent_plugins(path: str) -> Iterator[AbsentPlugin]:
     """Yield the plugins whose file is not there. Slurm looks for a mere name elsewhere."""
     for word, plugin, *_ in _plugstack(path):
-        matters = word == _REQUIRED or os.path.basename(plugin) == "spank_stage.so"
+        matters = word == _REQUIRED or os.path.basename(plugin) == PLUGIN
         if matters and os.path.isabs(plugin) and place(plugin).owner == ABSENT:
             yield AbsentPlugin(plugin, word == _REQUIRED)
 

@@ -51,7 +51,11 @@ def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         if value < 0:
             yield unknown("sysctl", f"{name} cannot be read")
         elif value == 0:
-            yield problem("sysctl", f"{name} is 0", "set it to 1 (in a file of /etc/sysctl.d)")
+            yield problem(
+                "sysctl",
+                f"{name} is 0",
+                f"write {name} = 1 into a file of /etc/sysctl.d, and run sysctl --system",
+            )
         else:
             yield ok("sysctl", f"{name} is {value}")
 

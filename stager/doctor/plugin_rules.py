@@ -9,7 +9,7 @@ import difflib
 import stat
 from typing import TYPE_CHECKING
 
-from stager.doctor.facts import ABSENT
+from stager.doctor.facts import ABSENT, PLUGIN
 from stager.doctor.finding import ok, problem, seen_or_problem, unknown
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         return
     if not node.plugins and node.scripts:
         yield from _scripts(node, examined)
-    elif len(node.plugins) != 1:
+    elif len(node.plugins) != 1 and not any(map(_is_mistyped, node.absent_plugins)):
         how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
         remedy = "write one line: required /PATH/spank_stage.so (without it, TaskProlog must stage)"
         yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
@@ -45,6 +45,12 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         )
     for line in node.plugins:
         yield from _plugin(line, node, examined)
+
+
+def _is_mistyped(absent: AbsentPlugin) -> bool:
+    """Whether the line was probably meant for this plugin."""
+    name = absent.plugin.rpartition("/")[2]
+    return bool(difflib.get_close_matches(name, [PLUGIN], n=1, cutoff=0.8))
 
 
 def _follows(absent: AbsentPlugin) -> str:

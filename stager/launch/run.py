@@ -75,6 +75,8 @@ _LOST_PATIENCE, _STARTS = 5.0, 3
 #: libraries, and Slurm's plugin for PMIx, wait for ever then: here in one of some thousand stages,
 #: and https://github.com/openpmix/openpmix/issues/2967 has up to 4 in 5,000.
 _HANG = 40.0
+#: Seconds between two reports that the ranks have not begun.
+_TELL = 30.0
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
@@ -305,7 +307,8 @@ class _Listener:
 
     def listen(self, process: Process) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up."""
-        now = time.monotonic()
+        now = started = time.monotonic()
+        tell_at = now + _TELL
         self._deadline = now + self._start_timeout
         self._again_at = math.inf if self.hangs else now + _HANG
         self.timed_out = self.hangs = self._connection_lost = False
@@ -318,6 +321,10 @@ class _Listener:
             now = time.monotonic()
             self.timed_out = not self.begun and now >= self._deadline
             self.hangs = not self.timed_out and now >= self._again_at and self._may_hang()
+            if not (self.begun or self.timed_out) and now >= tell_at:
+                tell_at += _TELL
+                waits = {"nodes": self.absent(), "seconds": now - started}
+                self._on_event({"event": "starting", **waits})
             if self.begun and not self._over_at:
                 self.stall = self._too_slow() or self._pulses.verdict(self._clock.seconds())
 

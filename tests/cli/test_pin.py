@@ -14,7 +14,7 @@ def test_copies_are_pinned_and_unpinned_on_all_nodes(copies: Desk) -> None:
     path, where = "/nvme/img.sqsh", "on node[1-3] (3 nodes)"
     assert copies.simulated("pin", path) == Ran(0, f"stage: {path}: pinned {where}\n", "")
     assert " pinned " in copies.simulated("status").out
-    message = f"stage: node[1-3]: {path} is pinned; unpin it first (stagectl unpin)\n"
+    message = f"stage: node[1-3]: {path} is pinned; unpin it first: stagectl unpin {path}\n"
     assert copies.simulated("evict", path) == Ran(3, "", message)
     assert copies.simulated("unpin", path) == Ran(0, f"stage: {path}: unpinned {where}\n", "")
     assert " pinned " not in copies.simulated("status").out

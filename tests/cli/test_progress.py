@@ -124,6 +124,18 @@ def test_a_second_start_is_told() -> None:
     assert lines == ["Slurm lost a connection between the nodes; the staging starts again"]
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("absent", "what"),
+    [(["n2", "n3"], "the staging process on n[2-3] to begin"), ([], "MPI to start")],
+)
+def test_what_the_start_waits_for_is_told(absent: list[str], what: str) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        progress.show({"event": "starting", "nodes": absent, "seconds": 30.2})
+    assert lines == [f"waiting for {what}, 30.2 s so far"]
+
+
 def test_a_slow_node_is_told_while_the_stage_lasts() -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:

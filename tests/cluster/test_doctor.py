@@ -322,8 +322,8 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         ),
         Fault(
             "n4", "echo 0 >/run/sound/hardlinks", "echo 1 >/run/sound/hardlinks",
-            (("problem  n4: fs.protected_hardlinks is 0: set it to 1 (in a file of "
-             "/etc/sysctl.d)"),),
+            (("problem  n4: fs.protected_hardlinks is 0: write fs.protected_hardlinks = 1 into a "
+             "file of /etc/sysctl.d, and run sysctl --system"),),
         ),
         Fault(
             "n4", "chmod u+s /run/sound/fusermount3", "chmod u-s /run/sound/fusermount3",

@@ -204,7 +204,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
     job.wait()
     assert job.output().splitlines() == [
         "stage: /nvme/a: pinned on n[1-4] (4 nodes)", "0",
-        "stage: n[1-4]: /nvme/a is pinned; unpin it first (stagectl unpin)", "3",
+        "stage: n[1-4]: /nvme/a is pinned; unpin it first: stagectl unpin /nvme/a", "3",
         "stage: /nvme/a: unpinned on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[1-2] (2 nodes)", "0",
         "stage: nothing evicted on n[3-4] (2 nodes): /nvme/a (pinned)",

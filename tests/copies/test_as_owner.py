@@ -93,7 +93,7 @@ def test_root_unpins_the_copies_of_the_one_user(disk: Path) -> None:
     path = f"/nvme/{USER}"
     own = Command(Action.PIN, ("/nvme",), (), (path,))
     assert as_user(USER, lambda: carry_out(own, str(disk))) == NodeResult([Done(path, 4)])
-    pinned = f"{path} is pinned; unpin it first (stagectl unpin --user {USER})"
+    pinned = f"{path} is pinned; unpin it first: stagectl unpin --user {USER} {path}"
     assert evict(USER, disk, USER) == NodeResult(refused=[Refused(3, pinned)])
     unpin = Command(Action.UNPIN, ("/nvme",), (), (path,), user=USER)
     assert carry_out_for(USER, unpin, str(disk)) == NodeResult([Done(path, 4)])

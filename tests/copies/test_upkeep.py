@@ -214,7 +214,7 @@ def test_a_dry_run_evicts_nothing(node: Node) -> None:
 
 def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600, pinned=True)
-    message = "/nvme/a is pinned; unpin it first (stagectl unpin)"
+    message = "/nvme/a is pinned; unpin it first: stagectl unpin /nvme/a"
     assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
     stays = NodeResult(stay=[Stays("/nvme/a", "pinned")])
     assert node.do(Action.EVICT, older=60) == stays

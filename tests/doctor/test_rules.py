@@ -130,7 +130,10 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
 @pytest.mark.parametrize("name", SYSCTLS)
 def test_a_sysctl_that_is_off_is_a_problem(name: str) -> None:
     assert news(sysctls={**NODE.sysctls, name: 0}) == [
-        (PROBLEM, f"{name} is 0: set it to 1 (in a file of /etc/sysctl.d)")
+        (
+            PROBLEM,
+            f"{name} is 0: write {name} = 1 into a file of /etc/sysctl.d, and run sysctl --system",
+        )
     ]
     assert news(sysctls={**NODE.sysctls, name: 2}) == [(OK, f"{name} is 2")]
     assert news(sysctls={**NODE.sysctls, name: -1}) == [(UNKNOWN, f"{name} cannot be read")]
