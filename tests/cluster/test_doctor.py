@@ -118,7 +118,7 @@ NO_NODE = (
 VARIES = {
     re.compile(r"\d[\d.]* [KMG]?i?B of \d[\d.]* [KMG]iB"): "R of R",
     re.compile(r"Open MPI \d[\d.]*"): "Open MPI L",
-    re.compile(r"360\d s ahead"): "S ahead",
+    re.compile(r"3[56]\d\d s ahead"): "S ahead",
     re.compile(r"srun ended with code (143|1)"): "srun ended with code C",
 }
 SAME = "is not as on the other machines: install the same everywhere"
