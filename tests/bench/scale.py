@@ -2,7 +2,8 @@
 
 Stages files to all nodes of clusters of several sizes, again when all are current, and while one
 node fails in mid-transfer. Prints the seconds from sbatch to the first line of the job's script, or
-from the fault to the message that names the node, and keeps them as JSON.
+from the fault to the message that names the node, or to the script of a job that goes on without
+that node. Keeps them as JSON.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ STALL, PATIENCE = 10, 300
 NOT_STARTED = "stage: the job's own program was not started"
 
 
-def submit(site: Site) -> tuple[Job, float]:
+def submit(site: Site, *options: str) -> tuple[Job, float]:
     """Submit a job that stages to all nodes; return it with the time of its submission."""
     begun = time.time()
     job = site.sbatch(
         "date +STARTED=%s.%N", f"-N{len(site.nodes)}", "-c1", "--no-requeue",
-        f"--stage={SOURCE}:{COPY}",
+        f"--stage={SOURCE}:{COPY}", *options,
     )  # fmt: skip
     return job, begun
 
@@ -46,11 +47,16 @@ def submit(site: Site) -> tuple[Job, float]:
 def until_started(site: Site) -> float:
     """Stage to all nodes; return the seconds until the script started."""
     job, begun = submit(site)
+    return _started(job) - begun
+
+
+def _started(job: Job) -> float:
+    """Return when the job's script started."""
     state = job.wait(PATIENCE)
     output = job.output()
     if state.exit_code != "0:0":
         raise SystemExit(f"{state}\n{output}")
-    return float(output.partition("STARTED=")[2]) - begun
+    return float(output.partition("STARTED=")[2])
 
 
 def renew(site: Site, size: int) -> None:
@@ -92,6 +98,20 @@ def until_told(site: Site, fault: Callable[[Site, str], None]) -> float:
     return seconds
 
 
+def until_gone_on(site: Site) -> float:
+    """Kill the last node's slurmstepd; return the seconds until the script starts without it."""
+    victim = site.nodes[-1]
+    job, _ = submit(site, "--no-kill", "--stage-tolerate=1")
+    _await(lambda: _receives(site, victim))
+    begun = time.time()
+    kill_step(site, victim)
+    seconds = _started(job) - begun
+    if f"stage: went on without {victim} (1 of {len(site.nodes)} nodes): " not in job.output():
+        raise SystemExit(job.output())
+    site.assert_healthy(PATIENCE)
+    return seconds
+
+
 def _receives(site: Site, node: str) -> bool:
     partial = f"/nvme/.slurm-stage/{USERS['alice']}/partial"
     there = (process for process in processes(site) if process.node == node and is_rank(process))
@@ -121,6 +141,7 @@ def measure(nodes: int, sizes: list[int], kind: NvmeKind) -> list[dict[str, floa
             renew(site, size * MIB)
             row["slurmstepd killed"] = until_told(site, kill_step)
             row["link down"] = until_told(site, cut_off)
+            row["gone on"] = until_gone_on(site)
             rows.append(row)
             for node in site.nodes:
                 with suppress(FileNotFoundError):
