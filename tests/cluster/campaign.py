@@ -83,8 +83,8 @@ _NOWHERE = re.compile(
     "stage: (MPI (did not start|started, but did not connect all nodes)"
     "|staging ended early: srun (ended with code|was ended by signal))[: ]"
 )
-#: Lines of a job's output that are Slurm's, or belong to the message before them.
-_PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  ")
+#: Lines of a job's output that are Slurm's, belong to the message before them, or say why it waits.
+_PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  |stage: waiting for ")
 MISSED = "missed"
 
 #: The files of one version of a source, or of one copy: digests by name, "" for a single file.
