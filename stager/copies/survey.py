@@ -107,8 +107,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     check_trees_above(item, cache)
     record = cache.load(item.destination)
     reason = (
-        judge(item.options.validate, source.facts, record, there)
-        or other_source(item, record)
+        or_other_source(item, record, judge(item.options.validate, source.facts, record, there))
         or made_differently(item, record)
         or _too_open(item, source, there)
         or damage(item, record, lambda record: digest_of(path) == record.digest)
@@ -178,8 +177,11 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
         reason = (
-            other_source(item, record)
-            or judge(item.options.validate, source.facts, record, _lstat_or_none(path))
+            or_other_source(
+                item,
+                record,
+                judge(item.options.validate, source.facts, record, _lstat_or_none(path)),
+            )
             or made_differently(item, record)
             or damage(item, record, lambda record: digest_of(path) == record.digest)
         )
@@ -254,9 +256,14 @@ def judge(
     return None
 
 
-def other_source(item: StageItem, record: Record | None) -> Reason | None:
-    """Return a reason if the copy was staged from another source than ``item`` names. Pure."""
-    return Reason.OTHER_SOURCE if record and record.source != item.source else None
+def or_other_source(item: StageItem, record: Record | None, reason: Reason | None) -> Reason | None:
+    """Return the ``reason``, or that the copy was staged from another source than ``item`` names.
+
+    That says more than that the source changed. Pure.
+    """
+    is_other = bool(record and record.source != item.source)
+    vague = reason in (None, Reason.SOURCE_CHANGED)
+    return Reason.OTHER_SOURCE if is_other and vague else reason
 
 
 def made_differently(item: StageItem, record: Record | None) -> Reason | None:

@@ -21,7 +21,7 @@ from stager.copies.survey import (
     check_trees_above,
     damage,
     made_differently,
-    other_source,
+    or_other_source,
     own_lstat,
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
@@ -55,7 +55,7 @@ def survey_tree(
     check_trees_above(item, cache)
     record = cache.load(item.destination)
     tree = record.tree if record else None
-    reason = judge_tree(item, source, record, there) or other_source(item, record)
+    reason = or_other_source(item, record, judge_tree(item, source, record, there))
     if not reason and tree:
         now = looked.get(item.destination) or copy_digest(path)
         reason = None if now == tree.copy_digest else Reason.COPY_CHANGED

@@ -549,6 +549,8 @@ def test_the_copy_for_all_is_used_as_long_as_it_is_current(
     assert share(node) == not_current(node, "the source changed")
     node.stage()
     assert share(node, "/elsewhere") == not_current(node, "staged from another source")
+    node.source.write_bytes(BYTES)
+    assert share(node, "/elsewhere") == not_current(node, "staged from another source")
     node.cache.forget(str(node.copy))
     assert share(node) == not_current(node, "what is there was not staged")
 
