@@ -49,8 +49,8 @@ def announce_tree(
 
     The record names two inodes: that of the new tree and, as ``before``, that of what it replaces.
     Whichever of them is at the destination if this process dies is then known to be staged.
-    ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split that the
-    tree is a part of.
+    ``source``, ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split
+    that the tree is a part of.
     """
     copy = tree.copy
     table = Table.of(source, copy, digests, dict(originals)).to_bytes()

@@ -228,7 +228,7 @@ class TreeCargo(Cargo):
             self._announced = announce_tree(
                 self.task,
                 self._tree,
-                self._listing,
+                self._relocated_listing(),
                 bytes(self._all_digests()),
                 originals=self._originals,
                 split=self._split,

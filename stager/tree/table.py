@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Table:
     """A tree as it was staged: the listing of its ``source``, and columns for the copies.
 
-    The rows of the columns are those of the listing.
+    The rows of the columns are those of the listing. Its links have their targets in the copies,
+    which differ from those at the source in an environment that was relocated.
     """
 
     source: Listing

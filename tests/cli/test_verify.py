@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from tests.support.stagectl import Ran
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.desk import Desk
 
 
@@ -143,3 +145,39 @@ def test_links_pipes_and_sockets_that_were_added_to_a_folder_are_no_damage(desk:
             "node3: /nvme/set: folders or links in it were removed or changed: m2; stage it again"
         ),
     )
+
+
+def _link(link: Path, target: Path | str) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
+def test_links_that_were_relocated_are_as_they_were_staged(desk: Desk) -> None:
+    source, python = desk.folder / "env", desk.folder / "python"
+    (source / "bin").mkdir(parents=True)
+    python.mkdir()
+    (python / "python3.11").write_text("an interpreter")
+    (python / "python3").symlink_to("python3.11")
+    (source / "pyvenv.cfg").write_text(f"home = {python}\n")
+    (source / "bin/python3").symlink_to(python / "python3")
+    (source / "lib").symlink_to(source / "bin")
+    value = f"{source}:/nvme/env,relocate=venv"
+    assert desk.local("stage", value).code == 0
+    staged = {"bin/python3": f"{python}/python3.11", "lib": "/nvme/env/bin"}
+    for name, target in staged.items():
+        assert str(desk.copy(1, f"/nvme/env/{name}").readlink()) == target
+    verified = _lines("/nvme/env: verified on node[1-3] (3 nodes)")
+    assert desk.simulated("verify") == Ran(0, verified, "")
+    _link(desk.copy(2, "/nvme/env/bin/python3"), python / "python3.11")
+    assert desk.simulated("verify") == Ran(0, verified, "")
+    _link(desk.copy(3, "/nvme/env/bin/python3"), python / "python3")
+    changed = "/nvme/env: folders or links in it were removed or changed: bin/python3"
+    replace = "keep what is yours (bin/python3) elsewhere, then stage it again with the option"
+    assert desk.simulated("verify") == Ran(
+        7,
+        _lines("/nvme/env: verified on node[1-2] (2 nodes)"),
+        _lines(f"node3: {changed}; {replace} replace"),
+    )
+    assert desk.local("stage", f"{value},replace").code == 0
+    assert desk.simulated("verify") == Ran(0, verified, "")
+    assert "current on node[1-3] (3 nodes), nothing moved" in desk.local("stage", value).out
