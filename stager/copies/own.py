@@ -77,14 +77,15 @@ def count_text(count: int) -> str:
 def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
-    What cannot be listed counts as one file, by the text of the error. What has another time, and
-    is beyond the limit of ``reading``, counts too.
+    So too if something else is in the copy's place. What cannot be listed counts as one file, by
+    the text of the error. What has another time, and is beyond the limit of ``reading``, counts
+    too.
     """
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    if not record.tree:
+    if not stat.S_ISDIR(there.st_mode):
         return [] if is_same_file(path, there, record, reading) else [os.path.basename(path)]
     from stager.tree.walk import walk  # not needed for a file
 
@@ -117,10 +118,9 @@ def own_in_listing(
     """Return what `find_own` does of a folder, by a new listing of the ``copy``."""
     from stager.tree.table import Table, as_copy
 
-    assert record.tree is not None
-    if as_copy(copy).digest() == record.tree.copy_digest:
+    if record.tree and as_copy(copy).digest() == record.tree.copy_digest:
         return []
-    table = Table.load(cache, record)
+    table = Table.load(cache, record)  # None for the record of a file
     return _Search(record, path, copy, table, reading or Reading()).files()
 
 
@@ -139,7 +139,8 @@ class _Search:
         self._table = table
         self._above = os.fsencode(path) + b"/"
         #: Whether a publication was interrupted: the table is that of the next tree.
-        self._is_old = os.lstat(path).st_ino != record.copy_facts.inode
+        before = record.tree.before if record.tree else 0
+        self._is_old = os.lstat(path).st_ino == before
 
     def files(self) -> list[str]:
         """Return the files' paths, sorted; the path of an empty folder ends in a slash."""

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from stager.disk.record import Record
 
 #: What to do about a copy that is not what was staged: one that a stage replaces, one that it
-#: replaces only if it is told to, one that it refuses to replace, and one that another account
-#: staged for all users.
+#: replaces only if it is told to, something else that it refuses to replace, and what another
+#: account staged for all users.
 _STAGE = "stage it again"
 _REPLACE = "keep what is yours ({}) elsewhere, then stage it again with the option replace"
-_DELETE = "delete it there ({}) and stage it again"
+_MOVE = "move it{} elsewhere, or delete it there if you do not need it ({}), and stage it again"
 _TELL = "tell the administrator"
+_REPLACED = "the copy was replaced by something else"
 #: What stands for the node's name in a message; `stagectl` knows the name.
 NODE = "-w NODE"
 #: Damaged files of a folder that are named.
@@ -57,19 +58,19 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     """Compare a copy with its record. All of the copy is read."""
     path = f"{disk}{record.destination}"
     is_of_site = cache.uid != os.getuid()
-    remedy = _TELL if is_of_site else _DELETE.format(delete_command(record.destination))
+    remedy = _TELL if is_of_site else _MOVE.format("", delete_command(record.destination))
     own: list[str] = []
     try:
         there = os.lstat(path)
-        if not is_of_site and _stage_replaces(path, there, cache, record):
+        if not is_of_site and there.st_uid == cache.uid:
             own = find_own(cache, record, path)
-            remedy = _REPLACE.format(listed(own, _MOST_NAMED)) if own else _STAGE
+            remedy = _remedy(path, there, record, own)
         if record.tree:
-            fault = _fault_of_tree(path, cache, record)
+            fault = _fault_of_tree(path, there, cache, record)
         else:
             fault = _fault_of_file(path, there, record)
-            if fault and not is_ours(there, record):
-                return Fault(f"{fault}; {remedy}", is_damage=False)
+        if fault and not is_ours(there, record):
+            return Fault(f"{fault}; {remedy}", is_damage=False)
     except FileNotFoundError:
         text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
         return Fault(text, is_damage=False)
@@ -84,31 +85,46 @@ def delete_command(destination: str) -> str:
     return f"srun -N1 -n1 {NODE} rm -r {quote(destination)}"
 
 
-def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
+def _remedy(path: str, there: os.stat_result, record: Record, own: Sequence[str]) -> str:
+    """Return what to do about what is ``there``, which holds the user's ``own`` files."""
+    names = listed(own, _MOST_NAMED) if own else ""
+    if _stage_replaces(path, there, record):
+        return _REPLACE.format(names) if own else _STAGE
+    holding = f" with what is yours in it ({names})" if own and stat.S_ISDIR(there.st_mode) else ""
+    return _MOVE.format(holding, delete_command(record.destination))
+
+
+def _stage_replaces(path: str, there: os.stat_result, record: Record) -> bool:
     """Return whether the next stage replaces what is ``there``; see `survey`, `survey_tree`."""
-    if there.st_uid != cache.uid:
-        return False
-    if record.tree:
-        return is_replaceable(path, there, record)
-    return stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+    if stat.S_ISREG(there.st_mode):
+        return True
+    return is_replaceable(path, there, record) if record.tree else stat.S_ISLNK(there.st_mode)
 
 
 def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
     copy = record.copy_facts
     if not stat.S_ISREG(there.st_mode) or there.st_uid != copy.owner:
-        return "the copy was replaced by something else"
+        return _REPLACED
     _forget_pages(path)
     if digest_of(path) == record.digest:
         return ""
     if (there.st_size, there.st_mtime_ns) != (copy.size, copy.mtime_ns):
         return "the copy was changed after staging"
     if there.st_ino != copy.inode:
-        return "the copy was replaced by something else"
+        return _REPLACED
     return "the copy is damaged: its bytes differ from its checksum"
 
 
-def _fault_of_tree(path: str, cache: Cache, record: Record) -> str:
-    """Return what is wrong with a folder; what was added to it is not. Raise OSError."""
+def _fault_of_tree(path: str, there: os.stat_result, cache: Cache, record: Record) -> str:
+    """Return what is wrong with the copy of a folder. Raise OSError."""
+    if not stat.S_ISDIR(there.st_mode):
+        return _REPLACED
+    fault = _fault_in_folder(path, cache, record)
+    return _REPLACED if fault and not is_ours(there, record) else fault
+
+
+def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
+    """Return what is wrong in a folder; what was added to it is not. Raise OSError."""
     files = damaged(path, cache, record)
     table = Table.load(cache, record)
     if files is None or table is None:

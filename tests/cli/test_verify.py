@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from tests.support.stagectl import Ran
@@ -181,3 +182,68 @@ def test_links_that_were_relocated_are_as_they_were_staged(desk: Desk) -> None:
     assert desk.local("stage", f"{value},replace").code == 0
     assert desk.simulated("verify") == Ran(0, verified, "")
     assert "current on node[1-3] (3 nodes), nothing moved" in desk.local("stage", value).out
+
+
+def _folder_at(path: Path, *names: str) -> None:
+    """Replace what is at ``path`` by a folder, which has another inode, with these files."""
+    new = path.with_name("new")
+    for name in names:
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).write_text("mine")
+    _remove(path)
+    new.rename(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _move(node: str, path: str, holding: str = "") -> str:
+    return (
+        f"move it{holding} elsewhere, or delete it there if you do not need it "
+        f"(srun -N1 -n1 -w {node} rm -r {path}), and stage it again"
+    )
+
+
+def test_nobody_is_told_to_delete_what_was_not_staged(desk: Desk) -> None:
+    source = desk.folder / "set"
+    source.mkdir()
+    (source / "a").write_text("staged")
+    (source / "b").write_text("staged")
+    assert desk.local("stage", f"{source}:/nvme/set", f"{desk.source}:/nvme/img.sqsh").code == 0
+    _folder_at(desk.copy(1, "/nvme/set"), "results.csv", *(f"more/{number}" for number in range(6)))
+    _remove(desk.copy(2, "/nvme/set"))
+    desk.copy(2, "/nvme/set").write_text("mine")
+    _remove(desk.copy(3, "/nvme/set"))
+    desk.copy(3, "/nvme/set").symlink_to(source)
+    _folder_at(desk.copy(1), "sub/results.csv")
+    _folder_at(desk.copy(2), "__pycache__/a.pyc")
+    desk.copy(3).unlink()
+    os.mkfifo(desk.copy(3))
+    replaced = "the copy was replaced by something else"
+    mine = "more/0, more/1, more/2, more/3, more/4 and 2 more"
+    expected = Ran(
+        7,
+        "",
+        _lines(
+            f"node1: /nvme/img.sqsh: {replaced}; "
+            + _move("node1", "/nvme/img.sqsh", " with what is yours in it (sub/results.csv)"),
+            f"node1: /nvme/set: {replaced}; "
+            + _move("node1", "/nvme/set", f" with what is yours in it ({mine})"),
+            f"node[2-3]: /nvme/img.sqsh: {replaced}; " + _move("NODE", "/nvme/img.sqsh"),
+            f"node2: /nvme/set: {replaced}; keep what is yours (set) elsewhere, then stage it "
+            "again with the option replace",
+            f"node3: /nvme/set: {replaced}; " + _move("node3", "/nvme/set"),
+        ),
+    )
+    assert desk.simulated("verify") == expected
+    assert "damaged" not in desk.simulated("status").out
+    for node in (1, 2, 3):
+        for path in ("/nvme/set", "/nvme/img.sqsh"):
+            copy = desk.copy(node, path)
+            copy.rename(copy.with_name(f"{copy.name}.mine"))
+    ran = desk.local("stage", f"{source}:/nvme/set", f"{desk.source}:/nvme/img.sqsh")
+    assert (ran.code, desk.simulated("verify").code) == (0, 0)

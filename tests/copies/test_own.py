@@ -220,6 +220,25 @@ def test_of_a_folder_that_was_about_to_be_replaced_what_came_later_is_a_users_ow
     assert node.own(past) == ["of the old version alone", "results"]
 
 
+def test_a_folder_in_the_place_of_a_copy_is_a_users_own_however_old(node: Node) -> None:
+    old = node.path.with_name("old")
+    _write("results")(old)
+    record = replace(node.stage(), staged_at=(old / "results").stat().st_ctime_ns // 10**9 + 9)
+    node.path.rename(node.path.with_name("moved"))
+    old.rename(node.path)
+    assert node.own(record) == ["results"]
+
+
+def test_what_is_in_the_place_of_a_folder_or_of_a_file_is_a_users_own(node: Node) -> None:
+    record = node.stage()
+    shutil.rmtree(node.path)
+    node.path.write_text("mine")
+    assert node.own(record) == ["set"]
+    node.path.unlink()
+    _write("results/1")(node.path)
+    assert node.own(replace(record, tree=None)) == ["results/1"]
+
+
 def test_a_copy_that_is_gone_holds_nothing(node: Node) -> None:
     record = node.stage()
     shutil.rmtree(node.path)

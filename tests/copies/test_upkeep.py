@@ -427,7 +427,10 @@ def _a_folder(copy: Path) -> None:
     copy.mkdir()
 
 
-DELETE = "delete it there (srun -N1 -n1 -w NODE rm -r /nvme/b) and stage it again"
+DELETE = (
+    "move it elsewhere, or delete it there if you do not need it (srun -N1 -n1 -w NODE rm -r "
+    "/nvme/b), and stage it again"
+)
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
 REPLACE = "keep what is yours (b) elsewhere, then stage it again with the option replace"
 FAULTS: dict[Callable[[Path], None], str] = {
