@@ -1,7 +1,8 @@
 """Pack a folder into one archive, which the option extract unpacks or a job mounts.
 
 The archive is written under another name in the same folder, and renamed when it is complete. It
-holds the digest of the folder's listing, by which a folder that did not change is not packed again.
+holds the digests of the folder's path and of its listing. By the first, a file that was not packed
+from this folder is known, and kept; by both, a folder that did not change is not packed again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
+import xxhash
 import zstandard
 
 from stager.archive.decompress import decompressed
@@ -46,10 +48,12 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Listing
 
-#: What stands before the listing's digest: in a comment at a tar's beginning, behind an image.
-_MARK = b"slurm-stage listing "
-#: Bytes at the beginning of a tar in which that comment is found.
-_HEADERS = 4096
+#: What stands before the two digests: in a comment at a tar's beginning, behind an image.
+_MARK = b"slurm-stage pack "
+#: Bytes of a mark: the digests have 32 digits each, and a blank between them.
+_MARK_SIZE = len(_MARK) + 32 + 1 + 32
+#: The bytes of a tar with that comment: the data of its first member, behind the header's block.
+_COMMENT = slice(tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE)
 #: The suffix of the archive where the user names none.
 SUFFIX = ".tar.zst"
 #: Compression by zstd: its own default level, on all cores.
@@ -84,15 +88,19 @@ def pack(folder: str, archive: str) -> Packed:
 
     Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
     SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
-    LaunchError if mksquashfs fails, DestinationError if the archive was replaced by somebody else
-    while it was written, and OSError if the archive cannot be written.
+    LaunchError if mksquashfs fails, DestinationError if a file is there that was not packed from
+    this folder, or if the archive was replaced by somebody else while it was written, and OSError
+    if the archive cannot be written.
     """
     _check_names(folder, archive)
     # Opened once: a link above the folder may lead elsewhere at any moment.
     with _opened_folder(folder) as root:
+        origin, there = _MARK + _digest_of_path(folder) + b" ", _mark_of(archive)
+        if not there.startswith(origin):
+            _check_nothing_lost(folder, archive)
         listing = _list(folder, root)
-        mark = _MARK + listing.digest().encode()
-        fresh = not _holds(archive, mark)
+        mark = origin + listing.digest().encode()
+        fresh = there != mark
         if fresh:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
             with _replaced(archive, root, listing) as file:
@@ -166,17 +174,39 @@ def _check_strangers(folder: str, listing: Listing) -> None:
             raise UsageError(f"{where}: {text}")
 
 
-def _holds(archive: str, mark: bytes) -> bool:
-    """Return whether the archive was packed from the folder whose listing has this ``mark``."""
+def _digest_of_path(folder: str) -> bytes:
+    """Return the xxh3-128 of the folder's path, in hexadecimal.
+
+    Links above the folder are followed, as the current folder's path has none. If the folder is a
+    link itself, that may lead to another version later.
+    """
+    above, name = os.path.split(os.path.abspath(folder))
+    path = os.path.join(os.path.realpath(above), name)
+    return xxhash.xxh3_128_hexdigest(os.fsencode(path)).encode()
+
+
+def _mark_of(archive: str) -> bytes:
+    """Return the mark of an archive that `pack` made, else nothing."""
     try:
         with open(archive, "rb") as file:
             if is_image(archive):
-                file.seek(max(0, os.fstat(file.fileno()).st_size - len(mark)))
-                return file.read() == mark
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MARK_SIZE))
+                return file.read()
             first = next(filter(None, decompressed(file, compression_of(archive))), b"")
-            return mark in first[:_HEADERS]
-    except Exception:  # not an archive, or not one of ours: it is replaced
-        return False
+            _, _, comment = bytes(first[_COMMENT]).partition(b" comment=")
+            return comment[:_MARK_SIZE]
+    except Exception:  # not an archive
+        return b""
+
+
+def _check_nothing_lost(folder: str, archive: str) -> None:
+    """Raise DestinationError if there is a file at ``archive``, unless it is empty."""
+    with suppress(FileNotFoundError):
+        if os.stat(archive).st_size:
+            raise DestinationError(
+                f"{archive} is there already and was not packed from {folder}; delete it, or "
+                "choose another name"
+            )
 
 
 def _options(listing: Listing, archive: str) -> str:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=epilog(
-        codes=(2, 4, 5, 6, 7, 8), own={6: "ARCHIVE cannot be written", 8: "mksquashfs failed"}
+        codes=(2, 4, 5, 6, 7, 8),
+        own={6: "ARCHIVE cannot be written, or is another file", 8: "mksquashfs failed"},
     )
 )
 @click.argument("folder", type=click.Path())
@@ -38,8 +39,8 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
     prints the --stage option that unpacks the archive on every node.
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
-    is staged as it is. Nothing is packed if ARCHIVE is up to date. Only those can read ARCHIVE who
-    can read all of FOLDER.
+    is staged as it is. Nothing is packed if ARCHIVE is up to date. A file there that was not packed
+    from FOLDER is not replaced. Only those can read ARCHIVE who can read all of FOLDER.
     """
     beside = f"{absolute(folder)}{SUFFIX}"
     path = archive or beside

@@ -177,16 +177,62 @@ def test_what_cannot_be_packed_is_reported_and_leaves_nothing(folder: Path, tmp_
 
 def test_an_archive_that_was_there_stays_when_packing_fails(folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "a.tar"
-    archive.write_text("before")
-    os.utime(archive, (0, 0))
+    pack(str(folder), str(archive))
+    before = archive.read_bytes()
     (folder / "bin/tool").chmod(0)
     if os.getuid() == 0:
         os.unlink(folder / "bin/tool")
         os.mkfifo(folder / "bin/tool")
     with pytest.raises(SourceError):
         pack(str(folder), str(archive))
-    assert archive.read_text() == "before"
+    assert archive.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "env"]
+
+
+@pytest.mark.parametrize("suffix", [*TARS, "sqsh"])
+def test_a_file_that_was_not_packed_from_the_folder_is_kept(
+    folder: Path, tmp_path: Path, suffix: str
+) -> None:
+    archive, other = tmp_path / f"a.{suffix}", tmp_path / "other"
+    (other / "env").mkdir(parents=True)
+    pack(str(other / "env"), str(archive))  # what another folder was packed into is kept, too
+    for content in (archive.read_bytes(), b"mine"):
+        archive.write_bytes(content)
+        with pytest.raises(DestinationError) as caught:
+            pack(str(folder), str(archive))
+        assert str(caught.value) == (
+            f"{archive} is there already and was not packed from {folder}; delete it, or choose "
+            "another name"
+        )
+        assert archive.read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == [archive.name, "env", "other"]
+
+
+def test_a_tar_of_one_that_was_packed_is_kept(folder: Path, tmp_path: Path) -> None:
+    """The mark is looked for where pack writes it, not among the contents."""
+    pack(str(folder), str(tmp_path / "a.tar"))
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        tar.add(tmp_path / "a.tar", "a.tar")
+    with pytest.raises(DestinationError, match="was not packed from"):
+        pack(str(folder), str(tmp_path / "b.tar"))
+
+
+def test_a_folder_is_known_by_all_its_paths(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").symlink_to(".")
+    (tmp_path / "latest").symlink_to("env")
+    monkeypatch.chdir(folder)
+    paths = (str(folder), f"{folder}/", f"{tmp_path}/elsewhere/env", "../env", ".")
+    archive = str(tmp_path / "a.tar")
+    assert [pack(path, archive).fresh for path in paths] == [True, False, False, False, False]
+    # A link to the newest version.
+    latest, archive = str(tmp_path / "latest"), str(tmp_path / "b.tar")
+    assert pack(latest, archive).fresh
+    (tmp_path / "latest").unlink()
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "latest").symlink_to("newer")
+    assert pack(latest, archive).fresh
 
 
 def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
@@ -212,6 +258,16 @@ def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
     ran = run([*STAGECTL, "pack", str(folder), "/nowhere/a.tar"], folder)
     text = "stage: /nowhere/a.tar: its folder does not exist; make it, or choose another place\n"
     assert (ran.code, ran.err) == (6, text)
+    shutil.copytree(folder, folder.with_name("new"), symlinks=True)
+    subprocess.run(["tar", "cf", "new.tar.zst", "new"], cwd=folder.parent, check=True)
+    text = (
+        "stage: {0}.tar.zst is there already and was not packed from {0}; delete it, or choose "
+        "another name\n"
+    ).format(folder.with_name("new"))
+    for arguments in ([], ["--json"]):
+        assert run([*STAGECTL, "pack", *arguments, f"{folder.parent}/new"], folder) == Ran(
+            6, "", text
+        )
 
 
 def test_the_command_prints_json(folder: Path) -> None:
