@@ -434,11 +434,12 @@ def settle(
     """Append a file's name to its destination if that is a folder on any node. Pure.
 
     ``is_folder`` has an entry for each rank, with one for each item. A tree replaces the folder.
+    Where the name was added already, the folder is in the way.
     """
     return [
         replace(item, destination=f"{item.destination}/{item.name}")
         if any(of_rank[index] for of_rank in is_folder)
-        and not (source.is_tree or item.options.extract)
+        and not (source.is_tree or item.options.extract or item.has_name)
         else item
         for index, (item, source) in enumerate(zip(items, sources, strict=True))
     ]

@@ -27,12 +27,16 @@ MAX_REQUEST = 127 * 1024
 #: Default for the most bytes, and the most members, that one archive may unpack to.
 UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
 
+#: The fields of an item that are left out of its JSON where they are false.
+_FLAGS = ("shared", "has_name")
+
 
 @dataclass(frozen=True, slots=True)
 class StageItem:
     """One file or folder to stage: ``source`` to ``destination`` beneath the cache ``root``.
 
-    On a node where ``destination`` is a folder, the file goes into it as ``name``.
+    On a node where ``destination`` is a folder, the file goes into it as ``name``, unless it
+    ``has_name`` already.
     """
 
     source: str
@@ -42,19 +46,22 @@ class StageItem:
     #: Whether ``root`` is one of the site's shared roots: `StageRequest.shared_owner` stages there,
     #: and all may use it.
     shared: bool = False
+    #: Whether ``name`` was added to what the user wrote, and is the last part of ``destination``.
+    #: Two directives may ask for one item in both ways.
+    has_name: bool = field(default=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`. There may be thousands of items, so it is short."""
-        shared = {"shared": True} if self.shared else {}
+        flags = {name: True for name in _FLAGS if getattr(self, name)}
         paths = {"source": self.source, "destination": self.destination, "root": self.root}
-        return {**paths, **shared, **self.options.to_json()}
+        return {**paths, **flags, **self.options.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StageItem:
         """Return the item that `to_json` wrote."""
         own = {
             name: data.pop(name)
-            for name in ("source", "destination", "root", "shared")
+            for name in ("source", "destination", "root", *_FLAGS)
             if name in data
         }
         return cls(**own, options=Options.from_json(data))

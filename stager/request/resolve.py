@@ -31,7 +31,7 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
-    destination = _destination(directive, policy)
+    destination, has_name = _destination(directive, policy)
     if is_url(directive.source):
         _check_url(directive.source, policy)
     _check_paths(directive.source.rstrip("/"), destination)
@@ -44,7 +44,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
-    return StageItem(directive.source, destination, root, directive.options, shared)
+    return StageItem(directive.source, destination, root, directive.options, shared, has_name)
 
 
 def _check_url(url: str, policy: Policy) -> None:
@@ -81,21 +81,24 @@ def _check_layout(destination: str, directive: Directive) -> None:
         )
 
 
-def _destination(directive: Directive, policy: Policy) -> str:
-    """Return the destination's plain path, with the source's name where it is a folder."""
+def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
+    """Return the destination's plain path, and whether the source's name was added to it.
+
+    It is added where the destination is known to be a folder.
+    """
     parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
     destination = "/" + "/".join(parts)
     # The site's folders are folders, with a '/' at the end or without.
     folders = ("/", *policy.roots, *policy.shared_roots, *policy.allowed)
     if not directive.destination.endswith("/") and destination not in folders:
-        return destination
+        return destination, False
     name = copy_name(directive.source, directive.options)
     if name in ("", ".", ".."):
         raise UsageError(
             f"no file name can be taken from the source {directive.source}; write the destination "
             f"with a file name, such as {destination.rstrip('/')}/NAME"
         )
-    return f"{destination.rstrip('/')}/{name}"
+    return f"{destination.rstrip('/')}/{name}", True
 
 
 def _check_paths(source: str, destination: str) -> None:

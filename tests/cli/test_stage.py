@@ -172,6 +172,14 @@ def test_other_missing_sources_are_named_with_the_first(desk: Desk) -> None:
     )
 
 
+def test_a_folder_where_a_file_s_name_was_added_already_is_in_the_way(desk: Desk) -> None:
+    taken = desk.copy(1, f"/nvme/a/{desk.source.name}")
+    taken.mkdir(parents=True)
+    ran = desk.local("stage", f"{desk.source}:/nvme/a/")
+    assert ran == Ran(6, "", f"stage: node1: {taken} is a folder; choose another destination\n")
+    assert list(taken.iterdir()) == []
+
+
 def test_missing_sources_are_named_with_a_first_that_cannot_be_staged(desk: Desk) -> None:
     pipe = desk.folder / "pipe"
     os.mkfifo(pipe)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stager.base.options import ITSELF, Options
@@ -40,6 +42,11 @@ def test_what_is_decompressed_goes_into_a_folder_without_its_suffix() -> None:
     for is_folder, destination in ((True, "/nvme/dst/x"), (False, "/nvme/dst")):
         (settled,) = settle([item], [FILE], [[is_folder], [False]])
         assert settled.destination == destination
+
+
+def test_a_name_that_was_added_is_not_added_again() -> None:
+    item = replace(ITEM, destination="/nvme/dst/x", has_name=True)
+    assert settle([item], [FILE], [[True], [False]])[0].destination == "/nvme/dst/x"
 
 
 def test_each_item_is_settled_by_its_own_destination() -> None:

@@ -57,6 +57,7 @@ ITEMS = st.builds(
         TEXTS,
     ),
     st.booleans(),
+    st.booleans(),
 )
 SETTINGS = st.builds(
     Settings,
@@ -109,6 +110,7 @@ def test_the_library_of_patterns_is_imported_only_where_patterns_are_used(module
 def test_a_request_is_read_back_from_its_json_as_it_was(request: StageRequest) -> None:
     again = StageRequest.from_json(request.to_json())
     assert again == request
+    assert [item.has_name for item in again.items] == [item.has_name for item in request.items]
     assert [type(item.options.validate) for item in again.items] == [Validate] * len(request.items)
     assert [type(item.options.verify) for item in again.items] == [Verify] * len(request.items)
     assert [type(item.options.mode) for item in again.items] == [Mode] * len(request.items)

@@ -89,6 +89,20 @@ def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
     assert destination_of("/data/img", "/nvme") == ("/nvme/img", "/nvme")
 
 
+@pytest.mark.parametrize(
+    ("destination", "has_name"),
+    [("/nvme/a/", True), ("/nvme", True), ("/nvme/img", False), ("/nvme/a/img", False)],
+)
+def test_an_item_says_whether_the_source_s_name_was_added(destination: str, has_name: bool) -> None:
+    (item,) = resolve([Directive("/data/img", destination)], SITE)
+    assert item.has_name is has_name
+
+
+def test_one_item_may_be_asked_for_with_its_name_and_without() -> None:
+    directives = [Directive("/data/img", path) for path in ("/nvme/a/", "/nvme/a/img")]
+    assert [item.destination for item in resolve(directives, SITE)] == ["/nvme/a/img"]
+
+
 def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
     directives = [
         Directive("/data//./img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
