@@ -22,10 +22,11 @@ FILE_HEADERS = ("DST", "SIZE", "NODES", "STATE", "KEPT", "SOURCE")
 #: On a terminal, a bar beside the number of nodes. Nothing of it may be left out, as of names.
 BAR = "ON NODES"
 FILE_HEADERS_WITH_BAR = tuple(BAR if name == "NODES" else name for name in FILE_HEADERS)
-USER_HEADERS = ("USER", "FILES", "COPIES", "SIZE", "NODES")
+USER_HEADERS = ("USER", "FILES", "FOLDERS", "COPIES", "SIZE", "NODES")
 #: Columns that are aligned to the right.
 _ALIGNED_RIGHT = (
-    "SIZE", "FILES", "COPIES", "BLOCK", "THREADS", "RATE", "IOPS", "P50", "P99", "RETRIES",
+    "SIZE", "FILES", "FOLDERS", "COPIES", "BLOCK", "THREADS", "RATE", "IOPS", "P50", "P99",
+    "RETRIES",
 )  # fmt: skip
 #: Columns whose cells may lose their middle, and what stays of them while there is another way and
 #: if there is none. The column that gets a line of its own if there are too few others.
@@ -125,10 +126,12 @@ def user_rows(
             for node, one in nodes.items()
         }
         every = [entry for some in theirs.values() for entry in some]
+        files, folders = _counts(every)
         found.append(
             (
                 name_of(user),
-                str(len({entry.destination for entry in every})),
+                str(files),
+                str(folders),
                 str(len(every)),
                 bytes_text(sum(entry.size for entry in every)),
                 fold([node for node, some in theirs.items() if some]),
@@ -137,15 +140,23 @@ def user_rows(
     return [_printed(row) for row in found]
 
 
-def total_line(nodes: Mapping[str, NodeStatus]) -> str:
-    """Return the numbers of files, folders and copies, and their bytes in all."""
-    every = [entry for one in nodes.values() for entry in one.entries]
+def _counts(entries: Iterable[Entry]) -> tuple[int, int]:
+    """Return how many files and folders the ``entries`` are copies of.
+
+    A part of a folder may have no files.
+    """
     is_folder: dict[tuple[int, str], bool] = {}
-    for entry in every:
+    for entry in entries:
         key = entry.user, entry.destination
         is_folder[key] = bool(entry.files) or is_folder.get(key, False)
     folders = sum(is_folder.values())
-    files = len(is_folder) - folders
+    return len(is_folder) - folders, folders
+
+
+def total_line(nodes: Mapping[str, NodeStatus]) -> str:
+    """Return the numbers of files, folders and copies, and their bytes in all."""
+    every = [entry for one in nodes.values() for entry in one.entries]
+    files, folders = _counts(every)
     counts = [files_text(files)] if files or not folders else []
     counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []
     size = bytes_text(sum(entry.size for entry in every))

@@ -38,8 +38,8 @@ def test_status_by_file_and_by_user(staged: tuple[Desk, Ran]) -> None:
     by_user = desk.stagectl("status", "--by", "user", "--local-root", desk.nodes)
     user = pwd.getpwuid(os.getuid()).pw_name
     assert re.sub(" +", " ", without_free_space(by_user.out)) == (
-        "USER FILES COPIES SIZE NODES\n"
-        f"{user} 1 3 878.9 KiB node[1-3]\n"
+        "USER FILES FOLDERS COPIES SIZE NODES\n"
+        f"{user} 1 0 3 878.9 KiB node[1-3]\n"
         "1 file, 3 copies, 878.9 KiB in all\n"
     )
 

@@ -146,14 +146,18 @@ def test_by_file_a_bar_counts_the_nodes_where_the_file_still_is() -> None:
     ]
 
 
-def test_by_user_sums_files_and_bytes() -> None:
+def test_by_user_sums_files_folders_and_bytes() -> None:
     bob = ENTRY._replace(user=1001, size=10)
-    nodes = {"n1": holds(ENTRY, bob), "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"))}
+    folder = ENTRY._replace(destination="/nvme/set", files=2)
+    nodes = {
+        "n1": holds(ENTRY, bob, folder),
+        "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"), folder._replace(files=0)),
+    }
     names = {1000: "alice", 1001: "bob"}
     assert list(table(USER_HEADERS, user_rows(nodes, fold, names.__getitem__))) == [
-        "USER   FILES  COPIES     SIZE  NODES",
-        "alice      2       3  9.0 MiB  n[1-2]",
-        "bob        1       1     10 B  n1",
+        "USER   FILES  FOLDERS  COPIES      SIZE  NODES",
+        "alice      2        1       5  15.0 MiB  n[1-2]",
+        "bob        1        0       1      10 B  n1",
     ]
 
 

@@ -96,7 +96,7 @@ def test_status_as_json_and_by_user(site: Site) -> None:
     assert {node["state"] for node in told["nodes"]} <= {"mixed", "allocated"}
     assert {node["entries"][0]["state"] for node in told["nodes"]} == {"current"}
     assert told["missing"] == {}
-    assert plain(lines[end + 1]) == "alice 1 4 11.4 MiB n[1-4]"
+    assert plain(lines[end + 1]) == "alice 1 0 4 11.4 MiB n[1-4]"
 
 
 def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
