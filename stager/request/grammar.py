@@ -60,6 +60,8 @@ _CHOICES = {
 }
 _COMMA = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
 _LINE = "#STAGE SRC DST [key=value…]"
+#: How the first word of a line begins that was written like an ``#SBATCH`` line.
+_OPTION_OF_SBATCH = re.compile(r"--stage(=|$)")
 _NOT_EXPANDED = {
     "$": "variables are not expanded here; write the value, or run stagectl stage in the script, "
     "where the shell expands variables",
@@ -98,6 +100,8 @@ def parse_line(line: str) -> Directive:
     """Return the directive of one ``#STAGE`` line. Raise DirectiveError."""
     check_characters(line)
     words = split_words(line, len("#STAGE"), sbatch=False)
+    if words and (found := _OPTION_OF_SBATCH.match(words[0].value)):
+        raise DirectiveError(f"leave out {found[0]}: write {_LINE}", line, words[0].at)
     if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
         raise _missing_path(line, words)
     _check_commas(line, words)

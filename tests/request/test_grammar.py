@@ -639,6 +639,10 @@ def test_a_hash_within_a_word_begins_no_comment(line: str, directive: Directive)
             "write a space, not ':', between source and destination:",
             9,
         ),
+        ("#STAGE --stage=/a:/b", "leave out --stage=: write", 7),
+        ("#STAGE --stage=/a /b", "leave out --stage=: write", 7),
+        ("#STAGE --stage /a:/b", "leave out --stage: write", 7),
+        ("#STAGE --stage", "leave out --stage: write", 7),
     ],
 )
 def test_a_line_without_its_two_words_is_refused(line: str, problem: str, column: int) -> None:
