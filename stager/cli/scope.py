@@ -126,7 +126,9 @@ class Scope:
                 f"salloc -w {nodes} --overcommit stagectl {shlex.join(words)}"
             )
         of = "" if self.whole_job else f" -w {job.fold(self.nodes)}"
-        number, whose = (str(self.other_job), "their job") if self.other_job else ("ID", "a job")
+        number, whose = "ID", "a job that has these nodes"
+        if self.other_job:
+            number, whose = str(self.other_job), "their job"
         return (
             f"if these nodes cannot be reached by ssh, ask them within {whose}: "
             f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}"

@@ -89,7 +89,7 @@ def test_users_are_told_how_to_ask_within_a_job() -> None:
     hints = as_ordinary_user(lambda: [one.without_ssh(words, ANSWERS) for one in (named, of_job)])
     instead = "if these nodes cannot be reached by ssh, ask them within "
     assert hints == [
-        f"{instead}a job: {step.format('ID')} -w n[1-3]",
+        f"{instead}a job that has these nodes: {step.format('ID')} -w n[1-3]",
         f"{instead}their job: {step.format(75)}",
     ]
     others = [ANSWERS[0], ANSWERS[2]]

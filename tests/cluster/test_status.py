@@ -281,7 +281,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
     assert lines[-2:] == [
         "n4: ssh: connect to host n4 port 22: Connection refused",
-        instead.format("a job", "ID", "status -w n[1-4]"),
+        instead.format("a job that has these nodes", "ID", "status -w n[1-4]"),
     ]
     assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
         0, ["stage: /nvme/a: evicted on n[1-2] (2 nodes)"]
@@ -308,4 +308,6 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
         f"{instead.format('their job', running.id, 'status')}\n",
     )
     assert verify.returncode == 8
-    assert verify.stderr.splitlines()[-1] == instead.format("a job", "ID", "verify -w n2")
+    assert verify.stderr.splitlines()[-1] == instead.format(
+        "a job that has these nodes", "ID", "verify -w n2"
+    )
