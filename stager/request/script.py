@@ -29,14 +29,18 @@ _SBATCH_FORM = "#SBATCH --stage=SRC:DST"
 _LIKELY = (
     (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), "#STAGE SRC DST"),
     (re.compile(r"#STAGE[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
-    (re.compile(r"#STAGES(\s|:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
+    (re.compile(r"#STAGES(:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
     (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
     (re.compile(r"#S(?!BATCH\s)[BATCH]{4,6}\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
 )
+#: A word, of at most one letter more than STAGE, before a path or a URL.
+_WORD = re.compile(r"#([A-Z]{4,6})\s+[\"']?(?:/|[a-z]\w*://)")
 #: The options of sbatch that are read here.
 _OPTIONS = ("--stage", "--stage-tolerate")
 #: What an option is like that sbatch refuses or takes for another; and how alike, from 0 to 1.
 _STAGE, _ALIKE = "--stage", 0.85
+#: How alike `_WORD` and STAGE are: four letters of five are the same.
+_WORDS_ALIKE = 0.8
 
 
 def is_command(line: str) -> bool:
@@ -73,6 +77,8 @@ def likely_mistakes(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
             if _is_misspelled(line):
                 yield number, _SBATCH_FORM, line.rstrip()
             continue
+        if _is_misspelled_word(line):
+            yield number, "#STAGE SRC DST", line.rstrip()
         for pattern, form in _LIKELY:
             if pattern.match(line):
                 yield number, form, line.rstrip()
@@ -85,9 +91,17 @@ def _is_misspelled(line: str) -> bool:
     return False
 
 
+def _is_misspelled_word(line: str) -> bool:
+    found = _WORD.match(line)
+    return found is not None and _alike(found[1], "STAGE") >= _WORDS_ALIKE
+
+
 def _resembles_stage(name: str) -> bool:
-    alike = difflib.SequenceMatcher(None, name.lower(), _STAGE).ratio()
-    return name.startswith("-") and alike >= _ALIKE
+    return name.startswith("-") and _alike(name.lower(), _STAGE) >= _ALIKE
+
+
+def _alike(word: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, word, other).ratio()
 
 
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
