@@ -5,13 +5,16 @@ sbatch runs it at every submission, so it imports little.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
 from stager.base.errors import StageError, UsageError
+from stager.base.text import printable
 from stager.cli.complete import directives
 from stager.cli.console import complain, say
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
@@ -69,7 +72,7 @@ def check(
 
     found = _Findings(tolerate)
     for value in values:
-        found.read_value(value)
+        found.read_argument(value, looks=not quiet)  # sbatch does not look: it must not wait
     for script in scripts:
         lines = read_script(str(script))
         _warn_of_lines(script, lines)
@@ -109,6 +112,17 @@ class _Findings:
         self._tolerances = [("", tolerate)]
         #: All places, in order.
         self._places = [""]
+
+    def read_argument(self, value: str, *, looks: bool) -> None:
+        """Add the directives of an argument. If it ``looks``, it knows the path of a file."""
+        if looks and not {":", "\0"} & {*value} and os.path.isfile(value):
+            problem = (
+                f"{printable(value)} is a file; to check a batch script, write --script "
+                f"{printable(quote(value))}; to check a directive, SRC:DST"
+            )
+            self.faults.append(("", UsageError(problem)))
+        else:
+            self.read_value(value)
 
     def read_value(self, value: str, place: str = "") -> None:
         """Add the directives of a value of --stage."""

@@ -194,6 +194,15 @@ def test_check_ends_a_line_of_a_script_where_sbatch_does(desk: Desk) -> None:
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, not_seen("/f"))
 
 
+def test_a_file_without_a_colon_is_taken_for_a_script_by_mistake(scripts: Desk) -> None:
+    message = "job.sh is a file; to check a batch script, write --script job.sh; to check a "
+    assert scripts.stagectl("check", "job.sh") == Ran(
+        2, "", f"stage: {message}directive, SRC:DST\n"
+    )
+    plain = "stage: no ':' between source and destination\n  job.sh\n        ^\n"
+    assert scripts.stagectl("check", "--quiet", "job.sh") == Ran(2, "", plain)
+
+
 def test_a_quiet_check_names_lines_that_are_ignored(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", IGNORED)
 
