@@ -23,7 +23,7 @@ from stager.base.errors import Failure, LaunchError, StageError
 from stager.base.outcome import Outcome, event
 from stager.cli.progress import Progress
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
-from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays
+from stager.copies.upkeep import Action, Command, Done, Enough, NodeResult, Refused, Stays
 from stager.disk.jobs import uses_of
 from stager.disk.record import Record
 from stager.launch.answers import Mailbox, frames
@@ -130,7 +130,10 @@ STATUS = NodeStatus(
     [Unread("/nvme/x", "why")],
 )
 RESULT = NodeResult(
-    [Done("/nvme/a", 1)], [Refused(2, "why", "/nvme/b")], [Stays("/nvme/c", "pinned")]
+    [Done("/nvme/a", 1)],
+    [Refused(2, "why", "/nvme/b")],
+    [Stays("/nvme/c", "pinned")],
+    [Enough("/nvme", 1)],
 )
 
 
@@ -159,6 +162,7 @@ ENTRY = list(STATUS.entries[0])
         (STATUS, {"rooms": [["/nvme", "huge", 2]]}),
         (STATUS, {"entries": [[*ENTRY[:2], "huge", *ENTRY[3:]]]}),
         (STATUS, {"entries": [[*ENTRY[:9], ["huge"], *ENTRY[10:]]]}),
+        (RESULT, {"enough": [{"root": "/nvme", "free": "huge"}]}),
         (RESULT, {"stay": [{"destination": "huge", "why": ""}]}),
         (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge", "own": 0, "names": []}]}),
         (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "own": "huge", "names": []}]}),

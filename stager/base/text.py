@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
@@ -84,6 +84,16 @@ def bytes_text(count: float) -> str:
         count /= 1024
         unit += 1
     return f"{count:.1f} {_UNITS[unit]}" if unit else f"{int(count)} B"
+
+
+def bytes_range(counts: Collection[int]) -> str:
+    """Return the least and the most of numbers of bytes, or one text if they look alike.
+
+    >>> bytes_range([1 << 30, 1 << 20, 1 << 25]), bytes_range([1 << 30, (1 << 30) + 1])
+    ('1.0 MiB to 1.0 GiB', '1.0 GiB')
+    """
+    low, high = bytes_text(min(counts)), bytes_text(max(counts))
+    return low if low == high else f"{low} to {high}"
 
 
 def rate_text(rate: float) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_text, files_text, listed
+from stager.base.text import bytes_range, bytes_text, files_text, listed
 from stager.base.users import name_or_uid
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
@@ -143,11 +143,12 @@ def _print(
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
     own = _own_lines(command, results)
-    for line in [*_done_lines(results, done), *own, *_kept_lines(results, done)]:
+    rest = *_kept_lines(results, done), *_enough_lines(results)
+    for line in [*_done_lines(results, done), *own, *rest]:
         say(line)
     for line in failed:
         complain(line)
-    idle = [name for name, result in results.items() if not result.stay]
+    idle = [name for name, result in results.items() if not (result.stay or result.enough)]
     if idle and not failed and not any(result.done for result in results.values()):
         of = "" if command.user is None else f"of {name_or_uid(command.user)} "
         say(f"nothing {of}to {command.action} on {nodes_text(idle, job.fold)}")
@@ -231,4 +232,17 @@ def _kept_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
         f"{'kept' if some_went else f'nothing {done}'} on {nodes_text(names, job.fold)}: "
         f"{listed(kept)}"
         for (kept, some_went), names in nodes.items()
+    ]
+
+
+def _enough_lines(results: Mapping[str, NodeResult]) -> list[str]:
+    """Return how much was free already on disks where nothing had to be evicted for that."""
+    free: dict[str, dict[str, int]] = {}
+    for name, result in results.items():
+        for one in result.enough:
+            free.setdefault(one.root, {})[name] = one.free
+    return [
+        f"{root}: {bytes_range(sizes.values())} are free on "
+        f"{nodes_text([*sizes], job.fold)} already, so nothing had to be evicted there"
+        for root, sizes in free.items()
     ]

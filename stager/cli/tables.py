@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.options import Lifetime
-from stager.base.text import bytes_text, columns, elided, files_text, folded, printable
+from stager.base.text import bytes_range, bytes_text, columns, elided, files_text, folded, printable
 
 if TYPE_CHECKING:
     from stager.cli.blocks import Blocks
@@ -171,11 +171,8 @@ def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
         for room in one.rooms:
             rooms.setdefault(room.root, {})[node] = room
     return [
-        f"{printable(root)}: "
-        f"{_between(min(r.free for r in by_node.values()), max(r.free for r in by_node.values()))} "
-        f"free of "
-        f"{_between(min(r.size for r in by_node.values()), max(r.size for r in by_node.values()))}"
-        f" on {fold(list(by_node))}"
+        f"{printable(root)}: {bytes_range([room.free for room in by_node.values()])} free of "
+        f"{bytes_range([room.size for room in by_node.values()])} on {fold(list(by_node))}"
         for root, by_node in rooms.items()
     ]
 
@@ -328,19 +325,14 @@ def _sizes(entries: Sequence[Entry]) -> str:
         return _parts(entries)
     sizes = dict.fromkeys(map(_size, entries))
     each = [entry.size for entry in entries]
-    return _between(min(each), max(each)) if len(sizes) > 1 else next(iter(sizes))
+    return bytes_range(each) if len(sizes) > 1 else next(iter(sizes))
 
 
 def _parts(entries: Sequence[Entry]) -> str:
     """Return the sizes of the parts of a folder that is spread over nodes."""
     sizes = [entry.size for entry in entries]
     files = files_text(sum(entry.files for entry in entries))
-    return f"{files}, {_between(min(sizes), max(sizes))} on each"
-
-
-def _between(least: int, most: int) -> str:
-    low, high = bytes_text(least), bytes_text(most)
-    return low if low == high else f"{low} to {high}"
+    return f"{files}, {bytes_range(sizes)} on each"
 
 
 def _alternatives(texts: Iterable[str]) -> str:

@@ -156,13 +156,24 @@ class Stays:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """A disk, named by one of its roots, with as many bytes free as were to be freed."""
+
+    root: str
+    free: int
+
+
 @dataclass(slots=True)
 class NodeResult:
-    """What one node did; ``stay`` are the copies to evict that had to be kept."""
+    """What one node did; ``stay`` are the copies to evict that had to be kept, ``enough`` the disks
+    on which none had to be evicted.
+    """
 
     done: list[Done] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     stay: list[Stays] = field(default_factory=list)
+    enough: list[Enough] = field(default_factory=list)
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object for `from_wire`."""
@@ -175,6 +186,7 @@ class NodeResult:
             [Done(**{**one, "names": tuple(one["names"])}) for one in data["done"]],
             [Refused(**one) for one in data["refused"]],
             [Stays(**one) for one in data["stay"]],
+            [Enough(**one) for one in data["enough"]],
         )
         if not (
             all(type(one.destination) is str for one in result.done)
@@ -185,6 +197,7 @@ class NodeResult:
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
             )
             and all(type(text) is str for one in result.stay for text in (one.destination, one.why))
+            and all(type(one.root) is str and is_integer(one.free) for one in result.enough)
         ):
             raise ValueError("fields of other types")
         return result
@@ -369,13 +382,14 @@ class _Run:
         disk = os.statvfs(caches[0].folder)
         free = disk.f_bavail * disk.f_frsize
         lacking = self._command.to_free - free
+        root = caches[0].root.removeprefix(self._disk) or "/"
         if lacking <= 0:
+            self.result.enough.append(Enough(root, free))
             return
         candidates = [one for cache in caches for one in evict.find_candidates(cache, self._disk)]
         chosen = self._choose(candidates, lacking)
         freed = sum(one.size for one in chosen)
         if freed < lacking:
-            root = caches[0].root.removeprefix(self._disk) or "/"
             held = [one for one in candidates if one.held]
             wanted = _wanted_text(self._command.to_free)
             whose = "your" if self._command.user is None else "this user's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -55,10 +56,19 @@ def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Des
         assert copies.simulated(*line) == Ran(0, others, "")
     time.sleep(1.1)
     # A second is the unit of what records remember of their use.
+    for arguments in ((), ("--dry-run",)):
+        ran = copies.simulated("evict", "--to-free", "1KiB", *arguments)
+        assert re.fullmatch(
+            rf"stage: /nvme: \S+ [KMGT]iB are free {re.escape(where)} already, so nothing had to "
+            "be evicted there\n",
+            ran.out,
+        )
+        assert (ran.code, ran.err) == (0, "")
+    assert len(list(copies.nodes.rglob("img.sqsh"))) == 3
     went = f"stage: /nvme/img.sqsh: evicted {where}\n"
     assert copies.simulated("evict", "--older", "1s") == Ran(0, went, "")
     assert not list(copies.nodes.rglob("img.sqsh"))
-    assert copies.simulated("evict", "--to-free", "1KiB") == Ran(0, nothing, "")
+    assert copies.simulated("evict", "--older", "1s") == Ran(0, nothing, "")
 
 
 def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> None:

@@ -32,11 +32,11 @@ def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
     printed = json.loads(ran.out)
     assert (ran.code, ran.err, printed["code"], printed["dry_run"]) == (7, "", 7, False)
     verified = {"destination": "/nvme/img.sqsh", "size": 300_000, "own": 0, "names": []}
-    done = {"done": [verified], "refused": [], "stay": []}
+    done = {"done": [verified], "refused": [], "stay": [], "enough": []}
     refused = [{"code": 7, "message": f"/nvme/img.sqsh: {fault}", "absent": ""}]
     assert printed["nodes"] == [
         {"node": "node1", "problem": "", **done},
-        {"node": "node2", "problem": "", "done": [], "refused": refused, "stay": []},
+        {"node": "node2", "problem": "", **done, "done": [], "refused": refused},
         {"node": "node3", "problem": "", **done},
     ]
 

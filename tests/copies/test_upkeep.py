@@ -19,7 +19,16 @@ from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
 from stager.copies import verify
 from stager.copies.survey import survey
-from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays, carry_out
+from stager.copies.upkeep import (
+    Action,
+    Command,
+    Done,
+    Enough,
+    NodeResult,
+    Refused,
+    Stays,
+    carry_out,
+)
 from stager.disk.cache import open_cache
 from stager.disk.files import digest_of
 from stager.disk.jobs import note_uses
@@ -144,7 +153,10 @@ def test_a_text_that_is_not_a_command_is_refused(text: str) -> None:
 
 def test_a_result_travels() -> None:
     result = NodeResult(
-        [Done("/nvme/a", 1)], [Refused(2, "no", "/nvme/b")], [Stays("/nvme/c", "in use")]
+        [Done("/nvme/a", 1)],
+        [Refused(2, "no", "/nvme/b")],
+        [Stays("/nvme/c", "in use")],
+        [Enough("/nvme", 5)],
     )
     assert NodeResult.from_wire(result.to_wire()) == result
 
@@ -314,7 +326,12 @@ def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) ->
     result = node.do(Action.EVICT, to_free=free(node) + 96 * MIB)
     assert result == NodeResult([Done("/nvme/a", 64 * MIB), Done("/nvme/b", 64 * MIB)])
     assert node.left() == ["c"]
-    assert node.do(Action.EVICT, to_free=free(node) - 32 * MIB) == NodeResult()
+    room = free(node)
+    result = node.do(Action.EVICT, to_free=room - 32 * MIB)
+    [enough] = result.enough
+    assert result == NodeResult(enough=[Enough("/nvme", enough.free)])
+    assert abs(enough.free - room) < 32 * MIB
+    assert node.left() == ["c"]
 
 
 @pytest.mark.parametrize(
