@@ -2,7 +2,8 @@
 
 The plugin or a site's Epilog runs ``python -I -m stager.root.epilog --config stage.toml JOB UID``.
 It removes the job's mark, runs `stager.copies.tidy` as the user to remove what the job left, makes
-headroom, keeps figures, and removes the rooms of users without a job. Root works in its own
+headroom, removes what was left at the last boot, keeps figures, and removes the rooms of users
+without a job. Root works in its own
 folders only, by descriptors that follow no link. Of what users' programs answer, it takes numbers
 alone, and waits for them for a limited time.
 """
@@ -18,6 +19,7 @@ import syslog
 from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
+from stager.root.after_boot import remove_unfinished
 from stager.root.as_user import groups_of, run_as
 from stager.root.folders import locked
 from stager.root.headroom import make_headroom
@@ -103,6 +105,7 @@ class Epilog:
         figures = read_figures(answer.get("figures"), seconds)
         try:
             figures["evictions"] += make_headroom(rules, self._ask)
+            remove_unfinished(rules, self._ask, self._uid)
         finally:
             if rules.textfile:
                 self._keep(figures, rules)

@@ -85,6 +85,7 @@ _NOWHERE = re.compile(
 )
 #: Lines of a job's output that are Slurm's, belong to the message before them, or say why it waits.
 _PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  |stage: waiting for ")
+_PARTIAL = re.compile(r"left: n\d+: [0-9a-f]{16}")
 MISSED = "missed"
 
 #: The files of one version of a source, or of one copy: digests by name, "" for a single file.
@@ -271,7 +272,10 @@ class Round:
             if fault.kind.startswith("disk "):
                 self._await_ends()
         self._await_ends()
-        self._note(unrest(self._site, ENDED_WITHIN))
+        wrong = unrest(self._site, ENDED_WITHIN)
+        if fault.kind == "node rebooted":  # the clean-up of the next job there removes partial files
+            wrong = [one for one in wrong if not _PARTIAL.fullmatch(one)]
+        self._note(wrong)
         for user, job in self._jobs.items():
             self._check_job(user, job)
             self._check_copies(user)

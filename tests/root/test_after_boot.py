@@ -1,0 +1,72 @@
+"""After a boot, all users are asked once to remove what they were writing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stager.root import after_boot
+from stager.root.after_boot import remove_unfinished
+from stager.root.rules import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class Node:
+    """A node whose /run is ``run``, and the users whom its clean-ups ask."""
+
+    def __init__(self, run: Path, root: Path) -> None:
+        self.waiting = run / "after-boot.json"
+        self.asked: list[int] = []
+        self._rules = Rules([str(root), "/nowhere"], [], 0, 0, 0, "")
+
+    def end_job(self, uid: int) -> list[int]:
+        """Clean up after a job of this user; return who else was asked."""
+        self.asked.clear()
+        remove_unfinished(self._rules, self._ask, uid)
+        return list(self.asked)
+
+    def _ask(
+        self, uid: int, options: Sequence[str], rules: Rules, limit: float
+    ) -> dict[str, Any] | None:
+        assert (options, rules, 0 < limit <= 2) == ([], self._rules, True)
+        self.asked.append(uid)
+        return None
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
+    for name in ("5001", "5002", "5003", "notes"):
+        (tmp_path / "nvme/.slurm-stage" / name).mkdir(parents=True)
+    return Node(tmp_path, tmp_path / "nvme")
+
+
+def test_all_other_users_are_asked_after_the_first_job_and_not_again(node: Node) -> None:
+    assert node.end_job(5002) == [5001, 5003]
+    assert node.end_job(5001) == []
+    node.waiting.unlink()  # a boot
+    assert node.end_job(5001) == [5002, 5003]
+
+
+def test_who_was_not_asked_in_time_is_asked_after_the_next_job(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(after_boot, "_LIMIT", 0.0)
+    assert node.end_job(5002) == []
+    assert json.loads(node.waiting.read_text()) == [5001, 5003]
+    monkeypatch.undo()
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(node.waiting.parent))
+    assert node.end_job(5003) == [5001]
+    assert node.end_job(5003) == []
+
+
+def test_nothing_is_written_where_nobody_has_to_be_asked(node: Node) -> None:
+    node.end_job(5002)
+    before = node.waiting.stat().st_ino
+    node.end_job(5002)
+    assert node.waiting.stat().st_ino == before
