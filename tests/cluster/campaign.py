@@ -273,7 +273,7 @@ class Round:
                 self._await_ends()
         self._await_ends()
         wrong = unrest(self._site, ENDED_WITHIN)
-        if fault.kind == "node rebooted":  # the clean-up of the next job there removes partial files
+        if fault.kind == "node rebooted":  # the clean-up of the next job removes partial files
             wrong = [one for one in wrong if not _PARTIAL.fullmatch(one)]
         self._note(wrong)
         for user, job in self._jobs.items():
