@@ -102,7 +102,7 @@ def test_one_that_is_left_by_an_exception_is_ended(
 KILLED = """
 import os, signal
 from stager.launch.process import Process
-with Process(["/bin/sh", "-c", "echo $$; trap 'echo ended >%s; exit' TERM; \
+with Process(["/bin/sh", "-c", "trap 'echo ended >%s; exit' TERM; echo $$; \
 while :; do sleep 0.05; done"], {"PATH": os.defpath}, bound=True) as process:
     print(process.read_lines(10)[0], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import DirectiveError
+from stager.base.errors import UsageError
 from stager.cli.script import read_head
 from stager.request.script import parse_script
 from tests.support.compiled import compiled
@@ -50,7 +50,7 @@ def stages(script: bytes, path: Path) -> bool:
     path.write_bytes(script)
     try:
         return bool(parse_script(read_head(str(path))))
-    except DirectiveError:
+    except UsageError:
         return True
 
 
