@@ -83,9 +83,9 @@ def _lstat(path: str) -> os.stat_result | None:
 def publish_tree(task: Task, tree: PartialTree, record: Record, counts: Counts) -> Published:
     """Move a tree to its destination after it was announced by ``record``.
 
-    What the user has written there since the survey is kept, unless the option ``replace`` is set.
+    What the user has written there since the survey is kept, with the option ``replace``, too.
     """
     assert record.tree is not None
-    tree.publish(task.path, None if task.item.options.replace else task.since)
+    tree.publish(task.path, task.since)
     task.cache.save(replace(record, tree=replace(record.tree, before=0)))
     return Published(record.digest, counts)

@@ -87,7 +87,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
         return nothing
-    lost = _lost(task, own_in_listing(task.cache, record, task.path, copy))
+    lost = lost_files(task, own_in_listing(task.cache, record, task.path, copy))
     if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
         return replace(nothing, lost=lost)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
@@ -106,11 +106,20 @@ def find_lost(task: Task) -> Lost | None:
     record = task.cache.load(task.item.destination) if task.receives else None
     if record is None or record.tree is None:
         return None
-    return _lost(task, find_own(task.cache, record, task.path))
+    return lost_files(task, find_own(task.cache, record, task.path))
 
 
-def _lost(task: Task, names: list[str]) -> Lost | None:
-    return Lost(task.node.name, len(names), tuple(names[:_MOST_NAMED])) if names else None
+def lost_files(task: Task, names: list[str]) -> Lost | None:
+    """Return those of the user's own files that go with the old copy, if there are any."""
+    gone = [name for name in names if not _is_late(task, name)]
+    return Lost(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if gone else None
+
+
+def _is_late(task: Task, name: str) -> bool:
+    """Whether a file was written since the survey, and will be kept: see `tree.late`."""
+    with suppress(OSError):
+        return os.lstat(f"{task.path}/{name}").st_ctime_ns >= task.since
+    return False
 
 
 def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:

@@ -1,4 +1,4 @@
-"""A file that the user writes at DST while it is staged is not overwritten."""
+"""What the user writes at DST while it is staged is not overwritten or deleted."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from stager.base.errors import DestinationError
 from stager.base.options import Options
+from stager.base.outcome import Counts, Lost
 from stager.disk.cache import open_cache
 from stager.disk.files import TICK
-from stager.disk.record import CopyFacts, SourceFacts
+from stager.disk.record import CopyFacts, SourceFacts, TreeFacts
 from stager.rank.agree import Node
 from stager.rank.file_cargo import check_unwritten
+from stager.rank.publication import publish_tree
+from stager.rank.reuse import lost_files
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
 from stager.source.facts import Source
 from stager.source.settings import RemoteSettings
 from stager.wire.settings import Settings
 from tests.rank.test_task import PLAN
+from tests.support.records import RECORD
+
+if TYPE_CHECKING:
+    from stager.tree.partial import PartialTree
 
 
 @pytest.fixture
@@ -70,3 +78,27 @@ def test_what_was_there_before_or_was_staged_since_is_replaced(late: Task) -> No
     check_unwritten(replace(late, since=there.st_ctime_ns + TICK + 1), None)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     check_unwritten(late, late.record(facts, "5" * 32))
+
+
+def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> None:
+    for name in ("before", "meanwhile"):
+        Path(late.path).mkdir(exist_ok=True)
+        (Path(late.path) / name).touch()
+        late = replace(late, since=time.time_ns()) if name == "before" else late
+        time.sleep(2 * TICK / 1e9)
+    assert lost_files(late, ["before", "meanwhile"]) == Lost("n0", 1, ("before",))
+    assert lost_files(late, ["meanwhile"]) is None
+
+
+@pytest.mark.parametrize("options", [Options(), Options(replace=True)])
+def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Options) -> None:
+    task = replace(late, item=replace(late.item, options=options))
+    kept: list[tuple[str, int | None]] = []
+
+    class Tree:
+        def publish(self, path: str, since: int | None = None) -> None:
+            kept.append((path, since))
+
+    folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
+    publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
+    assert kept == [(task.path, task.since)]
