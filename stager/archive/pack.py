@@ -1,8 +1,9 @@
 """Pack a folder into one archive, which the option extract unpacks or a job mounts.
 
 The archive is written under another name in the same folder, and renamed when it is complete. It
-holds the digests of the folder's path and of its listing. By the first, a file that was not packed
-from this folder is known, and kept; by both, a folder that did not change is not packed again.
+holds the digests of the folder's path and of its listing, and the time that it is given itself. By
+the first and the last, a file that was not packed from this folder, or was changed since, is known
+and kept; by both digests, a folder that did not change is not packed again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
 
 #: What stands before the two digests: in a comment at a tar's beginning, behind an image.
 _MARK = b"slurm-stage pack "
-#: Bytes of a mark: the digests have 32 digits each, and a blank between them.
-_MARK_SIZE = len(_MARK) + 32 + 1 + 32
+#: Digits of the archive's time, in seconds since 1970: some filesystems keep no parts of these.
+_TIME_DIGITS = 12
+#: Bytes of a mark: the digests have 32 digits each, and blanks lie between them and the time.
+_MARK_SIZE = len(_MARK) + 32 + 1 + 32 + 1 + _TIME_DIGITS
 #: The bytes of a tar with that comment: the data of its first member, behind the header's block.
 _COMMENT = slice(tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE)
 #: The suffix of the archive where the user names none.
@@ -89,8 +93,8 @@ def pack(folder: str, archive: str) -> Packed:
     Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
     SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
     LaunchError if mksquashfs fails, DestinationError if a file is there that was not packed from
-    this folder, or if the archive was replaced by somebody else while it was written, and OSError
-    if the archive cannot be written.
+    this folder or was changed since, or if the archive was replaced by somebody else while it was
+    written, and OSError if the archive cannot be written.
     """
     _check_names(folder, archive)
     # Opened once: a link above the folder may lead elsewhere at any moment.
@@ -98,15 +102,22 @@ def pack(folder: str, archive: str) -> Packed:
         origin, there = _MARK + _digest_of_path(folder) + b" ", _mark_of(archive)
         if not there.startswith(origin):
             _check_nothing_lost(folder, archive)
+        elif not _is_as_packed(archive, there):
+            raise DestinationError(
+                f"{archive} was changed or copied since it was packed from {folder}; delete it, or "
+                "choose another name"
+            )
         listing = _list(folder, root)
-        mark = origin + listing.digest().encode()
-        fresh = there != mark
+        content = origin + listing.digest().encode() + b" "
+        fresh = not there.startswith(content)
         if fresh:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
+            now = int(time.time())
             with _replaced(archive, root, listing) as file:
-                _write(listing, folder, root, archive, file, mark)
+                _write(listing, folder, root, archive, file, content + _digits(now))
                 if _list(folder, root).digest() != listing.digest():
                     raise IntegrityError(_changed(folder))
+                os.utime(file, (now, now))
     size = os.stat(archive).st_size
     options, conda = _options(listing, archive), CONDA in listing.paths
     return Packed(archive, listing.files, listing.size, size, options, fresh, conda)
@@ -197,6 +208,16 @@ def _mark_of(archive: str) -> bytes:
             return comment[:_MARK_SIZE]
     except Exception:  # not an archive
         return b""
+
+
+def _digits(seconds: int) -> bytes:
+    return b"%0*d" % (_TIME_DIGITS, seconds)
+
+
+def _is_as_packed(archive: str, mark: bytes) -> bool:
+    """Whether nobody has written to an archive with this ``mark`` since: that changes its time."""
+    seconds, parts = divmod(os.stat(archive).st_mtime_ns, 1_000_000_000)
+    return not parts and mark.endswith(b" " + _digits(seconds))
 
 
 def _check_nothing_lost(folder: str, archive: str) -> None:

@@ -95,11 +95,10 @@ def test_a_folder_is_packed_once_and_again_when_something_changed(
     assert [fresh(), fresh()] == [True, False]
     archive.write_bytes(b"")
     assert [fresh(), fresh()] == [True, False]
-    # A folder that takes the other's place, and is older than the archive.
+    # A folder that takes the other's place.
     shutil.copytree(folder, tmp_path / "other", symlinks=True)
     folder.rename(tmp_path / "old")
     (tmp_path / "other").rename(folder)
-    os.utime(archive)
     assert [fresh(), fresh()] == [True, False]
 
 
@@ -206,6 +205,27 @@ def test_a_file_that_was_not_packed_from_the_folder_is_kept(
         )
         assert archive.read_bytes() == content
     assert sorted(os.listdir(tmp_path)) == [archive.name, "env", "other"]
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.zst"])
+def test_an_archive_that_was_changed_since_is_kept(
+    folder: Path, tmp_path: Path, suffix: str
+) -> None:
+    archive = tmp_path / f"a.{suffix}"
+    pack(str(folder), str(archive))
+    with archive.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")  # a byte of its end
+    changed = archive.read_bytes()
+    for _ in range(2):
+        with pytest.raises(DestinationError) as caught:
+            pack(str(folder), str(archive))
+        assert str(caught.value) == (
+            f"{archive} was changed or copied since it was packed from {folder}; delete it, or "
+            "choose another name"
+        )
+        (folder / "new").touch()
+    assert archive.read_bytes() == changed
 
 
 def test_a_tar_of_one_that_was_packed_is_kept(folder: Path, tmp_path: Path) -> None:
