@@ -67,7 +67,8 @@ def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     for folder in node.tmpfs if node.computes else ():
         name = f"TmpFS={folder.path}"
         if folder.owner < 0:
-            yield seen_or_problem("TmpFS", folder, f"{name} is not there", _TMPFS)
+            remedy = "make it, as root, with mode 0755 (systemd-tmpfiles --create)"
+            yield seen_or_problem("TmpFS", folder, f"{name} is not there", remedy)
         elif folder.owner != 0 or folder.mode & _OPEN:
             yield problem("TmpFS", f"{name}: users can keep jobs from starting there", _TMPFS)
         else:

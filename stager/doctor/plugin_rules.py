@@ -35,7 +35,10 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield from _scripts(node, examined)
     elif len(node.plugins) != 1 and not any(map(_is_mistyped, node.absent_plugins)):
         how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
-        remedy = "write one line: required /PATH/spank_stage.so (without it, TaskProlog must stage)"
+        remedy = (
+            f"write one line: required /PATH/{PLUGIN} python={node.prefix}/bin/python3 "
+            f"config={node.config} (without it, TaskProlog must stage)"
+        )
         yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
     for absent in node.absent_plugins:
         yield problem(

@@ -235,7 +235,8 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         Fault(
             "n1", f"changed {PLUGSTACK} truncate --size=0", f"umount {PLUGSTACK}",
             ((f"problem  n1: spank_stage.so is not named in {PLUGSTACK}: write one line: "
-             "required /PATH/spank_stage.so (without it, TaskProlog must stage)"),),
+             f"required /PATH/spank_stage.so python={PREFIX}/bin/python3 "
+             "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"),),
         ),
         Fault(
             "n1", f"rm {PREFIX}/lib/stage_peers.so", "",
@@ -535,7 +536,8 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
         sound_site.run(ALONE, user="root")
     assert told == sorted(
         [
-            f"problem  n1: TmpFS=/run/absent is not there: {ROOT_FOLDER}",
+            ("problem  n1: TmpFS=/run/absent is not there: make it, as root, with mode 0755 "
+            "(systemd-tmpfiles --create)"),
             ("problem  n1: Prolog is not set, which a site without the plugin needs: "
             f"Prolog={PREFIX}/libexec/job_prolog in slurm.conf"),
             ("problem  n1: /nowhere/task_prolog is not there: correct slurm.conf, or install the "

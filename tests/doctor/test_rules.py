@@ -149,7 +149,13 @@ TAKEN = "TmpFS=/tmp: users can keep jobs from starting there: " + TMPFS
         (Place("/tmp", 0, STICKY), PROBLEM, TAKEN),
         (Place("/tmp", 5001, FOLDER), PROBLEM, TAKEN),
         (Place("/tmp", 0, stat.S_IFDIR | 0o775), PROBLEM, TAKEN),
-        (Place("/tmp", ABSENT, 0), PROBLEM, "TmpFS=/tmp is not there: " + TMPFS),
+        (
+            Place("/tmp", ABSENT, 0),
+            PROBLEM,
+            (
+                "TmpFS=/tmp is not there: make it, as root, with mode 0755 (systemd-tmpfiles --create)"
+            ),
+        ),
         (Place("/tmp", UNSEEN, 0), UNKNOWN, "/tmp cannot be seen by this user"),
     ],
     ids=["sticky", "a user's", "a group's", "absent", "unseen"],
@@ -320,7 +326,10 @@ def test_the_folders_in_run_are_roots_and_made_by_slurmd() -> None:
     assert news(jobs=Place("/run/slurm-stage/jobs", ABSENT, 0)) == [(PROBLEM, text)]
 
 
-ONCE = "write one line: required /PATH/spank_stage.so (without it, TaskProlog must stage)"
+ONCE = (
+    "write one line: required /PATH/spank_stage.so python=/opt/x/bin/python3 "
+    "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"
+)
 TOGETHER = "install plugin and package together (packaging/install)"
 
 
