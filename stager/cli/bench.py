@@ -101,7 +101,7 @@ def _picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path |
     metavar="FILE.svg",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=_picture,
-    help="Also draw the rates by size of the message or block in this file.",
+    help="Also draw the rates by size of the message or block in this file, which is replaced.",
 )
 @run_options
 @json_option

@@ -61,7 +61,8 @@ def check(
     """Check batch scripts and SRC:DST values before you submit them.
 
     Checks how they are written, and whether the site's configuration allows the destinations.
-    A script that sbatch refuses as a whole, such as one with the line ends of Windows, is an error.
+    A script that is no batch script (empty, binary, without '#!', or with the line ends of Windows)
+    is an error; sbatch's other options are not checked.
     Warnings name each line of a script that is ignored or cut; without --quiet also each source
     that this machine does not see, or that is a file instead of a folder or the reverse. Warnings
     do not change the exit code.

@@ -48,6 +48,11 @@ class Scope:
     whole_job: bool = False
     other_job: int = 0
 
+    @property
+    def is_here_alone(self) -> bool:
+        """Whether only this machine is asked."""
+        return not self.nodes and [*self.disks.values()] == [""]
+
     @classmethod
     def find(cls, where: NodeOptions, environment: Mapping[str, str], srun: str) -> Scope:
         """Return the nodes that the options and the environment mean. Raise StageError.

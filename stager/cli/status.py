@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 #: Seconds between two looks with ``--watch``, each of which is a step of the job.
 _PERIOD = 5
 _NOT_CURRENT = re.compile("stale|changed|gone|missing")
+#: Variables that Slurm sets in a job, and on a node.
+_IN_JOB = {"SLURM_JOB_ID", "SLURMD_NODENAME"}
 
 
 @click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 8), own={8: "no node answered"}))
@@ -120,7 +122,8 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     name = "you" if user is None else name_or_uid(user)
     if command.everyone and os.getuid() == 0:  # others see their own
         name = "anybody"
-    return _Found(by, rules, answers, known, problems, scope.whole_job, name)
+    is_outside = scope.is_here_alone and not os.environ.keys() & _IN_JOB
+    return _Found(by, rules, answers, known, problems, scope.whole_job, name, is_outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class _Found:
     whole_job: bool
     #: Whose copies were asked for.
     user: str
+    #: Whether this machine alone was asked, outside of a job: it may be no compute node.
+    is_outside: bool
 
     def to_json(self) -> dict[str, Any]:
         nodes = [
@@ -163,7 +168,8 @@ class _Found:
             roots = (*self.rules.roots, *self.rules.shared_roots)
             where = " or ".join(root or "/" for root in roots)
             nodes = job.fold([*self.known])
-            yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}"
+            elsewhere = "; ask other nodes by -w NODES, or in a job" if self.is_outside else ""
+            yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}{elsewhere}"
         yield from room_lines(self.known, job.fold)
         yield from unread_lines(self.known)
         yield from silent_lines(self.known, name_or_uid)

@@ -97,7 +97,7 @@ def test_status_folds_the_nodes_on_which_nothing_is_staged(desk: Desk) -> None:
     ("variables", "node"),
     [
         ({"SLURMD_NODENAME": "n7"}, "n7"),
-        ({}, socket.gethostname()),
+        ({}, f"{socket.gethostname()}; ask other nodes by -w NODES, or in a job"),
         # A job of this node alone needs no step.
         (
             {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n7",

@@ -153,7 +153,8 @@ TAKEN = "TmpFS=/tmp: users can keep jobs from starting there: " + TMPFS
             Place("/tmp", ABSENT, 0),
             PROBLEM,
             (
-                "TmpFS=/tmp is not there: make it, as root, with mode 0755 (systemd-tmpfiles --create)"
+                "TmpFS=/tmp is not there: make it, as root, with mode 0755 (systemd-tmpfiles "
+                "--create)"
             ),
         ),
         (Place("/tmp", UNSEEN, 0), UNKNOWN, "/tmp cannot be seen by this user"),
