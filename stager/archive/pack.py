@@ -242,8 +242,9 @@ def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
 
     It is written by its descriptor: others may be able to put another file in the place of its
     name. Nobody may read it who cannot read all that is packed of the open ``folder``. Raise
-    DestinationError if it was replaced.
+    DestinationError if it was replaced, or if what was at ``path`` has changed meanwhile.
     """
+    before = _state_of(path)
     above, name = os.path.split(os.path.abspath(path))
     descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=above)
     try:
@@ -253,6 +254,10 @@ def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
         os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, listing, descriptor) | 0o600))
         os.fsync(descriptor)
         _check_place(partial, descriptor, path)
+        if _state_of(path) != before:
+            raise DestinationError(
+                f"{path} was written while the folder was packed; delete it, or choose another name"
+            )
         os.rename(partial, path)
         _check_place(path, descriptor, path)
     except BaseException:
@@ -261,6 +266,14 @@ def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
         raise
     finally:
         os.close(descriptor)
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    """Return what changes if another file is put at ``path``, or that one is written to."""
+    with suppress(FileNotFoundError):
+        there = os.lstat(path)
+        return there.st_ino, there.st_size, there.st_mtime_ns
+    return None
 
 
 def _mode_of(folder: int, listing: Listing, archive: int) -> int:

@@ -358,10 +358,15 @@ class _Run:
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it would not be deleted"
             )
+        is_copy = evict.is_removable(record, path)
         files = self._remove(cache, record, own)
         if files is None:
             raise self._busy(cache, destination)
         if not self._command.dry_run and os.path.lexists(path):
+            if is_copy:
+                raise IntegrityError(
+                    f"{destination} was deleted, but for what a program wrote into it meanwhile"
+                )
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it was not deleted, and "
                 "slurm-stage no longer manages it; if you do not need it, delete it there: "

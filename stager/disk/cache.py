@@ -39,6 +39,7 @@ from stager.disk.files import (
     existing_folder_above,
     facts_beneath,
     kind_of,
+    locked_folder,
     make_movable,
     opened,
     remove_tree,
@@ -203,10 +204,11 @@ class Cache:
 
         It is renamed first, so that no other process finds a part of it; ``remove`` gets its path.
         """
-        with fresh_name(self.partial) as path:
-            make_movable(name, folder)
-            os.rename(name, path, src_dir_fd=folder)
-        remove(path)
+        make_movable(name, folder)
+        with locked_folder(name, folder):  # the sweep of another process leaves it alone
+            with fresh_name(self.partial) as path:
+                os.rename(name, path, src_dir_fd=folder)
+            remove(path)
 
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""

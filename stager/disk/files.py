@@ -106,6 +106,19 @@ def make_movable(name: str, folder: int) -> bool:
     return True
 
 
+@contextmanager
+def locked_folder(name: str, folder: int) -> Iterator[None]:
+    """Lock the folder ``name`` in the descriptor ``folder`` for the body.
+
+    Do nothing if it is no folder, may not be read, or is locked already.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            entry = stack.enter_context(opened(name, OPEN_FOLDER | os.O_NOFOLLOW, folder))
+            fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
 def remove_tree(path: str) -> None:
     """Remove ``path`` and everything beneath it, as far as permissions allow."""
     folders = [path]

@@ -24,36 +24,42 @@ if TYPE_CHECKING:
     #: Runs `stager.copies.tidy` as a user, with options, for so many seconds.
     Ask = Callable[[int, Sequence[str], Rules, float], dict[str, Any] | None]
 
-#: Seconds for it after one job; users who were not asked by then are asked after the next one.
+#: Seconds after one job in which users are asked, others after the next one; and for one answer.
 _LIMIT = 2.0
-#: The file with the users who are still to be asked. It is gone after a boot.
+#: How often a user is asked who does not answer in time: there may be much to remove.
+_TRIES = 5
+#: The file with the users who are still to be asked, and how often. It is gone after a boot.
 _WAITING = "after-boot.json"
 
 
 def remove_unfinished(rules: Rules, ask: Ask, done: int) -> None:
-    """Ask those users who have not been asked since the boot, each once, but for the uid ``done``.
+    """Ask those users who have not answered since the boot, but for the uid ``done``.
 
     Raise OSError.
     """
     path = f"{paths.RUN_FOLDER}/{_WAITING}"
     before = _waiting(path)
-    waiting = _users(rules) if before is None else list(before)
-    waiting = [uid for uid in waiting if uid != done]
+    waiting = dict.fromkeys(_users(rules), _TRIES) if before is None else dict(before)
+    waiting.pop(str(done), None)
     deadline = time.monotonic() + _LIMIT
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        ask(waiting.pop(0), [], rules, left)
+    for uid in list(waiting):
+        if time.monotonic() >= deadline:
+            break
+        tries = waiting.pop(uid) - 1
+        if ask(int(uid), [], rules, _LIMIT) is None and tries:
+            waiting[uid] = tries
     if waiting != before:
         replace_file(path, json.dumps(waiting), 0o600)
 
 
-def _users(rules: Rules) -> list[int]:
+def _users(rules: Rules) -> list[str]:
     roots = (*rules.roots, *rules.shared_roots)
-    return sorted({uid for root in roots for uid in users_of(root)})
+    return [str(uid) for uid in sorted({uid for root in roots for uid in users_of(root)})]
 
 
-def _waiting(path: str) -> list[int] | None:
-    """Return the users whom an earlier clean-up left; None if there was none since the boot."""
+def _waiting(path: str) -> dict[str, int] | None:
+    """Return the users whom earlier clean-ups left, and tries; None if none was since the boot."""
     with suppress(OSError, ValueError), open(path, "rb") as file:
-        waiting: list[int] = json.load(file)
+        waiting: dict[str, int] = json.load(file)
         return waiting
     return None

@@ -48,12 +48,19 @@ def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
         ) from None
 
 
+def keep_beside(old: str, new: str) -> None:
+    """Give what is at ``old``, a file or a link of the user's own, a free name beside ``new``."""
+    os.rename(old, _free_name(new))
+
+
 def remove_but_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
     """Remove the folder ``old`` as `remove_old` does, where it was looked through before.
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
     """
     _Removal(old, new, since, shared).run()
+    if os.path.lexists(old):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), old)
 
 
 def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
@@ -100,20 +107,25 @@ class _Removal:
     def _clear(self, folder: str) -> None:
         """Move late files, and folders that were not there before; remove the others."""
         is_compiled = COMPILED_FOLDER in folder.split("/")
-        for name, there in _entries(f"{self._old}/{folder}"):
+        for name in os.listdir(f"{self._old}/{folder}"):
             count()
-            path = f"{folder}{name}"
-            if stat.S_ISDIR(there.st_mode):
-                is_kept = f"{path}/" not in self._folders
-            else:
-                is_kept = not is_compiled and _is_late(there, self._since, self._shared)
             with suppress(FileNotFoundError):
-                if is_kept:
-                    _move(f"{self._old}/{path}", f"{self._new}/{path}")
-                elif not stat.S_ISDIR(there.st_mode):
-                    if there.st_nlink > 1:  # which changes the time of the other links
-                        self._shared.add(there.st_ino)
-                    os.unlink(f"{self._old}/{path}")
+                self._clear_entry(f"{folder}{name}", is_compiled=is_compiled)
+
+    def _clear_entry(self, path: str, *, is_compiled: bool) -> None:
+        there = os.lstat(f"{self._old}/{path}")  # just before it may go
+        if stat.S_ISDIR(there.st_mode):
+            if f"{path}/" not in self._folders:
+                _move(f"{self._old}/{path}", f"{self._new}/{path}")
+            return
+        if not is_compiled and _is_late(there, self._since, self._shared):
+            _move(f"{self._old}/{path}", f"{self._new}/{path}")
+            return
+        if there.st_nlink > 1:  # this changes the time of its other links
+            self._shared.add(there.st_ino)
+        os.unlink(f"{self._old}/{path}")
+        if there.st_nlink == 1:  # a new file may get the number
+            self._shared.discard(there.st_ino)
 
 
 def _folders(old: str) -> Iterator[str]:
@@ -148,8 +160,11 @@ def _move(path: str, target: str) -> None:
 
 @contextmanager
 def _writable(folder: str) -> Iterator[None]:
-    """Let the user write in a ``folder``, which its copy may forbid."""
-    mode = stat.S_IMODE(os.lstat(folder).st_mode)
+    """Let the user write in a ``folder``, which its copy may forbid.
+
+    It may be named by the link of a descriptor in /proc.
+    """
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
     if mode & stat.S_IWUSR:
         yield
         return

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from array import array
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from stager.base import linux
 from stager.base.progress import count
 from stager.disk.files import (
     READ_FILE,
+    locked_folder,
     make_movable,
     opened,
     opened_beneath,
@@ -32,7 +33,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import remove_old
+from stager.tree.late import keep_beside, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -264,13 +265,20 @@ class PartialTree:
         What was written there ``since`` then, in nanoseconds since 1970, is kept: see `tree.late`.
         """
         above, name = os.path.split(path)
-        with stage_errors(path), opened_beneath(self._root, above) as folder:
-            replaced = self._put(name, folder)
-            sync_folder(folder)
-        if replaced and since is not None and os.path.isdir(self.path):
-            remove_old(self.path, path, since, set(self.copy.inodes))
-        elif replaced:
-            remove_tree(self.path)
+        with ExitStack() as stack:
+            with stage_errors(path), opened_beneath(self._root, above) as folder:
+                is_kept = since is not None and _is_late_file(name, folder, since)
+                # Nobody else takes it for what a killed process left.
+                stack.enter_context(locked_folder(name, folder))
+                replaced = self._put(name, folder)
+                sync_folder(folder)
+            if replaced and is_kept:
+                with stage_errors(path):
+                    keep_beside(self.path, path)
+            elif replaced and since is not None and _is_folder(self.path):
+                remove_old(self.path, path, since, set(self.copy.inodes))
+            elif replaced:
+                remove_tree(self.path)
 
     def _put(self, name: str, folder: int) -> bool:
         """Rename the tree to ``name`` in ``folder``. Return whether something was replaced."""
@@ -326,3 +334,15 @@ def _without_facts(listing: Listing) -> Listing:
         listing, modes=zeros("Q"), inodes=zeros("Q"), owners=owners, groups=zeros("Q"),
         mtimes=zeros("q"), sizes=zeros("Q"), targets=targets, extents={},
     )  # fmt: skip
+
+
+def _is_late_file(name: str, folder: int, since: int) -> bool:
+    """Whether a file or link ``name`` in the descriptor ``folder`` was made since then."""
+    with suppress(FileNotFoundError):
+        there = os.lstat(name, dir_fd=folder)
+        return not stat.S_ISDIR(there.st_mode) and there.st_ctime_ns >= since
+    return False
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)

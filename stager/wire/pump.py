@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: Seconds of the first pause when nothing has moved, and of the longest: short beside the time of
 #: one chunk on a fast network.
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 200e-6
+#: Seconds of one pause that count as waiting.
+_LONGEST_REST = 1.0
 
 
 class _Message(NamedTuple):
@@ -227,7 +229,8 @@ class Pump:
         before = time.monotonic()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._note_rest(time.monotonic() - before)
+        # Longer only if the process was suspended, which is no disk's fault.
+        self._note_rest(min(time.monotonic() - before, _LONGEST_REST))
 
     def _note_rest(self, seconds: float) -> None:
         """Count for how long it was waited, and for what."""

@@ -228,6 +228,29 @@ def test_an_archive_that_was_changed_since_is_kept(
     assert archive.read_bytes() == changed
 
 
+@pytest.mark.parametrize("first", [b"", None])
+def test_what_is_put_at_the_archives_place_meanwhile_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes | None
+) -> None:
+    archive = tmp_path / "a.tar"
+    if first is not None:
+        archive.write_bytes(first)
+    write = module._write
+
+    def writing(*arguments: Any) -> None:
+        write(*arguments)
+        archive.write_bytes(b"mine")
+
+    monkeypatch.setattr(module, "_write", writing)
+    with pytest.raises(DestinationError) as caught:
+        pack(str(folder), str(archive))
+    assert str(caught.value) == (
+        f"{archive} was written while the folder was packed; delete it, or choose another name"
+    )
+    assert archive.read_bytes() == b"mine"
+    assert sorted(os.listdir(tmp_path)) == ["a.tar", "env"]
+
+
 def test_a_tar_of_one_that_was_packed_is_kept(folder: Path, tmp_path: Path) -> None:
     """The mark is looked for where pack writes it, not among the contents."""
     pack(str(folder), str(tmp_path / "a.tar"))

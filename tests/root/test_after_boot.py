@@ -22,6 +22,7 @@ class Node:
     def __init__(self, run: Path, root: Path) -> None:
         self.waiting = run / "after-boot.json"
         self.asked: list[int] = []
+        self.silent: set[int] = set()
         self._rules = Rules([str(root), "/nowhere"], [], 0, 0, 0, "")
 
     def end_job(self, uid: int) -> list[int]:
@@ -33,9 +34,9 @@ class Node:
     def _ask(
         self, uid: int, options: Sequence[str], rules: Rules, limit: float
     ) -> dict[str, Any] | None:
-        assert (options, rules, 0 < limit <= 2) == ([], self._rules, True)
+        assert (options, rules, limit) == ([], self._rules, 2)
         self.asked.append(uid)
-        return None
+        return None if uid in self.silent else {}
 
 
 @pytest.fixture
@@ -58,11 +59,17 @@ def test_who_was_not_asked_in_time_is_asked_after_the_next_job(
 ) -> None:
     monkeypatch.setattr(after_boot, "_LIMIT", 0.0)
     assert node.end_job(5002) == []
-    assert json.loads(node.waiting.read_text()) == [5001, 5003]
+    assert json.loads(node.waiting.read_text()) == {"5001": 5, "5003": 5}
     monkeypatch.undo()
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(node.waiting.parent))
     assert node.end_job(5003) == [5001]
     assert node.end_job(5003) == []
+
+
+def test_who_does_not_answer_is_asked_five_times_and_last(node: Node) -> None:
+    node.silent.add(5001)
+    asked = [node.end_job(5002) for _ in range(6)]
+    assert asked == [[5001, 5003], [5001], [5001], [5001], [5001], []]
 
 
 def test_nothing_is_written_where_nobody_has_to_be_asked(node: Node) -> None:

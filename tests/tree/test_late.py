@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import remove_old
+from stager.tree.late import remove_but_late, remove_old
 
 
 def make(folder: Path, **files: str) -> None:
@@ -112,6 +112,19 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     assert sorted(found) == sorted(["a", "sub/b", *written])
 
 
+def test_a_folder_whose_place_is_named_by_a_descriptor_keeps_its_mode(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.tree.late._TRIES", 0)
+    above = os.open(new.parent, os.O_PATH)
+    mode = new.parent.stat().st_mode
+    remove_but_late(str(old), f"/proc/self/fd/{above}/kept", 0, ())
+    os.close(above)
+    assert (new.parent.stat().st_mode, old.exists()) == (mode, False)
+    assert content(new.parent / "kept.before-staging") == {"a": "1"}
+    assert content(new.parent / "kept") == {"gone/c": "3", "sub/b": "2"}
+
+
 def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
     old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +145,26 @@ def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> 
     time.sleep(0.02)
     remove_old(str(old), str(new), since, inodes(new))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
+
+
+def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.link(old / "gone/c", old / "gone/d")
+    time.sleep(0.02)
+    since = time.time_ns()
+    time.sleep(0.02)
+    unlink = os.unlink
+
+    def unlink_and_write(path: str) -> None:
+        unlink(path)
+        names = list((old / "gone").iterdir()) if (old / "gone").exists() else []
+        if "/gone/" in path and not path.endswith("result") and not names:
+            (old / "gone/result").write_text("r")  # ext4 gives it that number
+
+    monkeypatch.setattr("stager.tree.late.os.unlink", unlink_and_write)
+    remove_old(str(old), str(new), since, inodes(new))
+    assert content(new)["gone/result"] == "r"
 
 
 def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,13 @@ import pytest
 from stager.base import linux
 from stager.base.errors import SpaceError
 from stager.disk.cache import Cache, open_cache
+from stager.disk.files import remove_tree
 from stager.tree import partial as module
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.table import as_copy
 from stager.tree.walk import walk
+from tests.support.users import forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,6 +194,52 @@ def test_at_every_moment_there_is_the_old_tree_or_the_new_one(
     watcher.join()
     assert looks
     assert torn == []
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_file_or_link_that_was_put_there_meanwhile_is_kept_beside(
+    cache: Cache, source: Path, disk: Path, tmp_path: Path, kind: str
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "precious").write_text("mine")
+    since = time.time_ns()
+    tree = build(cache, source, walk(str(source)))
+    time.sleep(0.02)  # the kernel's clock for files has ticks of up to 10 ms
+    if kind == "link":
+        (disk / "tree").symlink_to(results)
+    else:
+        (disk / "tree").write_text("mine")
+    tree.publish(f"{disk}/tree", since)
+    tree.close()
+    assert (results / "precious").read_text() == "mine"
+    beside = disk / "tree.before-staging"
+    assert beside.is_symlink() if kind == "link" else beside.read_text() == "mine"
+    assert partial_names(cache) == []
+
+
+def test_no_other_process_sweeps_a_tree_that_is_being_removed(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        tree = build(cache, source, walk(str(source)))
+        tree.publish(f"{disk}/tree", time.time_ns())
+        tree.close()
+        monkeypatch.setattr(module, "remove_old", sweep_and_look)
+    folder = os.open(disk, os.O_RDONLY)
+    cache.discard("tree", folder, sweep_and_look)
+    os.close(folder)
+    assert partial_names(cache) == []
+
+
+def sweep_and_look(path: str, *_: object) -> None:
+    """Sweep as another process would, and see that a folder is still there; then remove it."""
+    before = os.listdir(path)
+    above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(path))))
+    assert before
+    forked(lambda: open_cache(above, os.getuid()).sweep())
+    assert os.listdir(path) == before
+    remove_tree(path)
 
 
 def test_a_tree_that_is_not_published_leaves_nothing(
