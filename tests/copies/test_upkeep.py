@@ -9,7 +9,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
@@ -17,7 +17,7 @@ import xxhash
 from stager.base import paths
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
-from stager.copies import verify
+from stager.copies import evict, verify
 from stager.copies.survey import survey
 from stager.copies.upkeep import (
     Action,
@@ -379,6 +379,22 @@ def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None
     assert copy.read_bytes() == b"mine"
     assert node.do(Action.EVICT, "a", force=True) == done
     assert not copy.exists()
+
+
+def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = node.stage("a")
+    remove = evict.remove
+
+    def remove_and_write(*arguments: Any, **options: Any) -> Record | None:
+        gone = remove(*arguments, **options)
+        copy.mkdir()
+        return gone
+
+    monkeypatch.setattr(evict, "remove", remove_and_write)
+    message = "/nvme/a was deleted, but for what a program wrote into it meanwhile"
+    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
 
 
 def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
