@@ -115,12 +115,11 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
 
 def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
     """Return what becomes of ``count`` files in a folder that the user had made or changed."""
+    from stager.copies.own import count_text  # not needed where there are none
+
     was = "was" if count == 1 else "were"
     gone = "would be" if dry_run else was
-    return (
-        f"{files_text(count)} that {was} added or changed after staging, {gone} deleted: "
-        f"{listed(names, of=count)}"
-    )
+    return f"{count_text(count)}, {gone} deleted: {listed(names, of=count)}"
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:

@@ -27,7 +27,6 @@ from stager.copies.survey import (
 from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.disk.permissions import is_too_open, unpacked_mode
 from stager.disk.record import is_ours
-from stager.request.items import copy_name
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table, as_copy
 from stager.tree.walk import walk
@@ -100,8 +99,7 @@ def _would_replace(
     if stat.S_ISREG(there.st_mode):
         remedy = "move it, delete it, choose another destination, or add the option replace"
     elif stat.S_ISDIR(there.st_mode) and record is None:
-        inside = f"{item.destination}/{copy_name(item.source, item.options)}"
-        remedy += f"; to stage to {inside}, write {item.destination}/"
+        remedy += f"; to stage to {item.destination}/{item.name}, write {item.destination}/"
     return DestinationError(
         f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; staging would delete it: "
         f"{remedy}"

@@ -354,11 +354,11 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache.root, path, record)
-        if self._command.dry_run and not evict.is_removable(record, path):
+        is_copy = evict.is_removable(record, path)
+        if self._command.dry_run and not is_copy:
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it would not be deleted"
             )
-        is_copy = evict.is_removable(record, path)
         files = self._remove(cache, record, own)
         if files is None:
             raise self._busy(cache, destination)

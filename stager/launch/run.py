@@ -27,7 +27,6 @@ from stager.launch.stall import Pulses, RunningClock, Stall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-
 #: Lines of the launcher's own output that the message of a failure repeats.
 _TAIL = 12
 #: The failure of ranks that started on some node at least, but did not begin.
@@ -143,9 +142,8 @@ def run(
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
     out whether they stall, ``paces`` which nodes are slow. ``remedy`` is for ranks that do not
-    start. Start them again if Slurm
-    lost a connection before they began; and once if they hang: if none has begun 40 s after the
-    last was seen to live, and no node is known as the reason.
+    start. Start them again if Slurm lost a connection before they began; and once if they hang: if
+    none has begun 40 s after the last was seen to live, and no node is known as the reason.
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, end without
     an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins

@@ -14,6 +14,7 @@ from stager.base.options import Validate
 from stager.base.outcome import Lost
 from stager.copies.own import find_own, own_in_listing
 from stager.disk.files import digest_of, read_back
+from stager.tree.late import is_late
 from stager.tree.table import Table
 from stager.tree.walk import walk
 
@@ -118,7 +119,7 @@ def lost_files(task: Task, names: list[str]) -> Lost | None:
 def _is_late(task: Task, name: str) -> bool:
     """Whether a file was written since the survey, and will be kept: see `tree.late`."""
     with suppress(OSError):
-        return os.lstat(f"{task.path}/{name}").st_ctime_ns >= task.since
+        return is_late(os.lstat(f"{task.path}/{name}"), task.since)
     return False
 
 

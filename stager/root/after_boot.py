@@ -16,13 +16,8 @@ from stager.base.node import users_of
 from stager.root.folders import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
+    from stager.root.headroom import Ask
     from stager.root.rules import Rules
-
-    #: Runs `stager.copies.tidy` as a user, with options, for so many seconds.
-    Ask = Callable[[int, Sequence[str], Rules, float], dict[str, Any] | None]
 
 #: Seconds after one job in which users are asked, others after the next one; and for one answer.
 _LIMIT = 2.0

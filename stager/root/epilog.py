@@ -3,9 +3,8 @@
 The plugin or a site's Epilog runs ``python -I -m stager.root.epilog --config stage.toml JOB UID``.
 It removes the job's mark, runs `stager.copies.tidy` as the user to remove what the job left, makes
 headroom, removes what was left at the last boot, keeps figures, and removes the rooms of users
-without a job. Root works in its own
-folders only, by descriptors that follow no link. Of what users' programs answer, it takes numbers
-alone, and waits for them for a limited time.
+without a job. Root works in its own folders only, by descriptors that follow no link. Of what
+users' programs answer, it takes numbers alone, and waits for them for a limited time.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
             continue
         with suppress(PermissionError):  # nobody can have written there
             for name, there in _entries(f"{old}/{folder}"):
-                if not stat.S_ISDIR(there.st_mode) and _is_late(there, since, shared):
+                if not stat.S_ISDIR(there.st_mode) and is_late(there, since, shared):
                     yield f"{folder}{name}"
 
 
@@ -118,7 +118,7 @@ class _Removal:
             if f"{path}/" not in self._folders:
                 _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
-        if not is_compiled and _is_late(there, self._since, self._shared):
+        if not is_compiled and is_late(there, self._since, self._shared):
             _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
         if there.st_nlink > 1:  # this changes the time of its other links
@@ -148,7 +148,8 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-def _is_late(there: os.stat_result, since: int, shared: Collection[int]) -> bool:
+def is_late(there: os.stat_result, since: int, shared: Collection[int] = ()) -> bool:
+    """Return whether what is ``there`` was written since then and is not ``shared``. Pure."""
     return there.st_ctime_ns >= since and there.st_ino not in shared
 
 

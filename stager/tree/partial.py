@@ -33,7 +33,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import keep_beside, remove_old
+from stager.tree.late import is_late, keep_beside, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -340,7 +340,7 @@ def _is_late_file(name: str, folder: int, since: int) -> bool:
     """Whether a file or link ``name`` in the descriptor ``folder`` was made since then."""
     with suppress(FileNotFoundError):
         there = os.lstat(name, dir_fd=folder)
-        return not stat.S_ISDIR(there.st_mode) and there.st_ctime_ns >= since
+        return not stat.S_ISDIR(there.st_mode) and is_late(there, since)
     return False
 
 
