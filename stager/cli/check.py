@@ -34,7 +34,7 @@ from stager.request.script import (
 from stager.request.tolerance import asked_tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from stager.request.directive import Directive
     from stager.request.items import StageItem
@@ -72,8 +72,7 @@ def check(
     from stager.request import policy  # neither the help nor completion needs pydantic
 
     found = _Findings(tolerate)
-    for value in values:
-        found.read_argument(value, looks=not quiet)  # sbatch does not look: it must not wait
+    found.read_arguments(values, looks=not quiet)  # sbatch does not look: it must not wait
     for script in scripts:
         lines = read_script(str(script))
         _warn_of_lines(script, lines)
@@ -114,7 +113,15 @@ class _Findings:
         #: All places, in order.
         self._places = [""]
 
-    def read_argument(self, value: str, *, looks: bool) -> None:
+    def read_arguments(self, values: Sequence[str], *, looks: bool) -> None:
+        """Add the directives of all arguments. Raise UsageError if they are one in two words."""
+        if len(values) == 2 and not any(":" in value for value in values):
+            joined = printable(quote(":".join(values)))
+            raise UsageError(f"write source and destination as one argument: {joined}")
+        for value in values:
+            self._read_argument(value, looks=looks)
+
+    def _read_argument(self, value: str, *, looks: bool) -> None:
         """Add the directives of an argument. If it ``looks``, it knows the path of a file."""
         if looks and not {":", "\0"} & {*value} and os.path.isfile(value):
             problem = (

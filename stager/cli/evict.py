@@ -80,8 +80,12 @@ def evict(
 
 def _seconds(text: str) -> int:
     found = _DURATION.fullmatch(text)
-    if not found or not int(found[1]):
+    if not found:
         raise UsageError(f"--older {printable(text)} is not a time; write it like 90m, 12h or 7d")
+    if not int(found[1]):
+        raise UsageError(
+            f"--older {text} is too short: write at least 1s, or name the copies to delete (DST)"
+        )
     return int(found[1]) * _SECONDS[found[2]]
 
 

@@ -130,8 +130,8 @@ def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
     if files is None or table is None:
         return "the list of its files' checksums is missing"
     if files:
-        count = "1 file differs" if len(files) == 1 else f"{len(files)} files differ"
-        return f"{count} from what was staged: {listed(files, _MOST_NAMED)}"
+        count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
+        return f"{count} missing, or not as staged: {listed(files, _MOST_NAMED)}"
     try:
         copy = walk(path, holes=False, specials=True)
     except StageError as error:

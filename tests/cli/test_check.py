@@ -203,6 +203,11 @@ def test_a_file_without_a_colon_is_taken_for_a_script_by_mistake(scripts: Desk) 
     assert scripts.stagectl("check", "--quiet", "job.sh") == Ran(2, "", plain)
 
 
+def test_source_and_destination_as_two_arguments_are_told_to_be_one(desk: Desk) -> None:
+    message = "stage: write source and destination as one argument: '/shared/my a:/nvme/b'\n"
+    assert desk.stagectl("check", "/shared/my a", "/nvme/b") == Ran(2, "", message)
+
+
 def test_a_quiet_check_names_lines_that_are_ignored(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "job.sh") == Ran(0, "", IGNORED)
 

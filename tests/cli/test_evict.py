@@ -168,7 +168,9 @@ def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(
         (["/nvme/a", "--older", "7d"],
          "choose what to evict by exactly one of DST, --older and --to-free"),
         *((["--older", text], f"--older {text} is not a time; write it like 90m, 12h or 7d")
-          for text in ("7", "d", "0d", "-1d", "1.5h", "7 d", "1w", "9999999999d", "\u0667d")),
+          for text in ("7", "d", "-1d", "1.5h", "7 d", "1w", "9999999999d", "\u0667d")),
+        (["--older", "0m"],
+         "--older 0m is too short: write at least 1s, or name the copies to delete (DST)"),
         *((["--to-free", text], f"--to-free {text} is not a size; write it like 200G or 1.5TiB")
           for text in ("G", "0", "-1G", "1X", "nan", "inf", "1e999G", "9" * 40)),
     ],

@@ -95,7 +95,7 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
         _lines(
             f"node1: {gone} empty; stage it again",
             f"node2: {gone} link; {replace}",
-            "node3: /nvme/set: 1 file differs from what was staged: a; stage it again",
+            "node3: /nvme/set: 1 file is missing, or not as staged: a; stage it again",
         ),
     )
 

@@ -233,7 +233,7 @@ def test_status_verify_and_evict_work_on_folders(site: Site) -> None:
         file.seek(0)
         file.write(bytes([byte[0] ^ 1]))
     os.utime(damaged, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    fault = "1 file differs from what was staged: lib/file11; stage it again"
+    fault = "1 file is missing, or not as staged: lib/file11; stage it again"
     verified = f"stage: {COPY}: verified on n[1,3-4] (3 nodes)\nstage: n2: {COPY}: {fault}\n"
     assert in_job(site, "verify") == ("7:0", verified)
     assert "1 file, 407 B (512 files kept)" in stage(site, f"{WISH},validate=checksum")
