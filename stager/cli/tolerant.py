@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from stager.launch.job import JobContext
     from stager.request.items import StageRequest
     from stager.request.policy import Policy
+
+#: A step's slurmstepds report its end along a tree with so many branches at each node. Each waits
+#: 60 s for those below it, and so many seconds more for each level of them (Slurm's
+#: src/common/reverse_tree.h, stepd_wait_for_children_slurmstepd).
+_BRANCHES, _A_LEVEL = 7, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,20 @@ def tolerated(text: str, option: str, rules: Policy, failed: str, nodes: int) ->
     return Tolerated(most, said, tuple(filter(None, failed.split(","))))
 
 
+def safe_after(nodes: int) -> float:
+    """Return the seconds after a step that lost a slurmstepd in which its job must not end. Pure.
+
+    The slurmstepd of another of its ``nodes`` still waits for the lost one then. When the job ends,
+    Slurm (22.05) gives it 61 s more, by default, before it takes it for a process that cannot be
+    killed, and drains the node.
+    """
+    levels, reached = 0, 1
+    while reached < nodes:
+        levels += 1
+        reached += _BRANCHES**levels
+    return levels * _A_LEVEL
+
+
 def run_tolerantly(
     context: JobContext,
     request: StageRequest,
@@ -57,6 +77,7 @@ def run_tolerantly(
     ``start`` runs a request on the nodes that it is given.
     """
     names = tuple(job.unfold(context.nodes))
+    may_end = 0.0
     own = job.own_name(os.environ)
     crew = Crew(names, own, tolerance.most, tolerance.asked, tolerance.failed)
 
@@ -69,6 +90,7 @@ def run_tolerantly(
         ]
 
     def start_on(nodes: list[str], lost: list[Failure]) -> Outcome:
+        nonlocal may_end
         steps: list[str] = []
 
         def note(event: dict[str, Any]) -> None:
@@ -88,6 +110,10 @@ def run_tolerantly(
             # A launcher that was killed leaves its step, whose ranks hold the destinations' locks.
             for step in steps:
                 job.kill_step(context.job, step, srun)
+            may_end = time.monotonic() + safe_after(len(nodes))
             raise
 
-    return stage_tolerantly(crew, start_on, away)
+    try:
+        return stage_tolerantly(crew, start_on, away)
+    finally:
+        time.sleep(max(0.0, may_end - time.monotonic()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.tolerant import Tolerated, tolerated
+from stager.cli.tolerant import Tolerated, safe_after, tolerated
 from stager.request.policy import Policy
 
 RULES = Policy.model_validate(
@@ -33,3 +33,10 @@ def test_the_smaller_of_what_is_asked_and_the_sites_limit_counts(
 def test_nodes_that_failed_before_are_read_from_the_environment() -> None:
     found = tolerated("1", "--tolerate", RULES, "n3,n7", 64)
     assert found == Tolerated(1, "--tolerate=1", ("n3", "n7"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds"), [(1, 0), (2, 3), (8, 3), (9, 6), (57, 6), (58, 9), (4000, 15)]
+)
+def test_a_job_ends_later_than_slurm_drains_nodes_for(nodes: int, seconds: float) -> None:
+    assert safe_after(nodes) == seconds
