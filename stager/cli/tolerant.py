@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from stager.request.items import StageRequest
     from stager.request.policy import Policy
 
-#: A step's slurmstepds report its end along a tree with so many branches at each node. Each waits
-#: 60 s for those below it, and so many seconds more for each level of them (Slurm's
-#: src/common/reverse_tree.h, stepd_wait_for_children_slurmstepd).
-_BRANCHES, _A_LEVEL = 7, 3.0
+#: The slurmstepds of a step on at least so many nodes report its end along a tree with so many
+#: branches at each node. Each waits 60 s for those below it, and so many seconds more for each
+#: level of them; before, it tries for so many seconds to tell srun, which may be gone (Slurm's
+#: src/common/reverse_tree.c, stepd_wait_for_children_slurmstepd, _send_srun_resp_msg).
+_BRANCHES, _A_LEVEL, _TO_SRUN = 7, 3.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,10 @@ def safe_after(nodes: int) -> float:
     killed, and drains the node.
     """
     levels, reached = 0, 1
-    while reached < nodes:
+    while reached < nodes >= _BRANCHES:
         levels += 1
         reached += _BRANCHES**levels
-    return levels * _A_LEVEL
+    return _TO_SRUN + levels * _A_LEVEL if levels else 0.0
 
 
 def run_tolerantly(
