@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 #: The slurmstepds of a step on at least so many nodes report its end along a tree with so many
 #: branches at each node. Each waits 60 s for those below it, and so many seconds more for each
-#: level of them; before, it tries for so many seconds to tell srun, which may be gone (Slurm's
-#: src/common/reverse_tree.c, stepd_wait_for_children_slurmstepd, _send_srun_resp_msg).
-_BRANCHES, _A_LEVEL, _TO_SRUN = 7, 3.0, 3.0
+#: level of them (Slurm's src/common/reverse_tree.c, stepd_wait_for_children_slurmstepd).
+_BRANCHES, _A_LEVEL = 7, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def safe_after(nodes: int) -> float:
     while reached < nodes >= _BRANCHES:
         levels += 1
         reached += _BRANCHES**levels
-    return _TO_SRUN + levels * _A_LEVEL if levels else 0.0
+    return levels * _A_LEVEL
 
 
 def run_tolerantly(

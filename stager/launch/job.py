@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 30
 #: Seconds in which sinfo and squeue must end; without them, the states are unknown.
 _STATES_TIMEOUT = 2
-#: Seconds for scancel to kill a step. Nodes that can be reached have its signal at once; for the
-#: answers of the others it would wait longer than a stage that goes on without them.
+#: Seconds for scancel to kill a step: less than a stage waits that goes on without lost nodes.
 _KILL_TIMEOUT = 2
 #: The states of nodes that cannot be reached (sinfo(1)).
 _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down", "powering_up"})
@@ -174,9 +173,13 @@ def end_step(environment: Mapping[str, str], step: str, srun: str) -> None:
 
 
 def kill_step(job: int, step: str, srun: str) -> None:
-    """Kill the tasks of a step of ``job`` on all nodes that can be reached, if Slurm can be."""
+    """Kill the tasks of a step of ``job`` on all nodes that can be reached, if Slurm can be.
+
+    slurmctld sends the signal. What scancel itself sends to the nodes makes each slurmstepd drain
+    its node unless it ends within 61 s, and some wait longer for one that is lost (`safe_after`).
+    """
     with suppress(TimeoutError):
-        answer(["scancel", "--signal=KILL", f"{job}.{step}"], srun, _KILL_TIMEOUT)
+        answer(["scancel", "--ctld", "--signal=KILL", f"{job}.{step}"], srun, _KILL_TIMEOUT)
 
 
 def fold(nodes: list[str]) -> str:
