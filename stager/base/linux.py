@@ -32,6 +32,9 @@ _OWN_FOLDER, _OWN_NETWORK = 0x00000200, 0x40000000
 #: ifreq (netdevice(7)).
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")
+#: What statx(2) is asked for (STATX_BTIME), without following a link (AT_SYMLINK_NOFOLLOW); the
+#: size of its answer, and where this has the mask and the time of birth.
+_BIRTH, _NO_FOLLOW, _STATX_SIZE, _STATX = 0x800, 0x100, 256, struct.Struct("I76xqI")
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.argtypes = (
@@ -190,6 +193,17 @@ def facts_here(folder: str, name: str) -> os.stat_result:
         return os.fstat(descriptor)
     finally:
         os.close(descriptor)
+
+
+def born_at(path: str) -> int:
+    """Return when what is at ``path`` was made, in nanoseconds since 1970; 0 if it is not known.
+
+    A symbolic link is not followed. Raise OSError.
+    """
+    found = ctypes.create_string_buffer(_STATX_SIZE)
+    _check(_libc.statx(_CURRENT_FOLDER, os.fsencode(path), _NO_FOLLOW, _BIRTH, found))
+    mask, seconds, nanoseconds = _STATX.unpack_from(found.raw)
+    return seconds * 1_000_000_000 + nanoseconds if mask & _BIRTH else 0
 
 
 def list_here(folder: str, name: str) -> list[str]:

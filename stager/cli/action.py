@@ -143,7 +143,7 @@ def _print(
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
     own = _own_lines(command, results)
-    rest = *_kept_lines(results, done), *_enough_lines(results)
+    rest = *_kept_lines(results, dry_run=command.dry_run), *_enough_lines(results)
     for line in [*_done_lines(results, done), *own, *rest]:
         say(line)
     for line in failed:
@@ -221,17 +221,16 @@ def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]
     ]
 
 
-def _kept_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
+def _kept_lines(results: Mapping[str, NodeResult], *, dry_run: bool) -> list[str]:
     """Return which copies could not be evicted, one line for nodes with the same ones."""
-    nodes: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    nodes: dict[tuple[str, ...], list[str]] = {}
     for name, result in results.items():
         if result.stay:
             kept = tuple(f"{one.destination} ({one.why})" for one in result.stay)
-            nodes.setdefault((kept, bool(result.done)), []).append(name)
+            nodes.setdefault(kept, []).append(name)
+    done = "would be kept" if dry_run else "kept"
     return [
-        f"{'kept' if some_went else f'nothing {done}'} on {nodes_text(names, job.fold)}: "
-        f"{listed(kept)}"
-        for (kept, some_went), names in nodes.items()
+        f"{done} on {nodes_text(names, job.fold)}: {listed(kept)}" for kept, names in nodes.items()
     ]
 
 

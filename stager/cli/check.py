@@ -5,6 +5,7 @@ sbatch runs it at every submission, so it imports little.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from stager.request.policy import Launch, Policy
 
 
-@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4)))
+@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4), own={4: "the script cannot be read"}))
 @click.argument("values", metavar="[SRC:DST[,key=value]]...", shell_complete=directives, nargs=-1)
 @click.option(
     "--script",
@@ -211,10 +212,10 @@ def _warn_of_sources(items: Iterable[StageItem]) -> None:
     seen = look(item.source for item in items)
     for source, found in seen.items():
         if found.problem:
-            complain(
-                f"{source}: not seen from this machine ({found.problem}); check the path, and that "
-                "the compute nodes mount this filesystem"
-            )
+            remedy = "check the path, and that the compute nodes mount this filesystem"
+            if found.problem == os.strerror(errno.EACCES):
+                remedy = "you may not read it; ask its owner"
+            complain(f"{source}: not seen from this machine ({found.problem}); {remedy}")
     for item in items:
         here = seen.get(item.source)
         if here and not here.problem:

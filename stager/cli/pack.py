@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,5 +81,5 @@ def _report(path: str, packed: Packed, seconds: float) -> None:
             "pack it with conda-pack --dest-prefix DST"
         )
     else:
-        source = escape(absolute(path))
-        say(f"stage it with --stage={source}:DST{packed.options}")
+        option = f"--stage={escape(absolute(path))}:DST{packed.options}"
+        say(f"stage it with {quote(option)}")

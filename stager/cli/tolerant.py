@@ -46,7 +46,10 @@ def tolerated(text: str, option: str, rules: Policy, failed: str, nodes: int) ->
     launch = rules.launch
     asked = asked_tolerance(text, option, launch.tolerate, launch.tolerate_limit)
     said = f"{option}={asked}" if text else f"tolerate = {asked} in stage.toml"
-    most = min(asked.of(nodes), launch.tolerate_limit.of(nodes))
+    wanted, allowed = asked.of(nodes), launch.tolerate_limit.of(nodes)
+    if allowed < wanted:
+        said += f", and this site allows {launch.tolerate_limit}"
+    most = min(wanted, allowed)
     return Tolerated(most, said, tuple(filter(None, failed.split(","))))
 
 

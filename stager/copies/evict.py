@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
-from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
 from stager.disk.files import TICK, existing_folder_above, facts_beneath, opened_beneath
 from stager.disk.jobs import jobs_are_known
@@ -105,7 +105,7 @@ def _why_held(record: Record, in_use: Collection[str], *, jobs_known: bool) -> H
 
 
 def size_on_disk(root: str, path: str, record: Record) -> int:
-    """Return the bytes that removing the copy frees, 0 if it is missing or was changed.
+    """Return the bytes that removing the copy frees, 0 if it is missing or something else is there.
 
     It is also 0 if the record names a path outside of the cache root's filesystem.
     """
@@ -113,7 +113,7 @@ def size_on_disk(root: str, path: str, record: Record) -> int:
         there = facts_beneath(root, path)
     except OSError:
         return 0
-    if not is_ours(there, record):
+    if not _may_be_removed(record, there):
         return 0
     if record.tree:
         return record.tree.allocated
@@ -515,7 +515,9 @@ def free_space(path: str, space: Space) -> FreeSpace:
 def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:
     """Return whether a user's own files would be deleted with the copy."""
     path = f"{disk}{one.destination}"
-    return is_removable(one.record, path) and bool(find_own(one.cache, one.record, path, reading))
+    return is_removable(one.cache, one.record, path) and bool(
+        find_own(one.cache, one.record, path, reading)
+    )
 
 
 def remove(
@@ -542,7 +544,7 @@ def remove(
             return None
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
-        if _is_on_disk(cache.root, path) and is_removable(record, path):
+        if _is_on_disk(cache.root, path) and is_removable(cache, record, path):
             try:
                 _remove_copy(cache, record, path, None if force else reading or Reading())
             except SetAsideError:
@@ -554,7 +556,7 @@ def remove(
         locks.release(destination)
 
 
-def is_removable(record: Record, path: str) -> bool:
+def is_removable(cache: Cache, record: Record, path: str) -> bool:
     """Return whether what is at ``path`` is the copy, or what a user made of it.
 
     A folder that the user put there instead is not removable.
@@ -563,6 +565,8 @@ def is_removable(record: Record, path: str) -> bool:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return True
+    if record.tree:
+        return is_copy(cache, record, path, there)
     return _may_be_removed(record, there)
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, StageError
+from stager.base.linux import born_at
 from stager.base.paths import COMPILED_FOLDER
 from stager.copies.reading import Reading
 from stager.disk.files import opened
@@ -72,6 +73,29 @@ def count_text(count: int) -> str:
 
     was = "was" if count == 1 else "were"
     return f"{files_text(count)} that {was} added or changed after staging"
+
+
+def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
+    """Return whether what is ``there``, at ``path``, is the copy: `is_ours`, and no other folder.
+
+    One that was made after staging, and in which no file is the one that was staged, has only got
+    the inode number of the copy, which was deleted. Raise OSError.
+    """
+    if not is_ours(there, record):
+        return False
+    if record.tree is None or born_at(path) < (record.staged_at + 1) * _NANOSECONDS:
+        return True
+    from stager.tree.listing import Kind
+    from stager.tree.table import Table
+    from stager.tree.walk import walk
+
+    try:
+        copy = walk(path, holes=False, specials=True)
+    except StageError:
+        return False
+    table = Table.load(cache, record)
+    changed = {row for row, _ in table.unlike(copy)} if table else {*range(len(copy))}
+    return any(row not in changed for row in copy.rows(Kind.FILE))
 
 
 def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
-from stager.copies.own import find_own, is_same_file, own_text, them
+from stager.copies.own import find_own, is_copy, is_same_file, own_text, them
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -26,7 +26,6 @@ from stager.copies.survey import (
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.disk.permissions import is_too_open, unpacked_mode
-from stager.disk.record import is_ours
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table, as_copy
 from stager.tree.walk import walk
@@ -78,7 +77,7 @@ def _check_loss(
     Raise DestinationError if a new tree would replace what nobody staged, or hide what was staged
     separately.
     """
-    is_own = bool(there and not is_replaceable(path, there, record))
+    is_own = bool(there and not is_replaceable(path, there, cache, record))
     if there and is_own:
         is_file = stat.S_ISREG(there.st_mode)
         if not (is_file and item.options.replace):
@@ -137,7 +136,7 @@ def _own_files(
     return find_own(cache, record, path)
 
 
-def is_replaceable(path: str, there: os.stat_result, record: Record | None) -> bool:
+def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
     """Return whether what is ``there`` was staged, or is an empty folder.
 
     A staged folder may hold files of the user's own all the same, even nothing else.
@@ -146,7 +145,7 @@ def is_replaceable(path: str, there: os.stat_result, record: Record | None) -> b
         return True
     if record and not record.tree:
         return is_same_file(path, there, record)
-    return record is not None and is_ours(there, record)
+    return record is not None and is_copy(cache, record, path, there)
 
 
 def judge_tree(

@@ -58,6 +58,8 @@ class Action(StrEnum):
     PREPARE = "prepare"
 
 
+#: Why what is at the path of a copy stays, though its record goes.
+_FORGOTTEN = "not the copy, which is gone"
 #: Files of the user's own that are named of each folder.
 _MOST_NAMED = 3
 
@@ -354,7 +356,7 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache.root, path, record)
-        is_copy = evict.is_removable(record, path)
+        is_copy = evict.is_removable(cache, record, path)
         if self._command.dry_run and not is_copy:
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it would not be deleted"
@@ -429,11 +431,15 @@ class _Run:
 
     def _evict_or_keep(self, one: Candidate) -> None:
         why: str = one.held or evict.Held.IN_USE
+        path = f"{self._disk}{one.destination}"
+        is_copy = evict.is_removable(one.cache, one.record, path)
         files = None
         try:
             files = self._remove(one.cache, one.record) if one.may_go else None
         except HoldsOwnError as error:
             why = f"{evict.Held.OWN}: {listed(error.files)}"
+        if files is not None and not is_copy:
+            why, files = _FORGOTTEN, None
         if files is not None:
             self._note(one.destination, one.size, files)
         else:
@@ -447,7 +453,7 @@ class _Run:
         """
         path, force = f"{self._disk}{record.destination}", self._command.force
         # What is not the copy is kept in any case.
-        is_copy = evict.is_removable(record, path)
+        is_copy = evict.is_removable(cache, record, path)
         files = find_own(cache, record, path, self._reading) if is_copy else []
         if files and not force:
             raise HoldsOwnError(record, files, self._command.option)

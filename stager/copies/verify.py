@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import StageError
 from stager.base.text import listed
-from stager.copies.own import find_own
+from stager.copies.own import find_own, is_copy
 from stager.copies.survey_tree import damaged, is_replaceable
 from stager.disk.files import READ_FILE, digest_of, opened
-from stager.disk.record import is_ours
 from stager.tree.listing import text_of
 from stager.tree.table import Table
 from stager.tree.walk import walk
@@ -64,12 +63,12 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         there = os.lstat(path)
         if not is_of_site and there.st_uid == cache.uid:
             own = find_own(cache, record, path)
-            remedy = _remedy(path, there, record, own)
+            remedy = _remedy(path, there, cache, record, own)
         if record.tree:
             fault = _fault_of_tree(path, there, cache, record)
         else:
             fault = _fault_of_file(path, there, record)
-        if fault and not is_ours(there, record):
+        if fault and not is_copy(cache, record, path, there):
             return Fault(f"{fault}; {remedy}", is_damage=False)
     except FileNotFoundError:
         text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
@@ -85,20 +84,24 @@ def delete_command(destination: str) -> str:
     return f"srun -N1 -n1 {NODE} rm -r {quote(destination)}"
 
 
-def _remedy(path: str, there: os.stat_result, record: Record, own: Sequence[str]) -> str:
+def _remedy(
+    path: str, there: os.stat_result, cache: Cache, record: Record, own: Sequence[str]
+) -> str:
     """Return what to do about what is ``there``, which holds the user's ``own`` files."""
     names = listed(own, _MOST_NAMED) if own else ""
-    if _stage_replaces(path, there, record):
+    if _stage_replaces(path, there, cache, record):
         return _REPLACE.format(names) if own else _STAGE
     holding = f" with what is yours in it ({names})" if own and stat.S_ISDIR(there.st_mode) else ""
     return _MOVE.format(holding, delete_command(record.destination))
 
 
-def _stage_replaces(path: str, there: os.stat_result, record: Record) -> bool:
+def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
     """Return whether the next stage replaces what is ``there``; see `survey`, `survey_tree`."""
     if stat.S_ISREG(there.st_mode):
         return True
-    return is_replaceable(path, there, record) if record.tree else stat.S_ISLNK(there.st_mode)
+    return (
+        is_replaceable(path, there, cache, record) if record.tree else stat.S_ISLNK(there.st_mode)
+    )
 
 
 def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
@@ -120,7 +123,7 @@ def _fault_of_tree(path: str, there: os.stat_result, cache: Cache, record: Recor
     if not stat.S_ISDIR(there.st_mode):
         return _REPLACED
     fault = _fault_in_folder(path, cache, record)
-    return _REPLACED if fault and not is_ours(there, record) else fault
+    return _REPLACED if fault and not is_copy(cache, record, path, there) else fault
 
 
 def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:

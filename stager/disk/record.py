@@ -139,7 +139,7 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
     """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
 
     Of the folder of a tree only the folder itself is looked at. A filesystem may give the inode
-    number of a deleted folder to a new one at once, so look at its contents with `own.find_own`.
+    number of a deleted folder to a new one at once: `own.is_copy` tells them apart.
     """
     copy = record.copy_facts
     if record.tree:

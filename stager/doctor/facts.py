@@ -6,6 +6,7 @@ user's node as JSON.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import glob
 import hashlib
@@ -46,7 +47,7 @@ _PLUGIN_SLURM = re.compile(rb"slurm-stage for Slurm 0x([0-9a-fA-F]{1,8})\0")
 _ARGUMENT = re.compile(r"(python|config)=/")
 _PYTHON = "/opt/slurm-stage/bin/python3"
 #: How the line of a plugin begins (spank(8)).
-_REQUIRED, _OPTIONAL = "required", "optional"
+_KINDS = _REQUIRED, _ = "required", "optional"
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Prints the MPI library that mpi4py loads, and its version.
@@ -72,7 +73,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Argument:
-    """A file that plugstack.conf names for this plugin: ``python=PATH`` or ``config=PATH``."""
+    """A file that this plugin uses: ``python=PATH`` or ``config=PATH``, unless the default."""
 
     key: str
     place: Place
@@ -80,6 +81,8 @@ class Argument:
     closed: str = ""
     #: The SHA-256 of stage.toml.
     digest: str = ""
+    #: Whether plugstack.conf names it.
+    given: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class NodeFacts:
     #: The path of stage.toml.
     config: str = ""
     absent_plugins: list[AbsentPlugin] = field(default_factory=list)
+    #: Lines of plugstack.conf with this plugin that Slurm ignores because of their first word.
+    ignored_lines: list[str] = field(default_factory=list)
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
 
@@ -261,6 +266,11 @@ def node_facts(
         scripts=[place(path) for path in scripts],
         config=config,
         absent_plugins=list(dict.fromkeys(_absent_plugins(plugstack))),
+        ignored_lines=[
+            " ".join(words)
+            for words in _plugstack_lines(plugstack)
+            if words[0] not in _KINDS and any(word.endswith(f"/{PLUGIN}") for word in words)
+        ],
         metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
 
@@ -330,9 +340,18 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
                 after=tuple(before),
                 digest=hashlib.sha256(library).hexdigest() if library else "",
                 arguments=(
-                    Argument("python", place(python), _closed_at(python, stat.S_IXOTH)),
                     Argument(
-                        "config", place(config), _closed_at(config, stat.S_IROTH), _digest(config)
+                        "python",
+                        place(python),
+                        _closed_at(python, stat.S_IXOTH),
+                        given="python" in given,
+                    ),
+                    Argument(
+                        "config",
+                        place(config),
+                        _closed_at(config, stat.S_IROTH),
+                        _digest(config),
+                        given="config" in given,
                     ),
                 ),
                 unknown=tuple(word for word in arguments if not _ARGUMENT.match(word)),
@@ -341,10 +360,15 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
         before.append(os.path.basename(plugin))
 
 
+def is_mistyped(plugin: str) -> bool:
+    """Whether the path of a plugin was probably meant for this one."""
+    return bool(difflib.get_close_matches(os.path.basename(plugin), [PLUGIN], n=1, cutoff=0.8))
+
+
 def _absent_plugins(path: str) -> Iterator[AbsentPlugin]:
     """Yield the plugins whose file is not there. Slurm looks for a mere name elsewhere."""
     for word, plugin, *_ in _plugstack(path):
-        matters = word == _REQUIRED or os.path.basename(plugin) == PLUGIN
+        matters = word == _REQUIRED or is_mistyped(plugin)
         if matters and os.path.isabs(plugin) and place(plugin).owner == ABSENT:
             yield AbsentPlugin(plugin, word == _REQUIRED)
 
@@ -363,11 +387,18 @@ def _closed_at(path: str, right: int) -> str:
     return ""
 
 
-def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:
+def _plugstack(path: str) -> Iterator[list[str]]:
     """Yield the words of each line for a plugin, in the order in which Slurm loads them.
 
     Slurm ignores a line that begins with another word than these.
     """
+    for words in _plugstack_lines(path):
+        if len(words) > 1 and words[0] in _KINDS:
+            yield words
+
+
+def _plugstack_lines(path: str, depth: int = 0) -> Iterator[list[str]]:
+    """Yield the words of each line of plugstack.conf and of the files that it includes."""
     if not path or depth > _MOST_DEEP:
         return
     for line in _read(path).decode(errors="replace").splitlines():
@@ -375,8 +406,8 @@ def _plugstack(path: str, depth: int = 0) -> Iterator[list[str]]:
         if words[:1] == ["include"]:
             for pattern in words[1:]:
                 for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
-                    yield from _plugstack(name, depth + 1)
-        elif len(words) > 1 and words[0] in (_REQUIRED, _OPTIONAL):
+                    yield from _plugstack_lines(name, depth + 1)
+        elif words:
             yield words
 
 

@@ -9,7 +9,7 @@ import difflib
 import stat
 from typing import TYPE_CHECKING
 
-from stager.doctor.facts import ABSENT, PLUGIN
+from stager.doctor.facts import ABSENT, PLUGIN, is_mistyped
 from stager.doctor.finding import ok, problem, seen_or_problem, unknown
 
 if TYPE_CHECKING:
@@ -33,13 +33,18 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         return
     if not node.plugins and node.scripts:
         yield from _scripts(node, examined)
-    elif len(node.plugins) != 1 and not any(map(_is_mistyped, node.absent_plugins)):
-        how = "is not named" if not node.plugins else f"is named {len(node.plugins)} times"
+    elif len(node.plugins) > 1:
+        text = f"spank_stage.so is named {len(node.plugins)} times in {path}"
+        yield problem("plugin", text, "remove all these lines but one")
+    elif not (node.plugins or node.ignored_lines or _names_a_mistyped_plugin(node)):
         remedy = (
             f"write one line: required /PATH/{PLUGIN} python={node.prefix}/bin/python3 "
             f"config={node.config} (without it, TaskProlog must stage)"
         )
-        yield problem("plugin", f"spank_stage.so {how} in {path}", remedy)
+        yield problem("plugin", f"spank_stage.so is not named in {path}", remedy)
+    for ignored in node.ignored_lines:
+        text = f"Slurm ignores this line of {path}: {ignored}"
+        yield problem("plugin", text, "begin it with required or optional")
     for absent in node.absent_plugins:
         yield problem(
             "plugin",
@@ -50,10 +55,8 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield from _plugin(line, node, examined)
 
 
-def _is_mistyped(absent: AbsentPlugin) -> bool:
-    """Whether the line was probably meant for this plugin."""
-    name = absent.plugin.rpartition("/")[2]
-    return bool(difflib.get_close_matches(name, [PLUGIN], n=1, cutoff=0.8))
+def _names_a_mistyped_plugin(node: NodeFacts) -> bool:
+    return any(is_mistyped(absent.plugin) for absent in node.absent_plugins)
 
 
 def _follows(absent: AbsentPlugin) -> str:
@@ -109,12 +112,13 @@ def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
         yield problem("plugin", text, remedy)
     for one in line.arguments:
         path = one.place.path
-        name = f"{one.key}={path} in plugstack.conf"
+        where = "in plugstack.conf" if one.given else "(the default)"
+        name = f"{one.key}={path} {where}"
         if one.closed:
             text = f"{name}: users cannot {_KEYS[one.key]} it, as {one.closed} is closed to them"
             bits = "+r" if one.closed == path and one.key == "config" else "+x"
             yield problem("plugin", text, f"chmod o{bits} {one.closed}, or name another file")
-        elif one.place.owner < 0:
+        elif one.place.owner < 0 and (one.given or not line.unknown):
             remedy = "correct the line, or install slurm-stage there"
             yield seen_or_problem("plugin", one.place, f"{name} is not there", remedy)
         elif one.key == "config" and one.digest and node.digest not in ("", one.digest):

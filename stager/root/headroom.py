@@ -117,15 +117,20 @@ def _load_silent() -> set[int]:
 
 
 def shortfall(root: str, rules: Rules) -> int:
-    """Return how many bytes too few are free beneath ``root`` after a job."""
+    """Return how many bytes too few are free beneath ``root`` after a job.
+
+    Return 0 if ``keep_free`` is as large as the disk, by mistake: no eviction reaches that.
+    """
     try:
         if stranger_at(root):
             return 0  # nor has it here: a user took the name
         room = os.statvfs(root)
     except FileNotFoundError:
         return 0  # this node does not have the disk
-    share = int(room.f_blocks * room.f_frsize * rules.keep_free_percent / 100)
-    return max(rules.keep_free, share) + rules.headroom - room.f_bavail * room.f_frsize
+    whole = room.f_blocks * room.f_frsize
+    share = int(whole * rules.keep_free_percent / 100)
+    kept = max(rules.keep_free, share)
+    return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole else 0
 
 
 def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:

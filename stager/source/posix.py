@@ -66,7 +66,10 @@ def look_at_source(
 def _list(path: str, facts: os.stat_result, patterns: Patterns | None) -> Listing:
     from stager.tree.walk import walk  # not needed for a file
 
-    return walk(path, facts, patterns)
+    try:
+        return walk(path, facts, patterns)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from None
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:

@@ -88,11 +88,11 @@ def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> No
     would = where.format("would be evicted", others)
     assert desk.simulated("evict", "--dry-run", "/nvme/set") == Ran(3, would, kept)
     assert desk.simulated("evict", "--dry-run", "--older", "1s") == Ran(
-        0, f"{would}stage: nothing would be evicted {stays}", ""
+        0, f"{would}stage: would be kept {stays}", ""
     )
     went = where.format("evicted", others)
     assert desk.simulated("evict", "/nvme/set") == Ran(3, went, kept)
-    nothing = f"stage: nothing evicted {stays}stage: nothing to evict on node[1,3] (2 nodes)\n"
+    nothing = f"stage: kept {stays}stage: nothing to evict on node[1,3] (2 nodes)\n"
     assert desk.simulated("evict", "--older", "1s") == Ran(0, nothing, "")
     assert desk.copy(2, "/nvme/set/r1").read_text() == "mine"
     note = f"stage: /nvme/set: note: on node2, {files}, {{}} deleted: r1, r2, r3 and 1 more\n"
@@ -145,7 +145,7 @@ def test_pinned_copies_are_kept_and_named(copies: Desk) -> None:
     copies.simulated("pin", "/nvme/img.sqsh")
     time.sleep(1.1)
     assert copies.simulated("evict", "--older", "1s") == Ran(
-        0, "stage: nothing evicted on node[1-3] (3 nodes): /nvme/img.sqsh (pinned)\n", "",
+        0, "stage: kept on node[1-3] (3 nodes): /nvme/img.sqsh (pinned)\n", "",
     )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ RULES = Policy.model_validate(
     ("text", "nodes", "most", "asked"),
     [
         ("2", 64, 2, "--stage-tolerate=2"),
-        ("2", 7, 1, "--stage-tolerate=2"),
+        ("2", 7, 1, "--stage-tolerate=2, and this site allows 25%"),
         ("10%", 39, 3, "--stage-tolerate=10%"),
         ("0", 64, 0, "--stage-tolerate=0"),
         ("", 64, 1, "tolerate = 1 in stage.toml"),
-        ("", 3, 0, "tolerate = 1 in stage.toml"),
+        ("", 3, 0, "tolerate = 1 in stage.toml, and this site allows 25%"),
     ],
 )
 def test_the_smaller_of_what_is_asked_and_the_sites_limit_counts(

@@ -207,7 +207,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "stage: n[1-4]: /nvme/a is pinned; unpin it first: stagectl unpin /nvme/a", "3",
         "stage: /nvme/a: unpinned on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[1-2] (2 nodes)", "0",
-        "stage: nothing evicted on n[3-4] (2 nodes): /nvme/a (pinned)",
+        "stage: kept on n[3-4] (2 nodes): /nvme/a (pinned)",
         "stage: nothing to evict on n[1-2] (2 nodes)", "0",
         "stage: /nvme/a: unpinned on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",

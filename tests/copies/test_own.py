@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
 from tests.support.trees import stage_folder
@@ -251,3 +251,32 @@ def test_the_command_that_deletes_a_copy_can_be_pasted_into_a_shell(node: Node) 
         "/nvme/my set;x holds 1 file that was added or changed after staging: a; move it "
         "elsewhere, or delete the whole copy: stagectl evict --force '/nvme/my set;x'"
     )
+
+
+def _with_inode_of(node: Node, record: Record) -> Record:
+    """Return the record as it is when the folder now there has got the copy's inode number."""
+    inode = node.path.stat().st_ino
+    return replace(
+        record, staged_at=record.staged_at - 9, copy_facts=replace(record.copy_facts, inode=inode)
+    )
+
+
+@pytest.mark.parametrize("name", ["results", "__pycache__/x.pyc", "a"])
+def test_a_new_folder_with_the_inode_number_of_the_copy_is_not_the_copy(
+    node: Node, name: str
+) -> None:
+    record = node.stage()
+    shutil.rmtree(node.path)
+    _write(name)(node.path)
+    again = _with_inode_of(node, record)
+    assert not is_copy(node.cache, again, str(node.path), node.path.stat())
+
+
+def test_a_copy_is_one_whatever_its_user_changed_and_the_clock_said(node: Node) -> None:
+    record = node.stage()
+    late = replace(record, staged_at=record.staged_at - 9)  # the clock was set back meanwhile
+    assert is_copy(node.cache, late, str(node.path), node.path.stat())
+    for name in ("a", "m", "sub/b", "sub/__pycache__/b.pyc", "tagged/CACHEDIR.TAG"):
+        _write(name)(node.path)
+    assert is_copy(node.cache, record, str(node.path), node.path.stat())
+    assert not is_copy(node.cache, record, str(node.path), os.stat(node.path.parent))

@@ -374,11 +374,23 @@ def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None
             stay=[Stays("/nvme/a", "holds files of the user's own: a")]
         )
     assert copy.read_bytes() == b"mine"
-    done = NodeResult([Done("/nvme/a", 0, 1, ("a",))])
+    done = NodeResult([Done("/nvme/a", copy.stat().st_blocks * 512, 1, ("a",))])
     assert node.do(Action.EVICT, "a", force=True, dry_run=True) == done
     assert copy.read_bytes() == b"mine"
     assert node.do(Action.EVICT, "a", force=True) == done
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_folder_in_the_place_of_a_copy_stays_and_is_not_called_evicted(
+    node: Node, *, dry_run: bool
+) -> None:
+    copy = node.stage("a", 3600)
+    copy.rename(copy.with_name("other"))
+    copy.mkdir()
+    stays = [Stays("/nvme/a", "not the copy, which is gone")]
+    assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(stay=stays)
+    assert copy.is_dir()
 
 
 def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(

@@ -104,14 +104,16 @@ def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstac
     ours = tmp_path / "spank_stage.so"
     ours.unlink()
     plugstack.write_text(
-        f"require {ours}\nrequired {ours}\nrequired /x/y.so\noptional spank_stage.so\n"
+        f"require {ours} a=b\nrequired {ours}\nrequired /x/y.so\noptional spank_stage.so\n"
+        "optional /x/spank_stag.so\noptional /x/z.so\n"
     )
     seen = facts(tmp_path, str(plugstack))
     assert [(line.plugin, line.required) for line in seen.plugins] == [
         (str(ours), True), ("spank_stage.so", False),
     ]  # fmt: skip
     absent = [AbsentPlugin(path, required=True) for path in (str(ours), "/x/y.so")]
-    assert seen.absent_plugins == absent
+    assert seen.absent_plugins == [*absent, AbsentPlugin("/x/spank_stag.so", required=False)]
+    assert seen.ignored_lines == [f"require {ours} a=b"]
     assert [place.path for place in seen.trusted if not os.path.isabs(place.path)] == []
 
 

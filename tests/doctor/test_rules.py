@@ -331,6 +331,7 @@ ONCE = (
     "write one line: required /PATH/spank_stage.so python=/opt/x/bin/python3 "
     "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"
 )
+TWICE = "remove all these lines but one"
 TOGETHER = "install plugin and package together (packaging/install)"
 
 
@@ -338,7 +339,7 @@ TOGETHER = "install plugin and package together (packaging/install)"
     ("lines", "texts"),
     [
         ([], [f"spank_stage.so is not named in /etc/plugstack.conf: {ONCE}"]),
-        ([LINE, LINE], [f"spank_stage.so is named 2 times in /etc/plugstack.conf: {ONCE}"]),
+        ([LINE, LINE], [f"spank_stage.so is named 2 times in /etc/plugstack.conf: {TWICE}"]),
         (
             [replace(LINE, version="1.2.2")],
             [f"{LINE.plugin} has version 1.2.2, this package 1.2.3: {TOGETHER}"],
@@ -361,9 +362,9 @@ def test_the_plugin_is_named_once_and_is_of_this_version(
 
 
 def test_the_arguments_of_the_plugin_are_judged() -> None:
-    def line(key: str, owner: int = 0, **how: str) -> PluginLine:
+    def line(key: str, owner: int = 0, *, given: bool = True, **how: str) -> PluginLine:
         there = Place(f"/x/{key}", owner, stat.S_IFREG | 0o755)
-        return replace(LINE, arguments=(Argument(key, there, **how),))
+        return replace(LINE, arguments=(Argument(key, there, given=given, **how),))
 
     install = "correct the line, or install slurm-stage there"
     named = "{0}=/x/{0} in plugstack.conf"
@@ -371,6 +372,12 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
     absent = [(PROBLEM, f"{named.format('python')} is not there: {install}")]
     assert news(plugins=[line("python", ABSENT)]) == absent
     assert news(plugins=[replace(line("python", ABSENT), python="/x/python")]) == absent
+    default = (PROBLEM, f"python=/x/python (the default) is not there: {install}")
+    assert news(plugins=[line("python", ABSENT, given=False)]) == [default]
+    mistyped = replace(line("python", ABSENT, given=False), unknown=("pyton=/y",))
+    fails = "so srun, sbatch and salloc fail for everybody: write python=/PATH"
+    text = f"argument pyton=/y in plugstack.conf is not valid, {fails}"
+    assert news(plugins=[mistyped]) == [(PROBLEM, text)]
     closed = "users cannot {} it, as {} is closed to them: chmod {} {}, or name another file"
     run = closed.format("run", "/x", "o+x", "/x")
     assert news(plugins=[line("python", UNSEEN, closed="/x")]) == [
@@ -426,6 +433,14 @@ def test_a_plugin_whose_file_is_not_there_is_a_problem(absent: AbsentPlugin, fol
     text = f"{absent.plugin} in plugstack.conf is not there, so {follows}"
     remedy = "correct the path, or install the plugin there"
     assert news(plugins=[line], absent_plugins=[absent]) == [(PROBLEM, f"{text}: {remedy}")]
+
+
+def test_a_line_with_a_mistyped_first_word_is_a_problem() -> None:
+    ignored = "requird /opt/x/lib/spank_stage.so config=/etc/slurm/stage.toml"
+    text = f"Slurm ignores this line of /etc/plugstack.conf: {ignored}"
+    assert news(plugins=[], ignored_lines=[ignored]) == [
+        (PROBLEM, f"{text}: begin it with required or optional")
+    ]
 
 
 def test_a_plugin_without_a_path_is_not_judged() -> None:

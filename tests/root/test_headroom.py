@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,3 +153,5 @@ def test_the_shortfall_of_a_disk_is_that_of_the_system(tmp_path: Path) -> None:
         abs(shortfall(str(tmp_path), rules) - (1 << 60) + disk.f_bavail * disk.f_frsize) < 1 << 33
     )
     assert shortfall(f"{tmp_path}/none", rules) == 0
+    whole = disk.f_blocks * disk.f_frsize
+    assert shortfall(str(tmp_path), replace(rules, keep_free=whole)) == 0

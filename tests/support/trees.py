@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,14 @@ def stage_folder(
         digests[place(row)] = bytes.fromhex(digest_of(file))
     table = cache.save_table(path, Table.of(copy, copy, bytes(digests), {}).to_bytes())
     facts = TreeFacts(copy.files, copy.allocated(), "0" * 32, as_copy(copy).digest(), table)
-    record = replace(RECORD, destination=path, copy_facts=tree.facts(), used_at=used_at, tree=facts)
+    record = replace(
+        RECORD,
+        destination=path,
+        copy_facts=tree.facts(),
+        used_at=used_at,
+        tree=facts,
+        staged_at=int(time.time()),
+    )
     tree.publish(path)
     tree.close()
     cache.save(record)
