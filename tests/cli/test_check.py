@@ -76,11 +76,11 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
 }  # fmt: skip
 
 
-def not_seen(*sources: str, reason: str = "No such file or directory") -> str:
+def not_seen(*sources: str) -> str:
     """Return the warnings of sources that do not exist."""
     return "".join(
-        f"stage: {source}: not seen from this machine ({reason}); check the path, and that the "
-        "compute nodes mount this filesystem\n"
+        f"stage: {source}: not seen from this machine (No such file or directory); check the "
+        "path, and that the compute nodes mount this filesystem\n"
         for source in sources
     )
 
@@ -138,7 +138,10 @@ def test_check_warns_of_a_source_that_cannot_be_read_here(desk: Desk) -> None:
 
     with ordinary_home() as home:
         ran = as_ordinary_user(lambda: act(home))
-    denied = not_seen(f"{home}/closed", reason="Permission denied")
+    denied = (
+        f"stage: {home}/closed: not seen from this machine (Permission denied); you may not read "
+        "it; ask its owner\n"
+    )
     assert (ran.code, ran.err) == (0, denied + not_seen(f"{home}/none"))
 
 
