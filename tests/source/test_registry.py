@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -43,7 +44,7 @@ class Registry:
 
     @property
     def settings(self) -> RemoteSettings:
-        return RemoteSettings(patience=1, insecure_registries=(self.address,))
+        return RemoteSettings(patience=20, insecure_registries=(self.address,))
 
     @property
     def url(self) -> str:
@@ -207,7 +208,7 @@ def test_a_connection_that_fails_is_tried_again(registry: Registry, tmp_path: Pa
         address = f"127.0.0.1:{proxy.getsockname()[1]}"
         threading.Thread(target=pass_on, args=(proxy, registry.address), daemon=True).start()
         url = f"docker://{address}/team/img:v1"
-        settings = replace(registry.settings, patience=20, insecure_registries=(address,))
+        settings = replace(registry.settings, insecure_registries=(address,))
         made = import_image(url, source.facts.revision, str(tmp_path), settings, lambda: None)
         proxy.shutdown(socket.SHUT_RDWR)
     assert made.retries >= 1
@@ -258,15 +259,17 @@ def test_a_registry_that_does_not_answer_is_given_up(registry: Registry) -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         url = f"docker://{address}/a"
-        assert fault(url, replace(registry.settings, insecure_registries=(address,))) == (
+        hasty = replace(registry.settings, patience=1, insecure_registries=(address,))
+        assert fault(url, hasty) == (
             f"{url}: the registry did not answer, 1 times in 1 s; submit again later, or tell "
             "those who run the registry"
         )
-    begun = time.monotonic()
-    told = fault(url, replace(registry.settings, insecure_registries=(address,)))
+    # The port is closed now. How often skopeo starts within the patience is the machine's affair.
+    told = fault(url, replace(registry.settings, patience=5, insecure_registries=(address,)))
     assert told.startswith(f"{url}: the registry cannot be reached, or fails (skopeo: ")
-    assert told.endswith(" times in 1 s; submit again later, or tell those who run the registry")
-    assert time.monotonic() - begun < 10
+    assert re.search(
+        r" times in \d+ s; submit again later, or tell those who run the registry", told
+    )
 
 
 def test_files_that_cannot_be_read_are_named(
