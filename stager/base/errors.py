@@ -4,7 +4,8 @@
 class                 code  meaning
 ====================  ====  =====================================================
 UsageError            2     the request is wrong
- └ DirectiveError     2     a directive cannot be read; a caret shows where
+ ├ DirectiveError     2     a directive cannot be read; a caret shows where
+ └ DirectiveErrors    2     several of these
 PolicyRefusal         3     the site's stage.toml refuses the request, or has a fault itself
 SourceError           4     the source is missing or cannot be read
 SpaceError            5     a node's disk has too little space
@@ -19,7 +20,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: The remedy for ranks that do not find each other, or do not start.
 MPI_REMEDY = (
@@ -78,6 +82,14 @@ class DirectiveError(UsageError):
 
         before = columns(printable(window[: self.position - start]))
         return f"  {printable(window)}\n  {' ' * before}^"
+
+
+class DirectiveErrors(UsageError):
+    """Several directives cannot be read; ``faults`` has an error for each."""
+
+    def __init__(self, faults: Iterable[DirectiveError]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(fault.message for fault in self.faults))
 
 
 class PolicyRefusal(StageError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import LaunchError, StageError
+from stager.base.errors import DirectiveErrors, LaunchError, StageError
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, printable_lines, say
@@ -101,7 +101,8 @@ class _Gate:
         try:
             outcome, rules, may_go_on = self._stage()
         except StageError as error:
-            self.complain(str(error))
+            for fault in error.faults if isinstance(error, DirectiveErrors) else [error]:
+                self.complain(str(fault))
             self._end(error.code, is_told=False)
             self._tell_failure(error, time.monotonic() - begun)
             return error.code

@@ -190,7 +190,8 @@ WHICH_OPTIONS = (
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, as in the shell of salloc, the command works on all nodes of the job; "
-    "elsewhere, on this node. Choose others by --nodes, --hostfile or --job, which needs ssh. "
+    "elsewhere, on this node. Choose others by --nodes, --hostfile or --job; outside of a job "
+    "that has these nodes, it needs ssh. "
     "Without ssh, run the command in the job: srun --jobid=ID --overlap -N1 -n1 stagectl COMMAND"
 )
 #: What the exit codes mean (`base.errors`).

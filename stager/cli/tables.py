@@ -160,7 +160,7 @@ def total_line(nodes: Mapping[str, NodeStatus]) -> str:
     counts = [files_text(files)] if files or not folders else []
     counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []
     size = bytes_text(sum(entry.size for entry in every))
-    copies = f", {len(every)} copies" if len(nodes) > 1 else ""
+    copies = f", {len(every)} cop{'y' if len(every) == 1 else 'ies'}" if len(nodes) > 1 else ""
     return f"{' and '.join(counts)}{copies}, {size} in all"
 
 

@@ -78,12 +78,12 @@ def count_text(count: int) -> str:
 def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:
     """Return whether what is ``there``, at ``path``, is the copy: `is_ours`, and no other folder.
 
-    One that was made after staging, and in which no file is the one that was staged, has only got
-    the inode number of the copy, which was deleted. Raise OSError.
+    One that was made after the copy was published, and in which no file is the one that was staged,
+    has only got the inode number of the copy, which was deleted. Raise OSError.
     """
     if not is_ours(there, record):
         return False
-    if record.tree is None or born_at(path) < (record.staged_at + 1) * _NANOSECONDS:
+    if record.tree is None or born_at(path) <= _sealed_at(cache, record):
         return True
     from stager.tree.listing import Kind
     from stager.tree.table import Table
@@ -96,6 +96,17 @@ def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> b
     table = Table.load(cache, record)
     changed = {row for row, _ in table.unlike(copy)} if table else {*range(len(copy))}
     return any(row not in changed for row in copy.rows(Kind.FILE))
+
+
+def _sealed_at(cache: Cache, record: Record) -> int:
+    """Return when the copy of a folder was whole, in nanoseconds since 1970.
+
+    Its table is written then, just before it is published.
+    """
+    try:
+        return os.stat(cache.table_path(record.destination)).st_mtime_ns
+    except OSError:
+        return (record.staged_at + 1) * _NANOSECONDS
 
 
 def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:

@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stager.base.errors import DirectiveError, UsageError
+from stager.base.errors import DirectiveError, DirectiveErrors
 from stager.request.grammar import parse_line
 from stager.request.lexer import split_words
 
@@ -107,7 +107,7 @@ def _alike(word: str, other: str) -> float:
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
     """Return the directives of the ``#STAGE`` lines in a script's head.
 
-    Raise DirectiveError for a line that cannot be read; UsageError with all of them, if several.
+    Raise DirectiveError for a line that cannot be read, DirectiveErrors for several.
     """
     directives: list[Directive] = []
     faults: list[DirectiveError] = []
@@ -117,7 +117,7 @@ def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
         except DirectiveError as error:
             faults.append(error)
     if len(faults) > 1:
-        raise UsageError("\n".join(fault.message for fault in faults))
+        raise DirectiveErrors(faults)
     if faults:
         raise faults[0]
     return tuple(directives)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -253,29 +254,26 @@ def test_the_command_that_deletes_a_copy_can_be_pasted_into_a_shell(node: Node) 
     )
 
 
-def _with_inode_of(node: Node, record: Record) -> Record:
-    """Return the record as it is when the folder now there has got the copy's inode number."""
-    inode = node.path.stat().st_ino
-    return replace(
-        record, staged_at=record.staged_at - 9, copy_facts=replace(record.copy_facts, inode=inode)
-    )
-
-
 @pytest.mark.parametrize("name", ["results", "__pycache__/x.pyc", "a"])
 def test_a_new_folder_with_the_inode_number_of_the_copy_is_not_the_copy(
     node: Node, name: str
 ) -> None:
     record = node.stage()
+    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
     shutil.rmtree(node.path)
     _write(name)(node.path)
-    again = _with_inode_of(node, record)
-    assert not is_copy(node.cache, again, str(node.path), node.path.stat())
+    there = node.path.stat()
+    again = replace(record, copy_facts=replace(record.copy_facts, inode=there.st_ino))
+    assert not is_copy(node.cache, again, str(node.path), there)
 
 
 def test_a_copy_is_one_whatever_its_user_changed_and_the_clock_said(node: Node) -> None:
     record = node.stage()
-    late = replace(record, staged_at=record.staged_at - 9)  # the clock was set back meanwhile
-    assert is_copy(node.cache, late, str(node.path), node.path.stat())
+    table = node.cache.table_path(record.destination)
+    then = os.stat(table).st_mtime_ns
+    os.utime(table, ns=(then, then - 9 * 10**9))  # the clock was set back meanwhile
+    assert is_copy(node.cache, record, str(node.path), node.path.stat())
+    os.utime(table, ns=(then, then))
     for name in ("a", "m", "sub/b", "sub/__pycache__/b.pyc", "tagged/CACHEDIR.TAG"):
         _write(name)(node.path)
     assert is_copy(node.cache, record, str(node.path), node.path.stat())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import DirectiveError, UsageError
+from stager.base.errors import DirectiveError, DirectiveErrors, UsageError
 from stager.base.options import Options, Validate
 from stager.request.directive import Directive
 from stager.request.script import (
@@ -147,7 +147,7 @@ def test_a_comment_that_was_meant_to_stage_is_found(line: str, form: str) -> Non
 
 def test_all_lines_that_cannot_be_read_are_told_at_once() -> None:
     lines = [BASH, "#STAGE /a\n", "#STAGE /c /d\n", "#STAGE /e\n"]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(DirectiveErrors) as caught:
         parse_script(lines)
     problem = "the destination is missing: write #STAGE SRC DST [key=value…]"
     assert caught.value.message == (
