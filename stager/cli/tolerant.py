@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import Failure, LaunchError
 from stager.launch import job
+from stager.launch.run import EndedError
 from stager.launch.tolerate import SILENCE, Crew, stage_tolerantly
 from stager.request.tolerance import asked_tolerance
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 #: branches at each node. Each waits 60 s for those below it, and so many seconds more for each
 #: level of them (Slurm's src/common/reverse_tree.c, stepd_wait_for_children_slurmstepd).
 _BRANCHES, _A_LEVEL = 7, 3.0
+#: Seconds that Slurm may need to tell all nodes that a step is to end, and to end it; and up to
+#: which it delays each node's report where there are so many nodes (_random_sleep of slurmstepd).
+_ENDING, _MANY, _DELAY = 2.0, 100, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ def safe_after(nodes: int) -> float:
     while reached < nodes >= _BRANCHES:
         levels += 1
         reached += _BRANCHES**levels
-    return levels * _A_LEVEL
+    delay = _DELAY if nodes > _MANY else 0.0
+    return levels * _A_LEVEL + _ENDING + delay if levels else 0.0
 
 
 def run_tolerantly(
@@ -109,11 +114,12 @@ def run_tolerantly(
         )  # fmt: skip
         try:
             return start(wanted, on_event=note, nodes=nodes, most_slow=tolerance.most - len(lost))
-        except LaunchError:
+        except LaunchError as error:
             # A launcher that was killed leaves its step, whose ranks hold the destinations' locks.
             for step in steps:
                 job.kill_step(context.job, step, srun)
-            may_end = time.monotonic() + safe_after(len(nodes))
+            if isinstance(error, EndedError):
+                may_end = time.monotonic() + safe_after(len(nodes))
             raise
 
     try:

@@ -89,7 +89,7 @@ def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
         Candidate(
             cache,
             record,
-            size_on_disk(cache.root, f"{disk}{record.destination}", record),
+            size_on_disk(cache, f"{disk}{record.destination}", record),
             _why_held(record, in_use, jobs_known=jobs_known),
         )
         for record in cache.records()
@@ -104,19 +104,19 @@ def _why_held(record: Record, in_use: Collection[str], *, jobs_known: bool) -> H
     return None if jobs_known else Held.PERHAPS_IN_USE
 
 
-def size_on_disk(root: str, path: str, record: Record) -> int:
+def size_on_disk(cache: Cache, path: str, record: Record) -> int:
     """Return the bytes that removing the copy frees, 0 if it is missing or something else is there.
 
     It is also 0 if the record names a path outside of the cache root's filesystem.
     """
     try:
-        there = facts_beneath(root, path)
+        there = facts_beneath(cache.root, path)
     except OSError:
         return 0
+    if record.tree:
+        return record.tree.allocated if is_copy(cache, record, path, there) else 0
     if not _may_be_removed(record, there):
         return 0
-    if record.tree:
-        return record.tree.allocated
     return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
 
 

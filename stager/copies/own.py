@@ -79,11 +79,14 @@ def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> b
     """Return whether what is ``there``, at ``path``, is the copy: `is_ours`, and no other folder.
 
     One that was made after the copy was published, and in which no file is the one that was staged,
-    has only got the inode number of the copy, which was deleted. Raise OSError.
+    has only got the inode number of the copy, which was deleted.
     """
     if not is_ours(there, record):
         return False
-    if record.tree is None or born_at(path) <= _sealed_at(cache, record):
+    born = 0
+    with suppress(OSError):  # it is gone by now, or statx(2) is forbidden
+        born = born_at(path) if record.tree else 0
+    if born <= _sealed_at(cache, record):
         return True
     from stager.tree.listing import Kind
     from stager.tree.table import Table
@@ -91,7 +94,7 @@ def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> b
 
     try:
         copy = walk(path, holes=False, specials=True)
-    except StageError:
+    except (OSError, StageError):
         return False
     table = Table.load(cache, record)
     changed = {row for row, _ in table.unlike(copy)} if table else {*range(len(copy))}

@@ -18,10 +18,10 @@ from stager.base.errors import StageError
 from stager.base.mounts import stranger_at
 from stager.base.node import users_of
 from stager.base.numbers import is_integer
+from stager.copies.own import is_copy
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_using
-from stager.disk.record import is_ours
 from stager.source.location import is_url
 from stager.source.posix import facts_of
 
@@ -231,9 +231,7 @@ def _read_cache(
 ) -> NodeStatus:
     status = NodeStatus()
     for record in _records(cache, status.unread):
-        status.entries.append(
-            _entry(record, cache, _state(record, cache.root, disk, sources), jobs)
-        )
+        status.entries.append(_entry(record, cache, _state(record, cache, disk, sources), jobs))
     return status
 
 
@@ -297,13 +295,14 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
     )  # fmt: skip
 
 
-def _state(record: Record, root: str, disk: str, sources: _Sources | None) -> str:
+def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) -> str:
     """Return `Entry.state`. Add the source to ``sources``; None for a source of another user."""
     try:
-        there = facts_beneath(root, disk + record.destination)
+        there = facts_beneath(cache.root, disk + record.destination)
     except OSError:
         return "gone"
-    if not is_ours(there, record) or (record.tree is None and there.st_nlink != 1):
+    is_linked = record.tree is None and there.st_nlink != 1
+    if is_linked or not is_copy(cache, record, disk + record.destination, there):
         return "changed"
     if record.is_damaged:
         return "damaged"

@@ -355,7 +355,7 @@ class _Run:
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
-        size = evict.size_on_disk(cache.root, path, record)
+        size = evict.size_on_disk(cache, path, record)
         is_copy = evict.is_removable(cache, record, path)
         if self._command.dry_run and not is_copy:
             raise IntegrityError(
@@ -432,7 +432,7 @@ class _Run:
     def _evict_or_keep(self, one: Candidate) -> None:
         why: str = one.held or evict.Held.IN_USE
         path = f"{self._disk}{one.destination}"
-        is_copy = evict.is_removable(one.cache, one.record, path)
+        is_copy = not one.may_go or evict.is_removable(one.cache, one.record, path)
         files = None
         try:
             files = self._remove(one.cache, one.record) if one.may_go else None

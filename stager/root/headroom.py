@@ -128,9 +128,10 @@ def shortfall(root: str, rules: Rules) -> int:
     except FileNotFoundError:
         return 0  # this node does not have the disk
     whole = room.f_blocks * room.f_frsize
+    reserve = (room.f_bfree - room.f_bavail) * room.f_frsize
     share = int(whole * rules.keep_free_percent / 100)
     kept = max(rules.keep_free, share)
-    return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole else 0
+    return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
 
 
 def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:

@@ -36,7 +36,8 @@ def test_nodes_that_failed_before_are_read_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "seconds"), [(1, 0), (6, 0), (7, 3), (8, 3), (9, 6), (57, 6), (58, 9), (4000, 15)]
+    ("nodes", "seconds"),
+    [(1, 0), (6, 0), (7, 5), (8, 5), (9, 8), (57, 8), (58, 11), (101, 16), (4000, 22)],
 )
 def test_a_job_ends_later_than_slurm_drains_nodes_for(nodes: int, seconds: float) -> None:
     assert safe_after(nodes) == seconds

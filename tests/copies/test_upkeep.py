@@ -36,6 +36,7 @@ from stager.disk.locks import Locks
 from stager.disk.record import VERSION, CopyFacts, Record
 from stager.request.items import StageItem
 from stager.source.posix import facts_of, look_at_source
+from tests.support.trees import stage_folder
 from tests.support.users import OWNER, USER, as_ordinary_user, as_user, forked, ordinary_home
 
 if TYPE_CHECKING:
@@ -391,6 +392,22 @@ def test_a_folder_in_the_place_of_a_copy_stays_and_is_not_called_evicted(
     stays = [Stays("/nvme/a", "not the copy, which is gone")]
     assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(stay=stays)
     assert copy.is_dir()
+
+
+def test_a_new_folder_with_the_inode_number_of_a_copy_makes_no_room(node: Node) -> None:
+    """As a filesystem gives it again at once. Here the record says so."""
+    cache = open_cache(f"{node.disk}/nvme", os.getuid())
+    record = stage_folder(cache, f"{node.disk}/nvme/set")
+    path = Path(record.destination)
+    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "mine").write_text("mine")
+    facts = replace(record.copy_facts, inode=path.stat().st_ino)
+    cache.save(replace(record, copy_facts=facts))
+    (found,) = evict.find_candidates(cache, "")
+    assert (found.size, evict.choose([found], 1)) == (0, [])
+    assert not evict.is_removable(cache, found.record, str(path))
 
 
 def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(
