@@ -225,8 +225,8 @@ def _check_nothing_lost(folder: str, archive: str) -> None:
     with suppress(FileNotFoundError):
         if os.stat(archive).st_size:
             raise DestinationError(
-                f"{archive} is there already and was not packed from {folder}; delete it, or "
-                "choose another name"
+                f"{archive} is there already, and was not packed from {folder}, or was changed "
+                "since; delete it, or choose another name"
             )
 
 

@@ -164,7 +164,7 @@ node_options = _together(
 #: What the options of a directive do, in lines that stay as they are (`\b`, as click has it).
 OPTIONS_TABLE = """\b
 Options of SRC:DST, joined by commas; slurm-stage(7) says more:
-  validate=stat        a copy is current if size, time and inode agree (default)
+  validate=stat        a copy is current if size, times and inode agree (default)
   validate=size        a copy is current if it has the source's size
   validate=checksum    as stat, and the contents are read and compared
   validate=always      copy it again in any case

@@ -23,7 +23,7 @@ from stager.root.as_user import groups_of, run_as
 from stager.root.folders import locked
 from stager.root.headroom import make_headroom
 from stager.root.metrics import keep_figures, read_figures
-from stager.root.room import end_job, remove_rooms
+from stager.root.room import end_job, forget_job, remove_rooms
 from stager.root.rules import Rules, fault_text, read_rules
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Epilog:
         try:
             self._clean_up(self._rules(), seconds)
         finally:
+            forget_job(self._job, self._uid)
             remove_rooms()
 
     def _rules(self) -> Rules:

@@ -29,6 +29,8 @@ _LOCK_LIMIT = 5
 _UNMOUNT = UnmountFlag.DETACH | UnmountFlag.NOFOLLOW
 #: Rounds in which mounts are removed that a user makes meanwhile.
 _ROUNDS = 10
+#: Seconds after which the clean-up of a job has ended, whatever became of it (`epilog`).
+_LONGEST_ENDING = 60
 
 
 def begin_job(job: int, uid: int, gid: int) -> None:
@@ -43,19 +45,47 @@ def begin_job(job: int, uid: int, gid: int) -> None:
 
 
 def end_job(job: int, uid: int) -> float:
-    """Remove the job's mark. Return the seconds since it was made, 0 if there was none."""
+    """Mark the job as one that ends, until `forget_job`: no copy is in use because of it any more.
+
+    Return the seconds since it was marked, 0 if it was not.
+    """
     path = f"{paths.JOBS_FOLDER}/{job}.{uid}"
     with suppress(FileNotFoundError):
         begun = os.lstat(path).st_mtime
-        os.unlink(path)
+        os.rename(path, _ending(job, uid))
         return max(0.0, time.time() - begun)
     return 0.0
+
+
+def forget_job(job: int, uid: int) -> None:
+    """Remove the mark of a job that ended, after its clean-up. Raise OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(_ending(job, uid))
+
+
+def _ending(job: int, uid: int) -> str:
+    return f"{paths.JOBS_FOLDER}/.{job}.{uid}"
+
+
+def _users_of_ending_jobs() -> set[int]:
+    """Return the users whose rooms the clean-ups of other jobs need, which end now, too."""
+    found = set()
+    with suppress(FileNotFoundError):  # no job was marked since the node started
+        for entry in os.scandir(paths.JOBS_FOLDER):
+            hidden, _, name = entry.name.partition(".")
+            uid = name.partition(".")[2]
+            if not hidden and uid.isdecimal():
+                with suppress(FileNotFoundError):
+                    ended = entry.stat(follow_symlinks=False).st_ctime
+                    if abs(time.time() - ended) < _LONGEST_ENDING:
+                        found.add(int(uid))
+    return found
 
 
 def remove_rooms() -> None:
     """Unmount the rooms of all users without a mark. Raise OSError."""
     with _locked():
-        marked = {uid for _, uid in marked_jobs()}
+        marked = {uid for _, uid in marked_jobs()} | _users_of_ending_jobs()
         for _ in range(_ROUNDS):
             left = [uid for uid in _rooms() if uid not in marked]
             for uid in left:  # once for each mount: the user may have mounted over it

@@ -200,8 +200,8 @@ def test_a_file_that_was_not_packed_from_the_folder_is_kept(
         with pytest.raises(DestinationError) as caught:
             pack(str(folder), str(archive))
         assert str(caught.value) == (
-            f"{archive} is there already and was not packed from {folder}; delete it, or choose "
-            "another name"
+            f"{archive} is there already, and was not packed from {folder}, or was changed since; "
+            "delete it, or choose another name"
         )
         assert archive.read_bytes() == content
     assert sorted(os.listdir(tmp_path)) == [archive.name, "env", "other"]
@@ -304,8 +304,8 @@ def test_the_command_prints_the_directive_for_the_job(folder: Path) -> None:
     shutil.copytree(folder, folder.with_name("new"), symlinks=True)
     subprocess.run(["tar", "cf", "new.tar.zst", "new"], cwd=folder.parent, check=True)
     text = (
-        "stage: {0}.tar.zst is there already and was not packed from {0}; delete it, or choose "
-        "another name\n"
+        "stage: {0}.tar.zst is there already, and was not packed from {0}, or was changed since; "
+        "delete it, or choose another name\n"
     ).format(folder.with_name("new"))
     for arguments in ([], ["--json"]):
         assert run([*STAGECTL, "pack", *arguments, f"{folder.parent}/new"], folder) == Ran(

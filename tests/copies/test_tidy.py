@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,23 @@ def test_a_copy_for_a_job_goes_with_the_last_job_that_uses_it(tmp_path: Path) ->
         return [*seen, node.names()]
 
     assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
+
+
+def test_a_copy_for_a_job_goes_when_all_its_jobs_end_together(tmp_path: Path) -> None:
+    def act(node: Node) -> list[list[str]]:
+        seen = []
+        for _ in range(5):
+            node.put("a", lifetime="job")
+            for job in range(17, 21):
+                node.run_job(job, "a")
+            for job in range(17, 21):
+                node.end_job(job)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda job: node.tidy(f"--job={job}"), range(17, 21)))
+            seen.append(node.names())
+        return seen
+
+    assert on_node(tmp_path, act) == [[]] * 5
 
 
 def listening() -> socket.socket:

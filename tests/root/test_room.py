@@ -12,7 +12,7 @@ import pytest
 from stager.base import paths
 from stager.base.node import marked_jobs
 from stager.root.prepare import main
-from stager.root.room import begin_job, end_job, remove_rooms
+from stager.root.room import begin_job, end_job, forget_job, remove_rooms
 from tests.support.disks import owners
 from tests.support.users import USER, as_user, on_tmpfs
 
@@ -69,6 +69,12 @@ def mounts() -> int:
     return Path("/proc/self/mountinfo").read_text().count(f" {ROOM} ")
 
 
+def end(job: int) -> None:
+    """Mark a job as ended, and its clean-up as done."""
+    end_job(job, USER)
+    forget_job(job, USER)
+
+
 def test_a_room_goes_with_the_last_job_of_its_user() -> None:
     def act() -> list[tuple[int, bool]]:
         seen = []
@@ -76,13 +82,45 @@ def test_a_room_goes_with_the_last_job_of_its_user() -> None:
         begin_job(18, USER, GROUP)
         (ROOM / "file").touch()
         for job in (17, 18):
-            end_job(job, USER)
+            end(job)
             remove_rooms()
             seen.append((mounts(), ROOM.exists()))
         begin_job(19, USER, GROUP)
         return [*seen, (mounts(), (ROOM / "file").exists())]
 
     assert on_node(act) == [(1, True), (0, False), (1, False)]
+
+
+def test_a_room_stays_while_a_job_that_ended_is_cleaned_up() -> None:
+    def act() -> list[bool]:
+        seen = []
+        for job in (17, 18):
+            begin_job(job, USER, GROUP)
+        for job in (17, 18):
+            end_job(job, USER)
+        assert marked_jobs() == []
+        for job in (17, 18):
+            forget_job(job, USER)
+            remove_rooms()
+            seen.append(ROOM.exists())
+        assert os.listdir(paths.JOBS_FOLDER) == []
+        return seen
+
+    assert on_node(act) == [True, False]
+
+
+def test_a_clean_up_that_was_killed_does_not_keep_a_room_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stager.root.room._LONGEST_ENDING", 0)
+
+    def act() -> bool:
+        begin_job(17, USER, GROUP)
+        end_job(17, USER)
+        remove_rooms()
+        return ROOM.exists()
+
+    assert not on_node(act)
 
 
 def test_what_a_user_mounted_over_a_room_goes_too() -> None:
@@ -92,7 +130,7 @@ def test_what_a_user_mounted_over_a_room_goes_too() -> None:
         for place in (ROOM / "inner", ROOM, ROOM):
             os.system(f"mount -t tmpfs theirs {place}")
         before = mounts()
-        end_job(17, USER)
+        end(17)
         remove_rooms()
         return before, mounts() == 0 and not ROOM.exists()
 
@@ -135,8 +173,8 @@ def test_where_nothing_can_be_mounted_the_room_is_a_plain_folder(
         (ROOM / "file").touch()
         begin_job(18, USER, GROUP)
         found = ROOM.stat().st_uid, (ROOM / "file").exists()
-        end_job(17, USER)
-        end_job(18, USER)
+        end(17)
+        end(18)
         remove_rooms()
         return found, logged, ROOM.exists()
 
