@@ -819,7 +819,10 @@ def _claim_base(parent: Path) -> tuple[Path, int]:
     """
     with _locked(parent, fcntl.LOCK_EX):
         for left in parent.glob(f"{BASE_PREFIX}*"):
-            with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with (
+                contextlib.suppress(BlockingIOError, FileNotFoundError),  # its run ends now
+                _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB),
+            ):
                 _remove_tree(left)
         base = Path(tempfile.mkdtemp(prefix=BASE_PREFIX, dir=parent))
         base.chmod(0o755)
