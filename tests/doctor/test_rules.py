@@ -374,9 +374,9 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
     assert news(plugins=[replace(line("python", ABSENT), python="/x/python")]) == absent
     default = (PROBLEM, f"python=/x/python (the default) is not there: {install}")
     assert news(plugins=[line("python", ABSENT, given=False)]) == [default]
-    mistyped = replace(line("python", ABSENT, given=False), unknown=("pyton=/y",))
+    mistyped = replace(line("python", ABSENT, given=False), unknown=("pythn=/y",))
     fails = "so srun, sbatch and salloc fail for everybody: write python=/PATH"
-    text = f"argument pyton=/y in plugstack.conf is not valid, {fails}"
+    text = f"argument pythn=/y in plugstack.conf is not valid, {fails}"
     assert news(plugins=[mistyped]) == [(PROBLEM, text)]
     closed = "users cannot {} it, as {} is closed to them: chmod {} {}, or name another file"
     run = closed.format("run", "/x", "o+x", "/x")
@@ -436,7 +436,7 @@ def test_a_plugin_whose_file_is_not_there_is_a_problem(absent: AbsentPlugin, fol
 
 
 def test_a_line_with_a_mistyped_first_word_is_a_problem() -> None:
-    ignored = "requird /opt/x/lib/spank_stage.so config=/etc/slurm/stage.toml"
+    ignored = "require /opt/x/lib/spank_stage.so config=/etc/slurm/stage.toml"
     text = f"Slurm ignores this line of /etc/plugstack.conf: {ignored}"
     assert news(plugins=[], ignored_lines=[ignored]) == [
         (PROBLEM, f"{text}: begin it with required or optional")
