@@ -43,7 +43,7 @@ def test_each_class_owns_its_exit_code(error: type[StageError], code: int) -> No
 
 
 def test_the_table_in_the_docstring_names_every_class_with_its_code() -> None:
-    table = re.findall(r"^(?: └ )?(\w+) +(\d) ", errors.__doc__ or "", re.MULTILINE)
+    table = re.findall(r"^(?: [├└] )?(\w+) +(\d) ", errors.__doc__ or "", re.MULTILINE)
     classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     failures = [kind for kind in classes if issubclass(kind, StageError) and kind is not StageError]
     assert table == [(kind.__name__, str(kind.code)) for kind in failures]
