@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base import linux, paths
 from stager.base.linux import MountFlag, UnmountFlag
 from stager.base.mounts import mounts
-from stager.base.node import marked_jobs
+from stager.base.node import ENDING, jobs_that_end, marked_jobs
 from stager.root.folders import locked, made, opened
 
 if TYPE_CHECKING:
@@ -64,21 +64,17 @@ def forget_job(job: int, uid: int) -> None:
 
 
 def _ending(job: int, uid: int) -> str:
-    return f"{paths.JOBS_FOLDER}/.{job}.{uid}"
+    return f"{paths.JOBS_FOLDER}/{ENDING}{job}.{uid}"
 
 
 def _users_of_ending_jobs() -> set[int]:
     """Return the users whose rooms the clean-ups of other jobs need, which end now, too."""
     found = set()
-    with suppress(FileNotFoundError):  # no job was marked since the node started
-        for entry in os.scandir(paths.JOBS_FOLDER):
-            hidden, _, name = entry.name.partition(".")
-            uid = name.partition(".")[2]
-            if not hidden and uid.isdecimal():
-                with suppress(FileNotFoundError):
-                    ended = entry.stat(follow_symlinks=False).st_ctime
-                    if abs(time.time() - ended) < _LONGEST_ENDING:
-                        found.add(int(uid))
+    for job, uid in jobs_that_end():
+        with suppress(FileNotFoundError):  # forgotten meanwhile
+            ended = os.lstat(_ending(job, uid)).st_ctime
+            if abs(time.time() - ended) < _LONGEST_ENDING:
+                found.add(uid)
     return found
 
 
