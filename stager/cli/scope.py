@@ -133,7 +133,7 @@ class Scope:
         of = "" if self.whole_job else f" -w {job.fold(self.nodes)}"
         number, whose = "ID", "a job that has these nodes"
         if self.other_job:
-            number, whose = str(self.other_job), "their job"
+            number, whose = str(self.other_job), "their job, while it runs"
         return (
             f"if these nodes cannot be reached by ssh, ask them within {whose}: "
             f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}"

@@ -90,7 +90,7 @@ def test_users_are_told_how_to_ask_within_a_job() -> None:
     instead = "if these nodes cannot be reached by ssh, ask them within "
     assert hints == [
         f"{instead}a job that has these nodes: {step.format('ID')} -w n[1-3]",
-        f"{instead}their job: {step.format(75)}",
+        f"{instead}their job, while it runs: {step.format(75)}",
     ]
     others = [ANSWERS[0], ANSWERS[2]]
     assert as_ordinary_user(lambda: named.without_ssh(words, others)) == ""

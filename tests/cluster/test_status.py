@@ -305,7 +305,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     assert plain(inside.stdout).splitlines()[1:3] == lines[1:3]
     assert (refused.returncode, refused.stderr) == (
         8,
-        f"{instead.format('their job', running.id, 'status')}\n",
+        f"{instead.format('their job, while it runs', running.id, 'status')}\n",
     )
     assert verify.returncode == 8
     assert verify.stderr.splitlines()[-1] == instead.format(
