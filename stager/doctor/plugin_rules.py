@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from stager.doctor.facts import ABSENT, PLUGIN, is_mistyped
-from stager.doctor.finding import ok, problem, seen_or_problem, unknown
+from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,9 +143,13 @@ def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
                 f"{key} is not set, which a site without the plugin needs",
                 f"{key}={node.prefix}/libexec/{name} in slurm.conf",
             )
-    for script in node.scripts if node.computes else ():
+    for script in node.scripts:
         remedy = "correct slurm.conf, or install the package there"
-        if script.owner < 0:
+        if script.owner == ABSENT and not node.computes:
+            bad += 1
+            text = f"{script.path} is not on this machine; a compute node without it is drained"
+            yield note("scripts", text, "see that every compute node has it before a job runs there")
+        elif script.owner < 0:
             bad += 1
             yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)
         elif not script.mode & stat.S_IXOTH:

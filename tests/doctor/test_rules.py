@@ -490,6 +490,14 @@ def test_a_disk_must_be_larger_than_what_is_kept_free() -> None:
     assert site_news(cache=Cache(keep_free=DISK.size - 1)) == []
 
 
+def test_a_disk_must_be_larger_than_the_headroom() -> None:
+    text = "headroom is 4.0 TiB, and /nvme has only 4.0 TiB, so after a job all copies there may go"
+    remedy = "lower headroom in stage.toml"
+    for cache in (Cache(headroom=DISK.size), Cache(headroom=DISK.size - 9, keep_free=9)):
+        assert site_news(cache=cache) == [(PROBLEM, f"{text}: {remedy}")]
+    assert site_news(cache=Cache(headroom=DISK.size - 9, keep_free=8)) == []
+
+
 def test_disks_of_one_kind_are_one_line_with_the_least_and_the_most_room() -> None:
     nodes = {
         "n1": NODE, "n2": replace(NODE, disks=[replace(DISK, free=2 << 40)]),
@@ -825,6 +833,10 @@ def test_a_site_without_the_plugin_needs_three_scripts() -> None:
                    "Prolog=/opt/x/libexec/job_prolog in slurm.conf"))
     ]  # fmt: skip
     scripts[0] = replace(scripts[0], owner=ABSENT)
+    assert told(replace(node, computes=False), site) == [
+        (NOTE, ("/opt/x/libexec/task_prolog is not on this machine; a compute node without it is "
+                "drained: see that every compute node has it before a job runs there"))
+    ]  # fmt: skip
     scripts[2] = replace(scripts[2], mode=stat.S_IFREG | 0o644)
     assert told(node, site) == [
         (PROBLEM, ("/opt/x/libexec/task_prolog is not there: correct slurm.conf, or install the "
