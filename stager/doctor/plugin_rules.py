@@ -148,7 +148,9 @@ def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         if script.owner == ABSENT and not node.computes:
             bad += 1
             text = f"{script.path} is not on this machine; a compute node without it is drained"
-            yield note("scripts", text, "see that every compute node has it before a job runs there")
+            yield note(
+                "scripts", text, "see that every compute node has it before a job runs there"
+            )
         elif script.owner < 0:
             bad += 1
             yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)
