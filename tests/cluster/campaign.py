@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 #: Seconds: of stall_timeout and start_timeout; within which a job must have said after a fault how
 #: its stage ended; within which it must have ended once the fault is undone; and in which the
 #: moment of a fault must come. (Ranks that srun has not started are started again after 40 s, and a
-#: stage that has succeeded waits as long for srun to end; srun waits up to 30 s for a slurmctld that
-#: is restarted, and slurmstepd tells it only minutes later of a job that ended meanwhile.)
+#: stage that has succeeded waits as long for srun to end; srun waits up to 30 s for slurmctld while
+#: it is restarted, and slurmstepd tells it only minutes later of a job that ended meanwhile.)
 STALL, BEGIN, TOLD_WITHIN, ENDED_WITHIN, MOMENT_WITHIN = 5, 60, 100, 180, 60
 #: Bytes of a source, and files in a folder.
 SIZE, FILES = 8 << 20, 12
