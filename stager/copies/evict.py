@@ -407,15 +407,25 @@ class RoomPlan:
     def plan(self) -> list[Candidate]:
         """Return the copies to remove. Raise SpaceError if there is too little room.
 
-        Only those are looked into for a user's own files that would be removed.
+        Only those are looked into for a user's own files that would be removed, and, so that the
+        error tells what can be, all others if there is too little room.
         """
         while True:
-            chosen = self._choose()
-            holders = [one for one in chosen if self._holds_own(one)]
-            if not holders:
-                return chosen
-            for one in holders:
-                self._hold(one, Held.OWN)
+            try:
+                chosen = self._choose()
+            except SpaceError:
+                if not self._hold_own(oldest(self._candidates.values())):
+                    raise
+            else:
+                if not self._hold_own(chosen):
+                    return chosen
+
+    def _hold_own(self, copies: Iterable[Candidate]) -> bool:
+        """Hold those ``copies`` that hold a user's own files. Return whether there are any."""
+        holders = [one for one in copies if self._holds_own(one)]
+        for one in holders:
+            self._hold(one, Held.OWN)
+        return bool(holders)
 
     def _holds_own(self, one: Candidate) -> bool:
         key = one.cache, one.destination

@@ -34,7 +34,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     destination, has_name = _destination(directive, policy)
     if is_url(directive.source):
         _check_url(directive.source, policy)
-    _check_paths(directive.source.rstrip("/"), destination)
+    _check_paths(_plain(directive.source), destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
@@ -99,6 +99,13 @@ def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
             f"with a file name, such as {destination.rstrip('/')}/NAME"
         )
     return f"{destination.rstrip('/')}/{name}", True
+
+
+def _plain(source: str) -> str:
+    """Return a path without what does not change where it leads, a URL without a '/' at its end."""
+    if is_url(source):
+        return source.rstrip("/")
+    return "/" + "/".join(part for part in source.split("/") if part not in ("", "."))
 
 
 def _check_paths(source: str, destination: str) -> None:

@@ -725,6 +725,20 @@ def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Nod
     )
 
 
+def test_what_holds_files_of_the_users_own_is_not_said_to_be_freed(node: Node) -> None:
+    for name in ("a", "b", "c"):
+        stage_folder(node.cache, f"{node.disk}/{name}")
+        (node.disk / name / "results").write_bytes(b"mine" * (name != "c"))
+    (node.disk / "c/results").unlink()
+    size = find_candidates(node.cache, "")[0].size
+    room = room_on(node, free_space(str(node.disk), Space()).usable + (1 << 40))
+    with pytest.raises(SpaceError) as caught:
+        room.plan()
+    told = str(caught.value)
+    assert f" free, {bytes_text(size)} can be freed by removing your old copies, " in told
+    assert f"; {bytes_text(2 * size)} of your copies stay: {node.disk}/a (holds " in told
+
+
 def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
     node.put("a", MIB)
     assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []

@@ -351,11 +351,21 @@ def test_whatever_is_accepted_is_a_plain_path_beneath_its_root(directive: Direct
         assert item.destination.startswith(f"{item.root}/")
 
 
+@pytest.mark.parametrize("source", ["/nvme/data", "/nvme//data/", "//nvme/./data"])
+def test_source_and_destination_may_not_be_the_same(source: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        destination_of(source, "/nvme/data")
+    assert str(caught.value) == (
+        "source and destination are both /nvme/data; choose another destination"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "destination", "inner", "outer"),
     [
         ("/nvme/data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
         ("/nvme/data/", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/nvme/.//data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
         ("/nvme/data/part", "/nvme/data", "/nvme/data/part", "/nvme/data"),
     ],
 )
