@@ -172,12 +172,11 @@ def test_an_unwritable_destination_on_one_node(site: Site) -> None:
 def test_a_file_on_the_nodes_disk_is_not_staged_over_itself(site: Site) -> None:
     site.run("mkdir /nvme/alice; ln -s alice /nvme/link; echo mine >/nvme/alice/own", on="n1")
     stage = "--stage=/nvme/link/own:/nvme/alice/own,lifetime=job,replace"
-    result = site.srun("true", "-N2", "-wn[1-2]", stage)
-    assert result.returncode == 6
-    assert (
-        "stage: n1: /nvme/alice/own is the source itself, which /nvme/link/own leads to; choose "
-        "another destination\n"
-    ) in result.stderr
+    problem = (
+        "n1: /nvme/alice/own is the source itself, which /nvme/link/own leads to; choose another "
+        "destination"
+    )
+    fails(site, 6, problem, "-N2", "-wn[1-2]", stage)
     assert site.path("n1", "/nvme/alice/own").read_text() == "mine\n"
     assert not site.path("n2", "/nvme/alice/own").exists()
 
