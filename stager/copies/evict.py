@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from stager.request.items import Space
 
 
+#: Bytes that are read to tell in an error which copies hold changed files: the job waits for it.
+_MOST_READ = 1 << 30
 #: What is added to the name of a copy that is looked through, and the characters of it that stay:
 #: a name has at most 255 bytes, and a character up to 4.
 _ASIDE, _MOST_CHARACTERS = ".before-eviction", 50
@@ -407,31 +409,32 @@ class RoomPlan:
     def plan(self) -> list[Candidate]:
         """Return the copies to remove. Raise SpaceError if there is too little room.
 
-        Only those are looked into for a user's own files that would be removed, and, so that the
-        error tells what can be, all others if there is too little room.
+        Only those are looked into for a user's own files that would be removed. If there is too
+        little room, the others are, too, as far as that is quick, so that the error counts no copy
+        that stays.
         """
         while True:
             try:
                 chosen = self._choose()
             except SpaceError:
-                if not self._hold_own(oldest(self._candidates.values())):
+                if not self._hold_own(oldest(self._candidates.values()), Reading(_MOST_READ)):
                     raise
             else:
-                if not self._hold_own(chosen):
+                if not self._hold_own(chosen, self._reading):
                     return chosen
 
-    def _hold_own(self, copies: Iterable[Candidate]) -> bool:
+    def _hold_own(self, copies: Iterable[Candidate], reading: Reading) -> bool:
         """Hold those ``copies`` that hold a user's own files. Return whether there are any."""
-        holders = [one for one in copies if self._holds_own(one)]
+        holders = [one for one in copies if self._holds_own(one, reading)]
         for one in holders:
             self._hold(one, Held.OWN)
         return bool(holders)
 
-    def _holds_own(self, one: Candidate) -> bool:
+    def _holds_own(self, one: Candidate, reading: Reading) -> bool:
         key = one.cache, one.destination
         if key not in self._looked_into:
             self._looked_into.add(key)
-            return holds_own(one, self._disk, self._reading)
+            return holds_own(one, self._disk, reading)
         return False
 
     def _hold(self, one: Candidate, why: Held) -> None:
@@ -523,11 +526,15 @@ def free_space(path: str, space: Space) -> FreeSpace:
 
 
 def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:
-    """Return whether a user's own files would be deleted with the copy."""
+    """Return whether a user's own files would be deleted with the copy.
+
+    Those that ``reading`` skips do not count.
+    """
     path = f"{disk}{one.destination}"
-    return is_removable(one.cache, one.record, path) and bool(
-        find_own(one.cache, one.record, path, reading)
-    )
+    if not is_removable(one.cache, one.record, path):
+        return False
+    skipped = reading.skipped
+    return len(find_own(one.cache, one.record, path, reading)) > reading.skipped - skipped
 
 
 def remove(

@@ -105,7 +105,6 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     there = _lstat_destination(path)
     check_folder(existing_folder_above(path), cache)
     check_trees_above(item, cache)
-    check_apart(item, path, source, cache)
     record = cache.load(item.destination)
     reason = (
         or_other_source(item, record, judge(item.options.validate, source.facts, record, there))
@@ -321,24 +320,6 @@ def check_trees_above(item: StageItem, cache: Cache) -> None:
                 "destination"
             )
         above = os.path.dirname(above)
-
-
-def check_apart(item: StageItem, path: str, source: Source, cache: Cache) -> None:
-    """Raise DestinationError if ``path`` is the source by another name, or lies in the source."""
-    place = path
-    while len(place) >= len(cache.root) and place != "/":
-        there = _lstat_or_none(place)
-        if there and source.facts.inode and _is_source(there, source.facts):
-            kind = "the source itself" if place == path else f"in the source, {place}"
-            raise DestinationError(
-                f"{path} is {kind}, which {item.source} leads to; choose another destination"
-            )
-        place = os.path.dirname(place)
-
-
-def _is_source(there: os.stat_result, source: SourceFacts) -> bool:
-    # No two files, on whatever disks, have both in common.
-    return (there.st_ino, there.st_ctime_ns) == (source.inode, source.ctime_ns)
 
 
 def check_folder(folder: str, cache: Cache) -> None:

@@ -17,7 +17,6 @@ from stager.copies.own import find_own, is_copy, is_same_file, own_text, them
 from stager.copies.survey import (
     Reason,
     Survey,
-    check_apart,
     check_folder,
     check_trees_above,
     damage,
@@ -53,7 +52,6 @@ def survey_tree(
     there = own_lstat(path)
     check_folder(existing_folder_above(path), cache)
     check_trees_above(item, cache)
-    check_apart(item, path, source, cache)
     record = cache.load(item.destination)
     tree = record.tree if record else None
     reason = or_other_source(item, record, judge_tree(item, source, record, there))

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from shlex import quote
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 #: Bytes that are read to find out whether files that have another time were changed: root waits 10
 #: s for all of the clean-up. A copy with more of them stays, and its user can evict it.
 _MOST_READ = 1 << 30
+#: Seconds in which a command of the user, or the clean-up of another job that ends now, may have a
+#: copy; and between looks.
+_TURNS, _PAUSE = 2.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -124,14 +128,25 @@ def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
     removed = 0
     if destinations:
         # Without the lock file, as on a read-only disk, nothing can be removed.
+        deadline = time.monotonic() + _TURNS
         with suppress(StageError), closing(Locks(cache)) as locks:
             for destination in destinations:
                 with suppress(OSError, StageError):
+                    _await_turn(locks, destination, deadline)
                     is_removed = _remove_one(cache, locks, destination, way)
                     removed += is_removed
                     if not is_removed and _is_pinned(cache, destination):
                         _keep(cache, locks, destination)
     return removed
+
+
+def _await_turn(locks: Locks, destination: str, deadline: float) -> None:
+    """Take the destination's lock, if it is free before the ``deadline``.
+
+    Nobody would remove a copy with lifetime=job after this clean-up. Raise StageError.
+    """
+    while not locks.take(destination) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
 
 
 def _is_pinned(cache: Cache, destination: str) -> bool:

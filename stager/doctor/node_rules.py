@@ -122,15 +122,17 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 
 def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
-    kept, headroom = examined.policy.cache.keep_free, examined.policy.cache.headroom
+    cache = examined.policy.cache
+    kept = cache.keep_free
     for disk in node.disks if node.computes else ():
+        wanted = max(kept, int(disk.size * cache.keep_free_percent / 100)) + cache.headroom
         if 0 < disk.size <= kept:
             text = f"keep_free is {bytes_text(kept)}, and {disk.path} has only "
             text += f"{bytes_text(disk.size)}, so nothing can be staged there"
             yield problem("disk", text, "lower keep_free in stage.toml, or use keep_free_percent")
-        elif headroom and 0 < disk.size <= kept + headroom:
-            text = f"headroom is {bytes_text(headroom)}, and {disk.path} has only "
-            text += f"{bytes_text(disk.size)}, so after a job all copies there may go"
+        elif cache.headroom and 0 < disk.size <= wanted:
+            text = f"what to keep free and headroom are {bytes_text(wanted)}, and {disk.path} has "
+            text += f"only {bytes_text(disk.size)}, so after a job all copies there may go"
             yield problem("disk", text, "lower headroom in stage.toml")
         if is_shared(disk):
             yield problem(

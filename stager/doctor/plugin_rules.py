@@ -129,6 +129,12 @@ def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
             )
 
 
+def _script_folder(node: NodeFacts) -> str:
+    """Return where slurm.conf finds the scripts: not in a prefix, which may go before its line."""
+    of_package = node.prefix.startswith("/usr/")
+    return f"{node.prefix}/libexec" if of_package else "/etc/slurm/slurm-stage"
+
+
 def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Without the plugin, Slurm runs this package's scripts, or the site's own that call them."""
     config = examined.site.slurm
@@ -141,16 +147,15 @@ def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield problem(
                 "scripts",
                 f"{key} is not set, which a site without the plugin needs",
-                f"{key}={node.prefix}/libexec/{name} in slurm.conf",
+                f"{key}={_script_folder(node)}/{name} in slurm.conf",
             )
     for script in node.scripts:
-        remedy = "correct slurm.conf, or install the package there"
+        remedy = "put the script there, or correct slurm.conf"
         if script.owner == ABSENT and not node.computes:
             bad += 1
-            text = f"{script.path} is not on this machine; a compute node without it is drained"
-            yield note(
-                "scripts", text, "see that every compute node has it before a job runs there"
-            )
+            text = f"{script.path} is not on this machine; on a compute node without it, jobs fail "
+            text += "or the node is drained"
+            yield note("scripts", text, "see that all of these have it before a job runs there")
         elif script.owner < 0:
             bad += 1
             yield seen_or_problem("scripts", script, f"{script.path} is not there", remedy)

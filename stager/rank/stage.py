@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from stager.base.options import Lifetime, Mode, Validate
 from stager.base.phases import Phase
 from stager.base.progress import about
+from stager.copies.apart import check_apart
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -30,6 +31,7 @@ from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
 from stager.source.facts import Listings, Source
 from stager.source.image_name import is_image
+from stager.source.location import is_url
 from stager.wire.codec import (
     FLAG,
     NUMBER,
@@ -263,6 +265,8 @@ class StageRun:
     def _survey_item(self, one: SettledItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
         path = node.path(item.destination)
+        if not self._rank and not is_url(item.source):
+            check_apart(item.source, path)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
         own_file = not source.is_tree and not item.options.extract and not item.shared
         if found.current and own_file and not self._context.request.dry_run:

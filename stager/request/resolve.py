@@ -102,10 +102,12 @@ def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
 
 
 def _plain(source: str) -> str:
-    """Return a path without what does not change where it leads, a URL without a '/' at its end."""
+    """Return a path without what does not change where it leads, the root as an empty text; a URL
+    without a '/' at its end.
+    """
     if is_url(source):
         return source.rstrip("/")
-    return "/" + "/".join(part for part in source.split("/") if part not in ("", "."))
+    return "".join(f"/{part}" for part in source.split("/") if part not in ("", "."))
 
 
 def _check_paths(source: str, destination: str) -> None:
@@ -116,8 +118,8 @@ def _check_paths(source: str, destination: str) -> None:
     for inner, outer in ((destination, source), (source, destination)):
         if inner.startswith(f"{outer}/"):
             raise UsageError(
-                f"{inner} is in {outer}: source and destination must not contain each other; "
-                "choose another destination"
+                f"{inner} is in {outer or '/'}: source and destination must not contain each "
+                "other; choose another destination"
             )
     if RECORDS_FOLDER in destination.split("/"):
         raise UsageError(

@@ -539,9 +539,9 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
             ("problem  n1: TmpFS=/run/absent is not there: make it, as root, with mode 0755 "
             "(systemd-tmpfiles --create)"),
             ("problem  n1: Prolog is not set, which a site without the plugin needs: "
-            f"Prolog={PREFIX}/libexec/job_prolog in slurm.conf"),
-            ("problem  n1: /nowhere/task_prolog is not there: correct slurm.conf, or install the "
-            "package there"),
+            "Prolog=/etc/slurm/slurm-stage/job_prolog in slurm.conf"),
+            ("problem  n1: /nowhere/task_prolog is not there: put the script there, or correct "
+            "slurm.conf"),
             ("problem  n1: /etc/slurm/job_epilog cannot be executed: chmod 755 "
             "/etc/slurm/job_epilog"),
             ("problem  PrologEpilogTimeout is 30 s: Slurm drains a node whose clean-up takes "

@@ -173,7 +173,7 @@ def test_a_file_on_the_nodes_disk_is_not_staged_over_itself(site: Site) -> None:
     site.run("mkdir /nvme/alice; ln -s alice /nvme/link; echo mine >/nvme/alice/own", on="n1")
     stage = "--stage=/nvme/link/own:/nvme/alice/own,lifetime=job,replace"
     problem = (
-        "n1: /nvme/alice/own is the source itself, which /nvme/link/own leads to; choose another "
+        "n1: /nvme/alice/own is the source itself, to which /nvme/link/own leads; choose another "
         "destination"
     )
     fails(site, 6, problem, "-N2", "-wn[1-2]", stage)

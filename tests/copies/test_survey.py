@@ -292,24 +292,6 @@ def test_what_was_not_staged_is_not_replaced(
     assert node.survey(validate, replaces=True) == changed(Reason.NOT_RECORDED)
 
 
-@pytest.mark.parametrize("name", ["link", "hard", "above/copy.sqsh"])
-@pytest.mark.parametrize("replaces", [False, True])
-def test_a_file_is_not_staged_over_itself_by_another_name(
-    node: Node, name: str, *, replaces: bool
-) -> None:
-    node.copy.write_bytes(BYTES)
-    (node.disk / "above").symlink_to(".")
-    (node.disk / "link").symlink_to(node.copy)
-    (node.disk / "hard").hardlink_to(node.copy)
-    node.source = node.disk / name
-    with pytest.raises(DestinationError) as caught:
-        node.survey(replaces=replaces)
-    assert str(caught.value) == (
-        f"{node.copy} is the source itself, which {node.source} leads to; choose another "
-        "destination"
-    )
-
-
 def test_a_file_without_a_record_is_replaced_if_it_is_like_the_source(node: Node) -> None:
     node.stage()
     node.cache.forget(str(node.copy))

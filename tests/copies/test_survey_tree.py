@@ -18,7 +18,6 @@ from stager.disk.cache import open_cache
 from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
 from stager.source.facts import Source
-from stager.source.posix import look_at_source
 from tests.support.records import RECORD
 from tests.support.trees import stage_folder
 
@@ -163,21 +162,3 @@ def test_the_command_that_removes_a_copy_within_can_be_pasted_into_a_shell(tmp_p
         f"{tmp_path}/set/a b was staged separately and lies in {tmp_path}/set; remove that copy "
         f"first: stagectl evict '{tmp_path}/set/a b'"
     )
-
-
-def test_a_folder_is_not_staged_into_itself_by_another_name(tmp_path: Path) -> None:
-    (tmp_path / "disk/set/deep").mkdir(parents=True)
-    (tmp_path / "disk/link").symlink_to("set")
-    disk, link = str(tmp_path / "disk"), str(tmp_path / "disk/link")
-    cache, source = open_cache(disk, os.getuid()), look_at_source(link)
-
-    def problem(name: str) -> str:
-        item = StageItem(link, f"{disk}/{name}", disk, Options(replace=True))
-        with pytest.raises(DestinationError) as caught:
-            survey_tree(item, item.destination, source, cache, "n1", {})
-        return str(caught.value)
-
-    rest = f", which {link} leads to; choose another destination"
-    assert problem("set") == f"{disk}/set is the source itself{rest}"
-    for inside in ("set/copy", "set/deep/a/copy"):
-        assert problem(inside) == f"{disk}/{inside} is in the source, {disk}/set{rest}"

@@ -491,9 +491,15 @@ def test_a_disk_must_be_larger_than_what_is_kept_free() -> None:
 
 
 def test_a_disk_must_be_larger_than_the_headroom() -> None:
-    text = "headroom is 4.0 TiB, and /nvme has only 4.0 TiB, so after a job all copies there may go"
+    text = "what to keep free and headroom are 4.0 TiB, and /nvme has only 4.0 TiB, so after a job "
+    text += "all copies there may go"
     remedy = "lower headroom in stage.toml"
-    for cache in (Cache(headroom=DISK.size), Cache(headroom=DISK.size - 9, keep_free=9)):
+    half = DISK.size // 2
+    for cache in (
+        Cache(headroom=DISK.size),
+        Cache(headroom=DISK.size - 9, keep_free=9),
+        Cache(headroom=half, keep_free_percent=50),
+    ):
         assert site_news(cache=cache) == [(PROBLEM, f"{text}: {remedy}")]
     assert site_news(cache=Cache(headroom=DISK.size - 9, keep_free=8)) == []
 
@@ -830,17 +836,23 @@ def test_a_site_without_the_plugin_needs_three_scripts() -> None:
     assert told(node, site) == [(OK, well)]
     assert told(node, site | {"Prolog": "(null)"}) == [
         (PROBLEM, ("Prolog is not set, which a site without the plugin needs: "
-                   "Prolog=/opt/x/libexec/job_prolog in slurm.conf"))
+                   "Prolog=/etc/slurm/slurm-stage/job_prolog in slurm.conf"))
+    ]  # fmt: skip
+    packaged = replace(node, prefix="/usr/lib/slurm-stage")
+    assert told(packaged, site | {"TaskProlog": ""}) == [
+        (PROBLEM, ("TaskProlog is not set, which a site without the plugin needs: "
+                   "TaskProlog=/usr/lib/slurm-stage/libexec/task_prolog in slurm.conf"))
     ]  # fmt: skip
     scripts[0] = replace(scripts[0], owner=ABSENT)
     assert told(replace(node, computes=False), site) == [
-        (NOTE, ("/opt/x/libexec/task_prolog is not on this machine; a compute node without it is "
-                "drained: see that every compute node has it before a job runs there"))
+        (NOTE, ("/opt/x/libexec/task_prolog is not on this machine; on a compute node without it, "
+                "jobs fail or the node is drained: see that all of these have it before a job runs "
+                "there"))
     ]  # fmt: skip
     scripts[2] = replace(scripts[2], mode=stat.S_IFREG | 0o644)
     assert told(node, site) == [
-        (PROBLEM, ("/opt/x/libexec/task_prolog is not there: correct slurm.conf, or install the "
-                   "package there")),
+        (PROBLEM, ("/opt/x/libexec/task_prolog is not there: put the script there, or correct "
+                   "slurm.conf")),
         (PROBLEM, ("/opt/x/libexec/job_epilog cannot be executed: chmod 755 "
                    "/opt/x/libexec/job_epilog")),
     ]  # fmt: skip

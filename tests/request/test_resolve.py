@@ -366,6 +366,8 @@ def test_source_and_destination_may_not_be_the_same(source: str) -> None:
         ("/nvme/data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
         ("/nvme/data/", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
         ("/nvme/.//data", "/nvme/data/copy", "/nvme/data/copy", "/nvme/data"),
+        ("/", "/nvme/data", "/nvme/data", "/"),
+        ("//.", "/nvme/data", "/nvme/data", "/"),
         ("/nvme/data/part", "/nvme/data", "/nvme/data/part", "/nvme/data"),
     ],
 )
