@@ -41,9 +41,8 @@ def check_apart(source: str, path: str) -> None:
         relation = f"contains the source, {real}"
     else:
         return
-    raise DestinationError(
-        f"{path} {relation}, to which {source} leads; choose another destination"
-    )
+    leads = "" if source == real else f", to which {source} leads"
+    raise DestinationError(f"{path} {relation}{leads}; choose another destination")
 
 
 def _upwards(path: str) -> dict[_Place, str]:

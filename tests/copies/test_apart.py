@@ -51,6 +51,14 @@ def test_what_is_not_apart_is_refused(
     )
 
 
+def test_a_source_by_its_own_name_is_named_once(disk: Path) -> None:
+    with pytest.raises(DestinationError) as caught:
+        check_apart(f"{disk}/set", f"{disk}/set/copy")
+    assert str(caught.value) == (
+        f"{disk}/set/copy is in the source, {disk}/set; choose another destination"
+    )
+
+
 def test_the_root_of_all_files_contains_every_destination(disk: Path) -> None:
     with pytest.raises(DestinationError, match="/copy is in the source, /, to which /proc/self/"):
         check_apart("/proc/self/root", f"{disk}/copy")
