@@ -169,6 +169,9 @@ class NodeFacts:
     absent_plugins: list[AbsentPlugin] = field(default_factory=list)
     #: Lines of plugstack.conf with this plugin that Slurm ignores because of their first word.
     ignored_lines: list[str] = field(default_factory=list)
+    #: plugstack.conf and the plugin, if users cannot read them, each with the file, or the folder
+    #: above it, that is closed to them.
+    closed: dict[str, str] = field(default_factory=dict)
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
 
@@ -271,6 +274,7 @@ def node_facts(
             for words in _plugstack_lines(plugstack)
             if words[0] not in _KINDS and any(word.endswith(f"/{PLUGIN}") for word in words)
         ],
+        closed=_closed([plugstack, *(line.plugin for line in plugins)]),
         metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
 
@@ -371,6 +375,12 @@ def _absent_plugins(path: str) -> Iterator[AbsentPlugin]:
         matters = word == _REQUIRED or is_mistyped(plugin)
         if matters and os.path.isabs(plugin) and place(plugin).owner == ABSENT:
             yield AbsentPlugin(plugin, word == _REQUIRED)
+
+
+def _closed(files: Iterable[str]) -> dict[str, str]:
+    """Return those of ``files`` that users cannot read, each with what is closed to them."""
+    closed = {path: _closed_at(path, stat.S_IROTH) for path in files if os.path.isabs(path)}
+    return {path: at for path, at in closed.items() if at}
 
 
 def _closed_at(path: str, right: int) -> str:

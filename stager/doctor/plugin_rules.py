@@ -15,7 +15,7 @@ from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stager.doctor.facts import AbsentPlugin, NodeFacts, PluginLine
+    from stager.doctor.facts import NodeFacts, PluginLine
     from stager.doctor.finding import Examined, Finding
 
 _INSTALL = "install plugin and package together (packaging/install)"
@@ -31,12 +31,16 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     if not path:
         yield unknown("plugin", "Slurm does not say where plugstack.conf is")
         return
+    for file, closed in node.closed.items():
+        why = "" if file == closed else f", as {closed} is closed to them"
+        text = f"users cannot read {file}{why}: Slurm's commands fail for them, or know no --stage"
+        yield problem("plugin", text, f"chmod o+{'r' if file == closed else 'x'} {closed}")
     if not node.plugins and node.scripts:
         yield from _scripts(node, examined)
     elif len(node.plugins) > 1:
         text = f"spank_stage.so is named {len(node.plugins)} times in {path}"
         yield problem("plugin", text, "remove all these lines but one")
-    elif not (node.plugins or node.ignored_lines or _names_a_mistyped_plugin(node)):
+    elif not (node.plugins or node.ignored_lines or _is_named_otherwise(node, path)):
         remedy = (
             f"write one line: required /PATH/{PLUGIN} python={node.prefix}/bin/python3 "
             f"config={node.config} (without it, TaskProlog must stage)"
@@ -48,20 +52,23 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     for absent in node.absent_plugins:
         yield problem(
             "plugin",
-            f"{absent.plugin} in plugstack.conf is not there, so {_follows(absent)}",
+            f"{absent.plugin} in plugstack.conf is not there, so "
+            f"{_follows(required=absent.required)}",
             "correct the path, or install the plugin there",
         )
     for line in node.plugins:
         yield from _plugin(line, node, examined)
 
 
-def _names_a_mistyped_plugin(node: NodeFacts) -> bool:
-    return any(is_mistyped(absent.plugin) for absent in node.absent_plugins)
+def _is_named_otherwise(node: NodeFacts, path: str) -> bool:
+    """Whether plugstack.conf, at ``path``, names the plugin wrongly, or may name it unseen."""
+    mistyped = any(is_mistyped(absent.plugin) for absent in node.absent_plugins)
+    return mistyped or path in node.closed
 
 
-def _follows(absent: AbsentPlugin) -> str:
-    """Return what Slurm does on a machine without a plugin's file."""
-    if absent.required:
+def _follows(*, required: bool) -> str:
+    """Return what Slurm does on a machine where it cannot load a plugin."""
+    if required:
         return "srun, sbatch and salloc fail for everybody, slurmd does not start, and nodes drain"
     return "--stage is an unknown option, and jobs start without their files"
 
@@ -74,6 +81,8 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
         yield unknown("plugin", text, "write its whole path")
     elif any(absent.plugin == line.plugin for absent in node.absent_plugins):
         pass  # which was said
+    elif line.plugin in node.closed and not line.version:
+        pass  # so was this
     elif line.version != node.package:
         text = f"{line.plugin} has version {version}, this package {node.package}"
         yield problem("plugin", text, _INSTALL)
@@ -85,7 +94,8 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
     elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
         yield problem(
             "plugin",
-            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}",
+            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}, so "
+            f"{_follows(required=line.required)}",
             "build it with this Slurm's headers (packaging/install)",
         )
     else:

@@ -266,8 +266,9 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         ),
         Fault(
             "n2", f"sed -i 's/for Slurm 0x....../for Slurm 0x2a0b05/' {PLUGIN}", "",
-            ((f"problem  n2: {PLUGIN} is built for Slurm 42.11, and this is {slurm}: build it with "
-             "this Slurm's headers (packaging/install)"),
+            ((f"problem  n2: {PLUGIN} is built for Slurm 42.11, and this is {slurm}, so srun, "
+             "sbatch and salloc fail for everybody, slurmd does not start, and nodes drain: build "
+             "it with this Slurm's headers (packaging/install)"),
              f"problem  n[1-2]: spank_stage.so {SAME}"),
         ),
         Fault(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +25,6 @@ from stager.doctor.facts import (
     site_facts,
 )
 from tests.support.users import USER, as_ordinary_user, ordinary_home
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -115,6 +113,26 @@ def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstac
     assert seen.absent_plugins == [*absent, AbsentPlugin("/x/spank_stag.so", required=False)]
     assert seen.ignored_lines == [f"require {ours} a=b"]
     assert [place.path for place in seen.trusted if not os.path.isabs(place.path)] == []
+
+
+def test_files_that_users_cannot_read_are_told() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder, plugstack, ours = Path(name), Path(f"{name}/p.conf"), Path(f"{name}/spank_stage.so")
+        plugstack.write_text(f"required {ours}\n")
+        ours.touch()
+        folder.chmod(0o755)
+
+        def closed() -> dict[str, str]:
+            return facts(folder, str(plugstack)).closed
+
+        for path in (plugstack, ours):
+            path.chmod(0o644)
+        assert closed() == {}
+        ours.chmod(0o640)
+        assert closed() == {str(ours): str(ours)}
+        ours.chmod(0o644)
+        folder.chmod(0o750)
+        assert closed() == dict.fromkeys([str(plugstack), str(ours)], name)
 
 
 def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> None:

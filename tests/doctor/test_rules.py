@@ -435,6 +435,21 @@ def test_a_plugin_whose_file_is_not_there_is_a_problem(absent: AbsentPlugin, fol
     assert news(plugins=[line], absent_plugins=[absent]) == [(PROBLEM, f"{text}: {remedy}")]
 
 
+def test_plugstack_conf_and_the_plugin_must_be_readable_for_users() -> None:
+    follows = "Slurm's commands fail for them, or know no --stage"
+    unread = replace(LINE, version="", digest="")
+    text = f"users cannot read {LINE.plugin}: {follows}: chmod o+r {LINE.plugin}"
+    for line in (LINE, unread):  # for root, and for a user
+        told = news(plugins=[line], closed={LINE.plugin: LINE.plugin})
+        assert (PROBLEM, text) in told
+        assert not any("unknown" in line for _, line in told)
+    closed = {"/etc/plugstack.conf": "/etc/slurm"}
+    assert news(plugins=[], closed=closed) == [
+        (PROBLEM, ("users cannot read /etc/plugstack.conf, as /etc/slurm is closed to them: "
+                   f"{follows}: chmod o+x /etc/slurm"))
+    ]  # fmt: skip
+
+
 def test_a_line_with_a_mistyped_first_word_is_a_problem() -> None:
     ignored = "require /opt/x/lib/spank_stage.so config=/etc/slurm/stage.toml"
     text = f"Slurm ignores this line of /etc/plugstack.conf: {ignored}"
@@ -809,8 +824,9 @@ def test_a_plugin_for_another_slurm_is_found() -> None:
         (
             PROBLEM,
             (
-                f"{LINE.plugin} is built for Slurm 22.05, and this is 24.11.5: build it with this "
-                "Slurm's headers (packaging/install)"
+                f"{LINE.plugin} is built for Slurm 22.05, and this is 24.11.5, so srun, sbatch and "
+                "salloc fail for everybody, slurmd does not start, and nodes drain: build it with "
+                "this Slurm's headers (packaging/install)"
             ),
         )
     ]
