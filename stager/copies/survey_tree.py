@@ -108,7 +108,7 @@ def _would_replace(
 def _change(there: os.stat_result, record: Record | None) -> str:
     """Return in what way that which is ``there`` is not the copy of the ``record``."""
     if record and record.tree and stat.S_ISDIR(there.st_mode):
-        return "in which no file is as it was staged"
+        return "that was put in the place of the copy"
     if record and not record.tree and stat.S_ISREG(there.st_mode):
         return "that was changed after it was staged"
     return "that was not staged"

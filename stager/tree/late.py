@@ -11,6 +11,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from stager.base import linux
 from stager.base.errors import DestinationError
 from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
@@ -118,7 +119,7 @@ class _Removal:
             if f"{path}/" not in self._folders:
                 _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
-        if not is_compiled and is_late(there, self._since, self._shared):
+        if not is_compiled and self._is_late(there, path):
             _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
         if there.st_nlink > 1:  # this changes the time of its other links
@@ -126,6 +127,13 @@ class _Removal:
         os.unlink(f"{self._old}/{path}")
         if there.st_nlink == 1:  # a new file may get the number
             self._shared.discard(there.st_ino)
+
+    def _is_late(self, there: os.stat_result, path: str) -> bool:
+        if is_late(there, self._since, self._shared):
+            return True
+        # Whoever replaces or deletes a shared file elsewhere frees its number for a new one here.
+        is_shared = there.st_ctime_ns >= self._since
+        return is_shared and linux.born_at(f"{self._old}/{path}") >= self._since
 
 
 def _folders(old: str) -> Iterator[str]:

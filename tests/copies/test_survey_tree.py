@@ -110,7 +110,7 @@ def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:
         (RECORD, True, "a folder that was not staged"),
         (RECORD, False, "a plain file that was changed after it was staged"),
         (WHOLE, False, "a plain file that was not staged"),
-        (WHOLE, True, "a folder in which no file is as it was staged"),
+        (WHOLE, True, "a folder that was put in the place of the copy"),
     ],
 )
 def test_a_folder_does_not_replace_what_nobody_staged(

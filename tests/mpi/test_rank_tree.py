@@ -360,7 +360,7 @@ def test_what_the_user_put_in_the_place_of_the_tree_is_kept(world: TreeWorld) ->
     world.on_last(put)
     outcome = world.run()
     assert [failure.code for failure in outcome.failures] == [6]
-    assert "is a folder in which no file is as it was staged; " in outcome.failures[0].message
+    assert "is a folder that was put in the place of the copy; " in outcome.failures[0].message
     world.comm.Barrier()
     world.on_last(lambda: shutil.rmtree(world.copy))
     world.on_last(lambda: world.copy.with_name("old").rename(world.copy))

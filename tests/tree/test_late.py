@@ -167,6 +167,18 @@ def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
     assert content(new)["gone/result"] == "r"
 
 
+def test_a_new_file_that_gets_the_number_of_a_file_deleted_in_the_new_folder_is_late(
+    old: Path, new: Path
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, gone__result="r")
+    os.link(old / "sub/b", old / "twin")  # time and number say no more of this one
+    numbers = {(old / name).stat().st_ino for name in ("gone/result", "sub/b")}
+    remove_old(str(old), str(new), since, inodes(new) | numbers)
+    assert content(new) == {"a": "1 anew", "gone/result": "r", "sub/b": "2 anew"}
+
+
 def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> None:
     since = time.time_ns()
     time.sleep(0.02)
