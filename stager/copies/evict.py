@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DestinationError, SpaceError, StageError
+from stager.base.linux import born_at
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
 from stager.copies.own import HoldsOwnError, find_own, is_copy
@@ -645,12 +646,12 @@ def _remove_folder(
     from stager.tree.late import late, remove_but_late  # not needed for a file
 
     above, name = os.path.split(path)
-    checked: set[int] = set()  # inodes
+    checked: dict[int, int] = {}  # when the file with an inode was made
 
     def check_late(place: str) -> None:
         for file in late(place, begun):
             with suppress(FileNotFoundError):
-                checked.add(os.lstat(f"{place}/{file}").st_ino)
+                checked[os.lstat(f"{place}/{file}").st_ino] = born_at(f"{place}/{file}")
         if checked:
             check(place)
 

@@ -17,7 +17,7 @@ from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Container, Iterator, Mapping
 
 #: How often a folder is emptied that a program fills while it is removed. Few, because a program
 #: that is faster than the removal has filled it with more files each time.
@@ -26,15 +26,16 @@ _TRIES = 3
 _ASIDE = ".before-staging"
 
 
-def remove_old(old: str, new: str, since: int, shared: Collection[int]) -> None:
+def remove_old(old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
     """Remove the folder ``old``, but move the files that were written in it since then to the same
     places in ``new``; beside a file that is there already.
 
     A program whose working folder is in ``old`` can write there until that folder is gone. One that
     it fills faster than it can be emptied is moved to ``new`` with what is in it.
     ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
-    which it took a file over, changes that file's time. Raise DestinationError if files cannot be
-    moved; then the rest of ``old`` is beside ``new``.
+    which it took a file over, changes that file's time. What was made after the time that it has
+    for the inode is another file, which got the number of a deleted one. Raise DestinationError if
+    files cannot be moved; then the rest of ``old`` is beside ``new``.
     """
     try:
         for path in list(late(old, since, shared)):
@@ -54,7 +55,7 @@ def keep_beside(old: str, new: str) -> None:
     os.rename(old, _free_name(new))
 
 
-def remove_but_late(old: str, new: str, since: int, shared: Collection[int]) -> None:
+def remove_but_late(old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
     """Remove the folder ``old`` as `remove_old` does, where it was looked through before.
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
@@ -64,7 +65,7 @@ def remove_but_late(old: str, new: str, since: int, shared: Collection[int]) -> 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), old)
 
 
-def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
+def late(old: str, since: int, shared: Container[int] = ()) -> Iterator[str]:
     """Yield the paths of the entries that were written since then and are not ``shared``."""
     for folder in _folders(old):
         if COMPILED_FOLDER in folder.split("/"):
@@ -78,11 +79,11 @@ def late(old: str, since: int, shared: Collection[int] = ()) -> Iterator[str]:
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(self, old: str, new: str, since: int, shared: Collection[int]) -> None:
+    def __init__(self, old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
         self._old = old
         self._new = new
         self._since = since
-        self._shared = set(shared)
+        self._shared = dict(shared)
         self._folders = dict.fromkeys(_folders(old))
 
     def run(self) -> None:
@@ -123,17 +124,17 @@ class _Removal:
             _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
         if there.st_nlink > 1:  # this changes the time of its other links
-            self._shared.add(there.st_ino)
+            self._shared.setdefault(there.st_ino, self._since)
         os.unlink(f"{self._old}/{path}")
         if there.st_nlink == 1:  # a new file may get the number
-            self._shared.discard(there.st_ino)
+            self._shared.pop(there.st_ino, None)
 
     def _is_late(self, there: os.stat_result, path: str) -> bool:
         if is_late(there, self._since, self._shared):
             return True
         # Whoever replaces or deletes a shared file elsewhere frees its number for a new one here.
-        is_shared = there.st_ctime_ns >= self._since
-        return is_shared and linux.born_at(f"{self._old}/{path}") >= self._since
+        made_by = self._shared.get(there.st_ino) if there.st_ctime_ns >= self._since else None
+        return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
 
 
 def _folders(old: str) -> Iterator[str]:
@@ -156,7 +157,7 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-def is_late(there: os.stat_result, since: int, shared: Collection[int] = ()) -> bool:
+def is_late(there: os.stat_result, since: int, shared: Container[int] = ()) -> bool:
     """Return whether what is ``there`` was written since then and is not ``shared``. Pure."""
     return there.st_ctime_ns >= since and there.st_ino not in shared
 

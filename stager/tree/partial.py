@@ -276,7 +276,7 @@ class PartialTree:
                 with stage_errors(path):
                     keep_beside(self.path, path)
             elif replaced and since is not None and _is_folder(self.path):
-                remove_old(self.path, path, since, set(self.copy.inodes))
+                remove_old(self.path, path, since, dict.fromkeys(self.copy.inodes, since))
             elif replaced:
                 remove_tree(self.path)
 

@@ -22,8 +22,9 @@ def make(folder: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def inodes(folder: Path) -> set[int]:
-    return {path.lstat().st_ino for path in folder.rglob("*")}
+def inodes(folder: Path) -> dict[int, int]:
+    """The numbers of files in the folder, which were made until now."""
+    return {path.lstat().st_ino: time.time_ns() for path in folder.rglob("*")}
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -118,7 +119,7 @@ def test_a_folder_whose_place_is_named_by_a_descriptor_keeps_its_mode(
     monkeypatch.setattr("stager.tree.late._TRIES", 0)
     above = os.open(new.parent, os.O_PATH)
     mode = new.parent.stat().st_mode
-    remove_but_late(str(old), f"/proc/self/fd/{above}/kept", 0, ())
+    remove_but_late(str(old), f"/proc/self/fd/{above}/kept", 0, {})
     os.close(above)
     assert (new.parent.stat().st_mode, old.exists()) == (mode, False)
     assert content(new.parent / "kept.before-staging") == {"a": "1"}
@@ -174,7 +175,7 @@ def test_a_new_file_that_gets_the_number_of_a_file_deleted_in_the_new_folder_is_
     time.sleep(0.02)
     make(old, gone__result="r")
     os.link(old / "sub/b", old / "twin")  # time and number say no more of this one
-    numbers = {(old / name).stat().st_ino for name in ("gone/result", "sub/b")}
+    numbers = {(old / name).stat().st_ino: since for name in ("gone/result", "sub/b")}
     remove_old(str(old), str(new), since, inodes(new) | numbers)
     assert content(new) == {"a": "1 anew", "gone/result": "r", "sub/b": "2 anew"}
 
