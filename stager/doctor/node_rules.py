@@ -114,7 +114,10 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield problem("roots", text, f"chmod +t {root.path}")
         elif root.owner == 0 and not (root.mode & _OPEN or examined.policy.destinations):
             text = f"{root.path}: users cannot make folders or files there"
-            remedy = f"chmod 1777 {root.path}, or name the folders for them in destinations"
+            remedy = (
+                f"see that its disk is mounted; then chmod 1777 {root.path}, or name the folders "
+            )
+            remedy += "for them in destinations"
             yield problem("roots", text, remedy)
         else:
             yield ok("roots", f"{root.path}: users cannot move each other's files")

@@ -197,8 +197,8 @@ def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
 NOT_ROOTS = "/nvme/.slurm-stage is not a folder of root's with mode 0755"
 BY_OTHERS = f"{NOT_ROOTS}: remove it, and have it "
 CLOSED = (
-    "/nvme: users cannot make folders or files there: chmod 1777 /nvme, or name the folders for "
-    "them in destinations"
+    "/nvme: users cannot make folders or files there: see that its disk is mounted; then chmod "
+    "1777 /nvme, or name the folders for them in destinations"
 )
 MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
 
