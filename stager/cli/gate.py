@@ -32,6 +32,7 @@ from stager.cli.staging import (
     parse_values,
     print_outcome,
 )
+from stager.disk.step_status import all_done
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.request.resolve import resolve
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from stager.request.items import StageItem
     from stager.request.policy import Policy
 
 #: The variable in which the plugin passes the directives of the job's ``--stage`` options.
@@ -141,8 +143,9 @@ class _Gate:
         if not directives:  # the plugin and TaskProlog only guess which scripts have any
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
+        items = self._new_items(resolve(directives, nodes.rules), nodes.rules)
         request = replace(
-            build_request(resolve(directives, nodes.rules), nodes.rules),
+            build_request(items, nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
@@ -152,6 +155,19 @@ class _Gate:
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
+
+    def _new_items(self, items: tuple[StageItem, ...], rules: Policy) -> tuple[StageItem, ...]:
+        """Return those that no earlier stage of the job has staged; all if there are none.
+
+        A step's list begins with its job's: the job's programs may have changed those copies since.
+        """
+        if self.step and int(self.step) >= job.SPECIAL_STEPS:
+            return items
+        earlier: set[StageItem] = set()
+        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
+            with suppress(StageError):
+                earlier |= {*resolve(parse_values([text]), rules)}
+        return tuple(item for item in items if item not in earlier) or items
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""

@@ -177,7 +177,12 @@ def _status_path(uid: int, job: str, step: str) -> str:
 
 def last_done(uid: int, job: str) -> str:
     """Return the directives of the job's last stage that succeeded, empty if there are none."""
+    lines = all_done(uid, job)
+    return lines[-1] if lines else ""
+
+
+def all_done(uid: int, job: str) -> list[str]:
+    """Return the directives of the job's stages that succeeded, a text for each stage."""
     with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}", READ_FILE) as file:
-        lines = os.fsdecode(os.read(file, _LONGEST)).splitlines()
-        return lines[-1] if lines else ""
-    return ""
+        return os.fsdecode(os.read(file, _LONGEST)).splitlines()
+    return []
