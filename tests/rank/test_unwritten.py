@@ -67,10 +67,21 @@ def test_a_file_that_was_written_meanwhile_is_kept(late: Task) -> None:
     )
 
 
-def test_replace_overwrites_it(late: Task) -> None:
+def test_replace_overwrites_what_was_there_but_not_a_new_file(late: Task) -> None:
+    time.sleep(TICK / 1e9)
     write(late)
     item = replace(late.item, options=Options(replace=True))
-    check_unwritten(replace(late, item=item), None)
+    with pytest.raises(DestinationError) as caught:
+        check_unwritten(replace(late, item=item), None)
+    assert caught.value.message == (
+        f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
+        "it, or choose another destination"
+    )
+    time.sleep(TICK / 1e9)
+    since = time.time_ns()
+    time.sleep(TICK / 1e9)
+    write(late)
+    check_unwritten(replace(late, item=item, since=since), None)
 
 
 def test_what_was_there_before_or_was_staged_since_is_replaced(late: Task) -> None:
