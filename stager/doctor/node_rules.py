@@ -116,8 +116,8 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             text = f"{root.path}: users cannot make folders or files there"
             remedy = (
                 f"see that its disk is mounted; then chmod 1777 {root.path}, or name the folders "
+                "for them in destinations"
             )
-            remedy += "for them in destinations"
             yield problem("roots", text, remedy)
         else:
             yield ok("roots", f"{root.path}: users cannot move each other's files")

@@ -73,16 +73,20 @@ def _follows(*, required: bool) -> str:
     return "--stage is an unknown option, and jobs start without their files"
 
 
+def _is_told(line: PluginLine, node: NodeFacts) -> bool:
+    """Whether it was said that the plugin's file is missing, or closed to users."""
+    absent = any(one.plugin == line.plugin for one in node.absent_plugins)
+    return absent or line.plugin in node.closed
+
+
 def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     version = line.version or "unknown"
     slurm = examined.site.slurm.get("SLURM_VERSION", "")
     if not line.plugin.startswith("/"):
         text = f"{line.plugin} in plugstack.conf has no path, so its version is not known"
         yield unknown("plugin", text, "write its whole path")
-    elif any(absent.plugin == line.plugin for absent in node.absent_plugins):
-        pass  # which was said
-    elif line.plugin in node.closed and not line.version:
-        pass  # so was this
+    elif not line.version and _is_told(line, node):
+        pass
     elif line.version != node.package:
         text = f"{line.plugin} has version {version}, this package {node.package}"
         yield problem("plugin", text, _INSTALL)

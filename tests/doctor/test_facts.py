@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +24,9 @@ from stager.doctor.facts import (
     site_facts,
 )
 from tests.support.users import USER, as_ordinary_user, ordinary_home
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -116,14 +118,14 @@ def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstac
 
 
 def test_files_that_users_cannot_read_are_told() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder, plugstack, ours = Path(name), Path(f"{name}/p.conf"), Path(f"{name}/spank_stage.so")
+    with ordinary_home() as home:
+        plugstack, ours = home / "plugstack.conf", home / "spank_stage.so"
         plugstack.write_text(f"required {ours}\n")
         ours.touch()
-        folder.chmod(0o755)
+        home.chmod(0o755)
 
         def closed() -> dict[str, str]:
-            return facts(folder, str(plugstack)).closed
+            return facts(home, str(plugstack)).closed
 
         for path in (plugstack, ours):
             path.chmod(0o644)
@@ -131,8 +133,8 @@ def test_files_that_users_cannot_read_are_told() -> None:
         ours.chmod(0o640)
         assert closed() == {str(ours): str(ours)}
         ours.chmod(0o644)
-        folder.chmod(0o750)
-        assert closed() == dict.fromkeys([str(plugstack), str(ours)], name)
+        home.chmod(0o750)
+        assert closed() == dict.fromkeys([str(plugstack), str(ours)], str(home))
 
 
 def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> None:
