@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import PLUGSTACK, PREFIX, Site
+from tests.cluster.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +35,5 @@ def site(installed_site: Site) -> Iterator[Site]:
 @pytest.fixture
 def _task_prolog(site: Site) -> Iterator[None]:
     """The site without the plugin: TaskProlog and Prolog in slurm.conf instead."""
-    site.write_plugstack("")
-    site.reconfigure(
-        f"TaskProlog={PREFIX}/libexec/task_prolog\nProlog={PREFIX}/libexec/job_prolog\n"
-        f"Epilog={PREFIX}/libexec/job_epilog\nPrologFlags=Alloc,DeferBatch"
-    )
-    yield
-    site.write_plugstack(PLUGSTACK)
-    site.reconfigure()
+    with site.without_plugin():
+        yield

@@ -83,6 +83,20 @@ class Site(Cluster):
             self.write_policy(POLICY)
 
     @contextmanager
+    def without_plugin(self, scripts: str = f"{PREFIX}/libexec") -> Iterator[None]:
+        """Have slurm.conf name the scripts in this folder instead of the plugin."""
+        self.write_plugstack("")
+        self.reconfigure(
+            f"TaskProlog={scripts}/task_prolog\nProlog={scripts}/job_prolog\n"
+            f"Epilog={scripts}/job_epilog\nPrologFlags=Alloc,DeferBatch"
+        )
+        try:
+            yield
+        finally:
+            self.write_plugstack(PLUGSTACK)
+            self.reconfigure()
+
+    @contextmanager
     def sharing(self) -> Iterator[str]:
         """Let the site's account stage for all users beneath a folder of its own."""
         for node in self.nodes:

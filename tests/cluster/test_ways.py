@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.cluster import shown
 from tests.cluster.hostile import dead_folder
-from tests.cluster.site import COPY, IMAGE, PLUGSTACK, PREFIX, STAGECTL, digest
+from tests.cluster.site import COPY, IMAGE, PREFIX, STAGECTL, digest
 from tests.cluster.watch import Watch
 
 if TYPE_CHECKING:
@@ -430,21 +430,13 @@ def test_without_the_plugin_a_missing_prefix_drains_no_node(site: Site) -> None:
         text = site.path("login", f"{PREFIX}/libexec/{name}").read_text()
         (scripts / name).write_text(text.replace(f"prefix={PREFIX}\n", "prefix=/opt/gone\n"))
         (scripts / name).chmod(0o755)
-    site.write_plugstack("")
-    site.reconfigure(
-        "TaskProlog=/shared/scripts/task_prolog\nProlog=/shared/scripts/job_prolog\n"
-        "Epilog=/shared/scripts/job_epilog\nPrologFlags=Alloc"
-    )
-    try:
+    with site.without_plugin("/shared/scripts"):
         assert site.sbatch("echo plain", "-N4").wait().exit_code == "0:0"
         job = site.sbatch("#!/bin/bash\n#STAGE /shared/a /nvme/a\necho started\n", "-N4")
         assert job.wait().exit_code == "8:0"
         message, _ = job.output().splitlines()
         assert message == "stage: n1: /opt/gone/bin/python3 cannot be run; tell the administrator"
         site.assert_healthy()
-    finally:
-        site.write_plugstack(PLUGSTACK)
-        site.reconfigure()
 
 
 @pytest.mark.usefixtures("_task_prolog")
