@@ -83,8 +83,11 @@ _NOWHERE = re.compile(
     "stage: (MPI (did not start|started, but did not connect all nodes)"
     "|staging ended early: srun (ended with code|was ended by signal))[: ]"
 )
-#: Lines of a job's output that are Slurm's, belong to the message before them, or say why it waits.
-_PASSED_OVER = re.compile(r"(slurmstepd|srun|slurm_script): |  |stage: waiting for ")
+#: Lines of a job's output that are Slurm's, belong to the message before them, or say why it waits
+#: or starts again.
+_PASSED_OVER = re.compile(
+    r"(slurmstepd|srun|slurm_script): |  |stage: waiting for |stage: .*; the staging starts again$"
+)
 _PARTIAL = re.compile(r"left: n\d+: [0-9a-f]{16}")
 MISSED = "missed"
 

@@ -97,6 +97,10 @@ def test_the_outcome_of_a_job(state: str, code: str, restarts: str, outcome: str
         ),
         (f"stage: MPI did not start: srun ended with code 1; try again\n{NOT_STARTED}", []),
         (f"stage: waiting for MPI to start, 30.1 s so far\nstage: n1: lost\n{NOT_STARTED}", []),
+        (
+            f"stage: MPI does not start; the staging starts again\nstage: n1: lost\n{NOT_STARTED}",
+            [],
+        ),
         ("stage: n1: lost\n", ["code 8 without its last line"]),
         (NOT_STARTED, ["0 messages instead of one that begins with stage:"]),
         (
