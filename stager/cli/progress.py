@@ -126,8 +126,7 @@ def _quiet_text(nodes: list[str]) -> str:
 def _line(event: dict[str, Any]) -> str:
     """Return the line that is always said of an event, if there is one."""
     if event["event"] == "restarted":
-        why = "Slurm lost a connection between the nodes" if event["lost"] else "MPI does not start"
-        return f"{why}; the staging starts again"
+        return f"{event['why']}; the staging starts again"
     if event["event"] == "hosts":
         return str(event["line"])
     if event["event"] == "slow":

@@ -39,6 +39,17 @@ _DISCONNECTED = (
     "MPI did not start: Slurm lost a connection between two nodes, {} times in a row; submit "
     "again, and if it fails again tell the administrator"
 )
+#: The failure of ranks that could not begin because Slurm started not all of them.
+_REFUSED = (
+    "MPI did not start: Slurm could not start the staging process on a node, {} times in a row; "
+    "submit again, and if it fails again tell the administrator (slurmd's log there says why; "
+    "stagectl doctor, whether the folder of TmpFS is there)"
+)
+#: The failure of ranks that could not begin because of the node that srun names.
+_UNREACHED = (
+    "MPI did not start: {}: Slurm could not start the staging process there: {}; submit again; if "
+    "it fails again, use other nodes (--exclude) and tell the administrator"
+)
 #: The failure of ranks that could not begin because others were not even there.
 _ABSENT = (
     "MPI did not start within {:g} s: the staging process on {} has not begun; the node or its "
@@ -68,7 +79,11 @@ _UNREADABLE = (
 #: it came while slurmstepd acted as the user, who may not check it (22.05; users report it of other
 #: versions). Slurm never makes it again, and MPI mostly waits for it in vain.
 _CONNECTION_LOST = "_direct_conn_establish"
-#: Seconds in which the ranks may begin in spite of that, and how often they are started at most.
+#: What srun says of a task that slurmstepd could not prepare, and then of the tasks that it ends
+#: because of it. PMIx refuses a step whose folder of an earlier run of the job was left on the node
+#: (a slurmstepd that was killed, a node that failed, a requeue). Another start is another step.
+_LAUNCH_REFUSED = re.compile(r"srun: error: task \d+ launch failed: ")
+#: Seconds in which the ranks may begin in spite of these, and how often they are started at most.
 _LOST_PATIENCE, _STARTS = 5.0, 3
 #: Seconds of silence as ranks start after which they are started again, once. Now and then MPI
 #: libraries, and Slurm's plugin for PMIx, wait for ever then: here in one of some thousand stages,
@@ -78,12 +93,14 @@ _HANG = 40.0
 _TELL = 30.0
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
+#: What srun says of a node that it does not reach, and of a step that slurmd refuses there.
+_LAUNCH_FAILED = r"srun: error: Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.*)"
 #: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
 _BLAMING = tuple(
     re.compile(text)
     for text in (
         r"slurmstepd: error:\s+mpi/pmix\w*: _errhandler: (?P<node>\S+) \[\d+\]: ",
-        r"srun: error: Task launch for \S+ failed on node (?P<node>\S+): ",
+        _LAUNCH_FAILED,
         r"srun: error: Node failure on (?P<node>[^\s,\[\]]+)$",
         # With codes 1 and 8, ranks end themselves.
         r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: (?!Exited with exit code [18]$)",
@@ -142,8 +159,9 @@ def run(
 
     Its time is from the launch to the launcher's end. ``pulses`` takes the ranks' pulses and finds
     out whether they stall, ``paces`` which nodes are slow. ``remedy`` is for ranks that do not
-    start. Start them again if Slurm lost a connection before they began; and once if they hang: if
-    none has begun 40 s after the last was seen to live, and no node is known as the reason.
+    start. Start them again if Slurm lost a connection before they began, or could not start one;
+    and once if they hang: if none has begun 40 s after the last was seen to live, and no node is
+    known as the reason.
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, end without
     an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins
@@ -153,12 +171,12 @@ def run(
     listener = _Listener(start_timeout, on_event, pulses, patience, paces or Paces())
     for start in range(_STARTS):
         if start:
-            on_event({"event": "restarted", "lost": listener.is_disconnected})
+            on_event({"event": "restarted", "why": listener.why_again()})
         with Process(argv, environment, bound=True) as process:
             listener.listen(process)
             if listener.gave_up:
                 process.end(patience.stop)
-        if not (listener.is_disconnected or listener.hangs):
+        if not (listener.is_disconnected or listener.is_refused or listener.hangs):
             break
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
@@ -186,12 +204,16 @@ def _no_outcome(
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     if listener.stall:
         return f"staging ended early: {listener.stall}"
-    if listener.timed_out and listener.has_pulse and not listener.is_disconnected:
-        return _NOT_CONNECTED.format(start_timeout)
     if listener.is_disconnected:
         problem = _DISCONNECTED.format(_STARTS)
+    elif listener.is_refused:
+        problem = _REFUSED.format(_STARTS)
+    elif listener.timed_out and listener.has_pulse:
+        return _NOT_CONNECTED.format(start_timeout)
     elif listener.timed_out:
         problem = _not_begun(launcher, listener, start_timeout, remedy)
+    elif unreached := listener.unreached():
+        problem = _UNREACHED.format(*unreached)
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
@@ -246,7 +268,7 @@ class _Listener:
         self.timed_out = False
         #: The nodes whose rank has begun, before MPI.
         self._alive: set[str] = set()
-        self._connection_lost = False
+        self._connection_lost = self._launch_refused = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
         #: RunningClock.
         self.stall: Stall | None = None
@@ -272,6 +294,22 @@ class _Listener:
         """Whether the ranks did not begin because Slurm lost a connection."""
         return self._connection_lost and not self.begun
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the ranks did not begin because Slurm could not start one of them."""
+        return self._launch_refused and not self.begun
+
+    def unreached(self) -> tuple[str, str] | None:
+        """Return the node on which srun could not start a rank, and what it says of it."""
+        found = (re.match(_LAUNCH_FAILED, line) for line in self.tail)
+        return next(((one["node"], one["why"]) for one in found if one), None)
+
+    def why_again(self) -> str:
+        """Return why the ranks are started again, for the user."""
+        if self.is_disconnected:
+            return "Slurm lost a connection between the nodes"
+        return "Slurm could not start a process" if self.is_refused else "MPI does not start"
+
     def blamed(self) -> list[Failure]:
         """Return a failure for each node that is known to be the reason why the ranks ended.
 
@@ -280,7 +318,7 @@ class _Listener:
         if self.stall:
             nodes = self.stall.nodes if self.stall.is_nodes_own else ()
             return [Failure(LaunchError.code, self.stall.why, node) for node in nodes]
-        if self.is_disconnected:
+        if self.is_disconnected or self.is_refused:
             return []
         if self.timed_out:
             why = f"the staging process there did not begin within {self._start_timeout:g} s"
@@ -309,7 +347,7 @@ class _Listener:
         tell_at = now + _TELL
         self._deadline = now + self._start_timeout
         self._again_at = math.inf if self.hangs else now + _HANG
-        self.timed_out = self.hangs = self._connection_lost = False
+        self.timed_out = self.hangs = self._connection_lost = self._launch_refused = False
         self._blamed_by_launcher = ""
         self._alive.clear()
         self.tail.clear()
@@ -369,8 +407,9 @@ class _Listener:
             if not self._blamed_by_launcher:
                 found = (pattern.match(line) for pattern in _BLAMING)
                 self._blamed_by_launcher = next((one["node"] for one in found if one), "")
-            if _CONNECTION_LOST in line and not self._connection_lost:
-                self._connection_lost = True
+            self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
+            self._launch_refused = self._launch_refused or bool(_LAUNCH_REFUSED.match(line))
+            if self._connection_lost or self._launch_refused:
                 self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
             return
         try:

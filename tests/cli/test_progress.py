@@ -120,8 +120,8 @@ def test_that_an_image_is_made_is_a_line_every_five_seconds(clock: Clock) -> Non
 def test_a_second_start_is_told() -> None:
     lines: list[str] = []
     with Progress(lines.append, bars=None) as progress:
-        progress.show({"event": "restarted", "lost": True})
-    assert lines == ["Slurm lost a connection between the nodes; the staging starts again"]
+        progress.show({"event": "restarted", "why": "MPI does not start"})
+    assert lines == ["MPI does not start; the staging starts again"]
 
 
 @pytest.mark.usefixtures("clock")

@@ -314,6 +314,20 @@ def test_a_killed_slurmstepd_fails_the_job_though_slurm_would_wait(site: Site) -
     works(site)
 
 
+def test_what_an_earlier_run_of_the_job_left_on_a_node_does_not_keep_it_from_starting(
+    site: Site,
+) -> None:
+    """PMIx refuses a step whose folder is there: so it is after a requeue, if a node failed."""
+    job = site.sbatch("true", "-N4", "--hold", WISH)
+    site.run(["mkdir", f"/var/spool/slurmd/pmix.{job.id}.0"], on="n4", user="root")
+    site.run(f"scontrol release {job.id}", user="root")
+    assert job.wait().exit_code == "0:0"
+    again, staged = re.findall("^stage: .*", job.output(), re.MULTILINE)
+    assert again == "stage: Slurm could not start a process; the staging starts again"
+    assert "from /shared/data to n[1-4] " in staged
+    site.run(["rmdir", f"/var/spool/slurmd/pmix.{job.id}.0"], on="n4", user="root")
+
+
 def test_a_killed_rank_fails_the_job(site: Site) -> None:
     site.run(f"fallocate -l 6G {DATA}")
     job = site.sbatch("touch /shared/started", "-N4", WISH)

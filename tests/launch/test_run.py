@@ -481,6 +481,12 @@ def test_ranks_that_live_but_do_not_begin_are_told_from_those_that_do_not_start(
     )
 
 
+def again(why: str) -> dict[str, Any]:
+    """The event of another start."""
+    return {"event": "restarted", "why": why}
+
+
+RESTARTED, HUNG = again("Slurm lost a connection between the nodes"), again("MPI does not start")
 #: What Slurm says of a connection that it lost, and which does not come again.
 LOST = (
     "slurmstepd-n1: error:  mpi/pmix_v4: _direct_conn_establish: n1 [0]: pmixp_server.c:1284: "
@@ -496,7 +502,7 @@ def test_ranks_that_slurm_does_not_connect_are_started_again(
     hang = f"echo $$ >{first}; {say('LOST')} >&2; exec sleep 60"
     script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
     assert launcher.run(script, LOST=LOST, RESULT=result(DONE)) == DONE
-    assert launcher.events == [{"event": "restarted", "lost": True}, STARTED]
+    assert launcher.events == [RESTARTED, STARTED]
     assert _is_gone(int(first.read_text()))
 
 
@@ -508,7 +514,7 @@ def test_ranks_that_hang_are_started_again(
     hang = f"echo $$ >{first}; exec sleep 60"
     script = f"[ -e {first} ] || {{ {hang}; }}; {say('STARTED', 'RESULT')}"
     assert launcher.run(script, 30, RESULT=result(DONE)) == DONE
-    assert launcher.events == [{"event": "restarted", "lost": False}, STARTED]
+    assert launcher.events == [HUNG, STARTED]
     assert _is_gone(int(first.read_text()))
 
 
@@ -518,7 +524,7 @@ def test_ranks_that_hang_are_started_again_only_once(
     monkeypatch.setattr(run_module, "_HANG", 0.0)
     message = launcher.failure("exec sleep 60", 2)
     assert message.startswith(f"{NOT_STARTED} within 2 s: ")
-    assert launcher.events == [{"event": "restarted", "lost": False}]
+    assert launcher.events == [HUNG]
 
 
 def test_a_node_that_is_late_is_waited_for_and_then_mpi(
@@ -560,7 +566,45 @@ def test_ranks_that_slurm_never_connects_are_given_up(
         f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in a row; submit "
         f"again, and if it fails again tell the administrator\n  {LOST}"
     )
-    assert launcher.events == [{"event": "restarted", "lost": True}] * 2
+    assert launcher.events == [RESTARTED] * 2
+
+
+def test_a_node_on_which_srun_starts_nothing_is_named(launcher: Launcher) -> None:
+    line = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication failure"
+    assert launcher.failure(f"{say('LINE')}; exit 233", LINE=line) == (
+        f"{NOT_STARTED}: n2: Slurm could not start the staging process there: Communication "
+        "failure; submit again; if it fails again, use other nodes (--exclude) and tell the "
+        f"administrator\n  {line}"
+    )
+
+
+#: What srun says of a task that slurmstepd could not prepare, and of one that it then ends.
+UNPREPARED = "srun: error: task 1 launch failed: Unspecified error"
+ENDED_TOO = "srun: error: n1: task 0: Killed"
+
+
+def test_ranks_of_which_slurm_cannot_start_one_are_started_again(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    refuse = f"touch {tmp_path}/first; {say('LINE', 'ENDED')}; exit 137"
+    script = f"[ -e {tmp_path}/first ] || {{ {refuse}; }}; {say('STARTED', 'RESULT')}"
+    lines = {"LINE": UNPREPARED, "ENDED": ENDED_TOO}
+    assert launcher.run(script, **lines, RESULT=result(DONE)) == DONE
+    assert launcher.events == [again("Slurm could not start a process"), STARTED]
+
+
+def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
+    launcher: Launcher,
+) -> None:
+    script, lines = f"{say('LINE', 'ENDED')}; exit 137", {"LINE": UNPREPARED, "ENDED": ENDED_TOO}
+    assert blamed(launcher, script, **lines) == []
+    assert launcher.events == [again("Slurm could not start a process")] * 2
+    assert launcher.failure(script, **lines) == (
+        f"{NOT_STARTED}: Slurm could not start the staging process on a node, 3 times in a row; "
+        "submit again, and if it fails again tell the administrator (slurmd's log there says why; "
+        "stagectl doctor, whether the folder of TmpFS is there)\n"
+        f"  {UNPREPARED}\n  {ENDED_TOO}"
+    )
 
 
 @pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
