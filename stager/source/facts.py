@@ -66,6 +66,8 @@ class Selection(NamedTuple):
 
 #: All of a folder, as it is.
 EVERYTHING = Selection()
+#: The remedy for patterns because of which nothing is staged.
+_CORRECT = "correct the pattern (as in a .gitignore), or stage the whole folder without it"
 
 
 class Listings:
@@ -94,7 +96,7 @@ class Listings:
 
         It is given the patterns of what is staged, if there are any. Raise what it raises, and
         UsageError if two files would have one path when they are decompressed, or if nothing in the
-        folder is included.
+        folder is included, or all of it excluded.
         """
         key = path, selection
         if key not in self._found:
@@ -119,6 +121,8 @@ def _list(
     unmatched = tuple(f"include={text}" for text in patterns.unmatched)
     if unmatched and patterns.unmatched == selection.include:
         raise UsageError(_nothing_included(path, unmatched, is_excluded=bool(selection.exclude)))
+    if patterns.has_excluded and len(listing) == 1:
+        raise UsageError(_all_excluded(path, selection.exclude))
     if not selection.decompress:
         return listing, unmatched
     from stager.tree.compressed import decompressed_listing, patterns_without_effect
@@ -132,7 +136,11 @@ def _nothing_included(path: str, options: Sequence[str], *, is_excluded: bool) -
     """Return the message for a folder of which nothing is staged. Pure."""
     what = "matches nothing" if len(options) == 1 else "match nothing"
     left = " that exclude= leaves" if is_excluded else ""
-    return (
-        f"{path}: {', '.join(options)} {what} in it{left}; correct the pattern (as in a "
-        ".gitignore), or stage the whole folder without it"
-    )
+    return f"{path}: {', '.join(options)} {what} in it{left}; {_CORRECT}"
+
+
+def _all_excluded(path: str, patterns: Sequence[str]) -> str:
+    """Return the message for a folder of which ``exclude`` leaves nothing. Pure."""
+    options = ", ".join(f"exclude={text}" for text in patterns)
+    what = "leaves nothing" if len(patterns) == 1 else "leave nothing"
+    return f"{path}: {options} {what} of it; {_CORRECT}"

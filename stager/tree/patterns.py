@@ -80,6 +80,8 @@ class Patterns:
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         #: The patterns of ``include`` that match none of the rows given to `pruned`.
         self.unmatched: tuple[str, ...] = tuple(include)
+        #: Whether a pattern of ``exclude`` matched a path that `leaves_out` was asked of.
+        self.has_excluded = False
         self._include = _read(include) if include else None
         self._exclude = _read(exclude)
 
@@ -87,6 +89,7 @@ class Patterns:
         """Whether the path beneath the source is not staged, nor anything in it."""
         name = os.fsdecode(path) + "/" * is_folder
         if self._exclude.match_file(name):
+            self.has_excluded = True
             return True
         # A folder that is not included may contain something that is.
         return self._include is not None and not is_folder and not self._include.match_file(name)

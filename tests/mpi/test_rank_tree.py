@@ -429,6 +429,11 @@ def test_patterns_select_what_is_staged(world: TreeWorld) -> None:
             {"include": ("/sub1/",), "exclude": ("sub*/",)},
             "include=/sub1/ matches nothing in it that exclude= leaves",
         ),
+        ({"exclude": ("*",)}, "exclude=* leaves nothing of it"),
+        (
+            {"exclude": ("sub*/", "[!s]*", "/s?*")},
+            "exclude=sub*/, exclude=[!s]*, exclude=/s?* leave nothing of it",
+        ),
     ],
 )
 def test_patterns_that_select_nothing_are_refused(
@@ -439,6 +444,14 @@ def test_patterns_that_select_nothing_are_refused(
         f"2 node0: {world.source}: {why}; {how}"
     ]
     assert not world.copy.exists()
+
+
+def test_an_empty_folder_is_staged_whatever_is_excluded(world: TreeWorld) -> None:
+    bare = world.source.with_name("bare")
+    world.on_first(bare.mkdir)
+    items = world.items(source=str(bare), exclude=("*",))
+    assert messages(world.run(items=items)) == []
+    assert os.listdir(world.copy) == []
 
 
 def test_a_pattern_that_matches_nothing_is_noted(world: TreeWorld) -> None:
