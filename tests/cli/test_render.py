@@ -383,6 +383,15 @@ def test_evicted_copies_are_listed_first(count: int, dry_run: bool, lines: list[
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 
+def test_evicted_copies_are_listed_though_there_was_too_little_room_even_so() -> None:
+    failures = [Failure(5, "/shared/a.gz: it unpacks to more", "n1")]
+    outcome = Outcome([], failures, 1.0, evicted=[Evicted("n1", "/nvme/a", 1024)])
+    assert summary(outcome, fold) == [
+        "/nvme/a: evicted on n1 to make room",
+        "n1: /shared/a.gz: it unpacks to more",
+    ]
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_slow_node_is_told_last_also_where_the_stage_failed(*, failed: bool) -> None:
     failures = [Failure(5, "/nvme is full", "n1")] if failed else []
