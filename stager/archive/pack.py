@@ -148,7 +148,7 @@ def _opened_folder(folder: str) -> Iterator[int]:
 def _list(folder: str, root: int) -> Listing:
     """Return the listing of the folder. Raise IntegrityError if it is not the open ``root``."""
     try:
-        return walk(folder, os.fstat(root), holes=False)
+        return walk(folder, os.fstat(root), holes=False, remedy="move it out of the folder")
     except (NotADirectoryError, FileNotFoundError):
         raise _no_folder(folder) from None
 

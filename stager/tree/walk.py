@@ -62,12 +62,14 @@ def walk(
     *,
     holes: bool = True,
     specials: bool = False,
+    remedy: str = "leave it out with exclude=",
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
     Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
     What the ``patterns`` leave out is not listed, and folders among that are not read. With
-    ``holes``, files with holes are opened to find these.
+    ``holes``, files with holes are opened to find these. ``remedy`` ends the message about an entry
+    that is no file, folder or link.
 
     Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
     link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself
@@ -76,7 +78,8 @@ def walk(
     with opened(folder, OPEN_FOLDER) as root:
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
-        walker = _Walker(os.fsencode(folder), root, patterns, holes=holes, specials=specials)
+        special = None if specials else remedy
+        walker = _Walker(os.fsencode(folder), root, patterns, holes=holes, remedy=special)
         rows = _rows(walker)
         try:
             return Listing.of(patterns.pruned(rows) if patterns else rows)
@@ -154,17 +157,24 @@ class _Walker:
     """Lists the folder that is open as ``root``, and all folders beneath it.
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
-    it is read by its descriptor: no name is resolved twice.
+    it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
+    file, folder or link; None if such are listed too.
     """
 
     def __init__(
-        self, folder: bytes, root: int, patterns: Patterns | None, *, holes: bool, specials: bool
+        self,
+        folder: bytes,
+        root: int,
+        patterns: Patterns | None,
+        *,
+        holes: bool,
+        remedy: str | None,
     ) -> None:
         self._folder = folder
         self._root = root
         self._device = os.fstat(root).st_dev
         self._holes = holes
-        self._specials = specials
+        self._remedy = remedy
         self._patterns = patterns
 
     def all(self) -> Iterator[_Found]:
@@ -268,10 +278,10 @@ class _Walker:
         if stat.S_ISLNK(mode):
             target = os.readlink(name, dir_fd=folder)
             return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
-        if self._specials:
+        if self._remedy is None:
             return Row(path, Kind.SPECIAL, 0, 0, facts.st_mtime_ns, 0, 0, *who)
         what = f"{kind_of(mode)}, which cannot be staged"
-        raise SourceError(f"{text_of(self._path(path))} is {what}; leave it out with exclude=")
+        raise SourceError(f"{text_of(self._path(path))} is {what}; {self._remedy}")
 
     def _extents(
         self, folder: int, path: bytes, name: bytes, facts: os.stat_result

@@ -155,8 +155,10 @@ def test_what_cannot_be_packed_is_reported_and_leaves_nothing(folder: Path, tmp_
     where = "lies in the folder that is to be packed; choose another place"
     assert str(refused.value) == f"{inside} {where}"
     os.mkfifo(folder / "pipe")
-    with pytest.raises(SourceError, match=r"/pipe is a named pipe, which cannot be staged"):
+    with pytest.raises(SourceError, match="which cannot be staged") as failed:
         pack(str(folder), str(tmp_path / "a.tar"))
+    what = "is a named pipe, which cannot be staged; move it out of the folder"
+    assert str(failed.value) == f"{folder}/pipe {what}"
     (tmp_path / "b.tar").mkdir()
     taken = r"/b\.tar exists and is not a plain file; choose another name"
     with pytest.raises(UsageError, match=taken):
