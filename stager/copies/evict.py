@@ -326,7 +326,8 @@ def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
         remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
     if Held.OWN in reasons:
         remedies.append(
-            "move your files out of those copies, or delete both (stagectl evict --force DST)"
+            "move your files out of those copies, or delete these with your files (stagectl evict "
+            "--force DST)"
         )
     if Held.IN_USE in reasons:
         remedies.append("wait until the jobs that use copies have ended")

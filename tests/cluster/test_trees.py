@@ -198,8 +198,8 @@ def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
         assert re.fullmatch(
             rf"stage: n3: /nvme: not enough room: {lacking}; {SIZE} of your copies stay: "
             rf"{COPY} \(holds files of the user's own\); move your files out of those copies, or "
-            r"delete both \(stagectl evict --force DST\), delete other files of yours there, or "
-            r"ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
+            r"delete these with your files \(stagectl evict --force DST\), delete other files of "
+            r"yours there, or ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )
         assert (site.copy("n3", COPY) / "mine").read_text() == "mine\n"
