@@ -144,7 +144,7 @@ def _print(
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
     own = _own_lines(command, results)
     rest = *_kept_lines(results, dry_run=command.dry_run), *_enough_lines(results)
-    for line in [*_done_lines(results, done), *own, *rest]:
+    for line in [*_done_lines(command, results, done), *own, *rest]:
         say(line)
     for line in failed:
         complain(line)
@@ -189,13 +189,13 @@ def _with_names(failures: Sequence[Failure]) -> list[Failure]:
     ]
 
 
-def _done_lines(results: Mapping[str, NodeResult], done: str) -> list[str]:
-    """Return a line for each copy with its nodes; one line for a long list."""
+def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) -> list[str]:
+    """Return a line for each copy with its nodes; one line for a long list of what was done."""
     nodes: dict[str, list[str]] = {}
     for name, result in results.items():
         for one in result.done:
             nodes.setdefault(one.destination, []).append(name)
-    if len(nodes) > _MOST_NAMED:
+    if len(nodes) > _MOST_NAMED and not command.dry_run:
         everywhere = [name for name, result in results.items() if result.done]
         sizes = [one.size for result in results.values() for one in result.done]
         where = nodes_text(everywhere, job.fold)

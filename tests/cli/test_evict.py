@@ -154,6 +154,9 @@ def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(
     desk.simulated("pin", *(f"/nvme/{name}" for name in range(5)))
     time.sleep(1.1)
     where = "node[1-3] (3 nodes)"
+    planned = desk.simulated("evict", "--older", "1s", "--dry-run").out.splitlines()
+    free = {f"stage: /nvme/{i}: would be evicted on {where}" for i in range(5, 26)}
+    assert set(planned[:-1]) == free
     assert desk.simulated("evict", "--older", "1s") == Ran(
         0, f"stage: 63 copies evicted on {where}: 18.2 MiB in all\n"
         f"stage: kept on {where}: /nvme/0 (pinned), /nvme/1 (pinned), /nvme/2 (pinned) and 2 more"
