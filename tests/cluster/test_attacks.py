@@ -1191,7 +1191,8 @@ def test_who_takes_the_names_of_pmix_is_told(site: Site) -> None:
     assert job.wait(120).exit_code == "8:0"
     again = "stage: Slurm could not start a process; the staging starts again\n"
     assert re.sub(r"_\d+\.\d ", "_JOB.STEP ", job.output()) == (
-        f"{again * 2}stage: MPI did not start: n2: /tmp/spmix_appdir_{ALICE}_JOB.STEP belongs to uid {BOB}, "
+        f"{again * 2}"
+        f"stage: MPI did not start: n2: /tmp/spmix_appdir_{ALICE}_JOB.STEP belongs to uid {BOB}, "
         "who keeps your jobs from starting there; tell the administrator, who can remove it and "
         "set TmpFS in slurm.conf to a folder in which only root can write\n" + NOT_STARTED.format(8)
     )
