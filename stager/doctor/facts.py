@@ -134,7 +134,7 @@ class NodeFacts:
     shared_roots: list[Place]
     #: Slurm's TmpFS; none if Slurm did not say.
     tmpfs: list[Place]
-    #: What only root may write: stage.toml, plugstack.conf, the prefix and the plugin.
+    #: What only root may write: stage.toml, plugstack.conf, the prefix, the plugin and the scripts.
     trusted: list[Place]
     #: `paths.RUN_FOLDER` and `paths.JOBS_FOLDER`.
     run: Place
@@ -231,7 +231,7 @@ def node_facts(
     known; ``environment`` is what the site gives the ranks besides, and ``textfile`` its file for
     metrics, empty if it wants none.
     """
-    roots = list(roots)
+    roots, scripts = list(roots), list(scripts)
     plugins = list(_plugin_lines(plugstack))
     folders = [tmpfs.replace("%h", os.uname().nodename).replace("%n", name)] if tmpfs else []
     library, library_fault = mpi_library(environment) if computes else ("", "")
@@ -245,7 +245,7 @@ def node_facts(
         records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
         shared_roots=[place(root) for root in shared_roots],
         tmpfs=[place(folder) for folder in folders],
-        trusted=[place(path) for path in _trusted(config, plugstack, plugins)],
+        trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
         taken=list(_taken(folders)),
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
@@ -313,10 +313,13 @@ def _taken(folders: Iterable[str]) -> Iterator[Place]:
                 return  # one is enough to tell
 
 
-def _trusted(config: str, plugstack: str, plugins: Iterable[PluginLine]) -> list[str]:
+def _trusted(
+    config: str, plugstack: str, plugins: Iterable[PluginLine], scripts: Iterable[str]
+) -> list[str]:
     """Return the paths that only root may write, and the folders above them, each once."""
     package = str(Path(__file__).parents[1])
-    files = [config, plugstack, sys.prefix, sys.executable, os.path.realpath(sys.executable)]
+    files = [config, plugstack, *scripts]
+    files += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
     files += [package, f"{package}/__main__.py"]
     files += [line.plugin for line in plugins if os.path.isabs(line.plugin)]
     files += [path for line in plugins for path in (line.python, line.config)]

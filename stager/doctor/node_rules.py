@@ -262,7 +262,7 @@ def metrics(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 
 
 def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
-    """Only root, and Slurm's own user, can write stage.toml, plugstack.conf, prefix and plugin."""
+    """Only root, and Slurm's own user, can write what root runs or reads."""
     slurm_user = re.search(r"\((\d+)\)", examined.site.slurm.get("SlurmUser", ""))
     owners = 0, int(slurm_user[1]) if slurm_user else 0
     bad = 0
@@ -277,7 +277,9 @@ def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             bad += 1
             yield unknown("files", f"{one.path} cannot be seen by this user")
     if not bad:
-        yield ok("files", "only root can write stage.toml, plugstack.conf, the prefix, the plugin")
+        scripts = ", the scripts" if node.scripts else ""
+        files = f"stage.toml, plugstack.conf, the prefix, the plugin{scripts}"
+        yield ok("files", f"only root can write {files}")
 
 
 def run_folder(node: NodeFacts, _: Examined) -> Iterator[Finding]:

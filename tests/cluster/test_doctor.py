@@ -527,6 +527,7 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
     )
     try:
         sound_site.path("login", "/etc/slurm/job_epilog").touch()
+        sound_site.path("login", "/etc/slurm/job_epilog").chmod(0o666)
         sound_site.write_plugstack("")
         sound_site.reconfigure(f"TmpFS=/run/absent\nPrologEpilogTimeout=30\n{scripts}\n")
         told = told_on(sound_site, "n1", SOUND_POLICY)
@@ -545,6 +546,8 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
             "slurm.conf"),
             ("problem  n1: /etc/slurm/job_epilog cannot be executed: chmod 755 "
             "/etc/slurm/job_epilog"),
+            ("problem  n1: /etc/slurm/job_epilog: others than root can write it: chown root, chmod "
+            "go-w"),
             ("problem  PrologEpilogTimeout is 30 s: Slurm drains a node whose clean-up takes "
             "longer, and a user's process can make it last almost 50 s: set it to 50 or more, or "
             "remove it"),

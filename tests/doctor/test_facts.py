@@ -67,7 +67,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert len(seen.code) == 64
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
     assert seen.tmpfs == [Place(f"{tmp_path}/{os.uname().nodename}.n1", ABSENT, 0)]
-    assert {f"{tmp_path}/stage.toml", str(tmp_path), "/", sys.prefix} <= {
+    assert {f"{tmp_path}/stage.toml", f"{tmp_path}/job_prolog", "/", sys.prefix} <= {
         one.path for one in seen.trusted
     }
     with open("/proc/sys/fs/protected_symlinks") as file:
