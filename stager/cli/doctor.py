@@ -82,7 +82,8 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     site = site_facts(search_path(rules.launch.srun))
     here = job.own_name(os.environ)
     local = Command(
-        Action.FACTS, rules.roots, rules.shared_roots, config=str(where.config),
+        Action.FACTS, rules.roots, rules.shared_roots, rules.destinations,
+        config=str(where.config),
         plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
         scripts=tuple(own_scripts(site.slurm)), environment=rules.launch.environment,

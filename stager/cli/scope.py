@@ -174,6 +174,7 @@ def _facts(command: Command) -> dict[str, Any]:
     name = job.own_name(os.environ)
     return node_facts(
         command.config, command.plugstack, command.tmpfs, command.roots, command.shared_roots,
+        command.destinations,
         computes=command.computes, name=name, environment=command.environment,
         scripts=command.scripts, textfile=command.textfile,
     ).to_wire()  # fmt: skip

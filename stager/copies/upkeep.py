@@ -69,6 +69,7 @@ class Command:
     """An action, the site's roots, and the copies that the action is for.
 
     Without ``destinations`` it is for all copies, or for those that ``older`` or ``to_free`` mean.
+    For `Action.FACTS`, ``destinations`` are the site's.
     """
 
     action: Action

@@ -144,6 +144,8 @@ class NodeFacts:
     peers: Place
     #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
     taken: list[Place] = field(default_factory=list)
+    #: The folders in which alone users may stage, without the roots.
+    destinations: list[Place] = field(default_factory=list)
     #: The setuid programs by which users mount filesystems, and whether others may see those.
     fuse: list[str] = field(default_factory=list)
     fuse_for_others: bool = False
@@ -218,6 +220,7 @@ def node_facts(
     tmpfs: str,
     roots: Iterable[str],
     shared_roots: Iterable[str],
+    destinations: Iterable[str],
     *,
     computes: bool,
     name: str,
@@ -244,6 +247,7 @@ def node_facts(
         roots=[place(root or "/") for root in roots],
         records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
         shared_roots=[place(root) for root in shared_roots],
+        destinations=[place(path) for path in destinations if path not in roots],
         tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
         taken=list(_taken(folders)),

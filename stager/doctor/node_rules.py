@@ -123,6 +123,24 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield ok("roots", f"{root.path}: users cannot move each other's files")
 
 
+def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The folders in which users may stage belong to root: else only their owner can."""
+    for folder in node.destinations if node.computes else ():
+        path = folder.path
+        if folder.owner < 0:
+            text = f"{path} is not there: who stages there first will own it, and nobody else can"
+            remedy = f"mkdir -m 1777 {path}"
+            yield seen_or_problem("destinations", folder, text, remedy)
+        elif folder.owner != 0:
+            text = f"{path} belongs to uid {folder.owner}, so no other user can stage there"
+            yield problem("destinations", text, f"chown root {path}; chmod 1777 {path}")
+        elif folder.mode & _OPEN and not folder.mode & stat.S_ISVTX:
+            text = f"{path}: users can move each other's files"
+            yield problem("destinations", text, f"chmod +t {path}")
+        else:
+            yield ok("destinations", f"{path} belongs to root")
+
+
 def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
     cache = examined.policy.cache
@@ -404,6 +422,6 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, disks, records, shared_roots, metrics, trusted, prefix,
-    run_folder, plugins, connections, fuse, library, network, excluded,
+    sysctls, tmpfs, taken, roots, destinations, disks, records, shared_roots, metrics, trusted,
+    prefix, run_folder, plugins, connections, fuse, library, network, excluded,
 )  # fmt: skip

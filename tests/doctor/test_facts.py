@@ -49,7 +49,7 @@ def plugstack(tmp_path: Path) -> Path:
 def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
     return node_facts(
         f"{tmp_path}/stage.toml", plugstack, f"{tmp_path}/%h.%n", [str(tmp_path)],
-        [f"{tmp_path}/all"], computes=True, name="n1",
+        [f"{tmp_path}/all"], [str(tmp_path), f"{tmp_path}/for-users"], computes=True, name="n1",
         environment={}, scripts=[f"{tmp_path}/job_prolog"], textfile=f"{tmp_path}/none/stage.prom",
     )  # fmt: skip
 
@@ -65,6 +65,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert seen.metrics == Place(f"{tmp_path}/none", ABSENT, 0)
     assert seen.tmpfs_disks == []
     assert len(seen.code) == 64
+    assert seen.destinations == [Place(f"{tmp_path}/for-users", ABSENT, 0)]
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
     assert seen.tmpfs == [Place(f"{tmp_path}/{os.uname().nodename}.n1", ABSENT, 0)]
     assert {f"{tmp_path}/stage.toml", f"{tmp_path}/job_prolog", "/", sys.prefix} <= {

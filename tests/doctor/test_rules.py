@@ -127,6 +127,31 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        (Place("/nvme/a", 0, STICKY), (OK, "/nvme/a belongs to root")),
+        (Place("/nvme/a", 0, FOLDER), (OK, "/nvme/a belongs to root")),
+        (
+            Place("/nvme/a", ABSENT, 0),
+            (PROBLEM, ("/nvme/a is not there: who stages there first will own it, and nobody else "
+             "can: mkdir -m 1777 /nvme/a")),
+        ),
+        (
+            Place("/nvme/a", 5001, STICKY),
+            (PROBLEM, ("/nvme/a belongs to uid 5001, so no other user can stage there: chown root "
+             "/nvme/a; chmod 1777 /nvme/a")),
+        ),
+        (
+            Place("/nvme/a", 0, OPEN),
+            (PROBLEM, "/nvme/a: users can move each other's files: chmod +t /nvme/a"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_folder_for_users_belongs_to_root(folder: Place, told: tuple[Verdict, str]) -> None:
+    assert news(destinations=[folder]) == [told]
+
+
 @pytest.mark.parametrize("name", SYSCTLS)
 def test_a_sysctl_that_is_off_is_a_problem(name: str) -> None:
     assert news(sysctls={**NODE.sysctls, name: 0}) == [
