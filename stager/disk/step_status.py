@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
 #: What a user can do about a folder that the plugin makes, and about one that is full.
-_MADE_BY_PLUGIN = "the plugin makes its folder, tell the administrator"
+_MADE_BY_PLUGIN = (
+    "the plugin has not made its folder on this node; tell the administrator (stagectl doctor says "
+    "whether plugstack.conf names the plugin there)"
+)
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.
 _PAUSE = 0.05

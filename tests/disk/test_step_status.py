@@ -146,7 +146,8 @@ def test_a_status_that_cannot_be_held_is_a_launch_error(
     with pytest.raises(LaunchError) as caught:
         StepStatus(os.getuid()).hold("17.0", "4")
     assert str(caught.value) == (
-        f"{path}: {problem}; the plugin makes its folder, tell the administrator"
+        f"{path}: {problem}; the plugin has not made its folder on this node; tell the "
+        "administrator (stagectl doctor says whether plugstack.conf names the plugin there)"
     )
 
 
