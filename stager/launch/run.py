@@ -41,15 +41,16 @@ _DISCONNECTED = (
 )
 #: The failure of ranks that could not begin because Slurm started not all of them.
 _REFUSED = (
-    "MPI did not start: Slurm could not start the staging process on a node, {} times in a row; "
-    "submit again, and if it fails again tell the administrator (slurmd's log there says why; "
-    "stagectl doctor, whether the folder of TmpFS is there)"
+    "MPI did not start: Slurm could not start the staging process on a node; submit again, and if "
+    "it fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether "
+    "the folder of TmpFS is there)"
 )
-#: The failure of ranks that could not begin because of the node that srun names.
+#: The failure of ranks that could not begin because of nodes that srun names, and of each node.
 _UNREACHED = (
-    "MPI did not start: {}: Slurm could not start the staging process there: {}; submit again; if "
-    "it fails again, use other nodes (--exclude) and tell the administrator"
+    "MPI did not start: {}: {}; submit again; if it fails again, use other nodes (--exclude) and "
+    "tell the administrator"
 )
+_UNREACHED_THERE = "Slurm could not start the staging process there: {}"
 #: The failure of ranks that could not begin because others were not even there.
 _ABSENT = (
     "MPI did not start within {:g} s: the staging process on {} has not begun; the node or its "
@@ -93,15 +94,16 @@ _HANG = 40.0
 _TELL = 30.0
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
-#: What srun says of a node that it does not reach, and of a step that slurmd refuses there.
-_LAUNCH_FAILED = r"srun: error: Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.*)"
-#: What srun and slurmstepd say of the node where a rank could not start, or was lost (22.05).
+#: What srun says of a node that it does not reach, or where slurmd refuses the step (22.05).
+_NOT_LAUNCHED = re.compile(
+    r"srun: error: (?:Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.*)"
+    r"|Node failure on (?P<failed>[^\s,\[\]]+)$)"
+)
+#: What srun and slurmstepd say of the node where a rank was lost (22.05).
 _BLAMING = tuple(
     re.compile(text)
     for text in (
         r"slurmstepd: error:\s+mpi/pmix\w*: _errhandler: (?P<node>\S+) \[\d+\]: ",
-        _LAUNCH_FAILED,
-        r"srun: error: Node failure on (?P<node>[^\s,\[\]]+)$",
         # With codes 1 and 8, ranks end themselves.
         r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: (?!Exited with exit code [18]$)",
     )
@@ -165,19 +167,20 @@ def run(
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, end without
     an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins
-    within ``start_timeout`` seconds or at all, or one fails before all are connected.
+    within ``start_timeout`` seconds of a start or at all, or one fails before all are connected.
+    After that time, they are not started again.
     """
     begun = time.monotonic()
     listener = _Listener(start_timeout, on_event, pulses, patience, paces or Paces())
-    for start in range(_STARTS):
-        if start:
-            on_event({"event": "restarted", "why": listener.why_again()})
+    for left in reversed(range(_STARTS)):
         with Process(argv, environment, bound=True) as process:
-            listener.listen(process)
+            listener.listen(process, is_last=not left)
             if listener.gave_up:
                 process.end(patience.stop)
-        if not (listener.is_disconnected or listener.is_refused or listener.hangs):
+        why = listener.why_again()
+        if not (why and left) or time.monotonic() - begun > start_timeout:
             break
+        on_event({"event": "restarted", "why": why})
     if listener.outcome is None:
         launcher = os.path.basename(argv[0])
         kind = EndedError if listener.connected else NotStartedError
@@ -207,13 +210,14 @@ def _no_outcome(
     if listener.is_disconnected:
         problem = _DISCONNECTED.format(_STARTS)
     elif listener.is_refused:
-        problem = _REFUSED.format(_STARTS)
+        problem = _REFUSED
     elif listener.timed_out and listener.has_pulse:
         return _NOT_CONNECTED.format(start_timeout)
     elif listener.timed_out:
         problem = _not_begun(launcher, listener, start_timeout, remedy)
     elif unreached := listener.unreached():
-        problem = _UNREACHED.format(*unreached)
+        why = _UNREACHED_THERE.format(next(iter(unreached.values())))
+        problem = _UNREACHED.format(fold(list(unreached)), why)
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
@@ -262,7 +266,7 @@ class _Listener:
         #: again, and whether they had not begun at the deadline.
         self.has_pulse = False
         self.begun = False
-        self.hangs = False
+        self.hangs = self._has_hung = False
         #: Whether a rank has told more than that it failed.
         self.connected = False
         self.timed_out = False
@@ -275,10 +279,12 @@ class _Listener:
         self._over_at = 0.0
         #: The first rank of which an unexpected failure was told, and why.
         self._crash = ""
-        #: The nodes that ranks blame, with the reason; the first that the launcher blames; and
-        #: those whose ranks ended because of others, which their neighbours then blame.
+        #: The nodes that ranks blame, with the reason; the first whose rank ended, as the launcher
+        #: says; those on which it could start none, and why; and those whose ranks ended because of
+        #: others, which their neighbours then blame.
         self._blamed: dict[str, str] = {}
         self._blamed_by_launcher = ""
+        self._unreached: dict[str, str] = {}
         self._ended: set[str] = set()
         #: What the ranks agreed on, and when it came, on the monotonic clock.
         self.outcome: Outcome | None = None
@@ -296,19 +302,25 @@ class _Listener:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the ranks did not begin because Slurm could not start one of them."""
-        return self._launch_refused and not self.begun
+        """Whether the ranks did not begin because Slurm could not start one, on an unknown node."""
+        return self._launch_refused and not (self.begun or self._unreached)
 
-    def unreached(self) -> tuple[str, str] | None:
-        """Return the node on which srun could not start a rank, and what it says of it."""
-        found = (re.match(_LAUNCH_FAILED, line) for line in self.tail)
-        return next(((one["node"], one["why"]) for one in found if one), None)
+    def unreached(self) -> dict[str, str]:
+        """Return the nodes on which no rank could be started, with what srun says of the first.
+
+        What it says otherwise of others may be a consequence. None once a rank has begun.
+        """
+        first = next(iter(self._unreached.values()), "")
+        found = {node: why for node, why in self._unreached.items() if why == first}
+        return {} if self.begun else found
 
     def why_again(self) -> str:
-        """Return why the ranks are started again, for the user."""
+        """Return why the ranks should be started again, for the user; empty if they should not."""
         if self.is_disconnected:
             return "Slurm lost a connection between the nodes"
-        return "Slurm could not start a process" if self.is_refused else "MPI does not start"
+        if self.is_refused:
+            return "Slurm could not start a process"
+        return "MPI does not start" if self.hangs else ""
 
     def blamed(self) -> list[Failure]:
         """Return a failure for each node that is known to be the reason why the ranks ended.
@@ -325,9 +337,12 @@ class _Listener:
             return [Failure(LaunchError.code, why, node) for node in self.absent()]
         if culprit := self._culprit():
             return [Failure(LaunchError.code, self._blamed[culprit], culprit)]
-        by_launcher = self._blamed_by_launcher
-        is_known = by_launcher in self._pulses.names()
-        return [Failure(LaunchError.code, LOST, by_launcher)] if is_known else []
+        found = {node: _UNREACHED_THERE.format(why) for node, why in self.unreached().items()}
+        found = found or dict.fromkeys((*self._unreached, self._blamed_by_launcher)[:1], LOST)
+        known = self._pulses.names()
+        return [
+            Failure(LaunchError.code, why, node) for node, why in found.items() if node in known
+        ]
 
     def crash(self) -> str:
         """Return the rank that failed unexpectedly, and why; empty if none is known.
@@ -341,14 +356,20 @@ class _Listener:
         """Return the first node that ranks blame, and whose rank did not end because of others."""
         return next((node for node in self._blamed if node not in self._ended), "")
 
-    def listen(self, process: Process) -> None:
-        """Take all output, unless the ranks do not begin in time or the launcher is given up."""
+    def listen(self, process: Process, *, is_last: bool) -> None:
+        """Take all output, unless the ranks do not begin in time or the launcher is given up.
+
+        The last start has the whole time, even if the ranks hang.
+        """
         now = started = time.monotonic()
         tell_at = now + _TELL
         self._deadline = now + self._start_timeout
-        self._again_at = math.inf if self.hangs else now + _HANG
+        self._has_hung = self._has_hung or self.hangs
+        self._again_at = math.inf if is_last or self._has_hung else now + _HANG
         self.timed_out = self.hangs = self._connection_lost = self._launch_refused = False
+        self.has_pulse = False
         self._blamed_by_launcher = ""
+        self._unreached.clear()
         self._alive.clear()
         self.tail.clear()
         while process.is_open and not self.gave_up:
@@ -370,8 +391,8 @@ class _Listener:
 
     def _may_hang(self) -> bool:
         """Whether the ranks do not begin for a reason that another start may not meet."""
-        is_known = self._connection_lost or self._blamed_by_launcher or self.absent()
-        return not (self.begun or self.has_pulse or is_known)
+        is_known = self._connection_lost or self._blamed_by_launcher or self._unreached
+        return not (self.begun or self.has_pulse or is_known or self.absent())
 
     @property
     def none_is_alive(self) -> bool:
@@ -404,19 +425,26 @@ class _Listener:
         if event is None:
             if line.strip():
                 self.tail.append(line.rstrip())
-            if not self._blamed_by_launcher:
-                found = (pattern.match(line) for pattern in _BLAMING)
-                self._blamed_by_launcher = next((one["node"] for one in found if one), "")
-            self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
-            self._launch_refused = self._launch_refused or bool(_LAUNCH_REFUSED.match(line))
-            if self._connection_lost or self._launch_refused:
-                self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
+            self._take_complaint(line)
             return
         try:
             self._obey(event)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             self._crash = self._crash or _UNREADABLE
             self._over_at = self._over_at or self._clock.seconds()
+
+    def _take_complaint(self, line: str) -> None:
+        """Note what the launcher says of a node, or of all of them."""
+        if one := _NOT_LAUNCHED.match(line):
+            self._unreached.setdefault(one["node"] or one["failed"], one["why"] or "it has failed")
+        # After a refusal, Slurm ends ranks that are at no fault.
+        if not (self._blamed_by_launcher or self._launch_refused):
+            found = (pattern.match(line) for pattern in _BLAMING)
+            self._blamed_by_launcher = next((one["node"] for one in found if one), "")
+        self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
+        self._launch_refused = self._launch_refused or bool(_LAUNCH_REFUSED.match(line))
+        if self._connection_lost or self.is_refused:
+            self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
 
     def _obey(self, event: dict[str, Any]) -> None:
         now = self._clock.seconds()

@@ -542,9 +542,9 @@ def test_ranks_are_not_started_again_if_the_launcher_names_a_node(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_HANG", 0.5)
-    said = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication failure"
-    found = blamed(launcher, f"{say('SAID')}; sleep 2", 30, SAID=said)
-    assert found == [("n2", LOST_RANK)]
+    found = blamed(launcher, f"{say('SAID')}; sleep 2", 30, SAID=not_launched("n2"))
+    why = "Slurm could not start the staging process there: Communication failure"
+    assert found == [("n2", why)]
     assert launcher.events == []
 
 
@@ -569,18 +569,47 @@ def test_ranks_that_slurm_never_connects_are_given_up(
     assert launcher.events == [RESTARTED] * 2
 
 
-def test_a_node_on_which_srun_starts_nothing_is_named(launcher: Launcher) -> None:
-    line = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication failure"
-    assert launcher.failure(f"{say('LINE')}; exit 233", LINE=line) == (
-        f"{NOT_STARTED}: n2: Slurm could not start the staging process there: Communication "
-        "failure; submit again; if it fails again, use other nodes (--exclude) and tell the "
-        f"administrator\n  {line}"
-    )
-
-
 #: What srun says of a task that slurmstepd could not prepare, and of one that it then ends.
 UNPREPARED = "srun: error: task 1 launch failed: Unspecified error"
 ENDED_TOO = "srun: error: n1: task 0: Killed"
+
+
+def not_launched(node: str, why: str = "Communication failure") -> str:
+    """What srun says of a node that it does not reach."""
+    return f"srun: error: Task launch for StepId=7.0 failed on node {node}: {why}"
+
+
+def unreached(nodes: str, why: str = "Communication failure") -> str:
+    """The message about such nodes."""
+    return (
+        f"{NOT_STARTED}: {nodes}: Slurm could not start the staging process there: {why}; submit "
+        "again; if it fails again, use other nodes (--exclude) and tell the administrator"
+    )
+
+
+def test_a_node_on_which_srun_starts_nothing_is_named(launcher: Launcher) -> None:
+    line = not_launched("n2")
+    assert launcher.failure(f"{say('LINE')}; exit 233", LINE=line) == f"{unreached('n2')}\n  {line}"
+    line = "srun: error: Node failure on n2"
+    told = launcher.failure(f"{say('LINE')}; exit 233", LINE=line)
+    assert told == f"{unreached('n2', 'it has failed')}\n  {line}"
+
+
+def test_all_nodes_on_which_srun_starts_nothing_are_named_and_no_consequence(
+    launcher: Launcher,
+) -> None:
+    lines = {
+        "A": not_launched("n2"),
+        "B": not_launched("n1"),
+        "C": not_launched("n3", "Job credential revoked"),
+        "D": UNPREPARED,
+        "E": ENDED_TOO,
+    }
+    script = f"{say(*lines)}; exit 233"
+    there = "Slurm could not start the staging process there: Communication failure"
+    assert blamed(launcher, script, **lines) == [("n2", there), ("n1", there)]
+    assert launcher.events == [], "which another start would not mend"
+    assert launcher.failure(script, **lines).startswith(unreached("n[1-2]"))
 
 
 def test_ranks_of_which_slurm_cannot_start_one_are_started_again(
@@ -600,11 +629,34 @@ def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
     assert blamed(launcher, script, **lines) == []
     assert launcher.events == [again("Slurm could not start a process")] * 2
     assert launcher.failure(script, **lines) == (
-        f"{NOT_STARTED}: Slurm could not start the staging process on a node, 3 times in a row; "
-        "submit again, and if it fails again tell the administrator (slurmd's log there says why; "
-        "stagectl doctor, whether the folder of TmpFS is there)\n"
+        f"{NOT_STARTED}: Slurm could not start the staging process on a node; submit again, and if "
+        "it fails again tell the administrator (slurmd's log there says why; stagectl doctor, "
+        "whether the folder of TmpFS is there)\n"
         f"  {UNPREPARED}\n  {ENDED_TOO}"
     )
+
+
+def test_the_last_start_has_all_its_time(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_HANG", 0.5)
+    count = f"echo >>{tmp_path}/starts; [ $(wc -l <{tmp_path}/starts) -ge 3 ]"
+    script = f"{count} || {{ {say('LINE')}; exit 1; }}; sleep 2; {say('STARTED', 'RESULT')}"
+    assert launcher.run(script, 30, LINE=UNPREPARED, RESULT=result(DONE)) == DONE
+    assert launcher.events == [again("Slurm could not start a process")] * 2 + [STARTED]
+
+
+def test_ranks_are_not_started_again_after_the_time_for_a_start(launcher: Launcher) -> None:
+    message = launcher.failure(f"{say('LINE')}; exec sleep 60", 0.5, LINE=UNPREPARED)
+    assert message.startswith(f"{NOT_STARTED}: Slurm could not start the staging process on a node")
+    assert launcher.events == []
+
+
+def test_a_pulse_of_an_earlier_start_is_no_sign_of_life(launcher: Launcher, tmp_path: Path) -> None:
+    refuse = f"touch {tmp_path}/first; {PULSES} n1; {say('LINE')}; exit 1"
+    script = f"[ -e {tmp_path}/first ] || {{ {refuse}; }}; exec sleep 60"
+    message = launcher.failure(script, 2, LINE=UNPREPARED)
+    assert message == NONE.format("sh").replace("0.3 s", "2 s")
 
 
 @pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
