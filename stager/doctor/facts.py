@@ -105,6 +105,8 @@ class PluginLine:
     unknown: tuple[str, ...] = ()
     #: Whether Slurm's commands fail if the plugin does: the line says required, and not optional.
     required: bool = True
+    #: Where the line stands: in plugstack.conf, or in a file that it includes.
+    file: str = "plugstack.conf"
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class AbsentPlugin:
 
     plugin: str
     required: bool
+    #: Where its line stands, as that of a PluginLine.
+    file: str = "plugstack.conf"
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class NodeFacts:
     #: The path of stage.toml.
     config: str = ""
     absent_plugins: list[AbsentPlugin] = field(default_factory=list)
-    #: Lines of plugstack.conf with this plugin that Slurm ignores because of their first word.
+    #: Lines with this plugin that Slurm ignores because of their first word, after their file.
     ignored_lines: list[str] = field(default_factory=list)
     #: plugstack.conf and the plugin, if users cannot read them, each with the file, or the folder
     #: above it, that is closed to them.
@@ -274,8 +278,8 @@ def node_facts(
         config=config,
         absent_plugins=list(dict.fromkeys(_absent_plugins(plugstack))),
         ignored_lines=[
-            " ".join(words)
-            for words in _plugstack_lines(plugstack)
+            f"{file}: {' '.join(words)}"
+            for file, words in _plugstack_lines(plugstack)
             if words[0] not in _KINDS and any(word.endswith(f"/{PLUGIN}") for word in words)
         ],
         closed=_closed([plugstack, *(line.plugin for line in plugins)]),
@@ -336,7 +340,7 @@ def _trusted(
 def _plugin_lines(path: str) -> Iterator[PluginLine]:
     """Yield the lines for this plugin in plugstack.conf and in the files that it includes."""
     before: list[str] = []
-    for word, plugin, *arguments in _plugstack(path):
+    for file, (word, plugin, *arguments) in _plugstack(path):
         if os.path.basename(plugin) == PLUGIN:
             given = dict(word.split("=", 1) for word in arguments if _ARGUMENT.match(word))
             python, config = given.get("python", _PYTHON), given.get("config", paths.SITE_CONFIG)
@@ -367,6 +371,7 @@ def _plugin_lines(path: str) -> Iterator[PluginLine]:
                 ),
                 unknown=tuple(word for word in arguments if not _ARGUMENT.match(word)),
                 required=word == _REQUIRED,
+                file=file,
             )
         before.append(os.path.basename(plugin))
 
@@ -378,10 +383,10 @@ def is_mistyped(plugin: str) -> bool:
 
 def _absent_plugins(path: str) -> Iterator[AbsentPlugin]:
     """Yield the plugins whose file is not there. Slurm looks for a mere name elsewhere."""
-    for word, plugin, *_ in _plugstack(path):
+    for file, (word, plugin, *_) in _plugstack(path):
         matters = word == _REQUIRED or is_mistyped(plugin)
         if matters and os.path.isabs(plugin) and place(plugin).owner == ABSENT:
-            yield AbsentPlugin(plugin, word == _REQUIRED)
+            yield AbsentPlugin(plugin, word == _REQUIRED, file)
 
 
 def _closed(files: Iterable[str]) -> dict[str, str]:
@@ -404,18 +409,19 @@ def _closed_at(path: str, right: int) -> str:
     return ""
 
 
-def _plugstack(path: str) -> Iterator[list[str]]:
-    """Yield the words of each line for a plugin, in the order in which Slurm loads them.
+def _plugstack(path: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the file and the words of each line for a plugin, in the order in which Slurm loads
+    them.
 
     Slurm ignores a line that begins with another word than these.
     """
-    for words in _plugstack_lines(path):
+    for file, words in _plugstack_lines(path):
         if len(words) > 1 and words[0] in _KINDS:
-            yield words
+            yield file, words
 
 
-def _plugstack_lines(path: str, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the words of each line of plugstack.conf and of the files that it includes."""
+def _plugstack_lines(path: str, depth: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Yield the file and the words of each line of plugstack.conf and of what it includes."""
     if not path or depth > _MOST_DEEP:
         return
     for line in _read(path).decode(errors="replace").splitlines():
@@ -425,7 +431,7 @@ def _plugstack_lines(path: str, depth: int = 0) -> Iterator[list[str]]:
                 for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
                     yield from _plugstack_lines(name, depth + 1)
         elif words:
-            yield words
+            yield path, words
 
 
 def _major(number: int) -> str:

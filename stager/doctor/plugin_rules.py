@@ -38,7 +38,8 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     if not node.plugins and node.scripts:
         yield from _scripts(node, examined)
     elif len(node.plugins) > 1:
-        text = f"spank_stage.so is named {len(node.plugins)} times in {path}"
+        files = ", ".join(dict.fromkeys(line.file for line in node.plugins))
+        text = f"spank_stage.so is named {len(node.plugins)} times in {files}"
         yield problem("plugin", text, "remove all these lines but one")
     elif not (node.plugins or node.ignored_lines or _is_named_otherwise(node, path)):
         remedy = (
@@ -47,12 +48,12 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         )
         yield problem("plugin", f"spank_stage.so is not named in {path}", remedy)
     for ignored in node.ignored_lines:
-        text = f"Slurm ignores this line of {path}: {ignored}"
+        text = f"Slurm ignores this line of {ignored}"
         yield problem("plugin", text, "begin it with required or optional")
     for absent in node.absent_plugins:
         yield problem(
             "plugin",
-            f"{absent.plugin} in plugstack.conf is not there, so "
+            f"{absent.plugin} in {absent.file} is not there, so "
             f"{_follows(required=absent.required)}",
             "correct the path, or install the plugin there",
         )
@@ -83,7 +84,7 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
     version = line.version or "unknown"
     slurm = examined.site.slurm.get("SLURM_VERSION", "")
     if not line.plugin.startswith("/"):
-        text = f"{line.plugin} in plugstack.conf has no path, so its version is not known"
+        text = f"{line.plugin} in {line.file} has no path, so its version is not known"
         yield unknown("plugin", text, "write its whole path")
     elif not line.version and _is_told(line, node):
         pass
@@ -93,7 +94,7 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
     elif any(one.key == "python" and one.place.owner == ABSENT for one in line.arguments):
         pass  # which is said below
     elif not line.python.startswith(f"{node.prefix}/"):
-        text = f"python={line.python} in plugstack.conf is not of {node.prefix}"
+        text = f"python={line.python} in {line.file} is not of {node.prefix}"
         yield problem("plugin", text, _INSTALL)
     elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
         yield problem(
@@ -108,7 +109,7 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
     for before in (plugin for plugin in line.after if _PYXIS in plugin):
         yield problem(
             "plugin",
-            f"{before} is before spank_stage.so in plugstack.conf, so containers are started "
+            f"{before} is before spank_stage.so in {line.file}, so containers are started "
             "before their images are staged",
             "list spank_stage.so first",
         )
@@ -122,11 +123,11 @@ def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
     for word in line.unknown:
         near = difflib.get_close_matches(word.partition("=")[0], _KEYS, n=1)
         remedy = f"write {near[0]}=/PATH" if near else "write python=/PATH and config=/PATH"
-        text = f"argument {word} in plugstack.conf is not valid, so {follows}"
+        text = f"argument {word} in {line.file} is not valid, so {follows}"
         yield problem("plugin", text, remedy)
     for one in line.arguments:
         path = one.place.path
-        where = "in plugstack.conf" if one.given else "(the default)"
+        where = f"in {line.file}" if one.given else "(the default)"
         name = f"{one.key}={path} {where}"
         if one.closed:
             text = f"{name}: users cannot {_KEYS[one.key]} it, as {one.closed} is closed to them"

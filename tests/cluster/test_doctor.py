@@ -305,7 +305,7 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         Fault(
             "n4", f"changed {PLUGSTACK} sed -i '1i optional /usr/lib/spank_pyxis.so'",
             f"umount {PLUGSTACK}",
-            (("problem  n4: spank_pyxis.so is before spank_stage.so in plugstack.conf, so "
+            ((f"problem  n4: spank_pyxis.so is before spank_stage.so in {PLUGSTACK}, so "
              "containers are started before their images are staged: list spank_stage.so first"),),
         ),
         Fault(
@@ -462,14 +462,14 @@ def told_on_login(site: Site, change: str) -> list[str]:
 
 
 def test_a_line_of_the_plugin_that_is_wrong_is_told(sound_site: Site) -> None:
-    unknown = f"problem  login: argument pythn={PREFIX}/bin/python3 in plugstack.conf is not valid"
+    unknown = f"problem  login: argument pythn={PREFIX}/bin/python3 in {PLUGSTACK} is not valid"
     fails = "srun, sbatch and salloc fail for everybody"
-    config = "problem  login: config=/etc/slurm/none.toml in plugstack.conf is not there"
+    config = f"problem  login: config=/etc/slurm/none.toml in {PLUGSTACK} is not there"
     assert told_on_login(sound_site, "s/python=/pythn=/; s/stage.toml/none.toml/") == [
         f"{unknown}, so {fails}: write python=/PATH",
         f"{config}: correct the line, or install slurm-stage there",
     ]
-    absent = f"problem  login: {PREFIX}/libs/spank_stage.so in plugstack.conf is not there"
+    absent = f"problem  login: {PREFIX}/libs/spank_stage.so in {PLUGSTACK} is not there"
     follows = "--stage is an unknown option, and jobs start without their files"
     assert told_on_login(sound_site, "s/required/optional/; s!/lib/!/libs/!") == [
         f"{absent}, so {follows}: correct the path, or install the plugin there"

@@ -91,6 +91,7 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     assert replace(first, arguments=()) == PluginLine(
         f"{tmp_path}/spank_stage.so", "/opt/bin/python3", "/etc/stage.toml", "1.2.3", "24.11",
         ("first.so",), hashlib.sha256((tmp_path / "spank_stage.so").read_bytes()).hexdigest(),
+        file=f"{tmp_path}/plugstack.conf.d/stage.conf",
     )  # fmt: skip
     # The file includes itself as well: that ends.
     assert {replace(line, after=first.after) for line in more} == {first}
@@ -112,9 +113,13 @@ def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstac
     assert [(line.plugin, line.required) for line in seen.plugins] == [
         (str(ours), True), ("spank_stage.so", False),
     ]  # fmt: skip
-    absent = [AbsentPlugin(path, required=True) for path in (str(ours), "/x/y.so")]
-    assert seen.absent_plugins == [*absent, AbsentPlugin("/x/spank_stag.so", required=False)]
-    assert seen.ignored_lines == [f"require {ours} a=b"]
+    file = str(plugstack)
+    assert seen.absent_plugins == [
+        AbsentPlugin(str(ours), required=True, file=file),
+        AbsentPlugin("/x/y.so", required=True, file=file),
+        AbsentPlugin("/x/spank_stag.so", required=False, file=file),
+    ]
+    assert seen.ignored_lines == [f"{file}: require {ours} a=b"]
     assert [place.path for place in seen.trusted if not os.path.isabs(place.path)] == []
 
 

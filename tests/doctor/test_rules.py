@@ -364,7 +364,7 @@ TOGETHER = "install plugin and package together (packaging/install)"
     ("lines", "texts"),
     [
         ([], [f"spank_stage.so is not named in /etc/plugstack.conf: {ONCE}"]),
-        ([LINE, LINE], [f"spank_stage.so is named 2 times in /etc/plugstack.conf: {TWICE}"]),
+        ([LINE, LINE], [f"spank_stage.so is named 2 times in plugstack.conf: {TWICE}"]),
         (
             [replace(LINE, version="1.2.2")],
             [f"{LINE.plugin} has version 1.2.2, this package 1.2.3: {TOGETHER}"],
@@ -478,7 +478,7 @@ def test_plugstack_conf_and_the_plugin_must_be_readable_for_users() -> None:
 def test_a_line_with_a_mistyped_first_word_is_a_problem() -> None:
     ignored = "require /opt/x/lib/spank_stage.so config=/etc/slurm/stage.toml"
     text = f"Slurm ignores this line of /etc/plugstack.conf: {ignored}"
-    assert news(plugins=[], ignored_lines=[ignored]) == [
+    assert news(plugins=[], ignored_lines=[f"/etc/plugstack.conf: {ignored}"]) == [
         (PROBLEM, f"{text}: begin it with required or optional")
     ]
 
