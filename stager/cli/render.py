@@ -23,16 +23,13 @@ _MOST_EVICTED = 8
 
 
 def summary(outcome: Outcome, fold: Fold) -> list[str]:
-    """Return the lines for the job's output: one an item, or one a failure; then slow nodes.
-
-    Copies that were evicted come first: so too if it then failed.
-    """
+    """Return the lines for the job's output: one an item, or one a failure; then slow nodes."""
     slow = [slow_line(one) for one in outcome.slow]
-    evicted = _evicted_lines(outcome, fold)
     if outcome.failures:
-        return [*evicted, *failure_lines(outcome.failures, fold), *slow]
+        return [*failure_lines(outcome.failures, fold), *slow]
     line = _planned_line if outcome.dry_run else _item_line
     left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
+    evicted = evicted_lines(outcome, fold)
     changed = [line for item in outcome.items for line in _changed_lines(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
     stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
@@ -161,7 +158,7 @@ def _moved(item: ItemReport) -> str:
     return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)} ({others})"
 
 
-def _evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
+def evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
     """Return what was evicted, each file once with its nodes; one line for a long list."""
     done = "would be evicted" if outcome.dry_run else "evicted"
     nodes: dict[str, list[str]] = {}

@@ -22,7 +22,7 @@ from stager.cli.blocks import Blocks
 from stager.cli.console import complain, say, width
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
-from stager.cli.render import phase_line, summary
+from stager.cli.render import evicted_lines, phase_line, summary
 from stager.cli.stores import with_stores
 from stager.launch import job
 from stager.launch.choose import choose
@@ -339,7 +339,12 @@ def end_step(config: Path, step: str) -> None:
 def print_outcome(
     outcome: Outcome, say: Callable[[str], None], complain: Callable[[str], None]
 ) -> None:
-    """Print one line for each item by ``say``, or one for each failure by ``complain``."""
+    """Print one line for each item by ``say``, or one for each failure by ``complain``.
+
+    Copies that were evicted are told also if the stage failed then.
+    """
+    for line in evicted_lines(outcome, job.fold) if outcome.failures else ():
+        say(line)
     for line in summary(outcome, job.fold):
         (complain if outcome.failures else say)(line)
 

@@ -16,7 +16,7 @@ from stager.base.errors import (
     LaunchError,
     SpaceError,
 )
-from stager.base.outcome import Outcome
+from stager.base.outcome import Evicted, Outcome
 from stager.base.phases import Phase
 from stager.launch.run import EndedError
 
@@ -81,6 +81,7 @@ def stage_tolerantly(
     """
     begun = time.monotonic()
     lost = [Failure(LaunchError.code, _BEFORE, node) for node in crew.before if node in crew.nodes]
+    evicted: list[Evicted] = []
     while True:
         nodes = [node for node in crew.nodes if node not in {one.node for one in lost}]
         started = time.monotonic()
@@ -92,7 +93,9 @@ def stage_tolerantly(
             except EndedError as ended:
                 error, failed = ended, list(ended.blamed)
             else:
+                evicted += outcome.evicted
                 if not outcome.failures:
+                    outcome = replace(outcome, evicted=evicted)
                     return _with_earlier(outcome, lost, started - begun)
                 failed = outcome.failures
         why_not = refusal(crew, lost, failed)
@@ -103,7 +106,7 @@ def stage_tolerantly(
         else:
             here = failed or [Failure(LaunchError.code, error.message if error else "", "")]
             told = [Failure(here[0].code, why_not, "")] if why_not else []
-            return Outcome([], [*here, *lost, *told], time.monotonic() - begun)
+            return Outcome([], [*here, *lost, *told], time.monotonic() - begun, evicted=evicted)
 
 
 def _with_earlier(outcome: Outcome, lost: Sequence[Failure], seconds: float) -> Outcome:

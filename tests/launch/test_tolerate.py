@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.outcome import Outcome
+from stager.base.outcome import Evicted, Outcome
 from stager.launch.run import EndedError
 from stager.launch.tolerate import Crew, refusal, stage_tolerantly
 
@@ -200,3 +200,11 @@ def test_nodes_that_an_earlier_stage_left_out_stay_out_and_count() -> None:
     assert starts.nodes == [["n1", "n2", "n4"]]
     outcome = stage_tolerantly(crew, Starts(failed(full("n4"))))
     assert outcome.failures == [full("n4"), before, Failure(5, TOO_MANY, "")]
+
+
+@pytest.mark.parametrize("second", [DONE, failed(full("n3"))], ids=["goes on", "fails"])
+def test_what_earlier_attempts_evicted_is_told(second: Outcome) -> None:
+    gone = [Evicted("n2", "/nvme/a", 1), Evicted("n3", "/nvme/b", 1)]
+    first = replace(failed(full("n2")), evicted=gone[:1])
+    starts = Starts(first, replace(second, evicted=gone[1:]))
+    assert stage_tolerantly(CREW, starts).evicted == gone
