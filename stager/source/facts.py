@@ -121,7 +121,7 @@ def _list(
     unmatched = tuple(f"include={text}" for text in patterns.unmatched)
     if unmatched and patterns.unmatched == selection.include:
         raise UsageError(_nothing_included(path, unmatched, is_excluded=bool(selection.exclude)))
-    if patterns.has_excluded and len(listing) == 1:
+    if patterns.excludes_all:
         raise UsageError(_all_excluded(path, selection.exclude))
     if not selection.decompress:
         return listing, unmatched

@@ -80,8 +80,9 @@ class Patterns:
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         #: The patterns of ``include`` that match none of the rows given to `pruned`.
         self.unmatched: tuple[str, ...] = tuple(include)
-        #: Whether a pattern of ``exclude`` matched a path that `leaves_out` was asked of.
-        self.has_excluded = False
+        #: Whether ``exclude`` matched something, and left nothing but folders to `pruned`.
+        self.excludes_all = False
+        self._has_excluded = False
         self._include = _read(include) if include else None
         self._exclude = _read(exclude)
 
@@ -89,7 +90,7 @@ class Patterns:
         """Whether the path beneath the source is not staged, nor anything in it."""
         name = os.fsdecode(path) + "/" * is_folder
         if self._exclude.match_file(name):
-            self.has_excluded = True
+            self._has_excluded = True
             return True
         # A folder that is not included may contain something that is.
         return self._include is not None and not is_folder and not self._include.match_file(name)
@@ -97,6 +98,8 @@ class Patterns:
     def pruned(self, rows: Iterable[Row]) -> list[Row]:
         """Return the ``rows`` without the folders that are not included and contain nothing."""
         found = list(rows)
+        is_bare = all(row.kind is Kind.FOLDER for row in found)
+        self.excludes_all = self._has_excluded and is_bare
         if self._include is None:
             return found
         needed = {b""}
