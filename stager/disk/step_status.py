@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
-#: What a user can do about a folder that the plugin makes, and about one that is full.
+#: What a user can do about a folder that the plugin, or Prolog, has not made, and about another.
 _MADE_BY_PLUGIN = (
-    "the plugin has not made its folder on this node; tell the administrator (stagectl doctor says "
-    "whether plugstack.conf names the plugin there)"
+    "slurm-stage's part in slurmd has not made this folder; tell the administrator (stagectl doctor "
+    "on that node says why)"
 )
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.
@@ -47,16 +47,18 @@ _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEX
 
 
 @contextmanager
-def _launch_errors(path: str, remedy: str) -> Iterator[None]:
+def _launch_errors(path: str, remedy: str, absent: str = "") -> Iterator[None]:
     """Turn an OSError into a LaunchError that names ``path`` and the ``remedy``.
 
-    Raise SpaceError instead where the user's room is full.
+    ``absent`` is the remedy if the folder above is not there, or not the user's. Raise SpaceError instead where the user's room is full.
     """
     try:
         yield
     except OSError as error:
         if full := as_room_error(error, path):
             raise full from None
+        is_absent = absent and isinstance(error, FileNotFoundError | PermissionError)
+        remedy = absent if is_absent else remedy
         raise LaunchError(f"{path}: {error.strerror}; {remedy}") from None
 
 
@@ -73,7 +75,7 @@ class StepStatus:
         """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
         self._job = job
         self._path = _status_path(self._uid, job, step)
-        with _launch_errors(self._path, _MADE_BY_PLUGIN):
+        with _launch_errors(self._path, _CHECK, absent=_MADE_BY_PLUGIN):
             self._sweep()
             self._descriptor = os.open(
                 self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600

@@ -132,9 +132,19 @@ def test_a_status_that_was_never_held_can_be_closed() -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (lambda path: path.parent.rmdir(), "No such file or directory"),
-        (lambda path: path.symlink_to("elsewhere"), "Too many levels of symbolic links"),
-        (lambda path: path.mkdir(), "Is a directory"),
+        (
+            lambda path: path.parent.rmdir(),
+            "No such file or directory; slurm-stage's part in slurmd has not made this folder; "
+            "tell the administrator (stagectl doctor on that node says why)",
+        ),
+        (
+            lambda path: path.symlink_to("elsewhere"),
+            "Too many levels of symbolic links; tell the administrator to check this folder",
+        ),
+        (
+            lambda path: path.mkdir(),
+            "Is a directory; tell the administrator to check this folder",
+        ),
     ],
     ids=["no folder", "a symlink", "a folder"],
 )
@@ -145,10 +155,7 @@ def test_a_status_that_cannot_be_held_is_a_launch_error(
     spoil(path)
     with pytest.raises(LaunchError) as caught:
         StepStatus(os.getuid()).hold("17.0", "4")
-    assert str(caught.value) == (
-        f"{path}: {problem}; the plugin has not made its folder on this node; tell the "
-        "administrator (stagectl doctor says whether plugstack.conf names the plugin there)"
-    )
+    assert str(caught.value) == f"{path}: {problem}"
 
 
 def test_a_status_that_cannot_be_written_is_a_launch_error(status_folder: Path) -> None:
