@@ -129,14 +129,20 @@ def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         path = folder.path
         if folder.owner < 0:
             text = f"{path} is not there: who stages there first will own it, and nobody else can"
-            remedy = f"mkdir -m 1777 {path}"
+            remedy = f"mkdir -p -m 1777 {path}"
             yield seen_or_problem("destinations", folder, text, remedy)
+        elif not stat.S_ISDIR(folder.mode):
+            text = f"{path} is not a folder"
+            yield problem("destinations", text, "remove it, or correct destinations in stage.toml")
         elif folder.owner != 0:
             text = f"{path} belongs to uid {folder.owner}, so no other user can stage there"
             yield problem("destinations", text, f"chown root {path}; chmod 1777 {path}")
         elif folder.mode & _OPEN and not folder.mode & stat.S_ISVTX:
             text = f"{path}: users can move each other's files"
             yield problem("destinations", text, f"chmod +t {path}")
+        elif not folder.mode & _OPEN:
+            text = f"{path}: users can stage only in folders of their own that you make there"
+            yield note("destinations", text, f"chmod 1777 {path} lets them make their own")
         else:
             yield ok("destinations", f"{path} belongs to root")
 

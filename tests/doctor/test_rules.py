@@ -131,11 +131,20 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
     ("folder", "told"),
     [
         (Place("/nvme/a", 0, STICKY), (OK, "/nvme/a belongs to root")),
-        (Place("/nvme/a", 0, FOLDER), (OK, "/nvme/a belongs to root")),
+        (
+            Place("/nvme/a", 0, FOLDER),
+            (NOTE, ("/nvme/a: users can stage only in folders of their own that you make there: "
+             "chmod 1777 /nvme/a lets them make their own")),
+        ),
+        (
+            Place("/nvme/a", 0, stat.S_IFREG | 0o644),
+            (PROBLEM, ("/nvme/a is not a folder: remove it, or correct destinations in "
+             "stage.toml")),
+        ),
         (
             Place("/nvme/a", ABSENT, 0),
             (PROBLEM, ("/nvme/a is not there: who stages there first will own it, and nobody else "
-             "can: mkdir -m 1777 /nvme/a")),
+             "can: mkdir -p -m 1777 /nvme/a")),
         ),
         (
             Place("/nvme/a", 5001, STICKY),
