@@ -301,7 +301,8 @@ def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             bad += 1
             yield unknown("files", f"{one.path} cannot be seen by this user")
     if not bad:
-        scripts = ", the scripts" if node.scripts else ""
+        is_seen = node.scripts and all(one.owner >= 0 for one in node.scripts)
+        scripts = ", the scripts" if is_seen else ""
         files = f"stage.toml, plugstack.conf, the prefix, the plugin{scripts}"
         yield ok("files", f"only root can write {files}")
 
