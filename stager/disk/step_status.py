@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
-#: What a user can do about a folder that the plugin, or Prolog, has not made, and about another.
+#: What a user can do about a folder that the plugin, or Prolog, has not made, and about others.
 _MADE_BY_PLUGIN = (
-    "slurm-stage's part in slurmd has not made this folder; tell the administrator (stagectl doctor "
-    "on that node says why)"
+    "slurm-stage did not run in slurmd on this node; tell the administrator (stagectl doctor there "
+    "says why)"
 )
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.
@@ -50,7 +50,8 @@ _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEX
 def _launch_errors(path: str, remedy: str, absent: str = "") -> Iterator[None]:
     """Turn an OSError into a LaunchError that names ``path`` and the ``remedy``.
 
-    ``absent`` is the remedy if the folder above is not there, or not the user's. Raise SpaceError instead where the user's room is full.
+    ``absent`` is the remedy if the folder above is not there, or not the user's. Raise SpaceError
+    instead where the user's room is full.
     """
     try:
         yield
