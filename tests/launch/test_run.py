@@ -607,9 +607,9 @@ def test_all_nodes_on_which_srun_starts_nothing_are_named_and_no_consequence(
     }
     script = f"{say(*lines)}; exit 233"
     there = "Slurm could not start the staging process there: Communication failure"
-    assert blamed(launcher, script, **lines) == [("n2", there), ("n1", there)]
+    assert blamed(launcher, script, 10, **lines) == [("n2", there), ("n1", there)]
     assert launcher.events == [], "which another start would not mend"
-    assert launcher.failure(script, **lines).startswith(unreached("n[1-2]"))
+    assert launcher.failure(script, 10, **lines).startswith(unreached("n[1-2]"))
 
 
 def test_ranks_of_which_slurm_cannot_start_one_are_started_again(
@@ -618,7 +618,7 @@ def test_ranks_of_which_slurm_cannot_start_one_are_started_again(
     refuse = f"touch {tmp_path}/first; {say('LINE', 'ENDED')}; exit 137"
     script = f"[ -e {tmp_path}/first ] || {{ {refuse}; }}; {say('STARTED', 'RESULT')}"
     lines = {"LINE": UNPREPARED, "ENDED": ENDED_TOO}
-    assert launcher.run(script, **lines, RESULT=result(DONE)) == DONE
+    assert launcher.run(script, 10, **lines, RESULT=result(DONE)) == DONE
     assert launcher.events == [again("Slurm could not start a process"), STARTED]
 
 
@@ -626,9 +626,9 @@ def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
     launcher: Launcher,
 ) -> None:
     script, lines = f"{say('LINE', 'ENDED')}; exit 137", {"LINE": UNPREPARED, "ENDED": ENDED_TOO}
-    assert blamed(launcher, script, **lines) == []
+    assert blamed(launcher, script, 10, **lines) == []
     assert launcher.events == [again("Slurm could not start a process")] * 2
-    assert launcher.failure(script, **lines) == (
+    assert launcher.failure(script, 10, **lines) == (
         f"{NOT_STARTED}: Slurm could not start the staging process on a node; submit again, and if "
         "it fails again tell the administrator (slurmd's log there says why; stagectl doctor, "
         "whether the folder of TmpFS is there)\n"
