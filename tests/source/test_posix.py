@@ -142,20 +142,21 @@ def test_a_folder_is_described_by_its_stat_and_its_listing(tmp_path: Path) -> No
 
 
 def test_a_folder_is_listed_once_for_the_same_patterns(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
+    for name in ("a", "c"):
+        (tmp_path / name).touch()
     path, listings = str(tmp_path), Listings()
     assert listings.get(path) is None
     look_at_source(path, listings=listings)
     look_at_source(path, Selection(exclude=("a",)), listings)
     (tmp_path / "b").touch()
-    assert look_at_source(path, listings=listings).files == 1
-    assert look_at_source(path, Selection(exclude=("a",)), listings).files == 0
+    assert look_at_source(path, listings=listings).files == 2
+    assert look_at_source(path, Selection(exclude=("a",)), listings).files == 1
     found = listings.get(path)
     assert found
-    assert found.paths == [b"", b"a"]
+    assert found.paths == [b"", b"a", b"c"]
     listings.clear()
     assert listings.get(path) is None
-    assert look_at_source(path, listings=listings).files == 2
+    assert look_at_source(path, listings=listings).files == 3
 
 
 def test_a_source_is_identified_by_its_stat(tmp_path: Path) -> None:
