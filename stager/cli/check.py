@@ -64,7 +64,7 @@ def check(
     Checks how they are written, and whether the site's configuration allows the destinations.
     A script that is no batch script (empty, binary, without '#!', or with the line ends of Windows)
     is an error; sbatch's other options are not checked.
-    Warnings name each line of a script that is ignored or cut; without --quiet also each source
+    Warnings name lines of a script that are ignored or cut; without --quiet also each source
     that this machine does not see, or that is a file instead of a folder or the reverse. Warnings
     do not change the exit code.
     """
