@@ -159,16 +159,16 @@ def test_an_event_of_many_nodes_is_longer_than_a_pipe_holds(
 
 
 def test_the_time_before_and_after_the_ranks_is_the_launchers() -> None:
-    """However late the line of the ranks is read, no time is lost or counted twice."""
+    """The launcher ends 1 s after the line of the ranks, which may be read late."""
     ranks = Outcome([], [], 0.05, phases={"survey": 0.03125, "end": 0.01875})
-    script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 0.1'
+    script = 'sleep 0.2; printf "%s\\n" "$RESULT"; sleep 1'
     begun = time.monotonic()
     outcome = run(["/bin/sh", "-c", script], {"RESULT": result(ranks)}, 10, lambda _: None)
     whole = time.monotonic() - begun
     assert list(outcome.phases) == ["launch", "survey", "end"]
     assert outcome.phases["launch"] >= 0.15
     assert outcome.phases["survey"] == 0.03125
-    assert outcome.phases["end"] > 0.01875
+    assert outcome.phases["end"] >= 0.1 + 0.01875
     assert 0.3 <= outcome.seconds <= whole
     assert outcome.seconds == sum(outcome.phases.values())
 
