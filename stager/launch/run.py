@@ -338,7 +338,8 @@ class _Listener:
         if culprit := self._culprit():
             return [Failure(LaunchError.code, self._blamed[culprit], culprit)]
         found = {node: _UNREACHED_THERE.format(why) for node, why in self.unreached().items()}
-        found = found or dict.fromkeys((*self._unreached, self._blamed_by_launcher)[:1], LOST)
+        if not found:
+            found = {next(iter(self._unreached), self._blamed_by_launcher): LOST}
         known = self._pulses.names()
         return [
             Failure(LaunchError.code, why, node) for node, why in found.items() if node in known
