@@ -58,8 +58,8 @@ def _launch_errors(path: str, remedy: str, absent: str = "") -> Iterator[None]:
     except OSError as error:
         if full := as_room_error(error, path):
             raise full from None
-        is_absent = absent and isinstance(error, FileNotFoundError | PermissionError)
-        remedy = absent if is_absent else remedy
+        if absent and isinstance(error, FileNotFoundError | PermissionError):
+            remedy = absent
         raise LaunchError(f"{path}: {error.strerror}; {remedy}") from None
 
 
