@@ -95,8 +95,7 @@ def stage_tolerantly(
             else:
                 evicted += outcome.evicted
                 if not outcome.failures:
-                    outcome = replace(outcome, evicted=evicted)
-                    return _with_earlier(outcome, lost, started - begun)
+                    return _with_earlier(outcome, lost, evicted, started - begun)
                 failed = outcome.failures
         why_not = refusal(crew, lost, failed)
         if why_not is None:
@@ -109,11 +108,22 @@ def stage_tolerantly(
             return Outcome([], [*here, *lost, *told], time.monotonic() - begun, evicted=evicted)
 
 
-def _with_earlier(outcome: Outcome, lost: Sequence[Failure], seconds: float) -> Outcome:
-    """Return ``outcome`` with the nodes that failed, and the seconds that attempts on them took."""
+def _with_earlier(
+    outcome: Outcome, lost: Sequence[Failure], evicted: Sequence[Evicted], seconds: float
+) -> Outcome:
+    """Return ``outcome`` with the nodes that failed, and the seconds that attempts on them took.
+
+    ``evicted`` are the copies that were removed in all attempts.
+    """
     phases = dict(outcome.phases)
     if lost:
         phases[Phase.LAUNCH] = phases.get(Phase.LAUNCH, 0.0) + seconds
     else:
         seconds = 0.0
-    return replace(outcome, failed_nodes=[*lost], phases=phases, seconds=outcome.seconds + seconds)
+    return replace(
+        outcome,
+        failed_nodes=[*lost],
+        phases=phases,
+        evicted=[*evicted],
+        seconds=outcome.seconds + seconds,
+    )
