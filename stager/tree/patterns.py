@@ -98,8 +98,7 @@ class Patterns:
     def pruned(self, rows: Iterable[Row]) -> list[Row]:
         """Return the ``rows`` without the folders that are not included and contain nothing."""
         found = list(rows)
-        is_bare = all(row.kind is Kind.FOLDER for row in found)
-        self.excludes_all = self._has_excluded and is_bare
+        self.excludes_all = self._has_excluded and all(row.kind is Kind.FOLDER for row in found)
         if self._include is None:
             return found
         needed = {b""}
