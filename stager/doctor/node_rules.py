@@ -96,6 +96,11 @@ def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         )
 
 
+def _lets_replace(mode: int) -> bool:
+    """Whether others than the owner can replace what is in a folder: not if it is sticky."""
+    return bool(mode & _OPEN and not mode & stat.S_ISVTX)
+
+
 def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Staging roots exist, users can write there, and they are sticky where several users write."""
     if not node.computes:
@@ -109,7 +114,7 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         if root.owner < 0:
             remedy = "mount the disk, or correct roots in stage.toml"
             yield seen_or_problem("roots", root, f"{root.path} is not there", remedy)
-        elif root.mode & _OPEN and not root.mode & stat.S_ISVTX:
+        elif _lets_replace(root.mode):
             text = f"{root.path}: users can move each other's files"
             yield problem("roots", text, f"chmod +t {root.path}")
         elif root.owner == 0 and not (root.mode & _OPEN or examined.policy.destinations):
@@ -137,7 +142,7 @@ def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         elif folder.owner != 0:
             text = f"{path} belongs to uid {folder.owner}, so no other user can stage there"
             yield problem("destinations", text, f"chown root {path}; chmod 1777 {path}")
-        elif folder.mode & _OPEN and not folder.mode & stat.S_ISVTX:
+        elif _lets_replace(folder.mode):
             text = f"{path}: users can move each other's files"
             yield problem("destinations", text, f"chmod +t {path}")
         elif not folder.mode & _OPEN:
@@ -291,8 +296,7 @@ def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     owners = 0, int(slurm_user[1]) if slurm_user else 0
     bad = 0
     for one in node.trusted:
-        # In a sticky folder, others cannot replace what is root's.
-        is_open = one.mode & _OPEN and not (stat.S_ISDIR(one.mode) and one.mode & stat.S_ISVTX)
+        is_open = _lets_replace(one.mode) if stat.S_ISDIR(one.mode) else one.mode & _OPEN
         if one.owner >= 0 and (one.owner not in owners or is_open):
             bad += 1
             text = f"{one.path}: others than root can write it"
