@@ -18,6 +18,7 @@ from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.linux import born_at
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
+from stager.base.reserve import kept_free
 from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
 from stager.disk.files import TICK, existing_folder_above, facts_beneath, opened_beneath
@@ -521,10 +522,11 @@ def _existing(cache: Cache) -> str:
 def free_space(path: str, space: Space) -> FreeSpace:
     """Return what may be written to the disk of ``path``: the site's share stays free."""
     room = os.statvfs(path)
-    share = max(space.keep_free, int(room.f_blocks * room.f_frsize * space.keep_free_percent / 100))
+    disk = room.f_blocks * room.f_frsize
+    share = kept_free(disk, space.keep_free, space.keep_free_percent)
     free = room.f_bavail * room.f_frsize
     taken = (room.f_blocks - room.f_bfree) * room.f_frsize
-    return FreeSpace(free - share, free, share, room.f_blocks * room.f_frsize, taken)
+    return FreeSpace(free - share, free, share, disk, taken)
 
 
 def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:

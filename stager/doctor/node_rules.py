@@ -10,6 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from stager.base.interfaces import FAST, is_in
+from stager.base.reserve import kept_free
 from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
@@ -157,7 +158,7 @@ def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     cache = examined.policy.cache
     kept = cache.keep_free
     for disk in node.disks if node.computes else ():
-        wanted = max(kept, int(disk.size * cache.keep_free_percent / 100)) + cache.headroom
+        wanted = kept_free(disk.size, kept, cache.keep_free_percent) + cache.headroom
         if 0 < disk.size <= kept:
             text = f"keep_free is {bytes_text(kept)}, and {disk.path} has only "
             text += f"{bytes_text(disk.size)}, so nothing can be staged there"
