@@ -36,8 +36,8 @@ _NOT_CONNECTED = (
 )
 #: The failure of ranks that could not begin because of Slurm.
 _DISCONNECTED = (
-    "MPI did not start: Slurm lost a connection between two nodes, {} times in a row; submit "
-    "again, and if it fails again tell the administrator"
+    "MPI did not start: Slurm lost a connection between two nodes; submit again, and if it fails "
+    "again tell the administrator"
 )
 #: The failure of ranks that could not begin because Slurm started not all of them.
 _REFUSED = (
@@ -163,22 +163,22 @@ def run(
     out whether they stall, ``paces`` which nodes are slow. ``remedy`` is for ranks that do not
     start. Start them again if Slurm lost a connection before they began, or could not start one;
     and once if they hang: if none has begun 40 s after the last was seen to live, and no node is
-    known as the reason.
+    known as the reason. ``start_timeout``, in seconds, is for all starts together.
 
     Raise LaunchError if the launcher cannot be started; EndedError if the ranks stall, end without
-    an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins
-    within ``start_timeout`` seconds of a start or at all, or one fails before all are connected.
-    After that time, they are not started again.
+    an Outcome, or have to be given up because of slow nodes; NotStartedError if no rank begins in
+    time or at all, or one fails before all are connected.
     """
     begun = time.monotonic()
+    deadline = begun + start_timeout
     listener = _Listener(start_timeout, on_event, pulses, patience, paces or Paces())
     for left in reversed(range(_STARTS)):
         with Process(argv, environment, bound=True) as process:
-            listener.listen(process, is_last=not left)
+            listener.listen(process, deadline, is_last=not left)
             if listener.gave_up:
                 process.end(patience.stop)
         why = listener.why_again()
-        if not (why and left) or time.monotonic() - begun > start_timeout:
+        if not (why and left) or time.monotonic() > deadline:
             break
         on_event({"event": "restarted", "why": why})
     if listener.outcome is None:
@@ -208,16 +208,16 @@ def _no_outcome(
     if listener.stall:
         return f"staging ended early: {listener.stall}"
     if listener.is_disconnected:
-        problem = _DISCONNECTED.format(_STARTS)
+        problem = _DISCONNECTED
     elif listener.is_refused:
         problem = _REFUSED
+    elif unreached := listener.unreached():
+        why = _UNREACHED_THERE.format(next(iter(unreached.values())))
+        problem = _UNREACHED.format(fold(list(unreached)), why)
     elif listener.timed_out and listener.has_pulse:
         return _NOT_CONNECTED.format(start_timeout)
     elif listener.timed_out:
         problem = _not_begun(launcher, listener, start_timeout, remedy)
-    elif unreached := listener.unreached():
-        why = _UNREACHED_THERE.format(next(iter(unreached.values())))
-        problem = _UNREACHED.format(fold(list(unreached)), why)
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
@@ -254,8 +254,9 @@ class _Listener:
     ) -> None:
         self._patience = patience
         self._start_timeout = start_timeout
-        #: When they are started again if no other lives by then, and when they are given up.
-        self._again_at = self._deadline = math.inf
+        #: When they are started again if no other lives by then, and when they are given up if
+        #: Slurm has lost a connection or refused a start.
+        self._again_at = self._lost_until = math.inf
         self._on_event = on_event
         self._pulses = pulses or Pulses(list, "", limit=0)
         self._paces = paces
@@ -297,8 +298,8 @@ class _Listener:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the ranks did not begin because Slurm lost a connection."""
-        return self._connection_lost and not self.begun
+        """Whether the ranks did not begin because Slurm lost a connection, to an unknown node."""
+        return self._connection_lost and not (self.begun or self._unreached)
 
     @property
     def is_refused(self) -> bool:
@@ -332,12 +333,13 @@ class _Listener:
             return [Failure(LaunchError.code, self.stall.why, node) for node in nodes]
         if self.is_disconnected or self.is_refused:
             return []
-        if self.timed_out:
+        unreached = self.unreached()
+        if self.timed_out and not unreached:
             why = f"the staging process there did not begin within {self._start_timeout:g} s"
             return [Failure(LaunchError.code, why, node) for node in self.absent()]
         if culprit := self._culprit():
             return [Failure(LaunchError.code, self._blamed[culprit], culprit)]
-        found = {node: _UNREACHED_THERE.format(why) for node, why in self.unreached().items()}
+        found = {node: _UNREACHED_THERE.format(why) for node, why in unreached.items()}
         if not found:
             found = {next(iter(self._unreached), self._blamed_by_launcher): LOST}
         known = self._pulses.names()
@@ -357,14 +359,15 @@ class _Listener:
         """Return the first node that ranks blame, and whose rank did not end because of others."""
         return next((node for node in self._blamed if node not in self._ended), "")
 
-    def listen(self, process: Process, *, is_last: bool) -> None:
+    def listen(self, process: Process, deadline: float, *, is_last: bool) -> None:
         """Take all output, unless the ranks do not begin in time or the launcher is given up.
 
-        The last start has the whole time, even if the ranks hang.
+        ``deadline`` is on the monotonic clock. The last start has all that is left, even if the
+        ranks hang, and any start of which less than `_HANG` would be left to the next.
         """
         now = started = time.monotonic()
         tell_at = now + _TELL
-        self._deadline = now + self._start_timeout
+        self._lost_until = math.inf
         self._has_hung = self._has_hung or self.hangs
         self._again_at = math.inf if is_last or self._has_hung else now + _HANG
         self.timed_out = self.hangs = self._connection_lost = self._launch_refused = False
@@ -377,8 +380,9 @@ class _Listener:
             for line in process.read_lines(_TICK):
                 self._take(line)
             now = time.monotonic()
-            self.timed_out = not self.begun and now >= self._deadline
-            self.hangs = not self.timed_out and now >= self._again_at and self._may_hang()
+            limit = deadline if self._unreached else min(deadline, self._lost_until)
+            self.timed_out = not self.begun and now >= limit
+            self.hangs = self._again_at <= now <= deadline - _HANG and self._may_hang()
             if not (self.begun or self.timed_out) and now >= tell_at:
                 tell_at += _TELL
                 waits = {"nodes": self.absent(), "seconds": now - started}
@@ -445,7 +449,7 @@ class _Listener:
         self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
         self._launch_refused = self._launch_refused or bool(_LAUNCH_REFUSED.match(line))
         if self._connection_lost or self.is_refused:
-            self._deadline = min(self._deadline, time.monotonic() + _LOST_PATIENCE)
+            self._lost_until = min(self._lost_until, time.monotonic() + _LOST_PATIENCE)
 
     def _obey(self, event: dict[str, Any]) -> None:
         now = self._clock.seconds()

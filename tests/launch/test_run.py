@@ -563,8 +563,8 @@ def test_ranks_that_slurm_never_connects_are_given_up(
     monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.1)
     message = launcher.failure(f"{say('LOST')}; exec sleep 60", LOST=LOST)
     assert message == (
-        f"{NOT_STARTED}: Slurm lost a connection between two nodes, 3 times in a row; submit "
-        f"again, and if it fails again tell the administrator\n  {LOST}"
+        f"{NOT_STARTED}: Slurm lost a connection between two nodes; submit again, and if it fails "
+        f"again tell the administrator\n  {LOST}"
     )
     assert launcher.events == [RESTARTED] * 2
 
@@ -612,6 +612,28 @@ def test_all_nodes_on_which_srun_starts_nothing_are_named_and_no_consequence(
     assert launcher.failure(script, 10, **lines).startswith(unreached("n[1-2]"))
 
 
+@pytest.mark.parametrize("other", [UNPREPARED, LOST])
+def test_a_node_that_srun_names_is_blamed_and_none_that_is_late(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.setattr(run_module, "_LOST_PATIENCE", 0.1)
+    named = not_launched("n2")
+    script = f"{ALIVE % 'n1'} {say('OTHER', 'NAMED')}; exec sleep 60"
+    why = "Slurm could not start the staging process there: Communication failure"
+    assert blamed(launcher, script, 1, OTHER=other, NAMED=named) == [("n2", why)]
+    told = launcher.failure(script, 1, OTHER=other, NAMED=named)
+    assert told == f"{unreached('n2')}\n  {other}\n  {named}"
+    assert launcher.events == []
+
+
+def test_ranks_that_hang_are_left_what_is_too_short_for_another_start(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_HANG", 1.5)
+    assert launcher.failure("exec sleep 60", 2) == NONE.format("sh").replace("0.3 s", "2 s")
+    assert launcher.events == []
+
+
 def test_ranks_of_which_slurm_cannot_start_one_are_started_again(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -636,7 +658,7 @@ def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
     )
 
 
-def test_the_last_start_has_all_its_time(
+def test_the_last_start_has_all_that_is_left(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_HANG", 0.5)
