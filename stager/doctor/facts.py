@@ -146,6 +146,8 @@ class NodeFacts:
     plugins: list[PluginLine]
     #: The library that ranks preload.
     peers: Place
+    #: Whether the slurmd that last loaded the plugin has ended: that which runs now has not.
+    plugin_ended: bool = False
     #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
     taken: list[Place] = field(default_factory=list)
     #: The folders in which alone users may stage, without the roots.
@@ -258,6 +260,7 @@ def node_facts(
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
+        plugin_ended=bool(plugins) and _plugin_ended(),
         peers=place(f"{sys.prefix}/{paths.PEERS_LIBRARY}"),
         fuse=[
             path
@@ -285,6 +288,20 @@ def node_facts(
         closed=_closed([plugstack, *(line.plugin for line in plugins)]),
         metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
+
+
+def _plugin_ended() -> bool:
+    """Return whether the slurmd that last loaded the plugin (room.c notes it) has ended."""
+    pid = _read(f"{paths.RUN_FOLDER}/slurmd").partition(b" ")[0]
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass  # it is root's
+    return _read(f"/proc/{int(pid)}/comm") not in (b"", b"slurmd\n")  # /proc may hide it
 
 
 def place(path: str) -> Place:

@@ -325,6 +325,9 @@ def run_folder(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             "after",
             "restart slurmd (without the plugin: set Prolog and Epilog)",
         )
+    elif node.plugin_ended:
+        text = "slurmd was started without the plugin, so jobs are not cleaned up after"
+        yield problem("run", text, "restart slurmd")
     else:
         yield ok("run", f"{node.run.path} belongs to root, and jobs are marked there")
 

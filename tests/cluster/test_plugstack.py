@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import PLUGSTACK
+from tests.cluster.site import PLUGSTACK, STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,3 +119,17 @@ def test_slurmd_names_a_bad_argument(misspelt: Site) -> None:
     misspelt.restart_slurmd("n2")
     expected = f"error: stage: {ARGUMENT}write python=/PATH and config=/PATH"
     assert expected in log.read_text()[before:]
+
+
+def test_doctor_names_a_slurmd_that_was_started_without_the_line(site: Site) -> None:
+    try:
+        site.write_plugstack("")
+        site.restart_slurmd("n2")
+        site.write_plugstack(PLUGSTACK)
+        told = site.run(f"{STAGECTL} doctor || true", on="n2").stdout
+    finally:
+        site.write_plugstack(PLUGSTACK)
+        site.restart_slurmd("n2")
+    text = "slurmd was started without the plugin, so jobs are not cleaned up after: restart slurmd"
+    assert text in " ".join(told.split())
+    assert text not in " ".join(site.run(f"{STAGECTL} doctor || true", on="n2").stdout.split())

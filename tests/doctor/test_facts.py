@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import paths
 from stager.doctor.facts import (
     ABSENT,
     UNSEEN,
@@ -179,6 +180,17 @@ def test_a_folder_of_pmix_that_belongs_to_another_user_is_found(tmp_path: Path) 
         os.chown(folder / name, USER, USER)
     (taken,) = facts(tmp_path).taken
     assert (taken.path, taken.owner) == (f"{folder}/spmix_appdir_0_18.0", USER)
+
+
+@pytest.mark.parametrize(
+    ("note", "ended"), [("", False), ("1 2\n", True), (f"{1 << 40} 2\n", True)]
+)
+def test_a_slurmd_that_loaded_the_plugin_and_has_ended_is_found(
+    tmp_path: Path, plugstack: Path, monkeypatch: pytest.MonkeyPatch, note: str, ended: bool
+) -> None:
+    monkeypatch.setattr(paths, "RUN_FOLDER", str(tmp_path))
+    (tmp_path / "slurmd").write_text(note)
+    assert facts(tmp_path, str(plugstack)).plugin_ended == ended, "process 1 is no slurmd"
 
 
 def test_what_this_user_cannot_see_is_told_apart_from_what_is_absent() -> None:

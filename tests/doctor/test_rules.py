@@ -361,6 +361,11 @@ def test_the_folders_in_run_are_roots_and_made_by_slurmd() -> None:
     assert news(jobs=Place("/run/slurm-stage/jobs", ABSENT, 0)) == [(PROBLEM, text)]
 
 
+def test_a_slurmd_that_was_started_without_the_plugin_is_told() -> None:
+    text = "slurmd was started without the plugin, so jobs are not cleaned up after: restart slurmd"
+    assert news(plugin_ended=True) == [(PROBLEM, text)]
+
+
 ONCE = (
     "write one line: required /PATH/spank_stage.so python=/opt/x/bin/python3 "
     "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"
