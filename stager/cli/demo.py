@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from stager.base.paths import SITE_CONFIG
 from stager.cli.options import RunOptions, epilog
 from stager.cli.scope import Scope
 from stager.cli.staging import stage_values
@@ -42,7 +41,8 @@ def demo(nodes: int) -> int:
                 file.write(os.urandom(1 << 20))
         root = Path(folder) / "nodes"
         value = f"{source}:/nvme/img.sqsh"
-        options = RunOptions(nodes, root, Path(SITE_CONFIG))
+        # No file is there: the rules of this machine's site may not allow the destination.
+        options = RunOptions(nodes, root, Path(folder) / "stage.toml")
         for title in ("no node has the file", "every node has it, nothing moves"):
             click.echo(f"\n# {title}\n$ stagectl stage --local {nodes} {value}")
             code = stage_values([value], options)
