@@ -311,3 +311,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     assert verify.stderr.splitlines()[-1] == instead.format(
         "a job that has these nodes", "ID", "verify -w n2"
     )
+
+
+def test_a_demo_shows_its_copies_whatever_the_sites_rules_are(site: Site) -> None:
+    assert "1 file, 2 copies, 512.0 MiB in all" in site.run(f"{STAGECTL} demo --nodes 2").stdout
