@@ -51,6 +51,12 @@ SLURMD_PORT = 6818
 SSHD, SSH_PORT = "/usr/sbin/sshd", 22
 #: How far a stage is: "stage: /nvme/x: 1.0 GiB of 3.0 GiB, 33 %, 90.0 MiB/s, 22.0 s left".
 _PROGRESS = re.compile(r"^stage: .*: .* of .*, \d+ %, .* left\n", re.MULTILINE)
+#: That the ranks were started again because of Slurm or MPI: rare, and at no test's wish.
+_RESTARTED = re.compile(
+    r"^stage: (?:Slurm lost a connection between the nodes|MPI does not start); "
+    r"the staging starts again\n",
+    re.MULTILINE,
+)
 BASE_PREFIX = "slurm-stage-cluster-"
 NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
 #: The last folder is for the site's own commands: /usr/local is the host's.
@@ -182,10 +188,14 @@ class Job:
         """Return the job's output so far; for an array, the output of all tasks in order.
 
         Lines that say how far a slow stage is are left out: a busy machine makes any stage slow.
+        So are those that say that a start of the ranks failed by a fault of Slurm or MPI.
         """
+        return _RESTARTED.sub("", _PROGRESS.sub("", self.written()))
+
+    def written(self) -> str:
+        """Return all that the job has written so far."""
         paths = [self.cluster.path(LOGIN, record["StdOut"]) for record in self.records()]
-        text = "".join(path.read_text() for path in paths if path.exists())
-        return _PROGRESS.sub("", text)
+        return "".join(path.read_text() for path in paths if path.exists())
 
     def requeue(self) -> None:
         """Requeue the running job, and start it again in 3 s instead of two minutes.

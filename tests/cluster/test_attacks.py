@@ -1310,7 +1310,7 @@ def speak_as_ranks(
             for speaker in speakers:
                 speaker.kill()
             said = [speaker.communicate()[0] for speaker in speakers]
-        if all(done in text for text in said) and RESTARTED not in job.output():
+        if all(done in text for text in said) and RESTARTED not in job.written():
             return job, said
     pytest.fail(f"bob was never taken for a rank: {said}")
 

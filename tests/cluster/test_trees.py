@@ -48,7 +48,7 @@ COMPARE = f"rsync -anciHS --delete {SOURCE}/ {COPY}/"
 
 @pytest.fixture(autouse=True)
 def _source(site: Site) -> None:
-    site.run("chmod -fR u+w /shared/tree; true")
+    site.run("chmod -fR u+rwX /shared/tree; true")
     site.run(["bash", "-c", MAKE])
 
 
