@@ -97,6 +97,11 @@ class Evicted:
     destination: str
     size: int
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Evicted:
+        """Return what a rank told. Raise ValueError or TypeError if it is not valid."""
+        return _checked(cls(**data))
+
 
 @dataclass(frozen=True, slots=True)
 class Slow:
@@ -126,7 +131,7 @@ class Outcome:
     seconds: float
     dry_run: bool = False
     phases: dict[str, float] = field(default_factory=dict)
-    #: Copies that were deleted to free space.
+    #: Copies that were deleted to free space; that a dry run would delete.
     evicted: list[Evicted] = field(default_factory=list)
     #: Nodes whose disks held all others back.
     slow: list[Slow] = field(default_factory=list)
@@ -160,7 +165,7 @@ class Outcome:
                 data["seconds"],
                 data["dry_run"],
                 data["phases"],
-                [_checked(Evicted(**one)) for one in data["evicted"]],
+                [Evicted.from_json(one) for one in data["evicted"]],
                 [_checked(Slow(**one)) for one in data["slow"]],
                 [_checked(Failure(**failure)) for failure in data["failed_nodes"]],
             )

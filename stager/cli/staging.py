@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base import linux
-from stager.base.errors import LaunchError, PolicyRefusal, UsageError
+from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
+from stager.base.outcome import Outcome
 from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
@@ -33,7 +34,7 @@ from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.paces import Paces
 from stager.launch.peers import library_for, peer_key
-from stager.launch.run import SHORT, USUAL, NotStartedError, run
+from stager.launch.run import SHORT, USUAL, EndedError, NotStartedError, run
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
@@ -44,7 +45,6 @@ from stager.wire.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from stager.base.outcome import Outcome
     from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
     from stager.cli.tolerant import Tolerated
@@ -288,8 +288,7 @@ def stage_values(
     """
     directives = parse_values(values)
     nodes = find_nodes(options)
-    on_job = nodes if isinstance(nodes, JobNodes) else None
-    if tolerate and not on_job:
+    if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
@@ -302,11 +301,11 @@ def stage_values(
             progress.show(event)
 
         request = replace(request, dry_run=dry_run, by_hand=True)
-        if on_job:
-            asked = on_job.tolerated(tolerate, "--tolerate")
-            outcome = on_job.run(request, on_event, asked)
+        if isinstance(nodes, JobNodes):
+            asked = nodes.tolerated(tolerate, "--tolerate")
+            outcome = nodes.run(request, on_event, asked)
         else:
-            outcome = nodes.run(request, on_event)
+            outcome = _run_elsewhere(nodes, request, on_event)
     if as_json:
         click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:
@@ -314,6 +313,19 @@ def stage_values(
         if verbose:
             _say_times(outcome)
     return outcome.code
+
+
+def _run_elsewhere(
+    nodes: SimulatedNodes | HostNodes, request: StageRequest, on_event: OnEvent
+) -> Outcome:
+    """Run ``request`` without Slurm. Raise as `run` does, unless copies were evicted by then."""
+    try:
+        return nodes.run(request, on_event)
+    except EndedError as error:
+        if not error.evicted:
+            raise
+        failure = Failure(error.code, error.message, "")
+        return Outcome([], [failure], 0.0, evicted=[*error.evicted])
 
 
 def _say_times(outcome: Outcome) -> None:

@@ -28,7 +28,7 @@ from stager.disk.reader import BLOCK
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -455,9 +455,11 @@ class RoomPlan:
             replaced=self._replaced,
         )
 
-    def make(self, locks: Mapping[Cache, Locks], node: str) -> list[Evicted]:
-        """Remove copies until there is room; skip those in use by now. Raise SpaceError."""
-        gone: list[Evicted] = []
+    def make(self, locks: Mapping[Cache, Locks], node: str) -> Iterator[Evicted]:
+        """Remove copies until there is room, and yield each; skip those in use by now.
+
+        Raise SpaceError.
+        """
         while chosen := self.plan():
             for one in chosen:
                 if why := self._remove(one, locks.get(one.cache)):
@@ -465,8 +467,7 @@ class RoomPlan:
                 else:
                     del self._candidates[one.cache, one.destination]
                     self._free = self._free.plus(one.size)
-                    gone.append(Evicted(node, one.destination, one.size))
-        return gone
+                    yield Evicted(node, one.destination, one.size)
 
     def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
         """Remove a copy, or return why it stays."""

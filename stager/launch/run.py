@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import MPI_REMEDY, Failure, LaunchError
-from stager.base.outcome import Outcome
+from stager.base.outcome import Evicted, Outcome
 from stager.base.phases import Phase
 from stager.launch.job import fold
 from stager.launch.paces import Paces, too_slow_text
@@ -135,12 +135,16 @@ USUAL = Patience()
 class EndedError(LaunchError):
     """The ranks have ended, or have not begun, without an Outcome.
 
-    ``blamed`` has a Failure for each node that is known to be the reason.
+    ``blamed`` has a Failure for each node that is known to be the reason, ``evicted`` the copies
+    that the ranks had removed to make room.
     """
 
-    def __init__(self, message: str, blamed: Sequence[Failure] = ()) -> None:
+    def __init__(
+        self, message: str, blamed: Sequence[Failure] = (), evicted: Sequence[Evicted] = ()
+    ) -> None:
         super().__init__(message)
         self.blamed = tuple(blamed)
+        self.evicted = tuple(evicted)
 
 
 class NotStartedError(EndedError):
@@ -185,9 +189,10 @@ def run(
         launcher = os.path.basename(argv[0])
         kind = EndedError if listener.connected else NotStartedError
         message = _no_outcome(launcher, process.code, listener, start_timeout, remedy)
-        raise kind(message, listener.blamed())
+        raise kind(message, listener.blamed(), listener.evicted)
+    outcome = listener.outcome
     return _with_launch(
-        listener.outcome,
+        replace(outcome, evicted=[*outcome.evicted, *listener.evicted]),
         before=listener.outcome_at - begun,
         after=time.monotonic() - listener.outcome_at,
     )
@@ -289,6 +294,8 @@ class _Listener:
         self._ended: set[str] = set()
         #: What the ranks agreed on, and when it came, on the monotonic clock.
         self.outcome: Outcome | None = None
+        #: The copies that the ranks have removed to make room.
+        self.evicted: list[Evicted] = []
         self.outcome_at = 0.0
 
     @property
@@ -474,6 +481,9 @@ class _Listener:
         elif event["event"] == "crashed":
             self._note_crash(event["node"], event["error"], event.get("by", ""))
             self._over_at = self._over_at or now
+        elif event["event"] == "evicted":
+            gone = {name: event[name] for name in ("node", "destination", "size")}
+            self.evicted.append(Evicted.from_json(gone))
         elif event["event"] == "progress":
             self._on_event({**event, "quiet": self._pulses.quiet(now)})
         else:

@@ -90,8 +90,9 @@ def stage_tolerantly(
         if not failed:
             try:
                 outcome = start(nodes, lost)
-            except EndedError as ended:
-                error, failed = ended, list(ended.blamed)
+            except LaunchError as ended:
+                error, failed = ended, _blamed(ended)
+                evicted += _evicted(ended)
             else:
                 evicted += outcome.evicted
                 if not outcome.failures:
@@ -100,12 +101,21 @@ def stage_tolerantly(
         why_not = refusal(crew, lost, failed)
         if why_not is None:
             lost = sorted([*lost, *failed], key=lambda one: crew.nodes.index(one.node))
-        elif error and not lost:
+        elif error and not (lost or evicted):
             raise LaunchError(f"{error.message}\n  {why_not}" if why_not else error.message)
         else:
-            here = failed or [Failure(LaunchError.code, error.message if error else "", "")]
-            told = [Failure(here[0].code, why_not, "")] if why_not else []
-            return Outcome([], [*here, *lost, *told], time.monotonic() - begun, evicted=evicted)
+            if error and not (lost and failed):
+                failed = [Failure(error.code, error.message, "")]
+            told = [Failure(failed[0].code, why_not, "")] if why_not else []
+            return Outcome([], [*failed, *lost, *told], time.monotonic() - begun, evicted=evicted)
+
+
+def _blamed(error: LaunchError) -> list[Failure]:
+    return list(error.blamed) if isinstance(error, EndedError) else []
+
+
+def _evicted(error: LaunchError) -> list[Evicted]:
+    return list(error.evicted) if isinstance(error, EndedError) else []
 
 
 def _with_earlier(

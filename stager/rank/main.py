@@ -93,7 +93,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
         watch.enter(Phase.END)
         return Outcome(
             items, failures, watch.total, context.request.dry_run, watch.seconds,
-            stage_run.evicted, _slow(stage_run),
+            stage_run.to_evict, _slow(stage_run),
         )  # fmt: skip
 
     try:
@@ -321,9 +321,8 @@ def _note_figures(
     if request.job and not request.dry_run:
         hits = sum(node.name in item.current for item in items)
         misses = sum(node.name in item.received for item in items)
-        removed = sum(one.node == node.name for one in stage_run.evicted)
         slow = sum(one.node == node.name for one in _slow(stage_run))
-        figures = hits, misses, removed, int(code != 0), seconds, slow
+        figures = hits, misses, stage_run.evictions, int(code != 0), seconds, slow
         note_figures(node.uid, request.job, figures)
 
 

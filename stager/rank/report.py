@@ -1,9 +1,8 @@
 """Report to the launching process: events while the ranks work, and what became of each item.
 
 An event is one line of JSON on stdout: ``alive``, ``started``, ``unwatched``, ``waiting``,
-``progress``, ``pulse`` or ``rate``, at last ``result``; or ``crashed``, for a rank that failed
-unexpectedly.
-`launch.run` reads them.
+``progress``, ``pulse``, ``evicted`` or ``rate``, at last ``result``; or ``crashed``, for a rank
+that failed unexpectedly. `launch.run` reads them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from stager.rank.agree import together
 from stager.wire.codec import NUMBER, TEXT, list_of, pair_of, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.locks import Locks
@@ -30,11 +30,14 @@ def make_room(
     cargos: Sequence[Cargo],
     wanted: Sequence[str],
     locks: Mapping[Cache, Locks],
+    on_evicted: Callable[[Evicted], None],
 ) -> list[Evicted]:
-    """Evict copies until all ``cargos`` fit on their nodes. Return those of all nodes. Collective.
+    """Evict copies until all ``cargos`` fit on their nodes. Collective.
 
-    No ``wanted`` destination is evicted. A dry run evicts nothing and returns what would be. Raise
-    RefusedError if a node has too little room even so; then nothing was evicted.
+    Return those of all nodes that are to go: a dry run evicts none. ``on_evicted`` is called with
+    each that is gone on this node: what fails later may be the end of all ranks. No ``wanted``
+    destination is evicted. Raise RefusedError if a node has too little room even so; none was
+    evicted then, unless another process took the room meanwhile.
     """
     needs = _needs_here(context, cargos)
     plans: list[evict.RoomPlan] = []
@@ -49,13 +52,15 @@ def make_room(
             for one in room.plan()
         ]
 
-    def make() -> list[Evicted]:
-        return [one for room in plans for one in room.make(locks, context.node.name)]
+    def make() -> None:
+        for room in plans:
+            for one in room.make(locks, context.node.name):
+                on_evicted(one)
 
-    evicted = together(context, plan, _EVICTED)
-    if any(evicted) and not context.request.dry_run:
-        evicted = together(context, make, _EVICTED)
-    return [one for of_node in evicted for one in of_node]
+    chosen = [one for of_node in together(context, plan, _EVICTED) for one in of_node]
+    if chosen and not context.request.dry_run:
+        together(context, make)
+    return chosen
 
 
 def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:

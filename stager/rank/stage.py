@@ -114,15 +114,17 @@ class StageRun:
     """Stages the items of the context's request one after the other.
 
     No node gets an item before all its receivers have every byte of it. If an item fails, those
-    before it stay. `evicted` grows with each copy that is removed to make room, and `paces` with
-    each item that is staged, also if the stage fails then.
+    before it stay. `evictions` counts the copies that are removed here to make room, `to_evict` has
+    those that a dry run would remove on all nodes, and `paces` grows with each item that is staged:
+    also if the stage fails then.
     """
 
     def __init__(self, context: Context, watch: Stopwatch) -> None:
         self._context = context
         self._watch = watch
         self._rank = context.comm.rank
-        self.evicted: list[Evicted] = []
+        self.to_evict: list[Evicted] = []
+        self.evictions = 0
         #: How fast each node wrote what was staged, in rank order; empty if nothing moved.
         self.paces: list[Pace] = []
         #: This node's cache of each item.
@@ -410,7 +412,13 @@ class StageRun:
         from stager.rank.room import make_room  # not needed where all copies are current
 
         wanted = [one.task.item.destination for one in planned]
-        self.evicted += make_room(self._context, cargos, wanted, held.locks)
+        chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
+        if self._context.request.dry_run:
+            self.to_evict += chosen
+
+    def _note_evicted(self, one: Evicted) -> None:
+        self.evictions += 1
+        tell("evicted", node=one.node, destination=one.destination, size=one.size)
 
     def _deliver(self, one: PlannedItem) -> Delivered:
         """Bring one item to its receivers, and note its use where it is current. Collective."""

@@ -669,7 +669,7 @@ def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPla
 
 def make(node: Node, room: RoomPlan) -> list[Evicted]:
     with closing(Locks(node.cache)) as locks:
-        return room.make({node.cache: locks}, "n1")
+        return [*room.make({node.cache: locks}, "n1")]
 
 
 def bytes_taken(node: Node) -> int:
@@ -790,7 +790,7 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
 
         (room,) = rooms(needs_of(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
         with closing(Locks(node.cache)) as locks:
-            gone = room.make({node.cache: locks}, "n1")
+            gone = [*room.make({node.cache: locks}, "n1")]
         with pytest.raises(SpaceError) as caught:
             rooms(needs_of(8 * MIB - (1 << 16)), [], Space(), "")[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
@@ -850,7 +850,7 @@ def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> 
         limit = Space(user_limit=3 * MIB)
         (room,) = rooms(needs[:1], [], limit, "", caches)
         with closing(Locks(caches[0])) as locks:
-            gone = room.make({caches[0]: locks}, "n1")
+            gone = [*room.make({caches[0]: locks}, "n1")]
         assert [one.destination for one in gone] == [f"{disk}/b/old"]
         kept_free = rooms(needs[:1], [], Space(keep_free_percent=20), "")[0].plan()
         with pytest.raises(SpaceError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.outcome import ItemReport, Outcome, event
+from stager.base.outcome import Evicted, ItemReport, Outcome, event
 from stager.launch import run as run_module
 from stager.launch.run import LOST as LOST_RANK
 from stager.launch.run import EndedError, Patience, run
@@ -127,6 +127,32 @@ def test_events_are_passed_on_in_order_but_not_the_result(launcher: Launcher) ->
 
 def test_an_outcome_counts_whatever_code_the_launcher_ends_with(launcher: Launcher) -> None:
     assert launcher.run(say("STARTED", "RESULT") + "; exit 3", RESULT=result(DONE)) == DONE
+
+
+GONE = Evicted("n2", "/nvme/old", 4096)
+EVICTED = event("evicted", node=GONE.node, destination=GONE.destination, size=GONE.size)
+
+
+def test_copies_that_ranks_remove_are_part_of_the_outcome(launcher: Launcher) -> None:
+    outcome = launcher.run(
+        say("STARTED", "EVICTED", "RESULT"), EVICTED=EVICTED, RESULT=result(DONE)
+    )
+    assert outcome == replace(DONE, evicted=[GONE])
+
+
+def test_copies_that_ranks_removed_are_known_though_the_ranks_end(launcher: Launcher) -> None:
+    with pytest.raises(EndedError) as caught:
+        launcher.run(say("STARTED", "EVICTED"), EVICTED=EVICTED)
+    assert caught.value.evicted == (GONE,)
+
+
+@pytest.mark.parametrize("size", ['"4096"', "null"])
+def test_a_removal_that_cannot_be_read_ends_the_stage(launcher: Launcher, size: str) -> None:
+    launcher.patience = Patience(crash=0.2)
+    lie = EVICTED.replace("4096", size)
+    assert run_module._UNREADABLE in launcher.failure(
+        say("STARTED", "EVICTED") + "; sleep 9", EVICTED=lie
+    )
 
 
 def test_noise_beside_the_events_does_no_harm(launcher: Launcher) -> None:

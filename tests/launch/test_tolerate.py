@@ -183,6 +183,22 @@ def test_a_first_failure_that_is_not_tolerated_is_told_as_without_the_option(
     assert str(told.value) == message
 
 
+GONE = Evicted("n2", "/nvme/a", 1)
+
+
+def test_what_ranks_evicted_before_they_ended_is_told() -> None:
+    error = EndedError("n3: the node failed; submit again", [dead("n3")], [GONE])
+    outcome = stage_tolerantly(replace(CREW, most=0, asked="0"), Starts(error))
+    assert (outcome.evicted, outcome.failures[0]) == ([GONE], Failure(8, error.message, ""))
+
+
+def test_what_was_evicted_is_told_though_the_second_start_is_refused() -> None:
+    first = replace(failed(full("n2")), evicted=[GONE])
+    outcome = stage_tolerantly(CREW, Starts(first, LaunchError("srun cannot be started")))
+    refused = Failure(8, "srun cannot be started", "")
+    assert (outcome.evicted, outcome.failures) == ([GONE], [refused, full("n2")])
+
+
 def test_nodes_that_are_away_are_left_out_before_the_start() -> None:
     starts = Starts(DONE)
     away: Callable[[list[str]], list[Failure]] = lambda nodes: [  # noqa: E731

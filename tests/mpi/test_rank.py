@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import pytest
 
 from stager.base.errors import DestinationError, SourceError, SpaceError
 from stager.base.options import Lifetime, Validate, Verify
-from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
 from stager.copies.evict import FreeSpace
 from stager.disk.cache import Cache, open_cache
@@ -408,8 +408,15 @@ def limited(world: FileWorld) -> Space:
     return Space(user_limit=2 * max(world.comm.allgather(taken)) + 8192)
 
 
+def told_of_evictions(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, int]]:
+    """Return what this rank has told of copies that it evicted."""
+    lines = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+    told = [event for event in map(json.loads, lines) if event["event"] == "evicted"]
+    return [(one["node"], one["destination"], one["size"]) for one in told]
+
+
 def test_the_least_recently_used_copies_are_evicted_to_keep_the_limit(
-    world: FileWorld,
+    world: FileWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.run()
     time.sleep(1.1)  # records hold times in whole seconds
@@ -418,10 +425,11 @@ def test_the_least_recently_used_copies_are_evicted_to_keep_the_limit(
     planned = stage_other(world, "third", space=space, dry_run=True)
     assert [one.destination for one in planned.evicted] == ["/nvme/data"] * world.comm.size
     assert world.copy.exists()
+    assert told_of_evictions(capsys) == []
     outcome = stage_other(world, "third", space=space)
-    assert [(one.node, one.destination) for one in outcome.evicted] == [
-        (node, "/nvme/data") for node in world.nodes
-    ]
+    assert outcome.evicted == []  # each rank tells of its own at once
+    here = [one for one in planned.evicted if one.node == world.node.name]
+    assert told_of_evictions(capsys) == [(one.node, one.destination, one.size) for one in here]
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["second", "third"]
 
 
@@ -441,8 +449,25 @@ def test_if_one_node_has_too_little_room_none_evicts(world: FileWorld) -> None:
     assert sorted(path.name for path in world.copy.parent.glob("[a-z]*")) == ["data", "second"]
 
 
+def test_a_copy_that_is_gone_is_told_though_the_room_goes_meanwhile(
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.run()
+    size = world.copy.stat().st_blocks * 512
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(0, 0))
+        # As another process writes as much as each eviction frees.
+        monkeypatch.setattr(FreeSpace, "plus", lambda free, _: free)
+    outcome = stage_other(world, "second")
+    assert [(one.code, one.node) for one in outcome.failures] == [(5, f"node{last}")]
+    gone = [(f"node{last}", "/nvme/data", size)] if world.comm.rank == last else []
+    assert told_of_evictions(capsys) == gone
+    assert world.copy.exists() == (world.comm.rank != last)
+
+
 def test_room_is_made_on_the_one_disk_that_is_full(
-    world: FileWorld, monkeypatch: pytest.MonkeyPatch
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage_other(world, "first")
     time.sleep(1.1)  # records hold times in whole seconds
@@ -452,8 +477,8 @@ def test_room_is_made_on_the_one_disk_that_is_full(
         monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(0, 0))
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
-    size = world.comm.bcast(size, root=last)
-    assert (outcome.code, outcome.evicted) == (0, [Evicted(f"node{last}", "/nvme/first", size)])
+    gone = [(f"node{last}", "/nvme/first", size)] if world.comm.rank == last else []
+    assert (outcome.code, told_of_evictions(capsys)) == (0, gone)
     left = sorted(path.name for path in world.copy.parent.glob("[a-z]*"))
     assert left == ["data", "second"] if world.comm.rank == last else ["data", "first", "second"]
     assert world.copy.read_bytes() == DATA
