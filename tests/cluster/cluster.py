@@ -780,11 +780,12 @@ def _spawn(
 
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            stat = (folder / "stat").read_text()
             # The name, up to the last ')', may hold any character; state and parent follow it.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
+            parent = int(stat.rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
     return children
 
 
