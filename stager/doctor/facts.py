@@ -253,7 +253,7 @@ def node_facts(
         roots=[place(root or "/") for root in roots],
         records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
         shared_roots=[place(root) for root in shared_roots],
-        destinations=[place(path) for path in destinations if path not in roots],
+        destinations=[place(path, follow=False) for path in destinations if path not in roots],
         tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
         taken=list(_taken(folders)),
@@ -304,12 +304,12 @@ def _plugin_ended() -> bool:
     return _read(f"/proc/{int(pid)}/comm") not in (b"", b"slurmd\n")  # /proc may hide it
 
 
-def place(path: str) -> Place:
-    """Return what is at ``path``, following links."""
+def place(path: str, *, follow: bool = True) -> Place:
+    """Return what is at ``path``, following links unless ``follow`` says otherwise."""
     try:
         if stranger_at(path):
             return Place(path, MOUNTED, 0)
-        facts = os.stat(path)
+        facts = os.stat(path, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         return Place(path, ABSENT, 0)
     except OSError:

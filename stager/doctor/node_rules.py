@@ -17,10 +17,10 @@ from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
 from stager.doctor.plugin_rules import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from stager.doctor.disks import Disk
-    from stager.doctor.facts import NodeFacts
+    from stager.doctor.facts import NodeFacts, Place
     from stager.doctor.finding import Examined, Finding
     from stager.doctor.network import Link
 
@@ -129,14 +129,25 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield ok("roots", f"{root.path}: users cannot move each other's files")
 
 
+def _absence(path: str, roots: Sequence[Place]) -> str:
+    """Return what the absence of a folder of ``destinations`` means beneath its root."""
+    above = (root for root in roots if path.startswith(f"{root.path.rstrip('/')}/"))
+    if any(root.owner >= 0 and root.mode & _OPEN for root in above):
+        return f"{path} is not there: who stages there first will own it, and nobody else can"
+    return f"{path} is not there, so nobody can stage there"
+
+
 def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The folders in which users may stage belong to root: else only their owner can."""
     for folder in node.destinations if node.computes else ():
         path = folder.path
         if folder.owner < 0:
-            text = f"{path} is not there: who stages there first will own it, and nobody else can"
-            remedy = f"mkdir -p -m 1777 {path}"
+            remedy = f"see that its disk is mounted; then mkdir -p -m 1777 {path}"
+            text = _absence(path, node.roots)
             yield seen_or_problem("destinations", folder, text, remedy)
+        elif stat.S_ISLNK(folder.mode):
+            text = f"{path} is a symbolic link, and a stage follows none"
+            yield problem("destinations", text, "correct destinations in stage.toml")
         elif not stat.S_ISDIR(folder.mode):
             text = f"{path} is not a folder"
             yield problem("destinations", text, "remove it, or correct destinations in stage.toml")
@@ -306,9 +317,8 @@ def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             bad += 1
             yield unknown("files", f"{one.path} cannot be seen by this user")
     if not bad:
-        is_seen = node.scripts and all(one.owner >= 0 for one in node.scripts)
-        scripts = ", the scripts" if is_seen else ""
-        files = f"stage.toml, plugstack.conf, the prefix, the plugin{scripts}"
+        seen = (one.path for one in node.scripts if one.owner >= 0)
+        files = ", ".join(("stage.toml, plugstack.conf, the prefix, the plugin", *seen))
         yield ok("files", f"only root can write {files}")
 
 

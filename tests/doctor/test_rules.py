@@ -144,7 +144,12 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         (
             Place("/nvme/a", ABSENT, 0),
             (PROBLEM, ("/nvme/a is not there: who stages there first will own it, and nobody else "
-             "can: mkdir -p -m 1777 /nvme/a")),
+             "can: see that its disk is mounted; then mkdir -p -m 1777 /nvme/a")),
+        ),
+        (
+            Place("/nvme/a", 0, stat.S_IFLNK | 0o777),
+            (PROBLEM, ("/nvme/a is a symbolic link, and a stage follows none: correct "
+             "destinations in stage.toml")),
         ),
         (
             Place("/nvme/a", 5001, STICKY),
@@ -159,6 +164,22 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
 )  # fmt: skip
 def test_a_folder_for_users_belongs_to_root(folder: Place, told: tuple[Verdict, str]) -> None:
     assert news(destinations=[folder]) == [told]
+
+
+def test_users_cannot_make_a_missing_folder_in_a_root_that_is_closed_to_them() -> None:
+    told = news(destinations=[Place("/nvme/a", ABSENT, 0)], roots=[Place("/nvme", 0, FOLDER)])
+    remedy = "see that its disk is mounted; then mkdir -p -m 1777 /nvme/a"
+    assert (PROBLEM, f"/nvme/a is not there, so nobody can stage there: {remedy}") in told
+
+
+def test_the_scripts_that_were_looked_at_are_named() -> None:
+    scripts = [
+        Place("/opt/slurm-stage/prolog/job_prolog", 0, FOLDER),
+        Place("/opt/site/epilog", UNSEEN, 0),
+    ]
+    files = "stage.toml, plugstack.conf, the prefix, the plugin"
+    told = f"only root can write {files}, /opt/slurm-stage/prolog/job_prolog"
+    assert news(scripts=scripts) == [(OK, told)]
 
 
 @pytest.mark.parametrize("name", SYSCTLS)
