@@ -374,7 +374,7 @@ def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
 
 
 def test_two_jobs_with_one_destination_wait_for_each_other(site: Site) -> None:
-    site.run(f"fallocate -l 6G {DATA}")
+    site.run(f"fallocate -l 3G {DATA}")
     first = site.sbatch("true", "-N3", "-w", "n[1-3]", WISH)
     wait_for_ranks(site)
     second = site.sbatch("true", "-N3", "-w", "n[2-4]", WISH)

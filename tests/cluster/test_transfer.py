@@ -264,13 +264,15 @@ def test_a_damaged_file_is_refused_and_the_old_copy_stays(site: Site, suffix: st
     assert site.sbatch("true", "-N4", wish).wait().exit_code == "0:0"
     inodes = [site.copy(node, "/nvme/set").stat().st_ino for node in site.nodes]
     ends = r"it ends early"
-    for damaged, problem in (
+    damages = [
         (text[:-1], ends),
+        (text[: len(text) // 2] + b"?" + text[len(text) // 2 + 1 :], ".*"),
         (text[: len(text) // 2], ends),
         (text + b"garbage", ".*"),
-        (text[: len(text) // 2] + b"?" + text[len(text) // 2 + 1 :], ".*"),
         (b"", ends),
-    ):
+    ]
+    # Unit tests do each to all formats.
+    for damaged, problem in damages if suffix == "gz" else damages[:2]:
         put(site, f"set.{suffix}", damaged)
         job = site.sbatch("echo ran", "-N4", wish)
         assert job.wait().exit_code == "4:0"

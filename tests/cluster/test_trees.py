@@ -318,7 +318,7 @@ def test_a_relocated_environment_works_at_its_destination(site: Site) -> None:
     )
 
 
-KILLS = 20
+KILLS = 10
 CHANGE = """
 cd /shared/tree; for i in $(seq 20); do head -c 200000 /dev/urandom > lib/changed$i; done
 head -c 20000000 /dev/urandom > a/large
