@@ -119,6 +119,18 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def entries_text(count: int, names: Sequence[str]) -> str:
+    """Return a number of files and folders, of which ``names`` has the first; a folder's ends in /.
+
+    >>> entries_text(1, ["a"]), entries_text(1, ["a/"]), entries_text(2, ["a", "b/"])
+    ('1 file', '1 folder', '2 files and folders')
+    """
+    folders = sum(name.endswith("/") for name in names)
+    if folders == count:
+        return "1 folder" if count == 1 else f"{count} folders"
+    return f"{count} files and folders" if folders else files_text(count)
+
+
 def files_text(count: int) -> str:
     """Return a number of files.
 

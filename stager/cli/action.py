@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_range, bytes_text, files_text, listed
+from stager.base.text import bytes_range, bytes_text, entries_text, listed
 from stager.base.users import name_or_uid
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
@@ -213,7 +213,7 @@ def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]
                 if command.action is Action.VERIFY:
                     was = "was" if one.own == 1 else "were"
                     names = listed(one.names, of=one.own)
-                    text = f"{files_text(one.own)} in it {was} not staged: {names}"
+                    text = f"{entries_text(one.own, one.names)} in it {was} not staged: {names}"
                 nodes.setdefault((one.destination, text), []).append(name)
     return [
         f"{path}: note: on {nodes_text(names, job.fold)}, {text}"

@@ -119,7 +119,7 @@ def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
 
     was = "was" if count == 1 else "were"
     gone = "would be" if dry_run else was
-    return f"{count_text(count)}, {gone} deleted: {listed(names, of=count)}"
+    return f"{count_text(count, names)}, {gone} deleted: {listed(names, of=count)}"
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:

@@ -21,7 +21,7 @@ from stager.disk.files import opened
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -64,15 +64,15 @@ def own_text(files: list[str]) -> str:
     """Return how many ``files`` of a user's own there are, and the first few."""
     from stager.base.text import listed  # not needed where there are none
 
-    return f"{count_text(len(files))}: {listed(files)}"
+    return f"{count_text(len(files), files)}: {listed(files)}"
 
 
-def count_text(count: int) -> str:
-    """Return how many files of a user's own there are."""
-    from stager.base.text import files_text
+def count_text(count: int, names: Sequence[str]) -> str:
+    """Return how many files of a user's own there are, of which ``names`` has the first."""
+    from stager.base.text import entries_text
 
     was = "was" if count == 1 else "were"
-    return f"{files_text(count)} that {was} added or changed after staging"
+    return f"{entries_text(count, names)} that {was} added or changed after staging"
 
 
 def is_copy(cache: Cache, record: Record, path: str, there: os.stat_result) -> bool:

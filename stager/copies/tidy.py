@@ -192,7 +192,7 @@ def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool
         if not own:
             _tell_unread(cache, destination, way)
         elif _keep(cache, locks, destination) and way.syslog:
-            log(f"{destination} stays after its job: it holds {count_text(own)}")
+            log(f"{destination} stays after its job: it holds {count_text(own, error.files)}")
         raise
 
 

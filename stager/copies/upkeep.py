@@ -225,9 +225,11 @@ def carry_out(command: Command, disk: str) -> NodeResult:
 class _AbsentError(UsageError):
     """A destination that has no record on this node."""
 
-    def __init__(self, destination: str, option: str) -> None:
+    def __init__(self, destination: str, command: Command) -> None:
+        whose = "yours" if command.user is None else name_or_uid(command.user)
         super().__init__(
-            f"{destination} is not staged here; stagectl status{option} lists what is staged"
+            f"{destination} is no copy of {whose} here; stagectl status{command.option} lists what "
+            "is staged"
         )
         self.destination = destination
 
@@ -300,12 +302,14 @@ class _Run:
             if record:
                 action = self._command.action
                 if cache in self._of_site and action is not Action.VERIFY:
+                    root = f", or root by --user {name_or_uid(cache.uid)}"
                     raise PolicyRefusal(
                         f"{destination} was staged for all users: only the account that staged it "
                         f"(uid {cache.uid}) may {action} it"
+                        + (root if action is Action.EVICT else "")
                     )
                 return cache, record
-        raise _AbsentError(destination, self._command.option)
+        raise _AbsentError(destination, self._command)
 
     def _locks_of(self, cache: Cache) -> Locks:
         if cache not in self._locks:
@@ -471,7 +475,7 @@ class _Run:
         with self._locked(cache, destination):
             now = cache.load(destination)
             if now is None:
-                raise _AbsentError(destination, self._command.option)
+                raise _AbsentError(destination, self._command)
             cache.save(replace(now, pinned=self._command.action is Action.PIN))
         self._note(destination, record.copy_facts.size)
 

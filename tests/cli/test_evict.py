@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 
-ABSENT = "is not staged here; stagectl status lists what is staged"
+ABSENT = "is no copy of yours here; stagectl status lists what is staged"
 
 
 def test_a_copy_that_is_absent_on_some_nodes_can_be_evicted_but_not_pinned(copies: Desk) -> None:

@@ -48,7 +48,7 @@ def test_a_folder_without_simulated_nodes_is_refused(desk: Desk, command: str) -
 
 def test_actions_in_a_job_are_done_on_its_nodes(cluster: Desk) -> None:
     ran = cluster.in_job("pin", "/nvme/a")
-    absent = "/nvme/a is not staged here; stagectl status lists what is staged"
+    absent = "/nvme/a is no copy of yours here; stagectl status lists what is staged"
     assert ran == Ran(2, "", f"stage: n[1-2]: {absent}\nstage: n3: down\n")
     assert cluster.in_job("verify") == Ran(8, "", "stage: n3: down\n")
 

@@ -941,7 +941,7 @@ def test_root_lists_and_removes_a_users_copies_as_that_user(site: Site) -> None:
         assert time.monotonic() - begun < 20
         return ran.returncode, ran.stdout + ran.stderr
 
-    absent = "is not staged here; stagectl status --user bob lists what is staged\n"
+    absent = "is no copy of bob here; stagectl status --user bob lists what is staged\n"
     refused = (
         f"stage: only root may use the copies of another user (uid {BOB}); run this as root, or "
         "leave out --user\n"

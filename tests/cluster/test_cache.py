@@ -269,7 +269,7 @@ def test_a_shared_copy_is_evicted_by_its_account_but_not_while_a_job_uses_it(
         assert refused.returncode == 3
         assert refused.stderr == (
             f"stage: n1: {copy} was staged for all users: only the account that staged it (uid "
-            f"{OWNER}) may evict it\n"
+            f"{OWNER}) may evict it, or root by --user {SITE_ACCOUNT}\n"
         )
     user.cancel()
     user.wait()

@@ -212,7 +212,8 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
         "stage: /nvme/a: unpinned on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: would be evicted on n[3-4] (2 nodes)", "0",
         "stage: /nvme/a: evicted on n[3-4] (2 nodes)", "0",
-        "stage: n[1-4]: /nvme/a is not staged here; stagectl status lists what is staged", "2",
+        "stage: n[1-4]: /nvme/a is no copy of yours here; stagectl status lists what is staged",
+        "2",
         "/opt/site/bin/stagectl", "/usr/bin/python3",
     ]  # fmt: skip
     assert [site.records(node) for node in site.nodes] == [[]] * 4

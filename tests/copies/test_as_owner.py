@@ -84,7 +84,8 @@ def test_root_lists_and_removes_the_copies_of_the_one_user(disk: Path) -> None:
     assert evict(USER, disk, older=60) == gone
     assert listed(USER, disk) == []
     assert listed(OWNER, disk) == [(f"/nvme/{OWNER}", "whole", OWNER)]
-    absent = f"/nvme/{OWNER} is not staged here; stagectl status --user {USER} lists what is staged"
+    lists = f"stagectl status --user {USER} lists what is staged"
+    absent = f"/nvme/{OWNER} is no copy of {USER} here; {lists}"
     refused = NodeResult(refused=[Refused(2, absent, f"/nvme/{OWNER}")])
     assert evict(USER, disk, OWNER) == refused
 

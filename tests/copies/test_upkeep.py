@@ -108,7 +108,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str]
     return use
 
 
-ABSENT = "is not staged here; stagectl status lists what is staged"
+ABSENT = "is no copy of yours here; stagectl status lists what is staged"
 
 
 def refused(result: NodeResult) -> list[tuple[int, str]]:
@@ -608,6 +608,8 @@ def test_only_its_account_may_change_shared_copies_and_all_may_verify_them() -> 
                 "/site/a was staged for all users: only the account that staged it "
                 f"(uid {OWNER}) may {action} it"
             )
+            if action is Action.EVICT:
+                message += f", or root by --user {OWNER}"
             for uid in (0, USER):
                 assert refused(as_user(uid, partial(do, action))) == [(3, message)]
         for uid in (0, USER, OWNER):
