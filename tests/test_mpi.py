@@ -23,7 +23,7 @@ ALONE = ("test_rank_archive.py", "test_rank_decompress.py", "test_rank_venv.py")
 TIMEOUT = 900
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_in_a_world_of(size: int) -> None:
     files = [path for path in sorted(TESTS.glob("test_*.py")) if size < 7 or path.name not in ALONE]
     launcher = mpiexec_argv(size)[: -len(RANK)]
