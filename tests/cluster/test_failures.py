@@ -328,18 +328,21 @@ def test_what_an_earlier_run_of_the_job_left_on_a_node_does_not_keep_it_from_sta
     site.run(["rmdir", f"/var/spool/slurmd/pmix.{job.id}.0"], on="n4", user="root")
 
 
-def test_a_killed_rank_fails_the_job(site: Site) -> None:
+def test_a_killed_rank_fails_the_job_which_tells_what_was_evicted(site: Site) -> None:
+    old = site.sbatch("true", "-N4", f"--stage={DATA}:/nvme/old")
+    assert old.wait().exit_code == "0:0"
     site.run(f"fallocate -l 6G {DATA}")
-    job = site.sbatch("touch /shared/started", "-N4", WISH)
-    wait_for_ranks(site)
-    site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
-    state = job.wait()
+    with site.policy(POLICY + "[cache]\nuser_limit = '6GiB'\n"):
+        job = site.sbatch("touch /shared/started", "-N4", WISH)
+        wait_for_ranks(site)
+        site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
+        state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     # Either the rank's neighbours notice first, or Slurm.
     lost = "n3: the staging process there was killed, or the node failed"
     why = rf"({lost}|srun ended with code \d+); submit again\n"
-    before = "stage: staging ended early: "
-    assert re.match(before + why, job.output())
+    evicted = r"stage: /nvme/old: evicted on n\[1-4\] \(4 nodes\) to make room\n"
+    assert re.match(f"{evicted}stage: staging ended early: {why}", job.output()), job.output()
     assert not site.shared("started").exists()
     site.run(f"truncate -s 1M {DATA}")
     works(site)
