@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stager.base import linux
@@ -13,7 +14,7 @@ from stager.cli.stores import with_stores
 from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
 from stager.launch.peers import peer_key, peers_library
 from stager.launch.reach import wait_for
-from stager.launch.run import run
+from stager.launch.run import run, with_evictions
 from stager.launch.stall import Pulses
 
 if TYPE_CHECKING:
@@ -71,16 +72,12 @@ class HostNodes:
                         {"event": "silent", "nodes": silent, "seconds": seconds}
                     ),
                 )  # fmt: skip
-            return run(
-                launch.argv,
-                launch.environment,
-                self.rules.launch.start_timeout,
-                on_rank_event,
-                Pulses(
-                    names=lambda: known,
-                    own=name_here(names),
-                    limit=request.stall_timeout,
-                    launcher=launch.name,
-                ),
-                HOSTS_REMEDY,
+            pulses = Pulses(
+                names=lambda: known,
+                own=name_here(names),
+                limit=request.stall_timeout,
+                launcher=launch.name,
             )
+            limit = self.rules.launch.start_timeout
+            start = partial(run, launch.argv, launch.environment, limit, on_rank_event, pulses)
+            return with_evictions(partial(start, HOSTS_REMEDY))

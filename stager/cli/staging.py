@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base import linux
-from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
-from stager.base.outcome import Outcome
+from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
@@ -34,7 +33,7 @@ from stager.launch.mpi import settle
 from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
 from stager.launch.paces import Paces
 from stager.launch.peers import library_for, peer_key
-from stager.launch.run import SHORT, USUAL, EndedError, NotStartedError, run
+from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
 from stager.request.grammar import parse_value
@@ -45,6 +44,7 @@ from stager.wire.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from stager.base.outcome import Outcome
     from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
     from stager.cli.tolerant import Tolerated
@@ -104,7 +104,7 @@ class JobNodes:
         rules = settle(self.rules, srun)
         on_event({"event": "launch", "mpi": rules.launch.mpi})
         if tolerance is None:
-            return self._start(request, rules, srun, on_event)
+            return with_evictions(partial(self._start, request, rules, srun, on_event))
         from stager.cli.tolerant import run_tolerantly  # most jobs want all nodes
 
         return run_tolerantly(
@@ -172,13 +172,13 @@ class SimulatedNodes:
         request = replace(request, nodes=self.count, local_root=str(self.root))
         if not request.dry_run:
             self._make_disks()
-        return run(
-            mpiexec_argv(self.count),
-            rank_environment(with_stores(request), self.rules, request, mpiexec_environment()),
-            self.rules.launch.start_timeout,
-            on_event,
-            Pulses(lambda: simulated_names(self.count), "", request.stall_timeout),
+        environment = rank_environment(
+            with_stores(request), self.rules, request, mpiexec_environment()
         )
+        pulses = Pulses(lambda: simulated_names(self.count), "", request.stall_timeout)
+        limit = self.rules.launch.start_timeout
+        argv = mpiexec_argv(self.count)
+        return with_evictions(lambda: run(argv, environment, limit, on_event, pulses))
 
     def _make_disks(self) -> None:
         for name in simulated_names(self.count):
@@ -305,7 +305,7 @@ def stage_values(
             asked = nodes.tolerated(tolerate, "--tolerate")
             outcome = nodes.run(request, on_event, asked)
         else:
-            outcome = _run_elsewhere(nodes, request, on_event)
+            outcome = nodes.run(request, on_event)
     if as_json:
         click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:
@@ -313,19 +313,6 @@ def stage_values(
         if verbose:
             _say_times(outcome)
     return outcome.code
-
-
-def _run_elsewhere(
-    nodes: SimulatedNodes | HostNodes, request: StageRequest, on_event: OnEvent
-) -> Outcome:
-    """Run ``request`` without Slurm. Raise as `run` does, unless copies were evicted by then."""
-    try:
-        return nodes.run(request, on_event)
-    except EndedError as error:
-        if not error.evicted:
-            raise
-        failure = Failure(error.code, error.message, "")
-        return Outcome([], [failure], 0.0, evicted=[*error.evicted])
 
 
 def _say_times(outcome: Outcome) -> None:

@@ -147,6 +147,20 @@ class EndedError(LaunchError):
         self.evicted = tuple(evicted)
 
 
+def with_evictions(start: Callable[[], Outcome]) -> Outcome:
+    """Return what ``start`` returns, or an Outcome if ranks ended after they had removed copies.
+
+    So these are told, too. Raise what it raises otherwise.
+    """
+    try:
+        return start()
+    except EndedError as error:
+        if not error.evicted:
+            raise
+        failure = Failure(error.code, error.message, "")
+        return Outcome([], [failure], 0.0, evicted=[*error.evicted])
+
+
 class NotStartedError(EndedError):
     """No rank has begun, or one failed before all were connected."""
 

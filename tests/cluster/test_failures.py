@@ -331,9 +331,8 @@ def test_what_an_earlier_run_of_the_job_left_on_a_node_does_not_keep_it_from_sta
 def test_a_killed_rank_fails_the_job_which_tells_what_was_evicted(site: Site) -> None:
     old = site.sbatch("true", "-N4", f"--stage={DATA}:/nvme/old")
     assert old.wait().exit_code == "0:0"
-    # What follows the 30 MB of data takes no room, but time.
     site.run(f"fallocate -l 6G {DATA}")
-    with site.policy(POLICY + "[cache]\nuser_limit = '40MiB'\n"):
+    with site.policy(POLICY + "[cache]\nuser_limit = '6GiB'\n"):
         job = site.sbatch("touch /shared/started", "-N4", WISH)
         wait_for_ranks(site)
         site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from stager.base.errors import Failure, LaunchError
 from stager.base.outcome import Evicted, ItemReport, Outcome, event
 from stager.launch import run as run_module
 from stager.launch.run import LOST as LOST_RANK
-from stager.launch.run import EndedError, Patience, run
+from stager.launch.run import EndedError, Patience, run, with_evictions
 from stager.launch.stall import Pulses
 from tests.support.users import within
 
@@ -144,6 +145,13 @@ def test_copies_that_ranks_removed_are_known_though_the_ranks_end(launcher: Laun
     with pytest.raises(EndedError) as caught:
         launcher.run(say("STARTED", "EVICTED"), EVICTED=EVICTED)
     assert caught.value.evicted == (GONE,)
+    outcome = with_evictions(partial(launcher.run, say("STARTED", "EVICTED"), EVICTED=EVICTED))
+    assert (outcome.evicted, outcome.failures) == ([GONE], [Failure(8, str(caught.value), "")])
+
+
+def test_ranks_that_end_and_removed_nothing_raise(launcher: Launcher) -> None:
+    with pytest.raises(EndedError):
+        with_evictions(partial(launcher.run, say("STARTED")))
 
 
 @pytest.mark.parametrize("size", ['"4096"', "null"])
