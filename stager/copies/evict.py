@@ -228,7 +228,7 @@ def _over_limit(
     release = _release(held, begin=", or ")
     return SpaceError(
         f"{root}: not enough room: {needed}; your limit on this disk is {bytes_text(limit)}, and "
-        f"your copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
+        f"your other copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
     )
 
 

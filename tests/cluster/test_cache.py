@@ -170,8 +170,8 @@ def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
         assert job.wait().exit_code == "5:0"
         assert job.output() == (
             "stage: n[1-2]: /nvme: not enough room: 60.0 MiB needed; your limit on this disk is "
-            "130.0 MiB, and your copies take 120.0 MiB; 120.0 MiB of your copies stay: /nvme/f2 "
-            "(needed by this job), /nvme/f3 (needed by this job); stage less\n"
+            "130.0 MiB, and your other copies take 120.0 MiB; 120.0 MiB of your copies stay: "
+            "/nvme/f2 (needed by this job), /nvme/f3 (needed by this job); stage less\n"
             f"{NOT_STARTED.format(5)}"
         )
 

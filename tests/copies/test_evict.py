@@ -145,8 +145,8 @@ def test_the_limit_counts_the_part_of_a_tree_that_is_there_already() -> None:
     assert planned(2, 100, 15, [other], 10) == []
     assert planned(2, 100, 14, [other], 10) == [other]
     assert refusal(2, 100, 9, [other], 10) == (
-        "/nvme: not enough room: 10 B needed; your limit on this disk is 9 B, and your copies take "
-        "5 B; stage less"
+        "/nvme: not enough room: 10 B needed; your limit on this disk is 9 B, and your "
+        "other copies take 5 B; stage less"
     )
 
 
@@ -263,8 +263,8 @@ def test_a_users_limit_counts_all_copies_of_the_user() -> None:
     assert planned(21, 1000, 100, [first, second]) == [first]
     pinned = replace(first, held=Held.PINNED)
     assert refusal(61, 1000, 100, [pinned, second]) == (
-        "/nvme: not enough room: 61 B needed; your limit on this disk is 100 B, and your copies "
-        "take 80 B; 40 B of your copies stay: /nvme/a (pinned); stage less, or unpin copies "
+        "/nvme: not enough room: 61 B needed; your limit on this disk is 100 B, and your other "
+        "copies take 80 B; 40 B of your copies stay: /nvme/a (pinned); stage less, or unpin copies "
         "(stagectl unpin DST)"
     )
 
@@ -697,8 +697,9 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
         make(node, room)
     taken = bytes_text(size)
     assert str(caught.value) == (
-        f"/nvme: not enough room: 1 B needed; your limit on this disk is {taken}, and your copies "
-        f"take {taken}; {taken} of your copies stay: {node.disk}/a (in use); stage less, or wait "
+        f"/nvme: not enough room: 1 B needed; your limit on this disk is {taken}, and your "
+        f"other copies take {taken}; {taken} of your copies stay: {node.disk}/a (in use); stage "
+        "less, or wait "
         "until the jobs that use copies have ended"
     )
     assert node.names() == ["a"]
@@ -718,10 +719,10 @@ def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Nod
         room_on(node, 1, 2 * size).plan()
     assert str(caught.value) == (
         f"/nvme: not enough room: 1 B needed; your limit on this disk is {bytes_text(2 * size)}, "
-        f"and your copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies stay: "
-        f"{node.disk}/a (holds files of the user's own), {node.disk}/b (holds files of the user's "
-        "own); stage less, or move your files out of those copies, or delete these with your files "
-        "(stagectl evict --force DST)"
+        f"and your other copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies "
+        f"stay: {node.disk}/a (holds files of the user's own), {node.disk}/b (holds files of the "
+        "user's own); stage less, or move your files out of those copies, or delete these with your "
+        "files (stagectl evict --force DST)"
     )
 
 
