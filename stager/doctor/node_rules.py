@@ -280,6 +280,9 @@ def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
                 f"{root.path}: others than root and {owner} can write there",
                 f"chown {owner} {root.path}; chmod 755 {root.path}",
             )
+        elif root.owner != policy.shared_owner:
+            text = f"{root.path} belongs to root, so {owner} cannot stage there"
+            yield problem("shared", text, f"chown {owner} {root.path}")
         else:
             yield ok("shared", f"{root.path}: only root and {owner} can write there")
 

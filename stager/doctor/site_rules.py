@@ -105,17 +105,15 @@ def exclusive(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 def ports(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """Ranks and srun listen where other machines should not reach them."""
-    chosen = [
-        name for name in examined.policy.launch.environment if name.startswith("OMPI_MCA_btl_tcp_")
-    ]
-    if examined.policy.launch.named_interface:
-        chosen.append("interface")
+    # Open MPI sends over the interfaces that it is told, but listens on all.
+    environment = examined.policy.launch.environment
+    chosen = [name for name in environment if name.startswith("OMPI_MCA_btl_tcp_port_")]
     if chosen:
         yield ok("ports", f"the ranks' ports are chosen ({', '.join(chosen)})"), []
     else:
         remedy = (
-            "choose an interface that only the nodes reach (interface in [launch]), "
-            "or close the nodes' ports to other machines"
+            "close the nodes' ports to other machines; OMPI_MCA_btl_tcp_port_min_v4 in [launch] "
+            "environment chooses Open MPI's"
         )
         text = "ranks listen on all interfaces, on ports from 1024 on"
         yield note("ports", text, remedy), []

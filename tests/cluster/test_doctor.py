@@ -28,6 +28,7 @@ owner = "stage"
 roots = ["/nvme/shared"]
 [launch.environment]
 OMPI_MCA_btl_tcp_if_include = "eth0"
+OMPI_MCA_btl_tcp_port_min_v4 = "41000"
 """
 SOUND_CONF = "TmpFS=/run/tmpfs\nSrunPortRange=60001-63000\n"
 ALONE = ["scontrol", "update", "PartitionName=main", "ExclusiveUser=YES"]
@@ -101,7 +102,7 @@ AMONG_NODES = [
 OF_SITE = [
     "stage (uid 5010) stages for all users",
     "partition main: a node has jobs of one user at a time",
-    "the ranks' ports are chosen (OMPI_MCA_btl_tcp_if_include)",
+    "the ranks' ports are chosen (OMPI_MCA_btl_tcp_port_min_v4)",
     "srun listens on the ports 60001-63000",
     "srun has the MPI plugin pmix",
 ]

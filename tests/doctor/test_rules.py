@@ -32,6 +32,7 @@ LINE = PluginLine(
     "/opt/x/lib/spank_stage.so", "/opt/x/bin/python3", "/etc/stage.toml", "1.2.3", "24.11"
 )
 DISK = Disk("/nvme", "xfs", 4 << 40, 1 << 40, 1000, 900)
+PORT = "OMPI_MCA_btl_tcp_port_min_v4"
 IB0 = Link("ib0", Kind.INFINIBAND, 100_000, ("10.1.0.1/16",))
 ETH0 = Link("eth0", Kind.ETHERNET, 10_000, ("10.0.0.1/24",), named=True)
 NODE = NodeFacts(
@@ -71,7 +72,7 @@ SITE = SiteFacts(
 )  # fmt: skip
 POLICY = Policy(
     roots=("/nvme",),
-    launch=Launch(mpi="pmix", environment={"OMPI_MCA_btl_tcp_if_include": "ib0"}),
+    launch=Launch(mpi="pmix", environment={"OMPI_MCA_btl_tcp_if_include": "ib0", PORT: "41000"}),
     shared=Shared(owner="nobody", roots=("/nvme/all",)),
 )
 
@@ -119,7 +120,7 @@ def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
         ("disk", OK, "/nvme (xfs, O_DIRECT, O_TMPFILE): 1.0 TiB of 4.0 TiB free", ["n1"]),
         ("shared", OK, "nobody (uid 65534) stages for all users", []),
         ("sharing", OK, "partition main: a node has jobs of one user at a time", []),
-        ("ports", OK, "the ranks' ports are chosen (OMPI_MCA_btl_tcp_if_include)", []),
+        ("ports", OK, "the ranks' ports are chosen (OMPI_MCA_btl_tcp_port_min_v4)", []),
         ("ports", OK, "srun listens on the ports 60001-60100", []),
         ("mpi", OK, "srun has the MPI plugin pmix", []),
         ("mpi", OK, "ranks load Open MPI 4.1.4, which knows pmix", ["n1"]),
@@ -346,6 +347,11 @@ def test_only_root_can_write_where_the_file_for_metrics_is(
 ) -> None:
     assert news(metrics=folder) == [expected]
     assert news(metrics=folder, computes=False) == news(computes=False)
+
+
+def test_files_for_all_need_a_folder_in_which_their_account_can_write() -> None:
+    text = "/nvme/all belongs to root, so nobody cannot stage there: chown nobody /nvme/all"
+    assert news(shared_roots=[Place("/nvme/all", 0, FOLDER)]) == [(PROBLEM, text)]
 
 
 @pytest.mark.parametrize(("owner", "mode"), [(5002, FOLDER), (65534, OPEN), (0, STICKY)])
@@ -615,9 +621,8 @@ def test_partitions_whose_nodes_are_shared_are_a_note(
 def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     (ranks,) = (text for _, text in site_news(launch=Launch()) if "ports" in text)
     assert ranks == (
-        "ranks listen on all interfaces, on ports from 1024 on: choose an interface that only the "
-        "nodes reach (interface in [launch]), or close the nodes' "
-        "ports to other machines"
+        "ranks listen on all interfaces, on ports from 1024 on: close the nodes' ports to other "
+        "machines; OMPI_MCA_btl_tcp_port_min_v4 in [launch] environment chooses Open MPI's"
     )
     text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
     site = replace(SITE, slurm={**SITE.slurm, "SrunPortRange": "0-0"})
