@@ -721,8 +721,8 @@ def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Nod
         f"/nvme: not enough room: 1 B needed; your limit on this disk is {bytes_text(2 * size)}, "
         f"and your other copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies "
         f"stay: {node.disk}/a (holds files of the user's own), {node.disk}/b (holds files of the "
-        "user's own); stage less, or move your files out of those copies, or delete these with your "
-        "files (stagectl evict --force DST)"
+        "user's own); stage less, or move your files out of those copies, or delete these with "
+        "your files (stagectl evict --force DST)"
     )
 
 
