@@ -106,6 +106,10 @@ OF_SITE = [
     "srun listens on the ports 60001-63000",
     "srun has the MPI plugin pmix",
 ]
+RANKS_LISTEN = (
+    "note     ranks listen on all interfaces, on ports from 1024 on: close the nodes' ports to other "
+    "machines; OMPI_MCA_btl_tcp_port_min_v4 in [launch] environment chooses Open MPI's"
+)
 NOT_TRIED = "note     MPI was not tried: run this in a job, if you can of two nodes"
 NOT_BY_ROOT = (
     "note     MPI was not tried: root starts no ranks; run this as an ordinary user, in a job"
@@ -493,9 +497,7 @@ def test_faults_of_stage_toml_are_told_on_every_machine(sound_site: Site) -> Non
         assert told_on(sound_site, "login", 'roots = "/nvme"\n') == sorted(
             [
                 f"problem  {CONFIG}: roots: must be a list",
-                ("note     ranks listen on all interfaces, on ports from 1024 on: choose an "
-                "interface that only the nodes reach (interface in [launch]), or close the nodes' "
-                "ports to other machines"),
+                RANKS_LISTEN,
                 NO_NODE, NOT_TRIED,
             ]
         )  # fmt: skip
@@ -514,6 +516,7 @@ def test_faults_of_stage_toml_are_told_on_every_machine(sound_site: Site) -> Non
                 ("problem  n1: there is no interface ib0 that is up, which "
                 "OMPI_MCA_btl_tcp_if_include in [launch] environment names: correct it, or see to "
                 "the interface"),
+                RANKS_LISTEN,
                 ("problem  /nowhere/srun, which stage.toml names, is not there or cannot be run: "
                 "correct srun in [launch]"),
                 NOT_TRIED,
