@@ -107,8 +107,8 @@ OF_SITE = [
     "srun has the MPI plugin pmix",
 ]
 RANKS_LISTEN = (
-    "note     ranks listen on all interfaces, on ports from 1024 on: close the nodes' ports to other "
-    "machines; OMPI_MCA_btl_tcp_port_min_v4 in [launch] environment chooses Open MPI's"
+    "note     ranks listen on all interfaces, on ports from 1024 on: close the nodes' ports to "
+    "other machines; OMPI_MCA_btl_tcp_port_min_v4 in [launch] environment chooses Open MPI's"
 )
 NOT_TRIED = "note     MPI was not tried: run this in a job, if you can of two nodes"
 NOT_BY_ROOT = (
