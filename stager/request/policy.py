@@ -87,6 +87,12 @@ def _possible_command(text: str) -> str:
     return text
 
 
+def _possible_srun(text: str) -> str:
+    if not text or ("/" in text and not text.startswith("/")):
+        raise ValueError("must be a name, or a path that starts with /")
+    return text
+
+
 Environment = dict[
     Annotated[str, AfterValidator(_possible_name)], Annotated[str, AfterValidator(_possible_value)]
 ]
@@ -227,10 +233,10 @@ class Launch(_Section):
 
     #: The srun to use; a name without ``/`` is looked for in the system's own folders, and Slurm's
     #: other commands first beside a path (`launch.commands`).
-    srun: str = "srun"
+    srun: Annotated[str, AfterValidator(_possible_srun)] = "srun"
     #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`). "auto"
     #: is settled by what is installed (`launch.mpi`).
-    mpi: str = "auto"
+    mpi: Annotated[str, Field(min_length=1)] = "auto"
     #: Most seconds from the launch until every rank has started, Python's start included. Less
     #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
