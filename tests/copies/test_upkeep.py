@@ -325,7 +325,10 @@ def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) ->
         node.stage(name, age, bytes(64 * MIB))
     # The disk is not this test's alone: half a copy's size to either side.
     result = node.do(Action.EVICT, to_free=free(node) + 96 * MIB)
-    assert result == NodeResult([Done("/nvme/a", 64 * MIB), Done("/nvme/b", 64 * MIB)])
+    assert result == NodeResult(result.done)
+    assert [one.destination for one in result.done] == ["/nvme/a", "/nvme/b"]
+    # A filesystem may take a further block for where the parts of a file are.
+    assert all(0 <= one.size - 64 * MIB < MIB for one in result.done)
     assert node.left() == ["c"]
     room = free(node)
     result = node.do(Action.EVICT, to_free=room - 32 * MIB)
