@@ -521,7 +521,7 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ('[transfer]\nstall_timeout = "1m"', f"transfer.stall_timeout: {LIMIT}"),
         ("[launch]\nstart_timeout = 0", "launch.start_timeout: Input should be greater than 0"),
         ("[launch]\nsrun = ''", "launch.srun: must be a name, or a path that starts with /"),
-        ("[launch]\nsrun = 'bin/srun'", "launch.srun: must be a name, or a path that starts with /"),
+        ("[launch]\nsrun = 'b/srun'", "launch.srun: must be a name, or a path that starts with /"),
         ("[launch]\nmpi = ''", "launch.mpi: String should have at least 1 character"),
         ("[launch]\nmpiexec = ''", "launch.mpiexec: String should have at least 1 character"),
         ("[launch]\nagent = ' '", "launch.agent: must name a program"),
