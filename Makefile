@@ -180,7 +180,7 @@ ifneq ($(ROOT),)
 		apt-get -qq install --no-install-recommends $(WANTED) >/dev/null; }
 endif
 
-.venv/.done: pyproject.toml
+.venv/.done: pyproject.toml packaging/requirements.lock
 ifneq ($(ROOT),)
 	@test -n "$(PYTHON)" || $(MAKE) packages
 endif
@@ -189,7 +189,10 @@ endif
 		echo 'A Python 3.11 or later with its venv module is needed (apt install python3-venv).' >&2; \
 		exit 1; }; \
 	$$python -m venv --clear .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@# What slurm-stage needs in the versions that it is installed with; a new release changes no test.
+	@sed -n 's/^\([^ #]*==[^ ;\\]*\).*/\1/p' packaging/requirements.lock >.venv/constraints
+	.venv/bin/pip install --quiet --disable-pip-version-check --constraint .venv/constraints \
+		--editable '.[$(EXTRAS)]'
 	@touch $@
 
 build/azurite/.done: Makefile | packages
