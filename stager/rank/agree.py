@@ -37,8 +37,6 @@ T = TypeVar("T")
 FAILURE = record_of(Failure, code=NUMBER, message=TEXT, node=TEXT)
 #: Seconds between two attempts to take the locks: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-#: Seconds between two looks whether the other ranks have finished a step: the first, the longest.
-_FIRST_NAP, _LONGEST_NAP = 50e-6, 2e-3
 
 
 class RefusedError(Exception):
@@ -92,25 +90,14 @@ class Context:
 
 
 @overload
-def together(
-    context: Context, step: Callable[[], None], *, patient: bool = False
-) -> list[None]: ...
+def together(context: Context, step: Callable[[], None]) -> list[None]: ...
 @overload
-def together(
-    context: Context, step: Callable[[], T], answer: Codec[T], *, patient: bool = False
-) -> list[T]: ...
-def together(
-    context: Context,
-    step: Callable[[], Any],
-    answer: Codec[Any] = NOTHING,
-    *,
-    patient: bool = False,
-) -> list[Any]:
+def together(context: Context, step: Callable[[], T], answer: Codec[T]) -> list[T]: ...
+def together(context: Context, step: Callable[[], Any], answer: Codec[Any] = NOTHING) -> list[Any]:
     """Run ``step`` on each rank and return the results of all ranks in rank order. Collective.
 
     ``answer`` is how a result travels. Raise RefusedError on every rank if the step raises
-    StageError or OSError on any. ``patient`` is for a step that takes much longer on some ranks:
-    the others sleep meanwhile instead of spinning.
+    StageError or OSError on any.
     """
     result: Any = None
     failure: Failure | None = None
@@ -121,8 +108,6 @@ def together(
         failure = Failure.of(error, context.node.name)
     except OSError as error:
         failure = Failure.of(as_stage_error(error), context.node.name)
-    if patient:
-        _sleep_until_all_have_finished(context.comm)
     both = pair_of(optional(answer), optional(FAILURE))
     answers = context.channel.allgather((None if failure else result, failure), both)
     count()
@@ -130,14 +115,6 @@ def together(
     if failures:
         raise RefusedError(failures)
     return [answer for answer, _ in answers]
-
-
-def _sleep_until_all_have_finished(comm: MPI.Intracomm) -> None:
-    barrier = comm.Ibarrier()
-    pause = _FIRST_NAP
-    while not barrier.Test():
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_NAP)
 
 
 class Busy(NamedTuple):

@@ -102,13 +102,13 @@ def deliver(
         if cargo.file_digests is not None:
             sent = context.channel.bcast_bytes(bytes(cargo.file_digests), task.plan.senders[0])
             memoryview(cargo.file_digests)[:] = sent
-        sealing = together(context, partial(_timed, cargo.seal), REAL, patient=True)
+        sealing = together(context, partial(_timed, cargo.seal), REAL)
         paces = tuple(map(_with_seal, delivered.paces, sealing))
         if task.item.options.verify is Verify.READBACK:
             watch.enter(Phase.VERIFY)
-            together(context, partial(cargo.verify, delivered.digest), patient=True)
+            together(context, partial(cargo.verify, delivered.digest))
         watch.enter(Phase.PUBLISH)
-        together(context, cargo.announce, patient=True)
+        together(context, cargo.announce)
         published = together(context, partial(cargo.publish, delivered.digest), PUBLISHED)
         tree = _counts(task.plan, [one.tree for one in published if one.tree])
         first = published[task.plan.receivers[0]]
@@ -140,12 +140,12 @@ def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
 
 def _open(context: Context, cargo: Cargo) -> Layout:
     """Open and allocate on all ranks; return what is sent. Collective."""
-    opened = together(context, cargo.open, OPENED, patient=True)
+    opened = together(context, cargo.open, OPENED)
     for one in opened:
         if one.stale:
             raise StaleError(one.stale, damaged=not cargo.task.plan.from_source)
     layout = cargo.layout(opened)
-    together(context, lambda: cargo.allocate(layout), patient=True)
+    together(context, lambda: cargo.allocate(layout))
     return layout
 
 
@@ -211,7 +211,7 @@ def _judge_together(
     if the transfer failed: of a source that changed, a receiver may get what it cannot unpack.
     """
     plan = cargo.task.plan
-    verdicts = together(context, lambda: _judge(cargo, result), _VERDICT, patient=True)
+    verdicts = together(context, lambda: _judge(cargo, result), _VERDICT)
     reading = max(verdict.reading for verdict in verdicts)
     writing = max(verdict.writing for verdict in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})

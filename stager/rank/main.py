@@ -25,7 +25,7 @@ from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
 from stager.request.items import REQUEST_VARIABLE, StageRequest
-from stager.wire.channel import Channel, interrupted, refuse_pickle
+from stager.wire.channel import Channel, interrupted, meet, refuse_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,7 @@ def main() -> None:
         _end_all(node.name, interrupted(error), by=node.name)
     if comm.rank == 0:
         tell("result", outcome=outcome.to_json())
-    # MPI_Finalize runs after Python and waits for every slurmstepd, for ever if one was killed.
+    # MPI_Finalize comes after this and waits for every slurmstepd, for ever if one was killed.
     # Only the kernel can end this process then; its work is done and reported.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_MPI_END_PATIENCE)
@@ -176,7 +176,7 @@ def _guarded(context: Context) -> Iterator[None]:
             guard.watch(addresses, comm.rank)
         elif not guard:
             _tell_unwatched(context.node, "any other node")
-        comm.Barrier()
+        meet(comm)
     # The launcher waits for this event for a limited time. From now on the ranks watch each other.
     if comm.rank == 0:
         # Hosts may have other names than the launcher knows them by.

@@ -134,9 +134,7 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     node, request = context.node, context.request
     opened: list[Cache] = []
     together(context, lambda: opened.append(open_cache(node.path(item.root), node.uid)))
-    return together(
-        context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL), patient=True
-    )
+    return together(context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL))
 
 
 def _slowest(context: Context, times: Sequence[tuple[float, float]]) -> Iterator[Rate]:
@@ -176,7 +174,7 @@ def _measure_source(context: Context, item: StageItem) -> Rate:
     def read() -> tuple[int, float]:
         return _read(item.source, context.request) if context.comm.rank == 0 else (0, 0.0)
 
-    size, seconds = together(context, read, pair_of(NUMBER, REAL), patient=True)[0]
+    size, seconds = together(context, read, pair_of(NUMBER, REAL))[0]
     return Rate("source", size, seconds, context.channel.nodes[0])
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stager.base.options import Lifetime, Mode, Validate
+from stager.base.options import Lifetime, Mode
 from stager.base.phases import Phase
 from stager.base.progress import about
 from stager.copies.apart import check_apart
@@ -185,7 +185,7 @@ class StageRun:
 
     def _look(self) -> list[Look]:
         """Look at sources, caches and destinations on all nodes. Collective."""
-        return together(self._context, self._look_here, _LOOK, patient=True)
+        return together(self._context, self._look_here, _LOOK)
 
     def _look_here(self) -> Look:
         context, request, node = self._context, self._context.request, self._context.node
@@ -249,10 +249,7 @@ class StageRun:
 
     def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
-        reads_copies = any(one.item.options.validate is Validate.CHECKSUM for one in items)
-        return together(
-            self._context, lambda: self._survey_here(items), _SURVEYS, patient=reads_copies
-        )
+        return together(self._context, lambda: self._survey_here(items), _SURVEYS)
 
     def _survey_here(self, items: Sequence[SettledItem]) -> list[Survey]:
         request, node = self._context.request, self._context.node
@@ -352,7 +349,7 @@ class StageRun:
 
         listing = self._share_listing(task)
         found: list[Reuse] = []  # it is large, so it is not sent to the other ranks
-        together(self._context, lambda: found.append(find_reusable(task, listing)), patient=True)
+        together(self._context, lambda: found.append(find_reusable(task, listing)))
         reuse = found[0]
         if task.item.options.decompress:
             from stager.rank.decompress_cargo import DecompressTreeCargo
@@ -377,7 +374,7 @@ class StageRun:
             if listing is not None:
                 found.append(permitted(item.source, listing, source.mode, options.share))
 
-        together(self._context, look, patient=True)
+        together(self._context, look)
         channel = self._context.channel
         text = channel.bcast_bytes(found[0].to_bytes() if found else b"")
         try:
@@ -397,7 +394,7 @@ class StageRun:
             if not self._rank:
                 found.append(split(task, listing, marks, channel.nodes))
 
-        together(self._context, assign, patient=True)
+        together(self._context, assign)
         text = channel.bcast_bytes(found[0].to_bytes() if found else b"")
         try:
             return Split.from_bytes(text, len(listing), len(channel.nodes))

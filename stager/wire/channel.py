@@ -12,6 +12,7 @@ no message is read, before it is known that a rank of this stage sent it.
 
 from __future__ import annotations
 
+import time
 from _blake2 import blake2b  # hashlib is slow to import: it loads OpenSSL
 from _operator import _compare_digest  # hmac, which has it, imports hashlib
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ MOST_OF_ALL = 1 << 30
 MOST_OF_ONE = 4 << 30
 #: Bytes of such a message that travel at a time, since MPI counts them by 31 bits.
 _PIECE = 1 << 28
+#: Seconds in which a rank that waits for others looks again and again, then those between two
+#: looks: the first pause and the longest.
+_SPIN, _FIRST_NAP, _LONGEST_NAP = 200e-6, 50e-6, 2e-3
 #: The kinds of exchange.
 _ALLGATHER, _BCAST = b"allgather", b"bcast"
 #: What to do where somebody interferes. The launcher adds "submit again".
@@ -102,6 +106,7 @@ class Channel:
         self._number += 1
         received = bytearray(FRAME * self._comm.size)
         with self._clear_errors():
+            meet(self._comm)
             self._comm.Allgather(self._sign(_ALLGATHER, message), received)
         frames = [
             self._verify(_ALLGATHER, rank, memoryview(received)[rank * FRAME :][:FRAME])
@@ -138,6 +143,7 @@ class Channel:
         sends = self._comm.rank == root
         received = bytearray(self._sign(_BCAST, message) if sends else FRAME)
         with self._clear_errors():
+            meet(self._comm)
             self._comm.Bcast(received, root)
         frame = self._verify(_BCAST, root, memoryview(received))
         if not frame.is_long:
@@ -217,6 +223,20 @@ class Channel:
             yield
         except MPI.Exception as error:
             raise interrupted(error) from None
+
+
+def meet(comm: MPI.Intracomm) -> None:
+    """Return once all ranks of ``comm`` have called this. Collective.
+
+    A rank that waits in a blocking call of MPI spins, on a core that another process may need. Here
+    it sleeps, unless the others come at once.
+    """
+    barrier = comm.Ibarrier()
+    begun, pause = time.monotonic(), _FIRST_NAP
+    while not barrier.Test():
+        if time.monotonic() - begun > _SPIN:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_NAP)
 
 
 def interrupted(error: MPI.Exception) -> LaunchError:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from stager.base.errors import LaunchError
 from stager.wire import channel as module
-from stager.wire.channel import FRAME, Channel, refuse_pickle
+from stager.wire.channel import FRAME, Channel, meet, refuse_pickle
 from stager.wire.codec import NUMBER, TEXT, Codec, list_of
 from stager.wire.settings import KEY_SIZE
 
@@ -111,6 +111,7 @@ def not_signed(comm: MPI.Intracomm) -> str:
 
 def send_raw(comm: MPI.Intracomm, frame: bytes) -> None:
     """Take part in an allgather of frames with any bytes."""
+    meet(comm)
     comm.Allgather(bytearray(frame), bytearray(FRAME * comm.size))
 
 
@@ -212,6 +213,7 @@ def test_a_message_that_is_longer_than_expected(comm: MPI.Intracomm) -> None:
     assert isinstance(pair, MPI.Intracomm)
     channel = Channel(pair, KEY, "n")
     if pair.size == 2 and pair.rank == 0 and comm.rank == 0:
+        meet(pair)
         pair.Bcast(bytearray(FRAME + 1))
     elif comm.rank == 1:
         with pytest.raises(LaunchError) as refused:
