@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -74,7 +75,7 @@ class Ring:
         self.depth = max(1, min(depth, layout.count))
         longest = min(layout.chunk, layout.data) + STATUS_SIZE
         stride = -(-longest // mmap.PAGESIZE) * mmap.PAGESIZE
-        whole = memoryview(mmap.mmap(-1, stride * self.depth))
+        whole = memoryview(_memory(stride * self.depth))
         self._layout = layout
         self._free = [whole[i * stride : (i + 1) * stride] for i in range(self.depth)]
         self._taken: dict[int, memoryview] = {}
@@ -123,6 +124,18 @@ class Ring:
         with self._change:
             self._closed = True
             self._change.notify_all()
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Return memory of ``size`` bytes, in huge pages if the kernel has any.
+
+    32 MiB that are written for the first time take 4 ms in huge pages, 20 ms in small ones, and 30
+    ms if the mapping is shared, as it would be by default.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel that is built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class Filler:
