@@ -25,6 +25,7 @@ from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import ThreadPoolExecutor
 
     from stager.base.extents import Extent
     from stager.tree.patterns import Patterns
@@ -120,9 +121,7 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # slow to import
-
-        self._pool = ThreadPoolExecutor(THREADS)
+        self._pool: ThreadPoolExecutor | None = None
         self._slow = False
         self._is_alone = False
 
@@ -143,14 +142,22 @@ class Workers:
     def _all(self, look: Callable[[Folder], T], folders: Sequence[Folder]) -> list[T]:
         if self._slow and not self._is_alone:
             try:
-                return list(self._pool.map(look, folders))
+                return list(self._threads().map(look, folders))
             except RuntimeError:  # no thread can be started: RLIMIT_NPROC
                 self._is_alone = True
         return list(map(look, folders))
 
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+            self._pool = ThreadPoolExecutor(THREADS)
+        return self._pool
+
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 class _Walker:
