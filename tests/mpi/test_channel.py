@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,18 @@ def test_values_reach_all_ranks(comm: MPI.Intracomm, channel: Channel) -> None:
     ]
     last = comm.size - 1
     assert channel.bcast(f"from {comm.rank}", TEXT, last) == f"from {last}"
+
+
+def test_a_rank_that_waits_for_others_leaves_them_the_core(
+    comm: MPI.Intracomm, channel: Channel
+) -> None:
+    comm.Barrier()
+    if comm.rank == comm.size - 1:
+        time.sleep(0.5)
+    before = time.thread_time()
+    channel.allgather_bytes(b"")
+    channel.bcast_bytes(b"")
+    assert time.thread_time() - before < 0.1
 
 
 def test_keys_are_fresh_and_equal_on_all_ranks(comm: MPI.Intracomm, channel: Channel) -> None:
