@@ -174,5 +174,5 @@ def _closed_note(task: Task) -> str:
         who, remedy = "not everybody can", "share=all"
     return (
         f"note: {who} read the copy, because of the permissions of {printable(source.closed_by)}; "
-        f"{remedy} would change that"
+        f"{remedy} would change that, if the site allows it"
     )

@@ -285,7 +285,7 @@ def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
     for copy in copies:
         assert (
             f"stage: {copy}: note: not everybody can read the copy, because of the permissions of "
-            "/shared/project; share=all would change that\n"
+            "/shared/project; share=all would change that, if the site allows it\n"
         ) in output
 
 
