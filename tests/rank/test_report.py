@@ -102,11 +102,11 @@ CLOSED = "because of the permissions of /home/alice?x;"
     ("mode", "share", "note"),
     [
         (0o600, Share.SOURCE,
-         f"note: only you can read the copy, {CLOSED} share=group or share=all would change that, "
-         "if the site allows it"),
+         (f"note: only you can read the copy, {CLOSED} share=group or share=all would change that, "
+          "if the site allows it")),
         (0o640, Share.SOURCE,
-         f"note: not everybody can read the copy, {CLOSED} share=all would change that, "
-         "if the site allows it"),
+         (f"note: not everybody can read the copy, {CLOSED} share=all would change that, "
+          "if the site allows it")),
         (0o644, Share.ALL, ""),
     ],
 )  # fmt: skip
