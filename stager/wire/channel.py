@@ -50,7 +50,7 @@ MOST_OF_ONE = 4 << 30
 _PIECE = 1 << 28
 #: Seconds in which a rank that waits for others looks again and again, then those between two
 #: looks: the first pause and the longest.
-_SPIN, _FIRST_NAP, _LONGEST_NAP = 200e-6, 50e-6, 2e-3
+_SPIN, _FIRST_NAP, _LONGEST_NAP = 200e-6, 50e-6, 500e-6
 #: The kinds of exchange.
 _ALLGATHER, _BCAST = b"allgather", b"bcast"
 #: What to do where somebody interferes. The launcher adds "submit again".
