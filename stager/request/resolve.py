@@ -32,12 +32,9 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
     destination, has_name = _destination(directive, policy)
-    source = directive.source
-    if is_url(source):
-        _check_url(source, policy)
-    else:
-        source = _plain(source) or "/"
-    _check_paths(_plain(source), destination)
+    if is_url(directive.source):
+        _check_url(directive.source, policy)
+    _check_paths(_plain(directive.source), destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
@@ -47,7 +44,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
-    return StageItem(source, destination, root, directive.options, shared, has_name)
+    return StageItem(directive.source, destination, root, directive.options, shared, has_name)
 
 
 def _check_url(url: str, policy: Policy) -> None:
