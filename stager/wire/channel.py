@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Bytes of a frame: most messages are in it, so that one collective call of MPI is enough.
+#: Bytes of a frame: most messages are in it, so that one call of MPI behind the barrier is enough.
 FRAME = 512
 #: Bytes of the parts of a frame: the signature, the message's length, then the message or, of a
 #: longer one, its digest.
@@ -104,10 +104,10 @@ class Channel:
     def allgather_bytes(self, message: bytes) -> list[memoryview]:
         """Send ``message`` to all ranks, and return the messages of all in rank order."""
         self._number += 1
-        received = bytearray(FRAME * self._comm.size)
+        signed, received = self._sign(_ALLGATHER, message), bytearray(FRAME * self._comm.size)
         with self._clear_errors():
             meet(self._comm)
-            self._comm.Allgather(self._sign(_ALLGATHER, message), received)
+            self._comm.Allgather(signed, received)
         frames = [
             self._verify(_ALLGATHER, rank, memoryview(received)[rank * FRAME :][:FRAME])
             for rank in range(self._comm.size)
@@ -233,7 +233,8 @@ def meet(comm: MPI.Intracomm) -> None:
     """
     barrier = comm.Ibarrier()
     begun, pause = time.monotonic(), _FIRST_NAP
-    while not barrier.Test():
+    # The first test may only receive what lets the second go on.
+    while not (barrier.Test() or barrier.Test()):
         if time.monotonic() - begun > _SPIN:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_NAP)
