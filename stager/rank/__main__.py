@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 
 from stager.rank.orphan import end_with_parent
 
@@ -29,7 +30,7 @@ def main() -> None:
         refuse_root()
     import mpi4py
 
-    # A single thread calls MPI, so the library needs no locks.
+    # A single thread calls MPI, so the library needs no locks. It is finalised below.
     mpi4py.rc(initialize=False, finalize=False, thread_level="funneled")
     from mpi4py import MPI
 
@@ -45,9 +46,6 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         program.main()
-        MPI.Finalize()
-        sys.stdout.flush()
-        os._exit(0)  # the kernel frees at once what takes the interpreter 10 ms to take down
     except BaseException as error:
         # Without any import, which may be what failed: the other ranks wait until this one aborts.
         try:
@@ -56,6 +54,11 @@ def main() -> None:
         finally:
             code = error.code if isinstance(error, SystemExit) else None
             MPI.COMM_WORLD.Abort(code if isinstance(code, int) and code else 1)
+    else:
+        with suppress(MPI.Exception):  # the outcome is agreed on and reported
+            MPI.Finalize()
+        sys.stdout.flush()
+        os._exit(0)  # the kernel frees at once what takes the interpreter 10 ms to take down
 
 
 def _tell_alive() -> None:
