@@ -132,7 +132,10 @@ def _memory(size: int) -> mmap.mmap:
     32 MiB that are written for the first time take 4 ms in huge pages, 20 ms in small ones, and 30
     ms if the mapping is shared, as it would be by default.
     """
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # over RLIMIT_DATA, to which shared memory does not count
+        return mmap.mmap(-1, size)
     with suppress(OSError):  # a kernel that is built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
