@@ -647,7 +647,7 @@ def _remove_folder(
     What is written later still, by a program in that folder, is moved to ``path``. Raise what
     ``check`` raises, SetAsideError or OSError.
     """
-    from stager.tree.late import late, remove_but_late  # not needed for a file
+    from stager.tree.late import late, remove_but_late, was_touched  # not needed for a file
 
     above, name = os.path.split(path)
     checked: dict[int, int] = {}  # when the file with an inode was made
@@ -656,7 +656,7 @@ def _remove_folder(
         for file in late(place, begun):
             with suppress(FileNotFoundError):
                 checked[os.lstat(f"{place}/{file}").st_ino] = born_at(f"{place}/{file}")
-        if checked:
+        if checked or was_touched(place, begun):
             check(place)
 
     def remove(place: str) -> None:

@@ -86,6 +86,6 @@ def publish_tree(task: Task, tree: PartialTree, record: Record, counts: Counts) 
     What the user has written there since the survey is kept, with the option ``replace``, too.
     """
     assert record.tree is not None
-    tree.publish(task.path, task.since)
+    tree.publish(task.path, task.since, task.folders)
     task.cache.save(replace(record, tree=replace(record.tree, before=0)))
     return Published(record.digest, counts)

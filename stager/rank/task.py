@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One planned item. All ranks have equal tasks, except for ``cache``, ``node`` and ``rank``.
+    """One planned item. All ranks have equal tasks, except for ``cache``, ``node``, ``rank``,
+    ``since`` and ``folders``.
 
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
     ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
     is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
+    ``folders`` are the inodes of those that were in the folder then which this item replaces.
     """
 
     item: StageItem
@@ -42,6 +44,7 @@ class Task:
     node: Node
     rank: int
     since: int
+    folders: frozenset[int] | None = None
 
     @property
     def path(self) -> str:

@@ -26,7 +26,13 @@ _TRIES = 3
 _ASIDE = ".before-staging"
 
 
-def remove_old(old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
+def remove_old(
+    old: str,
+    new: str,
+    since: int,
+    shared: Mapping[int, int],
+    known: Container[int] | None = None,
+) -> None:
     """Remove the folder ``old``, but move the files that were written in it since then to the same
     places in ``new``; beside a file that is there already.
 
@@ -34,13 +40,15 @@ def remove_old(old: str, new: str, since: int, shared: Mapping[int, int]) -> Non
     it fills faster than it can be emptied is moved to ``new`` with what is in it.
     ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
     which it took a file over, changes that file's time. What was made after the time that it has
-    for the inode is another file, which got the number of a deleted one. Raise DestinationError if
-    files cannot be moved; then the rest of ``old`` is beside ``new``.
+    for the inode is another file, which got the number of a deleted one. ``known`` are the inodes
+    of `folders_before`: another folder was made or moved there later, and is moved with all that is
+    in it, however old that is. Raise DestinationError if files cannot be moved; then the rest of
+    ``old`` is beside ``new``.
     """
     try:
-        for path in list(late(old, since, shared)):
-            _move(f"{old}/{path}", f"{new}/{path}")
-        remove_but_late(old, new, since, shared)
+        for path in list(late(old, since, shared, known)):
+            _merge(f"{old}/{path}", f"{new}/{path}")
+        _Removal(old, new, since, shared, known).finish()
     except OSError as error:
         aside = _free_name(new)
         os.rename(old, aside)
@@ -60,39 +68,80 @@ def remove_but_late(old: str, new: str, since: int, shared: Mapping[int, int]) -
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
     """
-    _Removal(old, new, since, shared).run()
-    if os.path.lexists(old):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), old)
+    _Removal(old, new, since, shared).finish()
 
 
-def late(old: str, since: int, shared: Container[int] = ()) -> Iterator[str]:
-    """Yield the paths of the entries that were written since then and are not ``shared``."""
-    for folder in _folders(old):
+def folders_before(folder: str, since: int) -> frozenset[int]:
+    """Return the inodes of the folders in ``folder`` that were not moved there since then.
+
+    To move a folder changes its own time (ctime), but not that of its entries (mtime).
+    """
+    before = set()
+    for inner in _folders(folder):
+        with suppress(FileNotFoundError):
+            there = os.lstat(f"{folder}/{inner}")
+            if there.st_ctime_ns < since or there.st_mtime_ns >= since:
+                before.add(there.st_ino)
+    return frozenset(before)
+
+
+def was_touched(folder: str, since: int) -> bool:
+    """Return whether a folder in ``folder`` was made, moved or changed since then."""
+    for inner in _folders(folder):
+        with suppress(FileNotFoundError):
+            if inner and os.lstat(f"{folder}/{inner}").st_ctime_ns >= since:
+                return True
+    return False
+
+
+def late(
+    old: str, since: int, shared: Container[int] = (), known: Container[int] | None = None
+) -> Iterator[str]:
+    """Yield the paths of the entries that were written since then and are not ``shared``.
+
+    So are the folders that are not among the ``known``, if these are given.
+    """
+    for folder in _folders(old, known):
         if COMPILED_FOLDER in folder.split("/"):
             continue
         with suppress(PermissionError):  # nobody can have written there
             for name, there in _entries(f"{old}/{folder}"):
-                if not stat.S_ISDIR(there.st_mode) and is_late(there, since, shared):
+                if stat.S_ISDIR(there.st_mode):
+                    if not _is_known(name, there.st_ino, known):
+                        yield f"{folder}{name}"
+                elif is_late(there, since, shared):
                     yield f"{folder}{name}"
 
 
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(self, old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        old: str,
+        new: str,
+        since: int,
+        shared: Mapping[int, int],
+        known: Container[int] | None = None,
+    ) -> None:
         self._old = old
         self._new = new
         self._since = since
         self._shared = dict(shared)
-        self._folders = dict.fromkeys(_folders(old))
+        self._folders = dict.fromkeys(_folders(old, known))
 
-    def run(self) -> None:
-        """Remove the folders, inner ones first, and move what is later still."""
+    def finish(self) -> None:
+        """Remove the folders, inner ones first, and move what is later still.
+
+        Raise OSError if that is not possible.
+        """
         for folder in reversed(self._folders):
             path = f"{self._old}/{folder}"
             with suppress(FileNotFoundError, PermissionError):
                 os.chmod(path, 0o700)  # a copied folder may forbid its owner to write
                 self._remove(folder)
+        if os.path.lexists(self._old):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
     def _remove(self, folder: str) -> None:
         for _ in range(_TRIES):
@@ -137,14 +186,25 @@ class _Removal:
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
 
 
-def _folders(old: str) -> Iterator[str]:
-    """Yield the paths of all folders in the old one, those above first; its own is empty."""
+def _folders(old: str, known: Container[int] | None = None) -> Iterator[str]:
+    """Yield the paths of the folders in the old one, those above first; its own is empty.
+
+    If some are ``known``, the others are left out, with all that is in them.
+    """
     folders = [""]
     for folder in folders:  # grows while it is read
         yield folder
         with suppress(PermissionError), os.scandir(f"{old}/{folder}") as entries:
-            inner = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
-            folders += [f"{folder}{name}/" for name in inner]
+            folders += [
+                f"{folder}{one.name}/"
+                for one in entries
+                if one.is_dir(follow_symlinks=False) and _is_known(one.name, one.inode(), known)
+            ]
+
+
+def _is_known(name: str, inode: int, known: Container[int] | None) -> bool:
+    """Return whether a folder is to be looked through. What programs compile is nobody's own."""
+    return known is None or name == COMPILED_FOLDER or inode in known
 
 
 def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
@@ -160,6 +220,17 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
 def is_late(there: os.stat_result, since: int, shared: Container[int] = ()) -> bool:
     """Return whether what is ``there`` was written since then and is not ``shared``. Pure."""
     return there.st_ctime_ns >= since and there.st_ino not in shared
+
+
+def _merge(path: str, target: str) -> None:
+    """Move what is at ``path``. If both are folders, move what is in the one into the other."""
+    if not all(os.path.isdir(one) and not os.path.islink(one) for one in (path, target)):
+        _move(path, target)
+        return
+    for name in os.listdir(path):
+        _merge(f"{path}/{name}", f"{target}/{name}")
+    with _writable(os.path.dirname(path)):
+        os.rmdir(path)
 
 
 def _move(path: str, target: str) -> None:

@@ -259,10 +259,13 @@ class PartialTree:
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
-    def publish(self, path: str, since: int | None = None) -> None:
+    def publish(
+        self, path: str, since: int | None = None, known: frozenset[int] | None = None
+    ) -> None:
         """Move the sealed tree to ``path`` in one step, and remove what was there.
 
-        What was written there ``since`` then, in nanoseconds since 1970, is kept: see `tree.late`.
+        What was written there ``since`` then, in nanoseconds since 1970, is kept: see `tree.late`,
+        also for the ``known`` folders.
         """
         above, name = os.path.split(path)
         with ExitStack() as stack:
@@ -276,7 +279,8 @@ class PartialTree:
                 with stage_errors(path):
                     keep_beside(self.path, path)
             elif replaced and since is not None and _is_folder(self.path):
-                remove_old(self.path, path, since, dict.fromkeys(self.copy.inodes, since))
+                shared = dict.fromkeys(self.copy.inodes, since)
+                remove_old(self.path, path, since, shared, known)
             elif replaced:
                 remove_tree(self.path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import remove_but_late, remove_old
+from stager.tree.late import folders_before, remove_but_late, remove_old, was_touched
 
 
 def make(folder: Path, **files: str) -> None:
@@ -59,6 +59,46 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
     }  # fmt: skip
     assert os.readlink(new / "link") == "a"
+
+
+def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
+    tmp_path: Path, old: Path, new: Path
+) -> None:
+    make(tmp_path, tree__f="1", tree__deep__g="2", sub2__h="3")
+    (tmp_path / "empty").mkdir()
+    time.sleep(0.02)
+    since = time.time_ns()
+    known = folders_before(str(old), since)
+    time.sleep(0.02)
+    for name, place in {"tree": "tree", "empty": "sub/empty", "sub2": "gone/sub"}.items():
+        (tmp_path / name).rename(old / place)
+    make(old, tree__deep__late="5", gone__late="6")
+    make(old / "__pycache__", x="compiled")
+    (old / "gone").rename(old / "renamed")
+    make(new, renamed__sub__other="7")
+    remove_old(str(old), str(new), since, inodes(new), known)
+    assert content(new) == {
+        "a": "1 anew", "renamed/late": "6", "renamed/sub/h": "3", "renamed/sub/other": "7",
+        "sub/b": "2 anew", "tree/deep/g": "2", "tree/deep/late": "5", "tree/f": "1",
+    }  # fmt: skip
+    assert (new / "sub/empty").is_dir()
+    assert not old.exists()
+
+
+def test_a_folder_that_is_moved_between_two_looks_is_not_one_of_before(
+    tmp_path: Path, old: Path
+) -> None:
+    make(tmp_path, tree__f="1")
+    time.sleep(0.02)
+    since = time.time_ns()
+    assert not was_touched(str(old), since)
+    time.sleep(0.02)
+    (tmp_path / "tree").rename(old / "tree")
+    make(old, sub__late="2")
+    before = folders_before(str(old), since)
+    there = {path: path.lstat().st_ino for path in (old, old / "sub", old / "gone", old / "tree")}
+    assert before == {number for path, number in there.items() if path.name != "tree"}
+    assert was_touched(str(old), since)
 
 
 def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
