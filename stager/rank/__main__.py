@@ -55,9 +55,9 @@ def main() -> None:
             code = error.code if isinstance(error, SystemExit) else None
             MPI.COMM_WORLD.Abort(code if isinstance(code, int) and code else 1)
     else:
-        with suppress(MPI.Exception):  # the outcome is agreed on and reported
+        with suppress(MPI.Exception, OSError):  # the outcome is agreed on and reported
             MPI.Finalize()
-        sys.stdout.flush()
+            sys.stdout.flush()
         os._exit(0)  # the kernel frees at once what takes the interpreter 10 ms to take down
 
 
