@@ -103,13 +103,15 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
 
 @pytest.mark.parametrize("options", [Options(), Options(replace=True)])
 def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Options) -> None:
-    task = replace(late, item=replace(late.item, options=options))
-    kept: list[tuple[str, int | None]] = []
+    task = replace(late, item=replace(late.item, options=options), folders=frozenset({7}))
+    kept: list[object] = []
 
     class Tree:
-        def publish(self, path: str, since: int | None = None) -> None:
-            kept.append((path, since))
+        def publish(
+            self, path: str, since: int | None = None, known: frozenset[int] | None = None
+        ) -> None:
+            kept.append((path, since, known))
 
     folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
     publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
-    assert kept == [(task.path, task.since)]
+    assert kept == [(task.path, task.since, {7})]
