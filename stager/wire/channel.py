@@ -48,8 +48,8 @@ MOST_OF_ALL = 1 << 30
 MOST_OF_ONE = 4 << 30
 #: Bytes of such a message that travel at a time, since MPI counts them by 31 bits.
 _PIECE = 1 << 28
-#: Seconds in which a rank that waits for others looks again and again, then those between two
-#: looks: the first pause and the longest.
+#: Seconds for which a rank that waits for others looks without a pause, then its first and its
+#: longest pause between two looks.
 _SPIN, _FIRST_NAP, _LONGEST_NAP = 200e-6, 50e-6, 500e-6
 #: The kinds of exchange.
 _ALLGATHER, _BCAST = b"allgather", b"bcast"
