@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -305,9 +305,9 @@ def test_a_failure_around_the_exchange_is_repaired_by_the_next_stage(
         world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
     publish = PartialTree.publish
 
-    def end(self: PartialTree, path: str, since: int | None) -> None:
+    def end(self: PartialTree, *where: Any) -> None:
         if exchanged:
-            publish(self, path, since)
+            publish(self, *where)
         raise DestinationError("the end")
 
     monkeypatch.setattr(PartialTree, "publish", end)
