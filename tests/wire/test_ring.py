@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import resource
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +13,7 @@ import xxhash
 
 from stager.base.digest import Digest
 from stager.base.errors import SourceError, SpaceError
+from stager.wire import ring as module
 from stager.wire.layout import Layout
 from stager.wire.ring import FAILED, OK, STATUS_SIZE, Drain, Filler, Ring
 
@@ -130,3 +134,21 @@ def test_a_failed_writer_still_releases_all_chunks() -> None:
         ring.release(index)
     assert drain.finish() == xxhash.xxh3_128_hexdigest(DATA)
     assert str(drain.error) == "the disk is full"
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(resource.RLIM_INFINITY, "rw-p"), (1 << 40, "rw-s")])
+def test_memory_is_shared_where_private_memory_is_limited(limit: int, kind: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        memory = module._memory(8 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, flags, *_ = line.split()
+        begin, end = (int(one, 16) for one in place.split("-"))
+        if begin <= address < end:
+            assert flags == kind
+            return
+    raise AssertionError(hex(address))
