@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from stager.base.slow import Pace
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
-    from stager.rank.plan import TransferPlan
     from stager.rank.reuse import Reuse
     from stager.rank.shard_cargo import Split
     from stager.request.items import StageItem
@@ -308,23 +307,11 @@ class StageRun:
                 node=self._context.node,
                 rank=self._rank,
                 since=self._since,
-                folders=self._folders_to_replace(one, plan),
             )
+            if not request.dry_run:
+                task = replace(task, folders=_folders_to_replace(task))
             planned.append(PlannedItem(task, surveys))
         return planned
-
-    def _folders_to_replace(self, one: SettledItem, plan: TransferPlan) -> frozenset[int] | None:
-        """Return the inodes of the folders in the one that a new tree is to replace on this node.
-
-        Return None if no folder is there.
-        """
-        path = self._context.node.path(one.item.destination)
-        is_tree = one.source.is_tree or one.item.options.extract
-        if not is_tree or self._rank not in plan.receivers or not os.path.isdir(path):
-            return None
-        from stager.tree.late import folders_before  # only where a folder is replaced
-
-        return folders_before(path, self._since)
 
     def _make_cargos(self, planned: Sequence[PlannedItem]) -> list[PlannedItem]:
         """Make a Cargo for each item that any node receives. Collective."""
@@ -467,3 +454,15 @@ def settle(
         else item
         for index, (item, source) in enumerate(zip(items, sources, strict=True))
     ]
+
+
+def _folders_to_replace(task: Task) -> frozenset[int] | None:
+    """Return the inodes of the folders in the one that a new tree is to replace on this node.
+
+    Return None if no folder is there.
+    """
+    if not (task.is_tree and task.receives and os.path.isdir(task.path)):
+        return None
+    from stager.tree.late import folders_before  # only where a folder is replaced
+
+    return folders_before(task.path, task.since)
