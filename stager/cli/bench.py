@@ -180,9 +180,8 @@ def _bench_here(
         return measure_source(
             source if is_url(source) else absolute(source), rules, sweep, plot, as_json=as_json
         )
-    return measure_disk(
-        _root(root, load_policy(run.config, simulated=False)), sweep, plot, as_json=as_json
-    )
+    rules = load_policy(run.config, simulated=False)
+    return measure_disk(_root(root, rules), rules, sweep, plot, as_json=as_json)
 
 
 def _item(source: str, root: str, rules: Policy) -> StageItem:

@@ -16,7 +16,9 @@ from stager.base.loads import Load, Measured, best
 from stager.base.text import bytes_text, printable
 from stager.cli.console import width
 from stager.cli.plot import svg
+from stager.cli.staging import space_limits
 from stager.cli.tables import table
+from stager.copies.evict import check_room_to_measure
 from stager.launch.credentials import with_credentials
 from stager.source.location import Location, is_url
 from stager.source.settings import ENDPOINTS
@@ -68,11 +70,14 @@ def measure_source(
     return _measure(source, target, sweep, ("read",), plot, as_json=as_json)
 
 
-def measure_disk(root: str, sweep: Sweep, plot: Path | None, *, as_json: bool) -> int:
+def measure_disk(
+    root: str, rules: Policy, sweep: Sweep, plot: Path | None, *, as_json: bool
+) -> int:
     """Measure the disk of a staging folder on this node; draw it in ``plot``. Raise StageError."""
     from stager.source.load import Disk
 
     sweep = replace(sweep, blocks=sweep.blocks or _OF_FILES)
+    check_room_to_measure(root, sweep.size, space_limits(rules))
     target = Disk(root, sweep.size)
     return _measure(f"the disk of {root}", target, sweep, ("write", "read"), plot, as_json=as_json)
 

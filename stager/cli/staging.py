@@ -245,8 +245,18 @@ def parse_values(values: Iterable[str]) -> list[Directive]:
 
 def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
     """Return the request to stage ``items`` by the site's rules, for one node as yet."""
+    return StageRequest(
+        items=items, nodes=1, lock_timeout=rules.lock_timeout,
+        stall_timeout=rules.transfer.stall_timeout, shared_owner=rules.shared_owner,
+        transfer=_settings(rules.transfer), space=space_limits(rules), remote=rules.source.settings,
+        interface=rules.launch.named_interface,
+    )  # fmt: skip
+
+
+def space_limits(rules: Policy) -> Space:
+    """Return the site's limits on what staged files may take of a disk."""
     limits = rules.cache
-    space = Space(
+    return Space(
         keep_free=limits.keep_free,
         keep_free_percent=limits.keep_free_percent,
         user_limit=limits.user_limit,
@@ -254,12 +264,6 @@ def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
         unpacked_size=limits.unpacked_size,
         unpacked_members=limits.unpacked_members,
     )
-    return StageRequest(
-        items=items, nodes=1, lock_timeout=rules.lock_timeout,
-        stall_timeout=rules.transfer.stall_timeout, shared_owner=rules.shared_owner,
-        transfer=_settings(rules.transfer), space=space, remote=rules.source.settings,
-        interface=rules.launch.named_interface,
-    )  # fmt: skip
 
 
 def _settings(transfer: Transfer) -> Settings:

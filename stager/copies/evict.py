@@ -21,7 +21,13 @@ from stager.base.outcome import Evicted
 from stager.base.reserve import kept_free
 from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
-from stager.disk.files import TICK, existing_folder_above, facts_beneath, opened_beneath
+from stager.disk.files import (
+    TICK,
+    existing_folder_above,
+    facts_beneath,
+    opened_beneath,
+    stage_errors,
+)
 from stager.disk.jobs import jobs_are_known
 from stager.disk.locks import Locks
 from stager.disk.reader import BLOCK
@@ -247,14 +253,20 @@ def _no_room(
     """
     from stager.base.text import bytes_text
 
+    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
+    return SpaceError(
+        f"{root}: not enough room: {needed}, {_free_text(free)}{more}, "
+        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
+    )
+
+
+def _free_text(free: FreeSpace) -> str:
+    from stager.base.text import bytes_text
+
     kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
     if free.reserve > free.there:
         kept = f", but this site keeps {bytes_text(free.reserve)} free"
-    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
-    return SpaceError(
-        f"{root}: not enough room: {needed}, {bytes_text(free.there)} free{kept}{more}, "
-        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
-    )
+    return f"{bytes_text(free.there)} free{kept}"
 
 
 def _remedy(
@@ -528,6 +540,20 @@ def free_space(path: str, space: Space) -> FreeSpace:
     free = room.f_bavail * room.f_frsize
     taken = (room.f_blocks - room.f_bfree) * room.f_frsize
     return FreeSpace(free - share, free, share, disk, taken)
+
+
+def check_room_to_measure(root: str, size: int, space: Space, path: str = "") -> None:
+    """Raise SpaceError if a file of ``size`` bytes leaves less free than the site's share.
+
+    ``path`` is the staging folder ``root`` as seen on a simulated node.
+    """
+    with stage_errors(root):
+        free = free_space(path or root, space)
+    if size > free.usable:
+        raise SpaceError(
+            f"{root}: not enough room: {_needed(size, is_estimate=False)}, {_free_text(free)}; "
+            "measure with a smaller --size, or remove copies (stagectl evict)"
+        )
 
 
 def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.outcome import NodeRates, Rate
+from stager.copies.evict import check_room_to_measure
 from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -134,6 +135,8 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     node, request = context.node, context.request
     opened: list[Cache] = []
     together(context, lambda: opened.append(open_cache(node.path(item.root), node.uid)))
+    size, space, folder = request.bench, request.space, opened[0].folder
+    together(context, lambda: check_room_to_measure(item.root, size, space, folder))
     return together(context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL))
 
 

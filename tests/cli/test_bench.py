@@ -73,6 +73,19 @@ def test_bench_of_a_source_that_is_not_there_ends_with_4(desk: Desk) -> None:
     assert printed["failures"] == [failure]
 
 
+@pytest.mark.parametrize("here", [[], ["--here"]])
+def test_bench_does_not_fill_the_disk(job: Desk, here: list[str]) -> None:
+    ran = job.stagectl("bench", *here, "--size", str(1 << 24), **JOB)
+    node = "" if here else f"{socket.gethostname()}: "
+    free = r"[0-9.]+ [KMGT]iB free(, of which this site keeps [0-9.]+ [KMGT]iB free)?"
+    assert (ran.code, ran.out) == (5, "")
+    assert re.fullmatch(
+        rf"stage: {node}{job.folder}/nvme: not enough room: 16.0 TiB needed, {free}; measure with "
+        r"a smaller --size, or remove copies \(stagectl evict\)\n",
+        ran.err,
+    )
+
+
 def test_bench_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("bench") == Ran(2, "", f"stage: {OUTSIDE}\n")
 
