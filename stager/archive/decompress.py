@@ -8,12 +8,13 @@ import queue
 import threading
 import zlib
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO, TYPE_CHECKING, Generic, TypeVar, cast
 
 import zstandard
 
 from stager.archive.damage import DamagedError, DemandingError
-from stager.archive.zstd_frames import ZstdFrames
+from stager.archive.zstd_frames import SOMETHING_ELSE, ZstdFrames
 from stager.base.formats import Compression
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _WAITING = 16
 _XZ_MEMORY = 256 << 20
 #: The message of liblzma and of libzstd for a file that requires more.
 _XZ_EXCEEDED, _ZSTD_EXCEEDED = "limit", "too much memory"
+#: What a file of each format begins with.
+_GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
 #: Seconds between looks whether the thread that reads ahead has ended.
 _LOOK = 0.01
 
@@ -46,7 +49,7 @@ def decompressed(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
     if compression is Compression.ZSTD:
         return _unzstded(file)
     if compression is Compression.BZIP2:
-        return _in_streams(file, bz2.BZ2Decompressor)
+        return _in_streams(file, bz2.BZ2Decompressor, _BZIP2_MAGIC)
     return read_blocks(file)
 
 
@@ -65,13 +68,14 @@ def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
             data = data or _more_of(file)
             yield stream.decompress(data, BLOCK)
             data = stream.unconsumed_tail
-        if not (data := _next_of(file, stream.unused_data)):
+        if not (data := _next_of(file, stream.unused_data, _GZIP_MAGIC)):
             return
 
 
 def _unxzed(file: IO[bytes]) -> Iterator[bytes]:
     try:
-        yield from _in_streams(file, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+        begin = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+        yield from _in_streams(file, begin, _XZ_MAGIC)
     except lzma.LZMAError as error:
         if _XZ_EXCEEDED in str(error):
             raise DemandingError(
@@ -82,7 +86,9 @@ def _unxzed(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _in_streams(
-    file: IO[bytes], begin: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]
+    file: IO[bytes],
+    begin: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor],
+    magic: bytes,
 ) -> Iterator[bytes]:
     """Decompress xz or bzip2 streams; zeros may follow each."""
     data = b""
@@ -93,7 +99,7 @@ def _in_streams(
                 data = data or _more_of(file)
             yield stream.decompress(data, BLOCK)
             data = b""
-        if not (data := _next_of(file, stream.unused_data)):
+        if not (data := _next_of(file, stream.unused_data, magic)):
             return
 
 
@@ -104,10 +110,15 @@ def _more_of(file: IO[bytes]) -> bytes:
     raise DamagedError("it ends early")
 
 
-def _next_of(file: IO[bytes], data: bytes) -> bytes:
-    """Return the beginning of the next compressed stream, without the zeros before it, if any."""
-    while not (data := data.lstrip(b"\0")) and (data := file.read(BLOCK)):
-        pass
+def _next_of(file: IO[bytes], data: bytes, magic: bytes) -> bytes:
+    """Return the beginning of the next compressed stream, without the zeros before it, if any.
+
+    Raise DamagedError if what is there does not begin with the ``magic`` number.
+    """
+    while len(data := data.lstrip(b"\0")) < len(magic) and (more := file.read(BLOCK)):
+        data += more
+    if not data.startswith(magic[: len(data)]):
+        raise DamagedError(SOMETHING_ELSE)
     return data
 
 
@@ -126,6 +137,7 @@ def _zstd_reader(file: IO[bytes]) -> Iterator[zstandard.ZstdDecompressionReader]
                 "it takes more than 128 MiB of memory to decompress; "
                 "compress it again by zstd without --ultra, with --long=27 at most"
             ) from None
+        frames.check_last_bytes()
         raise
     frames.end()
 

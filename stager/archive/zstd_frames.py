@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _MAGIC = 0xFD2FB528
 #: The first of the 16 magic numbers of frames that are skipped.
 _SKIPPED = 0x184D2A50
+_MAGICS = [number.to_bytes(4, "little") for number in (_MAGIC, *range(_SKIPPED, _SKIPPED + 16))]
+#: What is wrong with a file whose end is not that of what is compressed in it.
+SOMETHING_ELSE = "something else follows the compressed data"
 #: Bytes of a magic number, of a skipped frame's length, of a block's header, of a checksum.
 _MAGIC_SIZE, _LENGTH_SIZE, _BLOCK_HEADER, _CHECKSUM = 4, 4, 3, 4
 #: Bytes of a dictionary's number and of the content's size, by the flags for them.
@@ -44,9 +47,17 @@ class ZstdFrames:
 
     def end(self) -> None:
         """Raise DamagedError unless what was read so far ends where a frame ends."""
-        whole = self._wanted == _MAGIC_SIZE and self._take == self._take_magic
-        if not (self._has_frame and whole) or self._skip or self._field:
+        self.check_last_bytes()
+        if not self._is_between_frames() or self._skip or self._field:
             raise DamagedError("it ends early")
+
+    def check_last_bytes(self) -> None:
+        """Raise DamagedError if a frame is followed by what cannot be the beginning of another."""
+        if self._is_between_frames() and not any(one.startswith(self._field) for one in _MAGICS):
+            raise DamagedError(SOMETHING_ELSE)
+
+    def _is_between_frames(self) -> bool:
+        return self._has_frame and self._take == self._take_magic
 
     def _follow(self, data: bytes) -> None:
         at = 0
@@ -69,8 +80,9 @@ class ZstdFrames:
         elif number & ~0xF == _SKIPPED:
             self._wanted, self._take = _LENGTH_SIZE, self._take_length
         else:
-            behind = "something else follows the compressed data"
-            raise DamagedError(behind if self._has_frame else "it is not in the format of zstd")
+            raise DamagedError(
+                SOMETHING_ELSE if self._has_frame else "it is not in the format of zstd"
+            )
         self._has_frame = True
 
     def _take_length(self, length: int) -> None:

@@ -60,8 +60,7 @@ def test_a_stream_that_is_cut_off_ends_early(stream: list[bytes], data: st.DataO
 
 @pytest.mark.parametrize("rest", [b"\0", b"abc", b"abcd", bytes(100)])
 def test_something_else_behind_the_last_frame_is_damage(rest: bytes) -> None:
-    why = "it ends early" if len(rest) < 4 else "something else follows the compressed data"
-    with pytest.raises(DamagedError, match=f"^{why}$"):
+    with pytest.raises(DamagedError, match=r"^something else follows the compressed data$"):
         follow(zstandard.compress(b"data") + rest, 100)
 
 
