@@ -46,9 +46,12 @@ from stager.tree.venv import CONDA, CONFIG
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stager.tree.listing import Listing
+
+    #: Is told how many bytes of the files are read, and how many they have.
+    Tell = Callable[[int, int], None]
 
 #: What stands before the two digests: in a comment at a tar's beginning, behind an image.
 _MARK = b"slurm-stage pack "
@@ -87,8 +90,10 @@ class Packed:
     conda: bool
 
 
-def pack(folder: str, archive: str) -> Packed:
+def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
     """Pack the ``folder`` into ``archive``, unless that holds the folder as it is now.
+
+    ``tell`` is not called where mksquashfs reads the files.
 
     Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
     SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
@@ -114,7 +119,7 @@ def pack(folder: str, archive: str) -> Packed:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
             now = int(time.time())
             with _replaced(archive, root, listing) as file:
-                _write(listing, folder, root, archive, file, content + _digits(now))
+                _write(listing, folder, root, archive, file, content + _digits(now), tell)
                 if _list(folder, root).digest() != listing.digest():
                     raise IntegrityError(_changed(folder))
                 os.utime(file, (now, now))
@@ -312,7 +317,9 @@ def _check_place(name: str, descriptor: int, path: str) -> None:
     )
 
 
-def _write(listing: Listing, folder: str, root: int, archive: str, file: int, mark: bytes) -> None:
+def _write(
+    listing: Listing, folder: str, root: int, archive: str, file: int, mark: bytes, tell: Tell
+) -> None:
     if is_image(archive):
         _write_squashfs(root, file, mark)
         return
@@ -325,8 +332,9 @@ def _write(listing: Listing, folder: str, root: int, archive: str, file: int, ma
                 fileobj=stream, mode="w|", errorlevel=2, pax_headers={"comment": mark.decode()}
             )
         )
+        reader = _Reader(listing.size, tell)
         for row in range(len(listing)):
-            _add(tar, listing, row, folder, root)
+            _add(tar, listing, row, folder, root, reader)
             tar.members.clear()  # type: ignore[attr-defined] # or all stay in memory
 
 
@@ -342,7 +350,24 @@ def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
     return file
 
 
-def _add(tar: tarfile.TarFile, listing: Listing, row: int, folder: str, root: int) -> None:
+class _Reader:
+    """Reads ``file`` for tarfile, one after the other, and tells how many bytes of all are read."""
+
+    def __init__(self, size: int, tell: Tell) -> None:
+        self.file: IO[bytes] | None = None
+        self._done, self._size, self._tell = 0, size, tell
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes."""
+        data = self.file.read(size) if self.file else b""
+        self._done += len(data)
+        self._tell(self._done, self._size)
+        return data
+
+
+def _add(
+    tar: tarfile.TarFile, listing: Listing, row: int, folder: str, root: int, reader: _Reader
+) -> None:
     """Add an entry as it was listed; a file's data is read beneath the open folder ``root``."""
     member = _member(listing, row)
     if listing.kinds[row] != Kind.FILE:
@@ -355,7 +380,8 @@ def _add(tar: tarfile.TarFile, listing: Listing, row: int, folder: str, root: in
             now = facts.st_ino, facts.st_size, facts.st_ctime_ns
             if now != (listing.inodes[row], listing.sizes[row], listing.ctimes[row]):
                 raise IntegrityError(_changed(folder))
-            tar.addfile(member, file)
+            reader.file = file
+            tar.addfile(member, cast("IO[bytes]", reader))
     except PermissionError as error:
         where = text_of(os.fsencode(folder) + b"/" + listing.paths[row])
         raise SourceError(f"{where}: {error.strerror}") from None

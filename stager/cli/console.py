@@ -55,6 +55,10 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(f"stage: {printable_lines(text)}", err=err)
 
 
+def ignore(_: str) -> None:
+    """Print nothing."""
+
+
 def complain(text: str) -> None:
     """Print what failed."""
     name = painted("stage:", "red", sys.stderr)

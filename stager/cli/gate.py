@@ -18,7 +18,7 @@ import click
 from stager.base.errors import DirectiveErrors, LaunchError, StageError
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
-from stager.cli.console import complain, printable_lines, say
+from stager.cli.console import complain, ignore, printable_lines, say
 from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import summary
@@ -27,7 +27,6 @@ from stager.cli.staging import (
     JobNodes,
     build_request,
     end_step,
-    ignore,
     own_user,
     parse_values,
     print_outcome,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict
 from shlex import quote
@@ -15,13 +16,20 @@ from stager.archive.pack import pack as pack_folder
 from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
 from stager.cli.absolute import absolute
-from stager.cli.console import say
+from stager.cli.console import ignore, say
 from stager.cli.options import epilog, json_option
+from stager.cli.progress import Progress
 from stager.disk.files import as_stage_error
 from stager.request.lexer import escape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stager.archive.pack import Packed
+
+
+#: Seconds between two looks at how far it is.
+_PERIOD = 0.2
 
 
 @click.command(
@@ -48,7 +56,8 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
     path = archive or beside
     start = time.monotonic()
     try:
-        packed = pack_folder(folder, path)
+        with Progress(ignore if as_json else say, bars=None if as_json else sys.stdout) as progress:
+            packed = pack_folder(folder, path, _shown(progress, path))
     except FileNotFoundError:
         text = f"{path}: its folder does not exist; make it, or choose another place"
         raise DestinationError(text) from None
@@ -59,6 +68,22 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
         click.echo(json.dumps(_to_json(packed, seconds), indent=1))
     else:
         _report(path, packed, seconds)
+
+
+def _shown(progress: Progress, path: str) -> Callable[[int, int], None]:
+    """Return a function that shows how many bytes are read for the archive at ``path``."""
+    begun = time.monotonic()
+    shown = begun
+
+    def tell(done: int, size: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= _PERIOD:
+            shown = now
+            event = {"event": "progress", "destination": path, "sent": done, "size": size}
+            progress.show({**event, "seconds": now - begun})
+
+    return tell
 
 
 def _to_json(packed: Packed, seconds: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
-from stager.cli.console import complain, say, width
+from stager.cli.console import complain, ignore, say, width
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
@@ -350,7 +350,3 @@ def print_outcome(
         say(line)
     for line in summary(outcome, job.fold):
         (complain if outcome.failures else say)(line)
-
-
-def ignore(_: str) -> None:
-    """Print nothing."""

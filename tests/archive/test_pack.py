@@ -52,8 +52,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("suffix", TARS)
 def test_what_is_packed_is_what_is_unpacked(folder: Path, tmp_path: Path, suffix: str) -> None:
     archive = tmp_path / f"a.{suffix}"
-    packed = pack(str(folder), str(archive))
+    told: list[tuple[int, int]] = []
+    packed = pack(str(folder), str(archive), lambda *bytes_read: told.append(bytes_read))
     assert (packed.files, packed.size, packed.fresh) == (3, (3 << 20) + 1, True)
+    assert told == sorted(told)
+    assert told[-1] == (packed.size, packed.size)
     assert packed.packed_size == archive.stat().st_size
     out = tmp_path / "out"
     out.mkdir()

@@ -104,6 +104,19 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path, kind:
     )
 
 
+def test_packing_shows_how_far_it_is(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_bytes(os.urandom(6 << 20))  # xz takes a second
+    line = [*STAGECTL, "pack", "folder", "folder.tar.xz"]
+    with Terminal(line, tmp_path, 100, variables={"PYTHONPATH": os.getcwd()}) as terminal:
+        shown = terminal.until(partial(has, "MiB/s"))
+        assert terminal.end() == 0
+    assert re.fullmatch(r"folder\.tar\.xz +━.*  +\d+ %  .* MiB/s  .* left *", shown[0])
+    assert terminal.shown()[0].startswith(
+        "stage: folder.tar.xz: 1 file, 6.0 MiB packed into 6.0 Mi"
+    )
+
+
 #: An srun whose ranks report how far they are and then no more.
 SLOW = """\
 #!/bin/sh
