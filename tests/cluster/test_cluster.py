@@ -158,6 +158,11 @@ def test_a_signal_reaches_the_command(cluster: Cluster) -> None:
     assert command.returncode == 3
 
 
+def loop_devices() -> str:
+    """Return losetup's list: other clusters may have loop devices, too."""
+    return subprocess.check_output(["losetup", "--all"], text=True)
+
+
 def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     cluster = Cluster(2, "loop", "20M", parent=tmp_path)
@@ -167,11 +172,14 @@ def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster.popen("sleep 1000", on="n2")
     assert len(namespaces) == 9
     assert processes_in(namespaces)
+    images = [image.stat() for image in cluster.path(LOGIN, "/cluster/images").iterdir()]
+    loops = [f"[{image.st_dev}]:{image.st_ino} " for image in images]
+    assert [loop in loop_devices() for loop in loops] == [True, True]
     cluster.stop()
     cluster.stop()
     assert processes_in(namespaces) == []
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert "images" not in subprocess.check_output(["losetup", "--all"], text=True)
+    assert [loop in loop_devices() for loop in loops] == [False, False]
     assert list(tmp_path.iterdir()) == []
 
 
