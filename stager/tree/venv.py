@@ -21,7 +21,7 @@ import xxhash
 from stager.base.errors import UsageError
 from stager.base.mounts import mounts
 from stager.base.text import printable
-from stager.tree.listing import Kind
+from stager.tree.listing import Kind, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -142,10 +142,15 @@ def _not_relocatable(listing: Listing, relocation: Relocation) -> UsageError:
             f"destination with conda-pack -p {source} --dest-prefix {destination} -o FILE.tar.gz, "
             "and stage FILE.tar.gz with extract and without relocate"
         )
-    return UsageError(
-        f"{source} has no pyvenv.cfg at its top, so it is not a virtual environment; stage it "
-        "without relocate"
-    )
+    why = f"{source} has no pyvenv.cfg at its top"
+    beneath = [path for path in listing.paths if path.endswith(b"/" + CONFIG)]
+    if beneath:
+        folder = text_of(os.path.dirname(min(beneath, key=len)))
+        return UsageError(
+            f"{why}, but its folder {folder} has one; stage that folder itself, or an archive that "
+            "stagectl pack makes of it"
+        )
+    return UsageError(f"{why}, so it is not a virtual environment; stage it without relocate")
 
 
 def _rows_to_rewrite(listing: Listing) -> dict[bytes, int]:

@@ -199,7 +199,10 @@ def test_a_folder_that_cannot_be_relocated_is_refused() -> None:
     why = "has no pyvenv.cfg at its top, so it is not a virtual environment"
     remedy = "stage it without relocate"
     with pytest.raises(UsageError, match=re.escape(f"/shared/env {why}; {remedy}")):
-        Files({b"env/pyvenv.cfg": b""}).relocate()
+        Files({b"env/pyvenv.txt": b""}).relocate()
+    why, other = "has no pyvenv.cfg at its top, but its folder my/env has one", "stage that folder "
+    with pytest.raises(UsageError, match=re.escape(f"/shared/env {why}; {other}")):
+        Files({b"my/env/pyvenv.cfg": b"", b"my/env/lib/other/pyvenv.cfg": b""}).relocate()
     with pytest.raises(UsageError, match="/nvme/my env has a character that"):
         Files({b"pyvenv.cfg": b""}).relocate("/nvme/my env")
 
