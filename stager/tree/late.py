@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stager.base import linux
@@ -26,29 +27,38 @@ _TRIES = 3
 _ASIDE = ".before-staging"
 
 
-def remove_old(
-    old: str,
-    new: str,
-    since: int,
-    shared: Mapping[int, int],
-    known: Container[int] | None = None,
-) -> None:
-    """Remove the folder ``old``, but move the files that were written in it since then to the same
-    places in ``new``; beside a file that is there already.
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Tells what was in a folder at a time from what was written or moved there later.
+
+    ``since`` is that time, in nanoseconds since 1970. ``shared`` has the inodes of files that have
+    another hard link, as in the folder's new version: that link changes the file's time. What was
+    made after the time that it has for the inode is another file, which got the number of a deleted
+    one. ``folders`` are the inodes of `folders_before`: any other folder is late with all that is
+    in it, however old that is. With None, each folder was there before.
+    """
+
+    since: int
+    shared: Mapping[int, int] = field(default_factory=dict)
+    folders: Container[int] | None = None
+
+    def has_folder(self, name: str, inode: int) -> bool:
+        """Return whether a folder was there. What programs compile is nobody's own."""
+        return self.folders is None or name == COMPILED_FOLDER or inode in self.folders
+
+
+def remove_old(old: str, new: str, before: Before) -> None:
+    """Remove the folder ``old``, but move what was not there ``before`` to the same places in
+    ``new``; beside a file that is there already.
 
     A program whose working folder is in ``old`` can write there until that folder is gone. One that
-    it fills faster than it can be emptied is moved to ``new`` with what is in it.
-    ``since`` is in nanoseconds since 1970. ``shared`` has the inodes of ``new``: a hard link, by
-    which it took a file over, changes that file's time. What was made after the time that it has
-    for the inode is another file, which got the number of a deleted one. ``known`` are the inodes
-    of `folders_before`: another folder was made or moved there later, and is moved with all that is
-    in it, however old that is. Raise DestinationError if files cannot be moved; then the rest of
-    ``old`` is beside ``new``.
+    it fills faster than it can be emptied is moved to ``new`` with what is in it. Raise
+    DestinationError if files cannot be moved; then the rest of ``old`` is beside ``new``.
     """
     try:
-        for path in list(late(old, since, shared, known)):
+        for path in list(late(old, before)):
             _merge(f"{old}/{path}", f"{new}/{path}")
-        _Removal(old, new, since, shared, known).finish()
+        _Removal(old, new, before).finish()
     except OSError as error:
         aside = _free_name(new)
         os.rename(old, aside)
@@ -63,12 +73,12 @@ def keep_beside(old: str, new: str) -> None:
     os.rename(old, _free_name(new))
 
 
-def remove_but_late(old: str, new: str, since: int, shared: Mapping[int, int]) -> None:
+def remove_but_late(old: str, new: str, before: Before) -> None:
     """Remove the folder ``old`` as `remove_old` does, where it was looked through before.
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
     """
-    _Removal(old, new, since, shared).finish()
+    _Removal(old, new, before).finish()
 
 
 def folders_before(folder: str, since: int) -> frozenset[int]:
@@ -77,7 +87,7 @@ def folders_before(folder: str, since: int) -> frozenset[int]:
     To move a folder changes its own time (ctime), but not that of its entries (mtime).
     """
     before = set()
-    for inner in _folders(folder):
+    for inner in _folders(folder, Before(since)):
         with suppress(FileNotFoundError):
             there = os.lstat(f"{folder}/{inner}")
             if there.st_ctime_ns < since or there.st_mtime_ns >= since:
@@ -87,48 +97,34 @@ def folders_before(folder: str, since: int) -> frozenset[int]:
 
 def was_touched(folder: str, since: int) -> bool:
     """Return whether a folder in ``folder`` was made, moved or changed since then."""
-    for inner in _folders(folder):
+    for inner in _folders(folder, Before(since)):
         with suppress(FileNotFoundError):
             if inner and os.lstat(f"{folder}/{inner}").st_ctime_ns >= since:
                 return True
     return False
 
 
-def late(
-    old: str, since: int, shared: Container[int] = (), known: Container[int] | None = None
-) -> Iterator[str]:
-    """Yield the paths of the entries that were written since then and are not ``shared``.
-
-    So are the folders that are not among the ``known``, if these are given.
-    """
-    for folder in _folders(old, known):
+def late(old: str, before: Before) -> Iterator[str]:
+    """Yield the paths of the entries of ``old`` that were not there ``before``."""
+    for folder in _folders(old, before):
         if COMPILED_FOLDER in folder.split("/"):
             continue
         with suppress(PermissionError):  # nobody can have written there
             for name, there in _entries(f"{old}/{folder}"):
                 if stat.S_ISDIR(there.st_mode):
-                    if not _is_known(name, there.st_ino, known):
+                    if not before.has_folder(name, there.st_ino):
                         yield f"{folder}{name}"
-                elif is_late(there, since, shared):
+                elif is_late(there, before.since, before.shared):
                     yield f"{folder}{name}"
 
 
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(
-        self,
-        old: str,
-        new: str,
-        since: int,
-        shared: Mapping[int, int],
-        known: Container[int] | None = None,
-    ) -> None:
-        self._old = old
-        self._new = new
-        self._since = since
-        self._shared = dict(shared)
-        self._folders = dict.fromkeys(_folders(old, known))
+    def __init__(self, old: str, new: str, before: Before) -> None:
+        self._old, self._new = old, new
+        self._since, self._shared = before.since, dict(before.shared)
+        self._folders = dict.fromkeys(_folders(old, before))
 
     def finish(self) -> None:
         """Remove the folders, inner ones first, and move what is later still.
@@ -186,10 +182,10 @@ class _Removal:
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
 
 
-def _folders(old: str, known: Container[int] | None = None) -> Iterator[str]:
+def _folders(old: str, before: Before) -> Iterator[str]:
     """Yield the paths of the folders in the old one, those above first; its own is empty.
 
-    If some are ``known``, the others are left out, with all that is in them.
+    Those that were not there ``before`` are left out, with all that is in them.
     """
     folders = [""]
     for folder in folders:  # grows while it is read
@@ -198,13 +194,8 @@ def _folders(old: str, known: Container[int] | None = None) -> Iterator[str]:
             folders += [
                 f"{folder}{one.name}/"
                 for one in entries
-                if one.is_dir(follow_symlinks=False) and _is_known(one.name, one.inode(), known)
+                if one.is_dir(follow_symlinks=False) and before.has_folder(one.name, one.inode())
             ]
-
-
-def _is_known(name: str, inode: int, known: Container[int] | None) -> bool:
-    """Return whether a folder is to be looked through. What programs compile is nobody's own."""
-    return known is None or name == COMPILED_FOLDER or inode in known
 
 
 def _entries(folder: str) -> list[tuple[str, os.stat_result]]:

@@ -33,7 +33,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import is_late, keep_beside, remove_old
+from stager.tree.late import Before, is_late, keep_beside, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -280,7 +280,7 @@ class PartialTree:
                     keep_beside(self.path, path)
             elif replaced and since is not None and _is_folder(self.path):
                 shared = dict.fromkeys(self.copy.inodes, since)
-                remove_old(self.path, path, since, shared, known)
+                remove_old(self.path, path, Before(since, shared, known))
             elif replaced:
                 remove_tree(self.path)
 

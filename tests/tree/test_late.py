@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import folders_before, remove_but_late, remove_old, was_touched
+from stager.tree.late import Before, folders_before, remove_but_late, remove_old, was_touched
 
 
 def make(folder: Path, **files: str) -> None:
@@ -53,7 +53,7 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
@@ -76,7 +76,7 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     make(old / "__pycache__", x="compiled")
     (old / "gone").rename(old / "renamed")
     make(new, renamed__sub__other="7")
-    remove_old(str(old), str(new), since, inodes(new), known)
+    remove_old(str(old), str(new), Before(since, inodes(new), known))
     assert content(new) == {
         "a": "1 anew", "renamed/late": "6", "renamed/sub/h": "3", "renamed/sub/other": "7",
         "sub/b": "2 anew", "tree/deep/g": "2", "tree/deep/late": "5", "tree/f": "1",
@@ -110,7 +110,7 @@ def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
     os.link(old / "sub/b", new / "taken")
     os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
     os.link(old / "sub/b", old / "twin")
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2"}
 
 
@@ -142,7 +142,7 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     for writer in writers:
         writer.start()
     begun.wait()
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     done.set()
     for writer in writers:
         writer.join()
@@ -159,7 +159,7 @@ def test_a_folder_whose_place_is_named_by_a_descriptor_keeps_its_mode(
     monkeypatch.setattr("stager.tree.late._TRIES", 0)
     above = os.open(new.parent, os.O_PATH)
     mode = new.parent.stat().st_mode
-    remove_but_late(str(old), f"/proc/self/fd/{above}/kept", 0, {})
+    remove_but_late(str(old), f"/proc/self/fd/{above}/kept", Before(0))
     os.close(above)
     assert (new.parent.stat().st_mode, old.exists()) == (mode, False)
     assert content(new.parent / "kept.before-staging") == {"a": "1"}
@@ -171,7 +171,7 @@ def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
 ) -> None:
     monkeypatch.setattr("stager.tree.late._TRIES", 0)
     (new / "sub").chmod(0o500)
-    remove_old(str(old), str(new), time.time_ns(), inodes(new))
+    remove_old(str(old), str(new), Before(time.time_ns(), inodes(new)))
     assert content(new) == {
         "a": "1 anew", "gone/c": "3", "sub/b": "2 anew", "sub.before-staging/b": "2"
     }  # fmt: skip
@@ -184,7 +184,7 @@ def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> 
     time.sleep(0.02)
     since = time.time_ns()
     time.sleep(0.02)
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
 
 
@@ -204,7 +204,7 @@ def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
             (old / "gone/result").write_text("r")  # ext4 gives it that number
 
     monkeypatch.setattr("stager.tree.late.os.unlink", unlink_and_write)
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new)["gone/result"] == "r"
 
 
@@ -216,7 +216,7 @@ def test_a_new_file_that_gets_the_number_of_a_file_deleted_in_the_new_folder_is_
     make(old, gone__result="r")
     os.link(old / "sub/b", old / "twin")  # time and number say no more of this one
     numbers = {(old / name).stat().st_ino: since for name in ("gone/result", "sub/b")}
-    remove_old(str(old), str(new), since, inodes(new) | numbers)
+    remove_old(str(old), str(new), Before(since, inodes(new) | numbers))
     assert content(new) == {"a": "1 anew", "gone/result": "r", "sub/b": "2 anew"}
 
 
@@ -226,7 +226,7 @@ def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> No
     make(old, sub__result="r")
     for folder in (old, new):
         (folder / "sub").chmod(0o500)
-    remove_old(str(old), str(new), since, inodes(new))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new)["sub/result"] == "r"
     assert (new / "sub").stat().st_mode & 0o777 == 0o500
 
@@ -240,7 +240,7 @@ def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
     (new / "gone").write_text("a file now")
     aside = Path(f"{new}.before-staging")
     with pytest.raises(DestinationError) as caught:
-        remove_old(str(old), str(new), since, inodes(new))
+        remove_old(str(old), str(new), Before(since, inodes(new)))
     assert caught.value.message == (
         f"{new} was staged, but files that were written into it meanwhile could not be moved over "
         f"(File exists); they are in {aside}, with the rest of the old folder"
