@@ -18,7 +18,7 @@ from stager.cli.console import width
 from stager.cli.plot import svg
 from stager.cli.staging import space_limits
 from stager.cli.tables import table
-from stager.copies.evict import check_room_to_measure
+from stager.copies.room import check_room_to_measure
 from stager.launch.credentials import with_credentials
 from stager.source.location import Location, is_url
 from stager.source.settings import ENDPOINTS

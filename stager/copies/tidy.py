@@ -21,10 +21,10 @@ from stager.base import linux
 from stager.base.errors import StageError
 from stager.base.log import log
 from stager.base.options import Lifetime
-from stager.copies import evict
-from stager.copies.evict import SetAsideError
+from stager.copies import evict, removal
 from stager.copies.own import HoldsOwnError, count_text
 from stager.copies.reading import Reading
+from stager.copies.removal import SetAsideError
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
@@ -179,10 +179,10 @@ def _evict(
 
 
 def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool:
-    """Remove a copy. Return whether it could be. Raise as `evict.remove` does."""
+    """Remove a copy. Return whether it could be. Raise as `removal.remove` does."""
     skipped = way.reading.skipped
     try:
-        return evict.remove(cache, locks, "", destination, reading=way.reading) is not None
+        return removal.remove(cache, locks, "", destination, reading=way.reading) is not None
     except SetAsideError as error:
         if way.syslog:
             log(error.message)

@@ -28,7 +28,7 @@ from stager.base.errors import (
 from stager.base.numbers import is_integer
 from stager.base.text import bytes_text, listed
 from stager.base.users import name_or_uid
-from stager.copies import evict
+from stager.copies import evict, removal
 from stager.copies.own import HoldsOwnError, find_own
 from stager.copies.reading import Reading
 from stager.copies.verify import delete_command, fault_of
@@ -361,7 +361,7 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size = evict.size_on_disk(cache, path, record)
-        is_copy = evict.is_removable(cache, record, path)
+        is_copy = removal.is_removable(cache, record, path)
         if self._command.dry_run and not is_copy:
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it would not be deleted"
@@ -437,7 +437,7 @@ class _Run:
     def _evict_or_keep(self, one: Candidate) -> None:
         why: str = one.held or evict.Held.IN_USE
         path = f"{self._disk}{one.destination}"
-        is_copy = not one.may_go or evict.is_removable(one.cache, one.record, path)
+        is_copy = not one.may_go or removal.is_removable(one.cache, one.record, path)
         files = None
         try:
             files = self._remove(one.cache, one.record) if one.may_go else None
@@ -458,14 +458,14 @@ class _Run:
         """
         path, force = f"{self._disk}{record.destination}", self._command.force
         # What is not the copy is kept in any case.
-        is_copy = evict.is_removable(cache, record, path)
+        is_copy = removal.is_removable(cache, record, path)
         files = find_own(cache, record, path, self._reading) if is_copy else []
         if files and not force:
             raise HoldsOwnError(record, files, self._command.option)
         if self._command.dry_run:
             return files
         locks = self._locks_of(cache)
-        gone = evict.remove(
+        gone = removal.remove(
             cache, locks, self._disk, record.destination, job, force=force, reading=self._reading
         )
         return None if gone is None else files

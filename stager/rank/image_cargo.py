@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, SourceError, SpaceError
 from stager.base.extents import Extent
-from stager.copies.evict import free_space
+from stager.copies.room import free_space
 from stager.disk.files import remove_tree, stage_errors
 from stager.disk.reader import FileReader
 from stager.disk.unnamed import make_partial_folder

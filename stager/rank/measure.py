@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.outcome import NodeRates, Rate
-from stager.copies.evict import check_room_to_measure
+from stager.copies.room import check_room_to_measure
 from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import StageError
 from stager.base.outcome import Evicted
-from stager.copies import evict
+from stager.copies.room import Need, rooms
 from stager.disk.cache import look_for_cache
 from stager.rank.agree import together
 from stager.wire.codec import NUMBER, TEXT, list_of, pair_of, record_of
@@ -15,6 +15,7 @@ from stager.wire.codec import NUMBER, TEXT, list_of, pair_of, record_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from stager.copies.room import RoomPlan
     from stager.disk.cache import Cache
     from stager.disk.locks import Locks
     from stager.rank.agree import Context, Node
@@ -40,12 +41,12 @@ def make_room(
     evicted then, unless another process took the room meanwhile.
     """
     needs = _needs_here(context, cargos)
-    plans: list[evict.RoomPlan] = []
+    plans: list[RoomPlan] = []
 
     def plan() -> list[Evicted]:
         request, node = context.request, context.node
         others = [cache for root in request.space.roots for cache in _look_for(root, node)]
-        plans.extend(evict.rooms(needs, wanted, request.space, node.disk, others))
+        plans.extend(rooms(needs, wanted, request.space, node.disk, others))
         return [
             Evicted(node.name, one.record.destination, one.size)
             for room in plans
@@ -63,7 +64,7 @@ def make_room(
     return chosen
 
 
-def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
+def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[Need]:
     """Return what each cargo that this rank receives takes on its disk. Collective."""
 
     def look() -> list[tuple[int, int]]:
@@ -78,7 +79,7 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[evict.Need]:
     answers = together(context, look, _NEEDS)
     mine, first = answers[context.comm.rank], answers[0]
     return [
-        evict.Need(
+        Need(
             cargo.task.item.root,
             cargo.task.cache,
             cargo.task.item.destination,

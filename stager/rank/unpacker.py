@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, StageError, write_traceback
-from stager.copies import evict
+from stager.copies.evict import find_candidates
+from stager.copies.room import free_space
 from stager.disk.files import as_stage_error, stage_errors
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ def room_to_unpack(task: Task) -> int:
     What the request's other items will take there is not subtracted. Raise OSError.
     """
     space, destination = task.space, task.item.destination
-    room = max(0, evict.free_space(task.cache.folder, space).usable)
+    room = max(0, free_space(task.cache.folder, space).usable)
     if not space.user_limit:
         return room
-    copies = evict.find_candidates(task.cache, task.node.disk)
+    copies = find_candidates(task.cache, task.node.disk)
     used = sum(one.size for one in copies if one.record.destination != destination)
     return min(room, space.user_limit - used)

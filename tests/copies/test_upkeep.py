@@ -17,7 +17,7 @@ import xxhash
 from stager.base import paths
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
-from stager.copies import evict, verify
+from stager.copies import evict, removal, verify
 from stager.copies.survey import survey
 from stager.copies.upkeep import (
     Action,
@@ -410,21 +410,21 @@ def test_a_new_folder_with_the_inode_number_of_a_copy_makes_no_room(node: Node) 
     cache.save(replace(record, copy_facts=facts))
     (found,) = evict.find_candidates(cache, "")
     assert (found.size, evict.choose([found], 1)) == (0, [])
-    assert not evict.is_removable(cache, found.record, str(path))
+    assert not removal.is_removable(cache, found.record, str(path))
 
 
 def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = node.stage("a")
-    remove = evict.remove
+    remove = removal.remove
 
     def remove_and_write(*arguments: Any, **options: Any) -> Record | None:
         gone = remove(*arguments, **options)
         copy.mkdir()
         return gone
 
-    monkeypatch.setattr(evict, "remove", remove_and_write)
+    monkeypatch.setattr(removal, "remove", remove_and_write)
     message = "/nvme/a was deleted, but for what a program wrote into it meanwhile"
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
 

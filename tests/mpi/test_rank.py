@@ -15,7 +15,7 @@ import pytest
 from stager.base.errors import DestinationError, SourceError, SpaceError
 from stager.base.options import Lifetime, Validate, Verify
 from stager.base.text import bytes_text
-from stager.copies.evict import FreeSpace
+from stager.copies.room import FreeSpace
 from stager.disk.cache import Cache, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -456,7 +456,7 @@ def test_a_copy_that_is_gone_is_told_though_the_room_goes_meanwhile(
     size = world.copy.stat().st_blocks * 512
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(0, 0))
+        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(0, 0))
         # As another process writes as much as each eviction frees.
         monkeypatch.setattr(FreeSpace, "plus", lambda free, _: free)
     outcome = stage_other(world, "second")
@@ -474,7 +474,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(0, 0))
+        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(0, 0))
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
     gone = [(f"node{last}", "/nvme/first", size)] if world.comm.rank == last else []
@@ -491,7 +491,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     world.write_source(DATA * 2)
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.evict.free_space", lambda *_: FreeSpace(100, 100))
+        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(100, 100))
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
     assert messages(outcome) == [

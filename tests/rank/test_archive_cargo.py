@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from stager.base.options import Share
-from stager.copies import evict
+from stager.copies.room import FreeSpace
+from stager.rank import unpacker
 from stager.rank.archive_cargo import ArchiveCargo, narrow
 from stager.rank.unpacker import room_to_unpack
 from stager.request.items import Space
@@ -109,9 +110,9 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
         SimpleNamespace(size=size, record=SimpleNamespace(destination=destination))
         for size, destination in ((300, "/nvme/x"), (200, "/nvme/y"))
     ]
-    monkeypatch.setattr(evict, "find_candidates", lambda *_: kept)
+    monkeypatch.setattr(unpacker, "find_candidates", lambda *_: kept)
     monkeypatch.setattr(
-        evict, "free_space", lambda _, space: evict.FreeSpace(free - space.keep_free, free)
+        unpacker, "free_space", lambda _, space: FreeSpace(free - space.keep_free, free)
     )
     assert room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
     assert room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800

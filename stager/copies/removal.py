@@ -1,0 +1,195 @@
+"""Remove a copy and its record, but none of the user's own files without being told to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stager.base.errors import DestinationError
+from stager.base.linux import born_at
+from stager.copies.own import HoldsOwnError, find_own, is_copy
+from stager.copies.reading import Reading
+from stager.disk.files import TICK, facts_beneath, opened_beneath
+from stager.disk.record import is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stager.disk.cache import Cache
+    from stager.disk.locks import Locks
+    from stager.disk.record import Record
+
+#: What is added to the name of a copy that is looked through, and the characters of it that stay:
+#: a name has at most 255 bytes, and a character up to 4.
+_ASIDE, _MOST_CHARACTERS = ".before-eviction", 50
+
+
+class SetAsideError(DestinationError):
+    """A copy at ``path`` is at ``aside`` now, with what was written into it meanwhile."""
+
+    def __init__(self, path: str, aside: str) -> None:
+        super().__init__(
+            f"{path} was to be evicted, but files were written into it meanwhile, and something "
+            f"else has its name now; they are in {aside}, with the rest of the copy"
+        )
+
+
+def remove(
+    cache: Cache,
+    locks: Locks,
+    disk: str,
+    destination: str,
+    job: int = 0,
+    *,
+    force: bool = False,
+    reading: Reading | None = None,
+) -> Record | None:
+    """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
+
+    That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
+    With ``force``, files of the user's own are deleted with the copy; without, ``reading`` finds
+    them. Raise HoldsOwnError, OSError or DestinationError; after SetAsideError the record is gone.
+    """
+    if not locks.take(destination):
+        return None
+    try:
+        record = cache.load(destination)
+        if record is None or record.pinned or set(cache.jobs_using(destination)) - {job}:
+            return None
+        path = f"{disk}{destination}"
+        # The copy goes first: a copy without a record would never be found again.
+        if _is_on_disk(cache.root, path) and is_removable(cache, record, path):
+            try:
+                _remove_copy(cache, record, path, None if force else reading or Reading())
+            except SetAsideError:
+                cache.forget(destination)
+                raise
+        cache.forget(destination)
+        return record
+    finally:
+        locks.release(destination)
+
+
+def is_removable(cache: Cache, record: Record, path: str) -> bool:
+    """Return whether what is at ``path`` is the copy, or what a user made of it.
+
+    A folder that the user put there instead is not removable.
+    """
+    try:
+        there = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    if record.tree:
+        return is_copy(cache, record, path, there)
+    return may_be_removed(record, there)
+
+
+def may_be_removed(record: Record, there: os.stat_result) -> bool:
+    if record.tree:
+        return is_ours(there, record)
+    is_file = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+    return is_file and there.st_uid == record.copy_facts.owner
+
+
+def _is_on_disk(root: str, path: str) -> bool:
+    """Whether ``path`` leads to no other filesystem, where there can be no copy."""
+    try:
+        facts_beneath(root, path)
+    except OSError as error:
+        return error.errno != errno.EXDEV
+    return True
+
+
+def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | None) -> None:
+    """Remove the copy at ``path``, unless ``reading`` finds files of the user's own in it.
+
+    A folder is looked through before and, for what was written meanwhile, again under another name.
+    Raise HoldsOwnError, SetAsideError or OSError.
+    """
+
+    def check(place: str) -> None:
+        if reading and (files := find_own(cache, record, place, reading)):
+            raise HoldsOwnError(record, files)
+
+    begun = time.time_ns() - TICK
+    check(path)
+    above, name = os.path.split(path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(path)  # a file where a folder above was: the copy is gone
+        with opened_beneath(cache.root, above) as folder:
+            there = os.lstat(name, dir_fd=folder)
+            if not may_be_removed(record, there):
+                return
+            if record.tree and reading:
+                _remove_folder(cache, path, folder, begun, check)
+            elif record.tree:
+                cache.discard(name, folder)
+            else:
+                if there.st_ctime_ns >= begun:
+                    check(path)
+                os.unlink(name, dir_fd=folder)
+
+
+def _remove_folder(
+    cache: Cache, path: str, folder: int, begun: int, check: Callable[[str], object]
+) -> None:
+    """Remove the copy at ``path``, in the descriptor ``folder``, which passed a check at ``begun``.
+
+    It is checked again under another name if it was written into since, in nanoseconds since 1970.
+    What is written later still, by a program in that folder, is moved to ``path``. Raise what
+    ``check`` raises, SetAsideError or OSError.
+    """
+    from stager.tree.late import Before, late, remove_but_late, was_touched  # not needed for a file
+
+    above, name = os.path.split(path)
+    checked: dict[int, int] = {}  # when the file with an inode was made
+
+    def check_late(place: str) -> None:
+        for file in late(place, Before(begun)):
+            with suppress(FileNotFoundError):
+                checked[os.lstat(f"{place}/{file}").st_ino] = born_at(f"{place}/{file}")
+        if checked or was_touched(place, begun):
+            check(place)
+
+    def remove(place: str) -> None:
+        try:
+            remove_but_late(place, f"/proc/self/fd/{folder}/{name}", Before(begun, checked))
+        except OSError:
+            os.rename(place, aside, dst_dir_fd=folder)
+            raise SetAsideError(path, f"{above}/{aside}") from None
+
+    aside = _moved_aside(path, folder, check_late)
+    cache.discard(aside, folder, remove)
+
+
+def _moved_aside(path: str, folder: int, check: Callable[[str], object]) -> str:
+    """Give the copy at ``path``, in the descriptor ``folder``, another name for the ``check``.
+
+    Return that name. It is in the same folder, where nothing is removed if this process dies. What
+    ``check`` raises, by the new path, is raised when the copy has its old name again. Raise
+    SetAsideError if that was taken, OSError if the copy cannot be renamed.
+    """
+    above, name = os.path.split(path)
+    aside = _free_name(f"{name[:_MOST_CHARACTERS]}{_ASIDE}", folder)
+    os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        check(f"{above}/{aside}")
+    except BaseException:
+        try:
+            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            raise SetAsideError(path, f"{above}/{aside}") from None
+        raise
+    return aside
+
+
+def _free_name(name: str, folder: int) -> str:
+    free, number = name, 1
+    with suppress(FileNotFoundError):
+        while os.lstat(free, dir_fd=folder):
+            free, number = f"{name}-{number}", number + 1
+    return free

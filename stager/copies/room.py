@@ -1,0 +1,422 @@
+"""Make room on a node's disk for new copies: plan which old ones go, then remove them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from stager.base.errors import SpaceError, StageError
+from stager.base.outcome import Evicted
+from stager.base.reserve import kept_free
+from stager.copies.evict import (
+    Held,
+    choose,
+    find_candidates,
+    held_names,
+    holds_own,
+    oldest,
+)
+from stager.copies.own import HoldsOwnError
+from stager.copies.reading import Reading
+from stager.copies.removal import SetAsideError, remove
+from stager.disk.files import existing_folder_above, stage_errors
+from stager.disk.locks import Locks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from stager.copies.evict import Candidate
+    from stager.disk.cache import Cache
+    from stager.request.items import Space
+
+#: Bytes that are read to tell in an error which copies hold changed files: the job waits for it.
+_MOST_READ = 1 << 30
+
+
+class FreeSpace(NamedTuple):
+    """Bytes that may be written to a disk, that are free there, that the site keeps free, that the
+    whole disk has, and that files take there.
+
+    The first is negative where less is free than the site keeps. The last two are 0 if they are not
+    known. What is neither free nor taken is kept for root.
+    """
+
+    usable: int
+    there: int
+    reserve: int = 0
+    size: int = 0
+    taken: int = 0
+
+    def plus(self, size: int) -> FreeSpace:
+        """Return the free space after ``size`` bytes were freed."""
+        usable, there, taken = self.usable + size, self.there + size, self.taken - size
+        return self._replace(usable=usable, there=there, taken=taken)
+
+
+class Replaced(NamedTuple):
+    """An old copy at the ``destination`` of a new one: its bytes, and those that are free for the
+    new one if the old one is deleted first.
+    """
+
+    destination: str
+    size: int
+    gain: int
+    is_pinned: bool = False
+
+
+def plan_room(
+    root: str,
+    need: int,
+    free: FreeSpace,
+    limit: int,
+    candidates: Sequence[Candidate],
+    whole: int = 0,
+    *,
+    is_estimate: bool = False,
+    replaced: Sequence[Replaced] = (),
+) -> list[Candidate]:
+    """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
+
+    The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no
+    limit. Towards that limit the new copies count with ``whole`` bytes, which include what is there
+    already. The ``replaced`` ones are no candidates. Raise SpaceError if there is too little room.
+    """
+    used = sum(one.size for one in candidates)
+    whole = max(need, whole)
+    over = used + whole - limit if limit else 0
+    lacking = need - free.usable if need else 0  # what is empty needs none of the site's share
+    chosen = choose(candidates, max(lacking, over))
+    freed = sum(one.size for one in chosen)
+    held = [one for one in candidates if one.held and one.size]
+    if over > freed:
+        raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
+    if lacking > freed:
+        needed = _needed(need, is_estimate=is_estimate)
+        remedy = _remedy(need, free, lacking - freed, used, held, replaced)
+        raise _no_room(root, needed, free, freed, lacking - freed, held, remedy)
+    return chosen
+
+
+def _over_limit(
+    root: str, needed: str, used: int, limit: int, held: Sequence[Candidate]
+) -> SpaceError:
+    """Return the error for what is ``needed`` beyond the ``limit``; ``used`` bytes are taken."""
+    from stager.base.text import bytes_text  # not needed where there is room
+
+    release = _release(held, begin=", or ")
+    return SpaceError(
+        f"{root}: not enough room: {needed}; your limit on this disk is {bytes_text(limit)}, and "
+        f"your other copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
+    )
+
+
+def _no_room(
+    root: str,
+    needed: str,
+    free: FreeSpace,
+    freed: int,
+    missing: int,
+    held: Sequence[Candidate],
+    remedy: str,
+) -> SpaceError:
+    """Return the error for what is ``needed`` on a disk with too little ``free`` space.
+
+    Removing copies frees ``freed`` bytes of it; ``missing`` bytes are still missing.
+    """
+    from stager.base.text import bytes_text
+
+    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
+    return SpaceError(
+        f"{root}: not enough room: {needed}, {_free_text(free)}{more}, "
+        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
+    )
+
+
+def _free_text(free: FreeSpace) -> str:
+    from stager.base.text import bytes_text
+
+    kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
+    if free.reserve > free.there:
+        kept = f", but this site keeps {bytes_text(free.reserve)} free"
+    return f"{bytes_text(free.there)} free{kept}"
+
+
+def _remedy(
+    need: int,
+    free: FreeSpace,
+    missing: int,
+    used: int,
+    held: Sequence[Candidate],
+    replaced: Sequence[Replaced],
+) -> str:
+    """Return what can help if ``missing`` bytes are missing on a disk for the ``need``.
+
+    The user's copies, with those that are ``held`` and without the ``replaced``, take ``used``
+    bytes of it.
+    """
+    from stager.base.text import bytes_text
+
+    size = bytes_text(free.size)
+    if 0 < free.size <= free.reserve:
+        return f"tell the administrator: the disk has only {size}, so keep_free must be less"
+    if 0 < free.size < free.reserve + need:
+        return f"the whole disk has only {size}: ask for nodes with larger disks, or stage less"
+    old = _evict_replaced(missing, replaced)
+    release = old + _release(held, end=", ")
+    others = free.taken - used - sum(one.size for one in replaced)
+    if others > 0 and not old and missing > sum(one.size for one in held):
+        return (
+            f"{release}delete other files of yours there, use other nodes, or ask the "
+            f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
+            "other files than your copies"
+        )
+    return f"{release}delete other files of yours there, or ask for nodes with larger disks"
+
+
+def _needed(size: int, *, is_estimate: bool) -> str:
+    from stager.base.text import bytes_text
+
+    if is_estimate:
+        return (
+            f"about {bytes_text(size)} needed (an estimate: the size of the copy is not known yet)"
+        )
+    return f"{bytes_text(size)} needed"
+
+
+def _held_text(held: Sequence[Candidate]) -> str:
+    """Return which copies stay, and why."""
+    from stager.base.text import bytes_text
+
+    if not held:
+        return ""
+    size = bytes_text(sum(one.size for one in held))
+    return f"; {size} of your copies stay: {held_names(held)}"
+
+
+def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
+    """Return what lets ``held`` copies go, between ``begin`` and ``end``; else nothing."""
+    reasons = {one.held for one in held}
+    remedies = []
+    if Held.PINNED in reasons:
+        remedies.append("unpin copies (stagectl unpin DST)")
+    if Held.PERHAPS_IN_USE in reasons:
+        remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
+    if Held.OWN in reasons:
+        remedies.append(
+            "move your files out of those copies, or delete these with your files (stagectl evict "
+            "--force DST)"
+        )
+    if Held.IN_USE in reasons:
+        remedies.append("wait until the jobs that use copies have ended")
+    return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
+
+
+def _evict_replaced(missing: int, replaced: Sequence[Replaced]) -> str:
+    """Return how to delete as many old copies as it takes; nothing if all are too few."""
+    from shlex import join
+
+    chosen: list[Replaced] = []
+    for one in sorted(replaced, key=lambda one: -one.gain):
+        if missing > 0 and one.gain > 0:
+            chosen.append(one)
+            missing -= one.gain
+    if missing > 0:
+        return ""
+    commands = [join(["stagectl", "evict", *(one.destination for one in chosen)])]
+    if pinned := [one.destination for one in chosen if one.is_pinned]:
+        commands.insert(0, join(["stagectl", "unpin", *pinned]))
+    return f"delete the old copies that are to be replaced ({', then '.join(commands)}), "
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The bytes that are needed on a disk for ``destination``, which lies beneath ``root``.
+
+    The copy takes ``whole`` bytes if a part of it is there already. Of what is unpacked, ``need``
+    is an estimate.
+    """
+
+    root: str
+    cache: Cache
+    destination: str
+    need: int
+    whole: int = 0
+    is_estimate: bool = False
+
+
+class RoomPlan:
+    """Makes room on one disk of a node for ``needs``.
+
+    First `plan`, then `make`: so no node removes anything if another one has too little room.
+    ``wanted`` destinations are kept. ``disk`` is where the node's files are seen. ``others`` are
+    the user's further caches on the same disk.
+    """
+
+    def __init__(
+        self,
+        needs: Sequence[Need],
+        wanted: Collection[str],
+        space: Space,
+        disk: str,
+        others: Collection[Cache] = (),
+    ) -> None:
+        self._root = needs[0].root
+        self._need = sum(one.need for one in needs)
+        self._whole = sum(max(one.need, one.whole) for one in needs)
+        self._is_estimate = any(one.is_estimate for one in needs)
+        self._limit = space.user_limit
+        self._free = free_space(_existing(needs[0].cache), space)
+        self._disk = disk
+        # There may be thousands of records, so they are read only if there is too little room.
+        short = self._limit or self._need > self._free.usable
+        caches = {*(one.cache for one in needs), *others} if short else set()
+        found = [one for cache in caches for one in find_candidates(cache, disk)]
+        needed = {one.destination: one for one in needs}
+        self._replaced = [
+            _replaced_by(needed[one.destination], one) for one in found if one.destination in needed
+        ]
+        self._looked_into: set[tuple[Cache, str]] = set()
+        self._reading = Reading()
+        self._candidates = {
+            (one.cache, one.destination): (
+                replace(one, held=Held.WANTED) if one.destination in wanted else one
+            )
+            for one in found
+            if one.destination not in needed
+        }
+
+    def plan(self) -> list[Candidate]:
+        """Return the copies to remove. Raise SpaceError if there is too little room.
+
+        Only those are looked into for a user's own files that would be removed. If there is too
+        little room, the others are, too, as far as that is quick, so that the error counts no copy
+        that stays.
+        """
+        while True:
+            try:
+                chosen = self._choose()
+            except SpaceError:
+                if not self._hold_own(oldest(self._candidates.values()), Reading(_MOST_READ)):
+                    raise
+            else:
+                if not self._hold_own(chosen, self._reading):
+                    return chosen
+
+    def _hold_own(self, copies: Iterable[Candidate], reading: Reading) -> bool:
+        """Hold those ``copies`` that hold a user's own files. Return whether there are any."""
+        holders = [one for one in copies if self._holds_own(one, reading)]
+        for one in holders:
+            self._hold(one, Held.OWN)
+        return bool(holders)
+
+    def _holds_own(self, one: Candidate, reading: Reading) -> bool:
+        key = one.cache, one.destination
+        if key not in self._looked_into:
+            self._looked_into.add(key)
+            return holds_own(one, self._disk, reading)
+        return False
+
+    def _hold(self, one: Candidate, why: Held) -> None:
+        self._candidates[one.cache, one.destination] = replace(one, held=why)
+
+    def _choose(self) -> list[Candidate]:
+        return plan_room(
+            self._root,
+            need=self._need,
+            free=self._free,
+            limit=self._limit,
+            candidates=list(self._candidates.values()),
+            whole=self._whole,
+            is_estimate=self._is_estimate,
+            replaced=self._replaced,
+        )
+
+    def make(self, locks: Mapping[Cache, Locks], node: str) -> Iterator[Evicted]:
+        """Remove copies until there is room, and yield each; skip those in use by now.
+
+        Raise SpaceError.
+        """
+        while chosen := self.plan():
+            for one in chosen:
+                if why := self._remove(one, locks.get(one.cache)):
+                    self._hold(one, why)
+                else:
+                    del self._candidates[one.cache, one.destination]
+                    self._free = self._free.plus(one.size)
+                    yield Evicted(node, one.destination, one.size)
+
+    def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
+        """Remove a copy, or return why it stays."""
+        try:
+            with ExitStack() as stack:
+                locks = locks or stack.enter_context(closing(Locks(one.cache)))
+                gone = remove(one.cache, locks, self._disk, one.destination, reading=self._reading)
+                return None if gone else Held.IN_USE
+        except HoldsOwnError:  # since it was looked into
+            return Held.OWN
+        except SetAsideError:  # nobody else tells the user
+            raise
+        except (OSError, StageError):
+            # A copy that its user made impossible to remove: others may be enough.
+            return Held.IN_USE
+
+
+def _replaced_by(need: Need, old: Candidate) -> Replaced:
+    # That this job uses it does not count, and whether another one does is told by evict.
+    kept = max(0, need.whole - need.need)
+    return Replaced(old.destination, old.size, old.size - kept, old.held is Held.PINNED)
+
+
+def rooms(
+    needs: Sequence[Need],
+    wanted: Collection[str],
+    space: Space,
+    disk: str,
+    others: Iterable[Cache] = (),
+) -> list[RoomPlan]:
+    """Return a `RoomPlan` for each disk of ``needs``; ``others`` are all caches of the user."""
+    by_disk: dict[int, list[Need]] = {}
+    for need in needs:
+        by_disk.setdefault(_disk_of(need.cache), []).append(need)
+    caches: dict[int, set[Cache]] = {}
+    for cache in others:
+        caches.setdefault(_disk_of(cache), set()).add(cache)
+    return [
+        RoomPlan(together, wanted, space, disk, caches.get(number, ()))
+        for number, together in by_disk.items()
+    ]
+
+
+def _disk_of(cache: Cache) -> int:
+    return os.stat(_existing(cache)).st_dev
+
+
+def _existing(cache: Cache) -> str:
+    # In a dry run the cache may have no folder yet.
+    return existing_folder_above(f"{cache.folder}/")
+
+
+def free_space(path: str, space: Space) -> FreeSpace:
+    """Return what may be written to the disk of ``path``: the site's share stays free."""
+    room = os.statvfs(path)
+    disk = room.f_blocks * room.f_frsize
+    share = kept_free(disk, space.keep_free, space.keep_free_percent)
+    free = room.f_bavail * room.f_frsize
+    taken = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return FreeSpace(free - share, free, share, disk, taken)
+
+
+def check_room_to_measure(root: str, size: int, space: Space, path: str = "") -> None:
+    """Raise SpaceError if a file of ``size`` bytes leaves less free than the site's share.
+
+    ``path`` is the staging folder ``root`` as seen on a simulated node.
+    """
+    with stage_errors(root):
+        free = free_space(path or root, space)
+    if size > free.usable:
+        raise SpaceError(
+            f"{root}: not enough room: {_needed(size, is_estimate=False)}, {_free_text(free)}; "
+            "measure with a smaller --size, or remove copies (stagectl evict)"
+        )
