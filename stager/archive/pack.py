@@ -90,6 +90,15 @@ class Packed:
     conda: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """The folder that is packed: its path, its open descriptor, and what is in it."""
+
+    path: str
+    descriptor: int
+    listing: Listing
+
+
 def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
     """Pack the ``folder`` into ``archive``, unless that holds the folder as it is now.
 
@@ -118,8 +127,9 @@ def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
         if fresh:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
             now = int(time.time())
-            with _replaced(archive, root, listing) as file:
-                _write(listing, folder, root, archive, file, content + _digits(now), tell)
+            source = _Folder(folder, root, listing)
+            with _replaced(archive, source) as file:
+                _write(source, archive, file, content + _digits(now), tell)
                 if _list(folder, root).digest() != listing.digest():
                     raise IntegrityError(_changed(folder))
                 os.utime(file, (now, now))
@@ -242,11 +252,11 @@ def _options(listing: Listing, archive: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
+def _replaced(path: str, folder: _Folder) -> Iterator[int]:
     """Yield the descriptor of a new file, which is renamed to ``path`` if nothing is raised.
 
     It is written by its descriptor: others may be able to put another file in the place of its
-    name. Nobody may read it who cannot read all that is packed of the open ``folder``. Raise
+    name. Nobody may read it who cannot read all that is packed of the ``folder``. Raise
     DestinationError if it was replaced, or if what was at ``path`` has changed meanwhile.
     """
     before = _state_of(path)
@@ -256,7 +266,7 @@ def _replaced(path: str, folder: int, listing: Listing) -> Iterator[int]:
         yield descriptor
         mask = os.umask(0)
         os.umask(mask)
-        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, listing, descriptor) | 0o600))
+        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, descriptor) | 0o600))
         os.fsync(descriptor)
         _check_place(partial, descriptor, path)
         if _state_of(path) != before:
@@ -281,12 +291,13 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
     return None
 
 
-def _mode_of(folder: int, listing: Listing, archive: int) -> int:
-    """Return what those may do with the open folder who get the rights on the open archive."""
-    mode = reach(folder).mode
+def _mode_of(folder: _Folder, archive: int) -> int:
+    """Return what those may do with the folder who get the rights on the open archive."""
+    mode = reach(folder.descriptor).mode
     if mode & READ:
-        mode = readable_mode(permitted(f"/proc/self/fd/{folder}/.", listing, mode, Share.SOURCE))
-    same = os.fstat(folder).st_gid == os.fstat(archive).st_gid
+        path = f"/proc/self/fd/{folder.descriptor}/."
+        mode = readable_mode(permitted(path, folder.listing, mode, Share.SOURCE))
+    same = os.fstat(folder.descriptor).st_gid == os.fstat(archive).st_gid
     return mode if same else other_group_mode(mode)
 
 
@@ -317,11 +328,9 @@ def _check_place(name: str, descriptor: int, path: str) -> None:
     )
 
 
-def _write(
-    listing: Listing, folder: str, root: int, archive: str, file: int, mark: bytes, tell: Tell
-) -> None:
+def _write(folder: _Folder, archive: str, file: int, mark: bytes, tell: Tell) -> None:
     if is_image(archive):
-        _write_squashfs(root, file, mark)
+        _write_squashfs(folder.descriptor, file, mark)
         return
     with ExitStack() as stack:
         plain = stack.enter_context(open(file, "wb", closefd=False))
@@ -332,9 +341,9 @@ def _write(
                 fileobj=stream, mode="w|", errorlevel=2, pax_headers={"comment": mark.decode()}
             )
         )
-        reader = _Reader(listing.size, tell)
-        for row in range(len(listing)):
-            _add(tar, listing, row, folder, root, reader)
+        reader = _Reader(folder.listing.size, tell)
+        for row in range(len(folder.listing)):
+            _add(tar, folder, row, reader)
             tar.members.clear()  # type: ignore[attr-defined] # or all stay in memory
 
 
@@ -365,29 +374,28 @@ class _Reader:
         return data
 
 
-def _add(
-    tar: tarfile.TarFile, listing: Listing, row: int, folder: str, root: int, reader: _Reader
-) -> None:
-    """Add an entry as it was listed; a file's data is read beneath the open folder ``root``."""
+def _add(tar: tarfile.TarFile, folder: _Folder, row: int, reader: _Reader) -> None:
+    """Add an entry as it was listed; a file's data is read beneath the open folder."""
+    listing = folder.listing
     member = _member(listing, row)
     if listing.kinds[row] != Kind.FILE:
         tar.addfile(member)
         return
     try:
-        descriptor = open_beneath(root, listing.paths[row], OPEN_FILE)
+        descriptor = open_beneath(folder.descriptor, listing.paths[row], OPEN_FILE)
         with open(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             now = facts.st_ino, facts.st_size, facts.st_ctime_ns
             if now != (listing.inodes[row], listing.sizes[row], listing.ctimes[row]):
-                raise IntegrityError(_changed(folder))
+                raise IntegrityError(_changed(folder.path))
             reader.file = file
             tar.addfile(member, cast("IO[bytes]", reader))
     except PermissionError as error:
-        where = text_of(os.fsencode(folder) + b"/" + listing.paths[row])
+        where = text_of(os.fsencode(folder.path) + b"/" + listing.paths[row])
         raise SourceError(f"{where}: {error.strerror}") from None
     except OSError as error:
         if error.errno in (errno.ENOENT, *IS_LINK) or _SHORTER in str(error):
-            raise IntegrityError(_changed(folder)) from None
+            raise IntegrityError(_changed(folder.path)) from None
         raise
 
 
