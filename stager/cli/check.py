@@ -64,9 +64,9 @@ def check(
     Checks how they are written, and whether the site's configuration allows the destinations.
     A script that is no batch script (empty, binary, without '#!', or with the line ends of Windows)
     is an error; sbatch's other options are not checked.
-    Warnings name lines of a script that are ignored or cut. If nothing is wrong, and without
-    --quiet, they also name each source that this machine does not see, or that is a file instead
-    of a folder or the reverse. Warnings do not change the exit code.
+    Warnings name lines of a script that are ignored or cut. Without --quiet, they also name each
+    source that this machine does not see, or that is a file instead of a folder or the reverse.
+    Warnings do not change the exit code.
     """
     if not values and not scripts and not tolerate:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
@@ -82,7 +82,10 @@ def check(
     found.read_tolerances((rules or policy.LOCAL).launch)
     items = found.resolve(rules or policy.LOCAL)
     if found.faults:
-        return found.complain()
+        code = found.complain()
+        if not quiet:
+            _warn_of_sources(items)
+        return code
     request = build_request(items, rules or policy.LOCAL)
     # As the job will send it: raises if it is too long.
     replace(request, directives=";".join(found.values)).to_json()

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import stager.cli.seen  # noqa: F401 - an ordinary user may be unable to read this Python
+# Imported here, since an ordinary user may be unable to read this Python.
+import stager.cli.gate
+import stager.cli.seen  # noqa: F401
 from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
 from tests.support.stagectl import Ran
 from tests.support.users import as_ordinary_user, ordinary_home
@@ -76,13 +78,17 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
 }  # fmt: skip
 
 
+def unseen(source: str) -> str:
+    """Return the warning of a source that does not exist."""
+    return (
+        f"stage: {source}: not seen from this machine (No such file or directory); check the path, "
+        "and that the compute nodes mount this filesystem"
+    )
+
+
 def not_seen(*sources: str) -> str:
     """Return the warnings of sources that do not exist."""
-    return "".join(
-        f"stage: {source}: not seen from this machine (No such file or directory); check the "
-        "path, and that the compute nodes mount this filesystem\n"
-        for source in sources
-    )
+    return "".join(f"{unseen(source)}\n" for source in sources)
 
 
 @pytest.fixture
@@ -97,8 +103,8 @@ def scripts(desk: Desk) -> Desk:
 @pytest.mark.parametrize(("arguments", "lines"), RIGHT.values(), ids=RIGHT)
 def test_check_repeats_what_is_right(scripts: Desk, arguments: list[str], lines: list[str]) -> None:
     text = "".join(f"stage: ok: {line}\n" for line in lines)
-    unseen = not_seen(*dict.fromkeys(line.partition(" to ")[0] for line in lines))
-    said = (IGNORED if "job.sh" in arguments else "") + ("" if NOTHING in lines else unseen)
+    warned = not_seen(*dict.fromkeys(line.partition(" to ")[0] for line in lines))
+    said = (IGNORED if "job.sh" in arguments else "") + ("" if NOTHING in lines else warned)
     assert scripts.stagectl("check", *arguments) == Ran(0, text, said)
 
 
@@ -243,13 +249,17 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         ["/a:/nvme/b", "a:/nvme/c"], 2,
         ["the source must be an absolute path ($VARIABLES and ~ are not expanded here)",
          "  a:/nvme/c",
-         "  ^"],
+         "  ^",
+         unseen("/a")],
     ),
-    "two sources for one destination": (["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE]),
+    "two sources for one destination": (
+        ["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE, unseen("/a"), unseen("/c")],
+    ),
     "two sources for one destination, here and in a script": (
         ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
         [("short.sh:2: /nvme/f is the destination of two directives: from /a (validate=size) and "
-          "from /f (validate=stat); remove one of them, or change its destination")],
+          "from /f (validate=stat); remove one of them, or change its destination"),
+         unseen("/a"), unseen("/f")],
     ),
     "a place that the site does not stage to": (["/a:/b"], 3, [NOT_BENEATH]),
     "no such script": (
@@ -329,7 +339,8 @@ stage: wrong.sh:4: the closing ' is missing
                              ^
 stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (validate=stat) and from \
 /d (validate=size); remove one of them, or change its destination
-""",
+"""
+        + not_seen("/c", "/d"),
     )
 
 
@@ -349,7 +360,9 @@ stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (valida
 )
 def test_check_refuses_what_sbatch_refuses(desk: Desk, script: str, said: str) -> None:
     for quiet in ([], ["--quiet"]):
-        assert desk.stagectl("check", *quiet, "--script", "-", stdin=script) == Ran(2, "", said)
+        warned = not_seen("/a") if "/a" in script and not quiet else ""
+        ran = desk.stagectl("check", *quiet, "--script", "-", stdin=script)
+        assert ran == Ran(2, "", said + warned)
 
 
 def test_check_ends_with_the_code_of_a_refusal_by_the_site(desk: Desk) -> None:
