@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: How often a folder is emptied that a program fills while it is removed. Few, because a program
 #: that is faster than the removal has filled it with more files each time.
 _TRIES = 3
+#: Raised for a folder that its user may not read, where nobody has written then, and for one that
+#: was moved meanwhile.
+_UNSEEN = (PermissionError, FileNotFoundError)
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
 
@@ -57,7 +60,8 @@ def remove_old(old: str, new: str, before: Before) -> None:
     """
     try:
         for path in list(late(old, before)):
-            _merge(f"{old}/{path}", f"{new}/{path}")
+            with suppress(FileNotFoundError):  # its user moved it meanwhile
+                _merge(f"{old}/{path}", f"{new}/{path}")
         _Removal(old, new, before).finish()
     except OSError as error:
         aside = _free_name(new)
@@ -109,7 +113,7 @@ def late(old: str, before: Before) -> Iterator[str]:
     for folder in _folders(old, before):
         if COMPILED_FOLDER in folder.split("/"):
             continue
-        with suppress(PermissionError):  # nobody can have written there
+        with suppress(*_UNSEEN):
             for name, there in _entries(f"{old}/{folder}"):
                 if stat.S_ISDIR(there.st_mode):
                     if not before.has_folder(name, there.st_ino):
@@ -190,7 +194,7 @@ def _folders(old: str, before: Before) -> Iterator[str]:
     folders = [""]
     for folder in folders:  # grows while it is read
         yield folder
-        with suppress(PermissionError), os.scandir(f"{old}/{folder}") as entries:
+        with suppress(*_UNSEEN), os.scandir(f"{old}/{folder}") as entries:
             folders += [
                 f"{folder}{one.name}/"
                 for one in entries
@@ -220,7 +224,7 @@ def _merge(path: str, target: str) -> None:
         return
     for name in os.listdir(path):
         _merge(f"{path}/{name}", f"{target}/{name}")
-    with _writable(os.path.dirname(path)):
+    with _writable(os.path.dirname(path)), suppress(OSError):  # more may have been written there
         os.rmdir(path)
 
 

@@ -8,11 +8,15 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import Before, folders_before, remove_but_late, remove_old, was_touched
+from stager.tree.late import Before, folders_before, late, remove_but_late, remove_old, was_touched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def make(folder: Path, **files: str) -> None:
@@ -82,6 +86,30 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
         "sub/b": "2 anew", "tree/deep/g": "2", "tree/deep/late": "5", "tree/f": "1",
     }  # fmt: skip
     assert (new / "sub/empty").is_dir()
+    assert not old.exists()
+
+
+def test_what_its_user_moves_away_meanwhile_is_no_error(
+    tmp_path: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, sub__late="1", gone__late="2", later="3")
+
+    def find(folder: str, before: Before) -> Iterator[str]:
+        found = late(folder, before)
+        yield from (next(found), next(found))
+        (old / "later").rename(tmp_path / "later")
+        for name in ("sub", "gone"):
+            (old / name).rename(tmp_path / name)
+        yield from found
+
+    monkeypatch.setattr("stager.tree.late.late", find)
+    remove_old(str(old), str(new), Before(since, inodes(new)))
+    assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
+    assert (tmp_path / "later").read_text() == "3"
+    assert content(tmp_path / "sub") == {"b": "2", "late": "1"}
+    assert content(tmp_path / "gone") == {"c": "3", "late": "2"}
     assert not old.exists()
 
 
