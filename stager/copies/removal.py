@@ -143,12 +143,15 @@ def _remove_folder(
     What is written later still, by a program in that folder, is moved to ``path``. Raise what
     ``check`` raises, SetAsideError or OSError.
     """
-    from stager.tree.late import Before, late, remove_but_late, was_touched  # not needed for a file
+    # Not needed for a file.
+    from stager.tree.late import Before, folders_before, late, remove_but_late, was_touched
 
     above, name = os.path.split(path)
     checked: dict[int, int] = {}  # when the file with an inode was made
+    folders: set[int] = set()
 
     def check_late(place: str) -> None:
+        folders.update(folders_before(place, begun))  # first: the check finds what comes later
         for file in late(place, Before(begun)):
             with suppress(FileNotFoundError):
                 checked[os.lstat(f"{place}/{file}").st_ino] = born_at(f"{place}/{file}")
@@ -157,7 +160,9 @@ def _remove_folder(
 
     def remove(place: str) -> None:
         try:
-            remove_but_late(place, f"/proc/self/fd/{folder}/{name}", Before(begun, checked))
+            remove_but_late(
+                place, f"/proc/self/fd/{folder}/{name}", Before(begun, checked, folders)
+            )
         except OSError:
             os.rename(place, aside, dst_dir_fd=folder)
             raise SetAsideError(path, f"{above}/{aside}") from None

@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,9 +17,11 @@ from stager.base import paths
 from stager.base.errors import DestinationError, SpaceError
 from stager.copies.evict import find_candidates
 from stager.copies.own import HoldsOwnError, find_own
+from stager.copies.removal import SetAsideError
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses, remove_files
 from tests.support.copies import MIB, Node, bytes_taken, make, put_own, room_on
+from tests.support.meddler import Meddler
 from tests.support.trees import stage_folder
 from tests.support.users import forked, on_tmpfs
 
@@ -205,8 +210,13 @@ def test_if_an_eviction_is_killed_what_was_written_meanwhile_is_kept(
     assert (node.disk / f"{copy.name[:50]}.before-eviction/results").read_bytes() == b"mine"
 
 
-def remove_and_write(node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
-    """Have a file written into the copy that is removed, after all looks; return its folder."""
+def remove_and_write(
+    node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]
+) -> int:
+    """Have a file written into the copy that is removed, after all looks; return its folder.
+
+    Then ``act`` is called with the descriptor of that folder.
+    """
     discard = Cache.discard
     copy = os.open(node.disk / "a", os.O_RDONLY)
 
@@ -214,7 +224,7 @@ def remove_and_write(node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[
         cache: Cache, name: str, folder: int, remove: Callable[[str], object]
     ) -> None:
         os.close(os.open("results", os.O_CREAT | os.O_WRONLY, dir_fd=copy))
-        act()
+        act(copy)
         discard(cache, name, folder, remove)
 
     monkeypatch.setattr(Cache, "discard", write_and_discard)
@@ -226,10 +236,56 @@ def test_what_a_program_writes_into_a_folder_as_it_is_removed_is_kept(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage_folder(node.cache, str(node.disk / "a"))
-    removed = remove_and_write(node, monkeypatch, lambda: None)
+    removed = remove_and_write(node, monkeypatch, lambda _: None)
     assert os.listdir(node.disk / "a") == ["results"]
     assert os.listdir(removed) == os.listdir(node.cache.partial) == []
     assert list(node.cache.records()) == []
+
+
+def test_a_folder_that_a_program_makes_or_moves_there_as_the_copy_is_removed_is_kept(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "older").write_bytes(b"mine")
+
+    def act(folder: int) -> None:
+        os.rename(moved, "moved", dst_dir_fd=folder)
+        os.mkdir("empty", dir_fd=folder)
+
+    stage_folder(node.cache, str(node.disk / "a"))
+    removed = remove_and_write(node, monkeypatch, act)
+    assert sorted(os.listdir(node.disk / "a")) == ["empty", "moved", "results"]
+    assert (node.disk / "a/moved/older").read_bytes() == b"mine"
+    assert os.listdir(removed) == os.listdir(node.cache.partial) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_user_does_in_a_folder_while_it_is_evicted_is_kept(
+    node: Node, tmp_path: Path, seed: int
+) -> None:
+    def fill(folder: Path) -> None:
+        for above in (folder / f"{outer}/{inner}" for outer in "abcd" for inner in "xyz"):
+            above.mkdir(parents=True)
+            for number in range(30):
+                (above / f"f{number}").write_text("staged")
+
+    def evict() -> None:
+        with suppress(HoldsOwnError, SetAsideError):
+            node.remove("set")
+
+    stage_folder(node.cache, str(node.disk / "set"), fill=fill)
+    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
+    elsewhere = tmp_path / "elsewhere"
+    with (
+        closing(Meddler(node.disk / "set", elsewhere, seed)) as meddler,
+        ThreadPoolExecutor() as pool,
+    ):
+        eviction = pool.submit(evict)
+        while not eviction.done():
+            meddler.act()
+        eviction.result()
+        assert meddler.lost(node.disk, elsewhere) == set()
 
 
 def test_if_that_file_has_no_place_the_rest_of_the_copy_is_told(
@@ -238,7 +294,7 @@ def test_if_that_file_has_no_place_the_rest_of_the_copy_is_told(
     copy = node.disk / "a"
     stage_folder(node.cache, str(copy))
     with pytest.raises(DestinationError) as caught:
-        remove_and_write(node, monkeypatch, lambda: copy.write_bytes(b"another"))
+        remove_and_write(node, monkeypatch, lambda _: copy.write_bytes(b"another"))
     assert caught.value.message == (
         f"{copy} was to be evicted, but files were written into it meanwhile, and something else "
         f"has its name now; they are in {copy}.before-eviction, with the rest of the copy"

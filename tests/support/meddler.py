@@ -72,7 +72,10 @@ class Meddler:
         return self._folder_by_path()
 
     def _folder_by_path(self) -> str:
-        return self._random.choice([place for place, _, _ in os.walk(self._folder)])
+        places = [place for place, _, _ in os.walk(self._folder)]
+        if not places:
+            raise FileNotFoundError(self._folder)
+        return self._random.choice(places)
 
     def _file_in(self, folder: str, *, is_own: bool | None = None) -> str:
         """Return a file in ``folder``; if told, one that is the user's own, or one that is not."""
