@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import Site
+from tests.cluster.site import Site, remove_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +23,22 @@ def installed_site() -> Iterator[Site]:
         yield cluster
 
 
-@pytest.fixture
-def site(installed_site: Site) -> Iterator[Site]:
-    """Return the cluster with empty disks; check afterwards that nothing is left or drained."""
-    installed_site.empty_disks()
+@pytest.fixture(scope="module")
+def tidied_site(installed_site: Site) -> Iterator[Site]:
+    """Return the cluster; remove from shared storage what the tests of a file left there."""
+    shared = installed_site.path("login", "/shared")
+    before = set(shared.iterdir())
     yield installed_site
-    installed_site.assert_healthy()
-    assert installed_site.leftovers() == []
+    remove_all(set(shared.iterdir()) - before)
+
+
+@pytest.fixture
+def site(tidied_site: Site) -> Iterator[Site]:
+    """Return the cluster with empty disks; check afterwards that nothing is left or drained."""
+    tidied_site.empty_disks()
+    yield tidied_site
+    tidied_site.assert_healthy()
+    assert tidied_site.leftovers() == []
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, is_
 from tests.cluster.processes import is_rank, is_srun, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.cluster.cluster import Job
 
@@ -118,11 +118,7 @@ class Site(Cluster):
     def empty_disks(self) -> None:
         """Remove everything from the nodes' disks, the records too."""
         for node in self.nodes:
-            for entry in self.path(node, "/nvme").iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+            remove_all(self.path(node, "/nvme").iterdir())
 
     def leftovers(self) -> list[str]:
         """Return what outlived its job on any node: partial files, ranks, marks, users' rooms."""
@@ -153,6 +149,15 @@ class Site(Cluster):
 def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
     """Return when that is reached; AssertionError if it is not after so many seconds."""
     assert is_reached(reached, seconds, pause=0.1)
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Remove files and folders, with all that is in them."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def digest(path: Path) -> str:
