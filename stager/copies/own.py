@@ -112,12 +112,18 @@ def _sealed_at(cache: Cache, record: Record) -> int:
         return (record.staged_at + 1) * _NANOSECONDS
 
 
-def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = None) -> list[str]:
+def find_own(
+    cache: Cache,
+    record: Record,
+    path: str,
+    reading: Reading | None = None,
+    folders: set[int] | None = None,
+) -> list[str]:
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
     So too if something else is in the copy's place. What cannot be listed counts as one file, by
     the text of the error. What has another time, and is beyond the limit of ``reading``, counts
-    too.
+    too. ``folders`` gets the inodes of the folders that were looked through.
     """
     try:
         there = os.lstat(path)
@@ -128,7 +134,7 @@ def find_own(cache: Cache, record: Record, path: str, reading: Reading | None = 
     from stager.tree.walk import walk  # not needed for a file
 
     try:
-        copy = walk(path, holes=False, specials=True)
+        copy = walk(path, holes=False, specials=True, folders=folders)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]

@@ -110,13 +110,9 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
     A folder is looked through before and, for what was written meanwhile, again under another name.
     Raise HoldsOwnError, SetAsideError or OSError.
     """
-
-    def check(place: str) -> None:
-        if reading and (files := find_own(cache, record, place, reading)):
-            raise HoldsOwnError(record, files)
-
-    begun = time.time_ns() - TICK
-    check(path)
+    search = _Search(cache, record, reading) if reading else None
+    if search:
+        search.look(path)
     above, name = os.path.split(path)
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(path)  # a file where a folder above was: the copy is gone
@@ -124,50 +120,64 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
             there = os.lstat(name, dir_fd=folder)
             if not may_be_removed(record, there):
                 return
-            if record.tree and reading:
-                _remove_folder(cache, path, folder, begun, check)
+            if record.tree and search:
+                _remove_folder(cache, path, folder, search)
             elif record.tree:
                 cache.discard(name, folder)
             else:
-                if there.st_ctime_ns >= begun:
-                    check(path)
+                if search and there.st_ctime_ns >= search.begun:
+                    search.look(path)
                 os.unlink(name, dir_fd=folder)
 
 
-def _remove_folder(
-    cache: Cache, path: str, folder: int, begun: int, check: Callable[[str], object]
-) -> None:
-    """Remove the copy at ``path``, in the descriptor ``folder``, which passed a check at ``begun``.
+class _Search:
+    """Looks for the user's own files in the copy of ``record``, at one place or another.
 
-    It is checked again under another name if it was written into since, in nanoseconds since 1970.
-    What is written later still, by a program in that folder, is moved to ``path``. Raise what
-    ``check`` raises, SetAsideError or OSError.
+    ``begun`` is when the first look began, in nanoseconds since 1970. ``folders`` are the inodes of
+    the folders that were there at the last one.
+    """
+
+    def __init__(self, cache: Cache, record: Record, reading: Reading) -> None:
+        self.begun = time.time_ns() - TICK
+        self.folders: set[int] = set()
+        self._cache, self._record, self._reading = cache, record, reading
+
+    def look(self, place: str) -> None:
+        """Raise HoldsOwnError if there are such files in what is at ``place``."""
+        self.folders.clear()
+        if files := find_own(self._cache, self._record, place, self._reading, self.folders):
+            raise HoldsOwnError(self._record, files)
+
+
+def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> None:
+    """Remove the copy at ``path``, in the descriptor ``folder``, in which ``search`` found nothing.
+
+    It is looked through again under another name if it was written into meanwhile. What is written
+    later still, by a program in that folder, is moved to ``path``. Raise HoldsOwnError,
+    SetAsideError or OSError.
     """
     # Not needed for a file.
-    from stager.tree.late import Before, folders_before, late, remove_but_late, was_touched
+    from stager.tree.late import Before, late, remove_but_late, was_touched
 
     above, name = os.path.split(path)
     checked: dict[int, int] = {}  # when the file with an inode was made
-    folders: set[int] = set()
 
-    def check_late(place: str) -> None:
-        folders.update(folders_before(place, begun))  # first: the check finds what comes later
-        for file in late(place, Before(begun)):
+    def look_again(place: str) -> None:
+        for file in late(place, Before(search.begun, folders=search.folders)):
             with suppress(FileNotFoundError):
                 checked[os.lstat(f"{place}/{file}").st_ino] = born_at(f"{place}/{file}")
-        if checked or was_touched(place, begun):
-            check(place)
+        if checked or was_touched(place, search.begun):
+            search.look(place)
 
     def remove(place: str) -> None:
+        before = Before(search.begun, checked, search.folders)
         try:
-            remove_but_late(
-                place, f"/proc/self/fd/{folder}/{name}", Before(begun, checked, folders)
-            )
+            remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
         except OSError:
             os.rename(place, aside, dst_dir_fd=folder)
             raise SetAsideError(path, f"{above}/{aside}") from None
 
-    aside = _moved_aside(path, folder, check_late)
+    aside = _moved_aside(path, folder, look_again)
     cache.discard(aside, folder, remove)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
@@ -31,7 +31,7 @@ from stager.tree.table import Table, as_copy
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import MutableMapping
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record, TreeFacts
@@ -39,12 +39,30 @@ if TYPE_CHECKING:
     from stager.source.facts import Source
 
 
+class Walked(NamedTuple):
+    """A folder at a destination as it was walked: its digest, to compare with that in its record,
+    and the inodes of all folders in it, and of itself.
+
+    The digest is empty if it was not asked for or the folder cannot be walked; then ``folders`` may
+    be None, not known.
+    """
+
+    digest: str = ""
+    folders: frozenset[int] | None = None
+
+
 def survey_tree(
-    item: StageItem, path: str, source: Source, cache: Cache, node: str, looked: Mapping[str, str]
+    item: StageItem,
+    path: str,
+    source: Source,
+    cache: Cache,
+    node: str,
+    walked: MutableMapping[str, Walked],
 ) -> Survey:
     """Return what this node holds at ``path``, the place of the folder of ``item``.
 
-    ``looked`` has the `copy_digest` of destinations that were walked already.
+    ``walked`` has the destinations that were walked already. For one whose copy is not current it
+    gets the folders that are there when that is looked through: a new tree may replace these.
 
     Raise DestinationError if nothing can be put at ``path``, or if files of the user's own would be
     lost without the option ``replace``.
@@ -56,12 +74,16 @@ def survey_tree(
     tree = record.tree if record else None
     reason = or_other_source(item, record, judge_tree(item, source, record, there))
     if not reason and tree:
-        now = looked.get(item.destination) or copy_digest(path)
-        reason = None if now == tree.copy_digest else Reason.COPY_CHANGED
+        if item.destination not in walked:
+            walked[item.destination] = walk_copy(path)
+        is_same = walked[item.destination].digest == tree.copy_digest
+        reason = None if is_same else Reason.COPY_CHANGED
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
         is_own = _check_loss(item, path, there, cache, record)
-        own = [] if is_own else _own_files(path, there, cache, record, looked)
+        before = walked.get(item.destination)
+        own, folders = _look_through(path, there, cache, record, before)
+        walked[item.destination] = Walked(folders=folders)
         if own and not item.options.replace:
             raise _would_delete(item.destination, own)
         return Survey(node, reason, "", changed=is_own or bool(own))
@@ -121,19 +143,26 @@ def _would_delete(destination: str, own: list[str]) -> DestinationError:
     )
 
 
-def _own_files(
+def _look_through(
     path: str,
     there: os.stat_result | None,
     cache: Cache,
     record: Record | None,
-    looked: Mapping[str, str],
-) -> list[str]:
-    """Return the user's own files in the staged folder at ``path``; see `own.find_own`."""
-    if there is None or record is None or record.tree is None or not stat.S_ISDIR(there.st_mode):
-        return []
-    if looked.get(record.destination) == record.tree.copy_digest:
-        return []
-    return find_own(cache, record, path)
+    before: Walked | None,
+) -> tuple[list[str], frozenset[int] | None]:
+    """Return the user's own files in the staged folder at ``path``; see `own.find_own`.
+
+    Return, too, the inodes of all folders in it, and of itself; None if they are not known.
+    """
+    if there is None or not stat.S_ISDIR(there.st_mode):
+        return [], frozenset()
+    if record is None or record.tree is None:  # it is empty
+        return [], frozenset([there.st_ino])
+    if before and before.digest == record.tree.copy_digest:
+        return [], before.folders
+    folders: set[int] = set()
+    own = find_own(cache, record, path, folders=folders)
+    return own, frozenset(folders) or None
 
 
 def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
@@ -200,14 +229,14 @@ def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts
     return tree.source_digest == source.listing
 
 
-def copy_digest(path: str) -> str:
-    """Return the digest of the tree at ``path``, to compare with its record; empty if it cannot be
-    walked.
-    """
+def walk_copy(path: str) -> Walked:
+    """Return what is in the folder at ``path`` now."""
+    folders: set[int] = set()
     try:
-        return as_copy(walk(path, holes=False)).digest()
+        copy = walk(path, holes=False, folders=folders)
     except (OSError, StageError):
-        return ""
+        return Walked()
+    return Walked(as_copy(copy).digest(), frozenset(folders))
 
 
 def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:

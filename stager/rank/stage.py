@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stager.base.outcome import Evicted, ItemReport
     from stager.base.phases import Stopwatch
     from stager.base.slow import Pace
+    from stager.copies.survey_tree import Walked
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
     from stager.rank.reuse import Reuse
@@ -131,8 +132,8 @@ class StageRun:
         self._caches: tuple[Cache, ...] = ()
         #: The listings of source folders; only rank 0 has them.
         self._listings = Listings()
-        #: By destination, the digests of this node's trees that were walked before the survey.
-        self._walked: dict[str, str] = {}
+        #: By destination, what was found when this node's trees were walked.
+        self._walked: dict[str, Walked] = {}
         #: When this attempt began to look at the node, in nanoseconds since 1970.
         self._since = 0
 
@@ -207,14 +208,14 @@ class StageRun:
 
     def _walk_copies(
         self, items: Sequence[StageItem], caches: Sequence[Cache]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the destinations that have a tree by their record, and the trees' digests now."""
+    ) -> Iterator[tuple[str, Walked]]:
+        """Yield the destinations that have a tree by their record, and what is there now."""
         for item, cache in zip(items, caches, strict=True):
             record = cache.load(item.destination)
             if record and record.tree:
-                from stager.copies.survey_tree import copy_digest  # not needed for files
+                from stager.copies.survey_tree import walk_copy  # not needed for files
 
-                yield item.destination, copy_digest(self._context.node.path(item.destination))
+                yield item.destination, walk_copy(self._context.node.path(item.destination))
 
     def _look_again(self, items: Sequence[SettledItem]) -> list[SettledItem]:
         """Look at the sources again: they may have changed during the wait. Collective."""
@@ -282,7 +283,7 @@ class StageRun:
             return survey
         from stager.copies.survey_tree import survey_tree  # not needed for files
 
-        return partial(survey_tree, looked=self._walked)
+        return partial(survey_tree, walked=self._walked)
 
     def _plan(
         self, items: Sequence[SettledItem], answers: Sequence[Sequence[Survey]]
@@ -295,6 +296,7 @@ class StageRun:
                 one.item, one.source, request.transfer, request.remote, len(surveys)
             )
             plan = plan_item(one.item, one.source, surveys, settings.readers)
+            walked = self._walked.get(one.item.destination)
             task = Task(
                 item=one.item,
                 source=one.source,
@@ -307,9 +309,8 @@ class StageRun:
                 node=self._context.node,
                 rank=self._rank,
                 since=self._since,
+                folders=walked.folders if walked else None,
             )
-            if not request.dry_run:
-                task = replace(task, folders=_folders_to_replace(task))
             planned.append(PlannedItem(task, surveys))
         return planned
 
@@ -454,15 +455,3 @@ def settle(
         else item
         for index, (item, source) in enumerate(zip(items, sources, strict=True))
     ]
-
-
-def _folders_to_replace(task: Task) -> frozenset[int] | None:
-    """Return the inodes of the folders in the one that a new tree is to replace on this node.
-
-    Return None if no folder is there.
-    """
-    if not (task.is_tree and task.receives and os.path.isdir(task.path)):
-        return None
-    from stager.tree.late import folders_before  # only where a folder is replaced
-
-    return folders_before(task.path, task.since)

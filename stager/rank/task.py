@@ -30,7 +30,8 @@ class Task:
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
     ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
     is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
-    ``folders`` are the inodes of those that were in the folder then which this item replaces.
+    ``folders`` are the inodes of the folder that this item may replace and of all that were in it
+    then; None if they are not known.
     """
 
     item: StageItem

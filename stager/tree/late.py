@@ -37,8 +37,8 @@ class Before:
     ``since`` is that time, in nanoseconds since 1970. ``shared`` has the inodes of files that have
     another hard link, as in the folder's new version: that link changes the file's time. What was
     made after the time that it has for the inode is another file, which got the number of a deleted
-    one. ``folders`` are the inodes of `folders_before`: any other folder is late with all that is
-    in it, however old that is. With None, each folder was there before.
+    one. ``folders`` are the inodes of the folders that were there: any other is late with all that
+    is in it, however old that is. With None, each folder was there before.
     """
 
     since: int
@@ -85,20 +85,6 @@ def remove_but_late(old: str, new: str, before: Before) -> None:
     _Removal(old, new, before).finish()
 
 
-def folders_before(folder: str, since: int) -> frozenset[int]:
-    """Return the inodes of the folders in ``folder`` that were not moved there since then.
-
-    To move a folder changes its own time (ctime), but not that of its entries (mtime).
-    """
-    before = set()
-    for inner in _folders(folder, Before(since)):
-        with suppress(FileNotFoundError):
-            there = os.lstat(f"{folder}/{inner}")
-            if there.st_ctime_ns < since or there.st_mtime_ns >= since:
-                before.add(there.st_ino)
-    return frozenset(before)
-
-
 def was_touched(folder: str, since: int) -> bool:
     """Return whether a folder in ``folder`` was made, moved or changed since then."""
     for inner in _folders(folder, Before(since)):
@@ -109,7 +95,11 @@ def was_touched(folder: str, since: int) -> bool:
 
 
 def late(old: str, before: Before) -> Iterator[str]:
-    """Yield the paths of the entries of ``old`` that were not there ``before``."""
+    """Yield the paths of the entries of ``old`` that were not there ``before``.
+
+    If ``old`` itself was not, these are all.
+    """
+    is_new = _is_new(old, before)
     for folder in _folders(old, before):
         if COMPILED_FOLDER in folder.split("/"):
             continue
@@ -118,7 +108,7 @@ def late(old: str, before: Before) -> Iterator[str]:
                 if stat.S_ISDIR(there.st_mode):
                     if not before.has_folder(name, there.st_ino):
                         yield f"{folder}{name}"
-                elif is_late(there, before.since, before.shared):
+                elif (is_new and not folder) or is_late(there, before.since, before.shared):
                     yield f"{folder}{name}"
 
 
@@ -128,6 +118,7 @@ class _Removal:
     def __init__(self, old: str, new: str, before: Before) -> None:
         self._old, self._new = old, new
         self._since, self._shared = before.since, dict(before.shared)
+        self._is_new = _is_new(old, before)
         self._folders = dict.fromkeys(_folders(old, before))
 
     def finish(self) -> None:
@@ -179,11 +170,16 @@ class _Removal:
             self._shared.pop(there.st_ino, None)
 
     def _is_late(self, there: os.stat_result, path: str) -> bool:
-        if is_late(there, self._since, self._shared):
+        if is_late(there, self._since, self._shared) or (self._is_new and "/" not in path):
             return True
         # Whoever replaces or deletes a shared file elsewhere frees its number for a new one here.
         made_by = self._shared.get(there.st_ino) if there.st_ctime_ns >= self._since else None
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
+
+
+def _is_new(old: str, before: Before) -> bool:
+    """Return whether the folder ``old`` itself was put there later."""
+    return not before.has_folder("", os.lstat(old).st_ino)
 
 
 def _folders(old: str, before: Before) -> Iterator[str]:

@@ -64,13 +64,14 @@ def walk(
     holes: bool = True,
     specials: bool = False,
     remedy: str = "leave it out with exclude=",
+    folders: set[int] | None = None,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
     Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
     What the ``patterns`` leave out is not listed, and folders among that are not read. With
     ``holes``, files with holes are opened to find these. ``remedy`` ends the message about an entry
-    that is no file, folder or link.
+    that is no file, folder or link. ``folders`` gets the inodes of all folders that are listed.
 
     Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
     link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself
@@ -80,7 +81,7 @@ def walk(
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
         special = None if specials else remedy
-        walker = _Walker(os.fsencode(folder), root, patterns, holes=holes, remedy=special)
+        walker = _Walker(os.fsencode(folder), root, patterns, folders, holes=holes, remedy=special)
         rows = _rows(walker)
         try:
             return Listing.of(patterns.pruned(rows) if patterns else rows)
@@ -165,7 +166,7 @@ class _Walker:
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
-    file, folder or link; None if such are listed too.
+    file, folder or link; None if such are listed too. ``folders`` gets the inodes of folders.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class _Walker:
         folder: bytes,
         root: int,
         patterns: Patterns | None,
+        folders: set[int] | None,
         *,
         holes: bool,
         remedy: str | None,
@@ -183,6 +185,7 @@ class _Walker:
         self._holes = holes
         self._remedy = remedy
         self._patterns = patterns
+        self._folders = folders
 
     def all(self) -> Iterator[_Found]:
         """Yield the contents of each folder, level by level from the top."""
@@ -206,6 +209,8 @@ class _Walker:
             folder = open_beneath(self._root, path, OPEN_FOLDER)
             try:
                 facts = os.fstat(folder)
+                if self._folders is not None:
+                    self._folders.add(facts.st_ino)
                 is_private = self._is_private(folder, path, facts)
                 found = _Found([_folder_row(path, facts)], [], [], facts.st_dev)
                 prefix = path + b"/" if path else b""

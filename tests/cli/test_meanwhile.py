@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.meddler import Meddler
 from tests.support.stagectl import STAGECTL, environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.desk import Desk
@@ -31,6 +33,22 @@ def write_version(source: Path, number: int, chance: random.Random) -> None:
                 (folder / f"f{name}").unlink(missing_ok=True)
 
 
+@contextmanager
+def staging(desk: Desk, directive: str) -> Iterator[subprocess.Popen[bytes]]:
+    line = [
+        *STAGECTL, "stage", "--config", str(desk.config), "--local", "3",
+        "--local-root", str(desk.nodes), directive,
+    ]  # fmt: skip
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, env=environment()) as stage:
+        yield stage
+
+
+def is_past_survey(desk: Desk) -> bool:
+    """Whether node1 has begun to write."""
+    partial = desk.copy(1, "/nvme") / f".slurm-stage/{os.getuid()}/partial"
+    return partial.is_dir() and any(partial.iterdir())
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("option", ["", ",replace"])
 def test_what_a_user_does_in_a_folder_while_it_is_staged_again_is_kept(
@@ -41,17 +59,32 @@ def test_what_a_user_does_in_a_folder_while_it_is_staged_again_is_kept(
     write_version(source, 1, chance)
     assert desk.local("stage", f"{source}:/nvme/set").code == 0
     write_version(source, 2, chance)
-    line = [
-        *STAGECTL, "stage", "--config", str(desk.config), "--local", "3",
-        "--local-root", str(desk.nodes), f"{source}:/nvme/set{option}",
-    ]  # fmt: skip
     copy, disk = desk.copy(1, "/nvme/set"), desk.copy(1, "/nvme")
-    partial = disk / f".slurm-stage/{os.getuid()}/partial"
     with closing(Meddler(copy, elsewhere, seed)) as meddler:
-        with subprocess.Popen(line, stdout=subprocess.PIPE, env=environment()) as stage:
+        with staging(desk, f"{source}:/nvme/set{option}") as stage:
             while stage.poll() is None:
-                # The survey, which finds and spares a user's files, is over.
-                if any(partial.iterdir()):
+                # The survey, in which `replace` has a user's files deleted, is over.
+                if is_past_survey(desk):
                     meddler.act()
         assert stage.returncode == 0
         assert meddler.lost(disk, elsewhere) == set()
+
+
+@pytest.mark.parametrize("option", ["", ",replace"])
+def test_a_folder_that_is_moved_to_the_destination_meanwhile_is_kept(
+    desk: Desk, option: str
+) -> None:
+    source, mine, copy = desk.folder / "set", desk.folder / "mine", desk.copy(1, "/nvme/set")
+    write_version(source, 1, random.Random(1))
+    for name in ("notes", "a/x/f1", "deep/er/inner"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("mine")
+    time.sleep(0.1)  # it is older than the stage
+    with staging(desk, f"{source}:/nvme/set{option}") as stage:
+        while not is_past_survey(desk):
+            assert stage.poll() is None
+        mine.rename(copy)
+    assert stage.returncode == 0
+    kept = [path for path in copy.rglob("*") if path.is_file() and path.read_text() == "mine"]
+    beside = "a/x/f1.before-staging" if (source / "a/x/f1").exists() else "a/x/f1"
+    assert {str(path.relative_to(copy)) for path in kept} == {"notes", beside, "deep/er/inner"}

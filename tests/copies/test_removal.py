@@ -133,8 +133,10 @@ def on_late_clock(tmp_path: Path, act: Callable[[Node], T]) -> T:
 def write_meanwhile(monkeypatch: pytest.MonkeyPatch, copy: Path, late: Path) -> None:
     """Have the file ``late`` written just after the ``copy`` was looked through."""
 
-    def find_and_write(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
-        found = find_own(cache, record, path, reading)
+    def find_and_write(
+        cache: Cache, record: Record, path: str, reading: Reading, folders: set[int]
+    ) -> list[str]:
+        found = find_own(cache, record, path, reading, folders)
         if path == str(copy):
             late.write_bytes(b"mine")
         return found
@@ -166,8 +168,10 @@ def look_late(monkeypatch: pytest.MonkeyPatch, copy: Path, act: Callable[[], obj
     """Have a file written into the ``copy`` after the first look, and ``act`` done afterwards."""
     done: list[str] = []
 
-    def find_and_act(cache: Cache, record: Record, path: str, reading: Reading) -> list[str]:
-        found = find_own(cache, record, path, reading)
+    def find_and_act(
+        cache: Cache, record: Record, path: str, reading: Reading, folders: set[int]
+    ) -> list[str]:
+        found = find_own(cache, record, path, reading, folders)
         done.append(path)
         if len(done) == 1:
             (copy / "results").write_bytes(b"mine")

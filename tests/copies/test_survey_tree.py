@@ -13,16 +13,20 @@ import pytest
 from stager.base.errors import DestinationError
 from stager.base.options import Mode, Options, Relocate, Share, Validate
 from stager.copies.survey import Reason
-from stager.copies.survey_tree import judge_tree, survey_tree
+from stager.copies.survey_tree import Walked, judge_tree, survey_tree, walk_copy
 from stager.disk.cache import open_cache
 from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
 from stager.source.facts import Source
+from stager.tree.walk import walk
 from tests.support.records import RECORD
 from tests.support.trees import stage_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from stager.disk.cache import Cache
+    from stager.tree.listing import Listing
 
 FACTS = RECORD.source_facts
 TREE = TreeFacts(
@@ -150,6 +154,58 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
         "it: move it elsewhere, choose another destination, or add the option replace"
     )
     assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed
+
+
+def folders_at(item: StageItem, walked: dict[str, Walked], cache: Cache) -> set[int]:
+    """The folders that the survey found, of which a new tree may delete the contents."""
+    changed = replace(FOLDER, listing="3" * 32)
+    assert not survey_tree(item, item.destination, changed, cache, "n1", walked).current
+    return {*(walked[item.destination].folders or ())}
+
+
+def inodes(*folders: Path) -> set[int]:
+    return {folder.stat().st_ino for folder in folders}
+
+
+@pytest.mark.parametrize("is_walked", [False, True])
+def test_a_folder_that_comes_after_the_walk_is_not_one_that_the_survey_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_walked: bool
+) -> None:
+    """Its time does not tell: a file was written there before it was moved."""
+    copy, mine = tmp_path / "disk/set", tmp_path / "disk/mine"
+    mine.mkdir(parents=True)
+    cache = open_cache(str(copy.parent), os.getuid())
+    stage_folder(cache, str(copy), fill=lambda folder: (folder / "a/b").mkdir(parents=True))
+
+    def walk_and_move(*args: Any, **options: Any) -> Listing:
+        found = walk(*args, **options)
+        mine.rename(copy / "mine")
+        return found
+
+    walked: dict[str, Walked] = {}
+    item = replace(COPIED, destination=str(copy), root=str(copy.parent))
+    with monkeypatch.context() as patch:
+        if is_walked:
+            patch.setattr("stager.copies.survey_tree.walk", walk_and_move)
+            walked[item.destination] = walk_copy(str(copy))
+        else:
+            patch.setattr("stager.tree.walk.walk", walk_and_move)
+        assert folders_at(item, walked, cache) == inodes(copy, copy / "a", copy / "a/b")
+    assert (copy / "mine").is_dir()
+
+
+def test_a_folder_that_is_put_where_nothing_was_is_not_one_that_the_survey_found(
+    tmp_path: Path,
+) -> None:
+    cache = open_cache(str(tmp_path), os.getuid())
+    copy = tmp_path / "set"
+    item = replace(COPIED, destination=str(copy), root=str(tmp_path))
+    assert folders_at(item, {}, cache) == set()
+    copy.mkdir()
+    assert folders_at(item, {}, cache) == inodes(copy)
+    stage_folder(cache, str(copy))
+    copy.rename(tmp_path / "old")
+    assert folders_at(item, {}, cache) == set()
 
 
 def test_the_command_that_removes_a_copy_within_can_be_pasted_into_a_shell(tmp_path: Path) -> None:

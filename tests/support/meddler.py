@@ -109,8 +109,14 @@ class Meddler:
         os.rename(self._elsewhere / f"file{number}", f"{self._any_folder()}/{self._name()}")
 
     def _move_folder(self) -> None:
-        number = self._random.randrange(6)
-        os.rename(self._elsewhere / f"tree{number}", f"{self._any_folder()}/{self._name()}")
+        """Move a folder with older files, into which something may have been written just before.
+
+        Then its own times do not tell that it is moved.
+        """
+        tree = self._elsewhere / f"tree{self._random.randrange(6)}"
+        if self._random.random() < 0.5:
+            self._write(f"{tree}/{self._name()}")
+        os.rename(tree, f"{self._any_folder()}/{self._name()}")
 
     def _copy_folder(self) -> None:
         number = self._random.randrange(6)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.tree.late import Before, folders_before, late, remove_but_late, remove_old, was_touched
+from stager.tree.late import Before, late, remove_but_late, remove_old, was_touched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,11 @@ def make(folder: Path, **files: str) -> None:
 def inodes(folder: Path) -> dict[int, int]:
     """The numbers of files in the folder, which were made until now."""
     return {path.lstat().st_ino: time.time_ns() for path in folder.rglob("*")}
+
+
+def folders_in(folder: Path) -> set[int]:
+    """The numbers of the folder and of all folders in it."""
+    return {path.lstat().st_ino for path in (folder, *folder.rglob("*/"))}
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -72,7 +77,7 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     (tmp_path / "empty").mkdir()
     time.sleep(0.02)
     since = time.time_ns()
-    known = folders_before(str(old), since)
+    known = folders_in(old)
     time.sleep(0.02)
     for name, place in {"tree": "tree", "empty": "sub/empty", "sub2": "gone/sub"}.items():
         (tmp_path / name).rename(old / place)
@@ -113,7 +118,7 @@ def test_what_its_user_moves_away_meanwhile_is_no_error(
     assert not old.exists()
 
 
-def test_a_folder_that_is_moved_between_two_looks_is_not_one_of_before(
+def test_a_folder_that_is_moved_there_is_told_from_one_that_was_there(
     tmp_path: Path, old: Path
 ) -> None:
     make(tmp_path, tree__f="1")
@@ -122,11 +127,23 @@ def test_a_folder_that_is_moved_between_two_looks_is_not_one_of_before(
     assert not was_touched(str(old), since)
     time.sleep(0.02)
     (tmp_path / "tree").rename(old / "tree")
-    make(old, sub__late="2")
-    before = folders_before(str(old), since)
-    there = {path: path.lstat().st_ino for path in (old, old / "sub", old / "gone", old / "tree")}
-    assert before == {number for path, number in there.items() if path.name != "tree"}
     assert was_touched(str(old), since)
+
+
+def test_a_folder_that_is_put_in_the_place_moves_over_with_all_that_is_in_it(
+    tmp_path: Path, old: Path, new: Path
+) -> None:
+    """Its files are older than the stage, and in the new folder some have the same names."""
+    since = time.time_ns()
+    time.sleep(0.02)
+    (tmp_path / "copy").mkdir()
+    known = folders_in(tmp_path / "copy")
+    remove_old(str(old), str(new), Before(since, inodes(new), known))
+    assert content(new) == {
+        "a": "1 anew", "a.before-staging": "1", "gone/c": "3", "sub/b": "2 anew",
+        "sub/b.before-staging": "2",
+    }  # fmt: skip
+    assert not old.exists()
 
 
 def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
