@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stager.base.errors import PolicyRefusal, StageError
+from stager.base.errors import IntegrityError, PolicyRefusal, StageError
 from stager.base.linux import born_at
 from stager.base.paths import COMPILED_FOLDER
 from stager.copies.reading import Reading
@@ -34,6 +34,8 @@ _TAG = b"/CACHEDIR.TAG"
 _COMPILED = COMPILED_FOLDER.encode()
 _OPEN_TAG = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NANOSECONDS = 1_000_000_000
+#: How often a copy is listed that a program changes meanwhile.
+_ATTEMPTS = 3
 
 
 class HoldsOwnError(PolicyRefusal):
@@ -131,14 +133,32 @@ def find_own(
         return []
     if not stat.S_ISDIR(there.st_mode):
         return [] if is_same_file(path, there, record, reading) else [os.path.basename(path)]
-    from stager.tree.walk import walk  # not needed for a file
-
     try:
-        copy = walk(path, holes=False, specials=True, folders=folders)
+        copy, inodes = _list(path)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]
+    if folders is not None:
+        folders.update(inodes)
     return own_in_listing(cache, record, path, copy, reading)
+
+
+def _list(path: str) -> tuple[Listing, set[int]]:
+    """List the copy at ``path``, and the inodes of its folders. Raise OSError or StageError.
+
+    If a program removes or replaces files there meanwhile, list it again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(IntegrityError):
+            return _list_once(path)
+    return _list_once(path)
+
+
+def _list_once(path: str) -> tuple[Listing, set[int]]:
+    from stager.tree.walk import walk  # not needed for a file
+
+    folders: set[int] = set()
+    return walk(path, holes=False, specials=True, folders=folders), folders
 
 
 def is_same_file(

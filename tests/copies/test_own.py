@@ -14,6 +14,7 @@ import pytest
 from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
+from stager.tree.walk import _Found, _Walker
 from tests.support.trees import stage_folder
 
 if TYPE_CHECKING:
@@ -183,6 +184,30 @@ def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
     os.utime(node.path / "a", (1 << 34, 1 << 34))
     why = "has a time before 1678 or after 2262"
     assert node.own(record) == [f"{node.path}/a {why}"]
+
+
+@pytest.mark.parametrize("removals", [2, 3])
+def test_a_copy_from_which_a_program_removes_something_meanwhile_is_listed_up_to_three_times(
+    node: Node, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    record = node.stage()
+    gone = node.path / "gone"
+    look = _Walker._look
+    looks: list[bytes] = []
+
+    def look_and_remove(walker: _Walker, path: bytes) -> _Found:
+        looks.extend([path] * (path == b""))
+        if path or len(looks) > removals:
+            return look(walker, path)
+        gone.mkdir()
+        found = look(walker, path)
+        gone.rmdir()
+        return found
+
+    monkeypatch.setattr(_Walker, "_look", look_and_remove)
+    why = [f"{gone} was removed while its folder was listed"]
+    assert node.own(record) == (why if removals == 3 else [])
+    assert len(looks) == 3
 
 
 def test_a_socket_is_a_users_own(node: Node) -> None:
