@@ -38,16 +38,16 @@ UNDO = """\
 umount /nvme; umount /run/shown
 rm -r /run/slow /run/shown
 """
-#: n3 writes about 5 MB/s, the others whatever this machine can do.
+#: n3 writes at most 5 MB/s, the others whatever this machine can do.
 LINE = re.compile(
-    r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s, which took "
+    r"stage: n3 is slow: it writes [1-5]\.\d MB/s, the others [\d.]+ [MG]B/s, which took "
     r"(\d+)\.\d s more; tell the administrator"
 )
 MEANWHILE = re.compile(
-    r"stage: n3 is slow: it writes [45]\.\d MB/s, the others [\d.]+ [MG]B/s; they wait for it"
+    r"stage: n3 is slow: it writes [1-5]\.\d MB/s, the others [\d.]+ [MG]B/s; they wait for it"
 )
 TOO_SLOW = re.compile(
-    r"stage: went on without n3 \(1 of 4 nodes\): too slow: it writes [45]\.\d MB/s, the others "
+    r"stage: went on without n3 \(1 of 4 nodes\): too slow: it writes [1-5]\.\d MB/s, the others "
     r"[\d.]+ [MG]B/s, and cost them \d+\.\d s"
 )
 
@@ -83,11 +83,12 @@ def test_a_slow_disk_is_told_with_its_node_and_both_rates(site: Site) -> None:
     match = LINE.fullmatch(line)
     assert match, job.output()
     assert 5 <= int(match[1]) <= 30
-    header, slowest, *others = measured[-5:]
+    header, *rows = measured[-5:]
     assert header.split() == ["NODE", "WRITE", "READ", "NETWORK", "SLOW"]
-    # Its own reads, and the network of all, are what this machine can do at that moment.
+    # Its own reads, the network and the disks of the others are what this machine can do at that
+    # moment: any of these may be slow too.
+    [slowest] = [row for row in rows if row.startswith("n3 ")]
     assert re.fullmatch(r"n3 +[\d.]+ MB/s .* write(, \w+)*", slowest)
-    assert not [row for row in others if "write" in row]
     counts = [counted(site, node) for node in site.nodes]
     for node in site.nodes:
         site.path(node, "/run/figures.prom").unlink()
