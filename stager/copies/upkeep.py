@@ -329,7 +329,7 @@ class _Run:
 
     def _busy(self, cache: Cache, destination: str) -> BusyError:
         holder = self._locks_of(cache).holder(destination)
-        return BusyError(f"{destination} is being staged by {holder}; try again when it is staged")
+        return BusyError(f"{destination} is being staged or evicted by {holder}; try again later")
 
     def _verify(self, cache: Cache, record: Record) -> None:
         fault = fault_of(cache, record, self._disk)

@@ -195,7 +195,7 @@ def test_a_copy_that_is_being_staged_is_not_pinned(
     node.stage("a")
     result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
     holder = _holder()
-    message = f"/nvme/a is being staged by {holder}; try again when it is staged"
+    message = f"/nvme/a is being staged or evicted by {holder}; try again later"
     assert refused(result) == [(9, message)]
     assert not node.pinned("a")
 
@@ -280,7 +280,7 @@ def test_a_job_may_evict_what_it_alone_uses_and_staged_by_hand(
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600)
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
-    message = f"/nvme/a is being staged by {_holder()}; try again when it is staged"
+    message = f"/nvme/a is being staged or evicted by {_holder()}; try again later"
     assert refused(result) == [(9, message)]
     result = held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60))
     assert result == NodeResult(stay=[Stays("/nvme/a", "in use")])
@@ -559,7 +559,7 @@ def test_a_copy_that_is_being_replaced_is_not_reported_as_damaged(node: Node) ->
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
     result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
-    message = f"/nvme/a is being staged by {_holder()}; try again when it is staged"
+    message = f"/nvme/a is being staged or evicted by {_holder()}; try again later"
     assert refused(result) == [(9, message)]
 
 
