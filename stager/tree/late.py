@@ -28,6 +28,9 @@ _TRIES = 3
 _UNSEEN = (PermissionError, FileNotFoundError)
 #: What the name of a file gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
+#: The longest name that stays whole with that and a number, in bytes, as a name has at most 255;
+#: and how many characters, of up to 4 bytes, stay of a longer one.
+_MOST_BYTES, _MOST_CHARACTERS = 230, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +53,31 @@ class Before:
         return self.folders is None or name == COMPILED_FOLDER or inode in self.folders
 
 
-def remove_old(old: str, new: str, before: Before) -> None:
-    """Remove the folder ``old``, but move what was not there ``before`` to the same places in
+def remove_old(aside: str, old: str, new: str, before: Before) -> None:
+    """Remove the folder ``aside``, but move what was not there ``before`` to the same places in
     ``new``; beside a file that is there already.
 
-    A program whose working folder is in ``old`` can write there until that folder is gone. One that
-    it fills faster than it can be emptied is moved to ``new`` with what is in it. Raise
-    DestinationError if files cannot be moved; then the rest of ``old`` is beside ``new``.
+    The rest is moved to ``old`` then, to be removed there. A program whose working folder is in it
+    can write there until it is gone. A folder that it fills faster than it can be emptied is moved
+    to ``new`` with what is in it. Raise DestinationError if files cannot be moved; then the rest
+    stays beside ``new``.
     """
     try:
-        for path in list(late(old, before)):
+        for path in list(late(aside, before)):
             with suppress(FileNotFoundError):  # its user moved it meanwhile
-                _merge(f"{old}/{path}", f"{new}/{path}")
+                _merge(f"{aside}/{path}", f"{new}/{path}")
+        os.rename(aside, old)
         _Removal(old, new, before).finish()
     except OSError as error:
-        aside = _free_name(new)
-        os.rename(old, aside)
+        if os.path.lexists(old):
+            aside = free_name(new)
+            os.rename(old, aside)
+        elif not os.path.lexists(aside):
+            return  # its user moved all of it meanwhile
         raise DestinationError(
             f"{new} was staged, but files that were written into it meanwhile could not be moved "
             f"over ({error.strerror}); they are in {aside}, with the rest of the old folder"
         ) from None
-
-
-def keep_beside(old: str, new: str) -> None:
-    """Give what is at ``old``, a file or a link of the user's own, a free name beside ``new``."""
-    os.rename(old, _free_name(new))
 
 
 def remove_but_late(old: str, new: str, before: Before) -> None:
@@ -110,6 +113,18 @@ def late(old: str, before: Before) -> Iterator[str]:
                         yield f"{folder}{name}"
                 elif (is_new and not folder) or is_late(there, before.since, before.shared):
                     yield f"{folder}{name}"
+
+
+def free_name(path: str) -> str:
+    """Return a name beside ``path`` that nothing has."""
+    above, name = os.path.split(path)
+    if len(os.fsencode(name)) > _MOST_BYTES:
+        name = name[:_MOST_CHARACTERS]
+    aside, number = f"{above}/{name}{_ASIDE}", 1
+    free = aside
+    while os.path.lexists(free):
+        free, number = f"{aside}-{number}", number + 1
+    return free
 
 
 class _Removal:
@@ -227,7 +242,7 @@ def _merge(path: str, target: str) -> None:
 def _move(path: str, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with _writable(os.path.dirname(path)), _writable(os.path.dirname(target)):
-        os.rename(path, _free_name(target) if os.path.lexists(target) else target)
+        os.rename(path, free_name(target) if os.path.lexists(target) else target)
 
 
 @contextmanager
@@ -245,10 +260,3 @@ def _writable(folder: str) -> Iterator[None]:
         yield
     finally:
         os.chmod(folder, mode)
-
-
-def _free_name(path: str) -> str:
-    name, number = f"{path}{_ASIDE}", 1
-    while os.path.lexists(name):
-        name, number = f"{path}{_ASIDE}-{number}", number + 1
-    return name

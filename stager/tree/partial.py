@@ -33,7 +33,7 @@ from stager.disk.files import (
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import Before, is_late, keep_beside, remove_old
+from stager.tree.late import Before, free_name, is_late, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
@@ -268,52 +268,63 @@ class PartialTree:
         also for the ``known`` folders.
         """
         above, name = os.path.split(path)
-        with ExitStack() as stack:
-            with stage_errors(path), opened_beneath(self._root, above) as folder:
-                is_kept = since is not None and _is_late_file(name, folder, since)
+        with stage_errors(path), ExitStack() as stack:
+            with opened_beneath(self._root, above) as folder:
+                is_own = since is not None and _is_late_file(name, folder, since)
                 # Nobody else takes it for what a killed process left.
                 stack.enter_context(locked_folder(name, folder))
-                replaced = self._put(name, folder)
+                old = self._put(path, folder)
                 sync_folder(folder)
-            if replaced and is_kept:
-                with stage_errors(path):
-                    keep_beside(self.path, path)
-            elif replaced and since is not None and _is_folder(self.path):
+            if not old or is_own:
+                return
+            if since is not None and _is_folder(old):
                 shared = dict.fromkeys(self.copy.inodes, since)
-                remove_old(self.path, path, Before(since, shared, known))
-            elif replaced:
+                remove_old(old, self.path, path, Before(since, shared, known))
+            else:
+                with suppress(FileNotFoundError):  # its user moved it meanwhile
+                    os.rename(old, self.path)
                 remove_tree(self.path)
 
-    def _put(self, name: str, folder: int) -> bool:
-        """Rename the tree to ``name`` in ``folder``. Return whether something was replaced."""
+    def _put(self, path: str, folder: int) -> str:
+        """Rename the tree to ``path``, in the descriptor ``folder``.
+
+        Return the new path of what it replaced, or an empty one.
+        """
+        name, old = os.path.basename(path), ""
         # Only a folder that its owner may write in can be moved.
         os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
-        replaced = False
-        if not self._rename(name, folder, linux.Rename.NO_REPLACE):
-            replaced = make_movable(name, folder)
-            if replaced and not self._rename(name, folder, linux.Rename.EXCHANGE):
-                # The filesystem cannot exchange the two: for a moment there is neither.
-                os.rename(name, f"{self.path}.old", src_dir_fd=folder)
-                try:
-                    os.rename(self.path, name, dst_dir_fd=folder)
-                except OSError:
-                    os.rename(f"{self.path}.old", name, dst_dir_fd=folder)
-                    raise
-                self.path += ".old"
-            elif not replaced:
+        if not _rename(self.path, name, folder, linux.Rename.NO_REPLACE):
+            if make_movable(name, folder):
+                old = self._exchange(path, folder)
+            else:
                 os.rename(self.path, name, dst_dir_fd=folder)
         os.fchmod(self._descriptor, self.copy.modes[0])
-        return replaced
+        return old
 
-    def _rename(self, name: str, folder: int, flag: linux.Rename) -> bool:
-        """Rename the tree. Return False if ``name`` exists or the filesystem lacks the ``flag``."""
+    def _exchange(self, path: str, folder: int) -> str:
+        """Rename the tree to ``path``, and what is there to a name beside it, which is returned.
+
+        The tree has that name first, so that the other is at no time where `Cache.sweep` removes it
+        if this process dies: there may be files of the user's own in it.
+        """
+        aside = free_name(path)
+        name, beside = os.path.basename(path), os.path.basename(aside)
+        os.rename(self.path, beside, dst_dir_fd=folder)
         try:
-            linux.rename(self.path, name, flag, new_folder=folder)
-        except OSError as error:
-            if error.errno in (errno.EEXIST, *_CANNOT):
-                return False
+            here = f"/proc/self/fd/{folder}/{beside}"
+            if not _rename(here, name, folder, linux.Rename.EXCHANGE):
+                # The filesystem cannot exchange the two: for a moment there is neither.
+                aside = free_name(path)
+                os.rename(name, aside, src_dir_fd=folder)
+                try:
+                    os.rename(here, name, dst_dir_fd=folder)
+                except OSError:
+                    os.rename(aside, name, dst_dir_fd=folder)
+                    raise
+        except OSError:
+            os.rename(beside, self.path, src_dir_fd=folder)
             raise
-        return True
+        return aside
 
     def close(self) -> None:
         """Close all files, and remove the tree unless it was published."""
@@ -346,6 +357,20 @@ def _is_late_file(name: str, folder: int, since: int) -> bool:
         there = os.lstat(name, dir_fd=folder)
         return not stat.S_ISDIR(there.st_mode) and is_late(there, since)
     return False
+
+
+def _rename(path: str, name: str, folder: int, flag: linux.Rename) -> bool:
+    """Rename ``path`` to ``name`` in the descriptor ``folder``. Raise OSError.
+
+    Return False if ``name`` exists or the filesystem lacks the ``flag``.
+    """
+    try:
+        linux.rename(path, name, flag, new_folder=folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, *_CANNOT):
+            return False
+        raise
+    return True
 
 
 def _is_folder(path: str) -> bool:

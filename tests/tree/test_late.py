@@ -62,7 +62,7 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
@@ -85,7 +85,7 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     make(old / "__pycache__", x="compiled")
     (old / "gone").rename(old / "renamed")
     make(new, renamed__sub__other="7")
-    remove_old(str(old), str(new), Before(since, inodes(new), known))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
     assert content(new) == {
         "a": "1 anew", "renamed/late": "6", "renamed/sub/h": "3", "renamed/sub/other": "7",
         "sub/b": "2 anew", "tree/deep/g": "2", "tree/deep/late": "5", "tree/f": "1",
@@ -104,13 +104,12 @@ def test_what_its_user_moves_away_meanwhile_is_no_error(
     def find(folder: str, before: Before) -> Iterator[str]:
         found = late(folder, before)
         yield from (next(found), next(found))
-        (old / "later").rename(tmp_path / "later")
-        for name in ("sub", "gone"):
-            (old / name).rename(tmp_path / name)
+        for name in ("later", "sub", "gone"):
+            (Path(folder) / name).rename(tmp_path / name)
         yield from found
 
     monkeypatch.setattr("stager.tree.late.late", find)
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
     assert (tmp_path / "later").read_text() == "3"
     assert content(tmp_path / "sub") == {"b": "2", "late": "1"}
@@ -138,7 +137,7 @@ def test_a_folder_that_is_put_in_the_place_moves_over_with_all_that_is_in_it(
     time.sleep(0.02)
     (tmp_path / "copy").mkdir()
     known = folders_in(tmp_path / "copy")
-    remove_old(str(old), str(new), Before(since, inodes(new), known))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "1", "gone/c": "3", "sub/b": "2 anew",
         "sub/b.before-staging": "2",
@@ -155,7 +154,7 @@ def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
     os.link(old / "sub/b", new / "taken")
     os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
     os.link(old / "sub/b", old / "twin")
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2"}
 
 
@@ -187,7 +186,7 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     for writer in writers:
         writer.start()
     begun.wait()
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     done.set()
     for writer in writers:
         writer.join()
@@ -216,7 +215,7 @@ def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
 ) -> None:
     monkeypatch.setattr("stager.tree.late._TRIES", 0)
     (new / "sub").chmod(0o500)
-    remove_old(str(old), str(new), Before(time.time_ns(), inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(time.time_ns(), inodes(new)))
     assert content(new) == {
         "a": "1 anew", "gone/c": "3", "sub/b": "2 anew", "sub.before-staging/b": "2"
     }  # fmt: skip
@@ -229,7 +228,7 @@ def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> 
     time.sleep(0.02)
     since = time.time_ns()
     time.sleep(0.02)
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
 
 
@@ -249,7 +248,7 @@ def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
             (old / "gone/result").write_text("r")  # ext4 gives it that number
 
     monkeypatch.setattr("stager.tree.late.os.unlink", unlink_and_write)
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new)["gone/result"] == "r"
 
 
@@ -261,7 +260,7 @@ def test_a_new_file_that_gets_the_number_of_a_file_deleted_in_the_new_folder_is_
     make(old, gone__result="r")
     os.link(old / "sub/b", old / "twin")  # time and number say no more of this one
     numbers = {(old / name).stat().st_ino: since for name in ("gone/result", "sub/b")}
-    remove_old(str(old), str(new), Before(since, inodes(new) | numbers))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new) | numbers))
     assert content(new) == {"a": "1 anew", "gone/result": "r", "sub/b": "2 anew"}
 
 
@@ -271,9 +270,35 @@ def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> No
     make(old, sub__result="r")
     for folder in (old, new):
         (folder / "sub").chmod(0o500)
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new)["sub/result"] == "r"
     assert (new / "sub").stat().st_mode & 0o777 == 0o500
+
+
+def test_if_the_whole_folder_is_moved_away_meanwhile_nothing_is_done(
+    tmp_path: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(folder: str, _: Before) -> Iterator[str]:
+        Path(folder).rename(tmp_path / "mine")
+        yield "a"
+
+    monkeypatch.setattr("stager.tree.late.late", find)
+    remove_old(str(old), str(old), str(new), Before(time.time_ns(), inodes(new)))
+    assert content(tmp_path / "mine") == {"a": "1", "gone/c": "3", "sub/b": "2"}
+    assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
+def test_a_late_file_with_the_longest_name_stands_beside_the_staged_one_by_a_shorter(
+    old: Path, new: Path, name: str
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, **{name: "mine"})
+    make(new, **{name: "anew"})
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    assert content(new)[name] == "anew"
+    assert content(new)[f"{name[:50]}.before-staging"] == "mine"
 
 
 def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
@@ -285,7 +310,7 @@ def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
     (new / "gone").write_text("a file now")
     aside = Path(f"{new}.before-staging")
     with pytest.raises(DestinationError) as caught:
-        remove_old(str(old), str(new), Before(since, inodes(new)))
+        remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert caught.value.message == (
         f"{new} was staged, but files that were written into it meanwhile could not be moved over "
         f"(File exists); they are in {aside}, with the rest of the old folder"

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import signal
 import stat
 import threading
 import time
@@ -218,6 +219,33 @@ def test_a_file_or_link_that_was_put_there_meanwhile_is_kept_beside(
     assert partial_names(cache) == []
 
 
+@pytest.mark.parametrize("step", ["late", "_merge"])
+def test_what_a_killed_process_has_not_moved_over_yet_is_beside_the_new_version(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(f"stager.tree.late.{step}", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    def replace_it() -> None:
+        tree.publish(f"{disk}/tree", since)
+
+    first = build(cache, source, walk(str(source)))
+    first.publish(f"{disk}/tree")
+    first.close()
+    since = time.time_ns()
+    tree = build(cache, source, walk(str(source)))
+    time.sleep(0.02)  # the kernel's clock for files has ticks of up to 10 ms
+    (disk / "tree/result").write_text("mine")
+    with pytest.raises(AssertionError, match="the child ended with -9"):
+        forked(replace_it)
+    tree.close()
+    cache.sweep()
+    assert partial_names(cache) == []
+    assert sorted(os.listdir(disk)) == [".slurm-stage", "tree", "tree.before-staging"]
+    assert (disk / "tree.before-staging/result").read_text() == "mine"
+    copies = [walk(f"{disk}/{name}") for name in ("tree", "tree.before-staging")]
+    assert {*copies[1].paths} - {*copies[0].paths} == {b"result"}
+
+
 def test_no_other_process_sweeps_a_tree_that_is_being_removed(
     cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,11 +253,16 @@ def test_no_other_process_sweeps_a_tree_that_is_being_removed(
         tree = build(cache, source, walk(str(source)))
         tree.publish(f"{disk}/tree", time.time_ns())
         tree.close()
-        monkeypatch.setattr(module, "remove_old", sweep_and_look)
+        monkeypatch.setattr(module, "remove_old", move_and_look)
     folder = os.open(disk, os.O_RDONLY)
     cache.discard("tree", folder, sweep_and_look)
     os.close(folder)
     assert partial_names(cache) == []
+
+
+def move_and_look(aside: str, old: str, *_: object) -> None:
+    os.rename(aside, old)
+    sweep_and_look(old)
 
 
 def sweep_and_look(path: str, *_: object) -> None:
