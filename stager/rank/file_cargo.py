@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ def check_unwritten(task: Task, before: Record | None) -> None:
         may_replace = task.item.options.replace and born_at(task.path) <= task.since
         if is_late and not is_staged and not may_replace:
             remedy = "choose another destination, or add the option replace"
-            if task.item.options.replace:
+            if task.item.options.replace or stat.S_ISDIR(there.st_mode):  # never replaces a folder
                 remedy = "or choose another destination"
             raise DestinationError(
                 f"{task.path} was written while it was staged; staging would overwrite it: move "

@@ -67,6 +67,16 @@ def test_a_file_that_was_written_meanwhile_is_kept(late: Task) -> None:
     )
 
 
+def test_of_a_folder_that_was_made_meanwhile_replace_is_not_said_to_help(late: Task) -> None:
+    os.mkdir(late.path)
+    with pytest.raises(DestinationError) as caught:
+        check_unwritten(late, None)
+    assert caught.value.message == (
+        f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
+        "it, or choose another destination"
+    )
+
+
 def test_replace_overwrites_what_was_there_but_not_a_new_file(late: Task) -> None:
     time.sleep(TICK / 1e9)
     write(late)
