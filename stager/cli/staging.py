@@ -30,7 +30,12 @@ from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
 from stager.launch.hosts import read_text
 from stager.launch.mpi import settle
-from stager.launch.mpiexec import mpiexec_argv, mpiexec_environment, simulated_names
+from stager.launch.mpiexec import (
+    folder_of_launcher,
+    mpiexec_argv,
+    mpiexec_environment,
+    simulated_names,
+)
 from stager.launch.paces import Paces
 from stager.launch.peers import library_for, peer_key
 from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
@@ -172,13 +177,14 @@ class SimulatedNodes:
         request = replace(request, nodes=self.count, local_root=str(self.root))
         if not request.dry_run:
             self._make_disks()
-        environment = rank_environment(
-            with_stores(request), self.rules, request, mpiexec_environment()
-        )
         pulses = Pulses(lambda: simulated_names(self.count), "", request.stall_timeout)
         limit = self.rules.launch.start_timeout
         argv = mpiexec_argv(self.count)
-        return with_evictions(lambda: run(argv, environment, limit, on_event, pulses))
+        with folder_of_launcher() as folder:
+            environment = rank_environment(
+                with_stores(request), self.rules, request, mpiexec_environment(folder)
+            )
+            return with_evictions(lambda: run(argv, environment, limit, on_event, pulses))
 
     def _make_disks(self) -> None:
         for name in simulated_names(self.count):

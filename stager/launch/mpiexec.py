@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+from stager.base.errors import LaunchError
 from stager.launch.environment import RANK
+from stager.launch.openmpi import own_folder
 
 _ALONE = (sys.executable, "-I", "-m", "stager.launch.alone")
 #: Simulated nodes share one machine's cores, and a demonstration may run as root.
@@ -35,11 +38,23 @@ def simulated_names(count: int) -> list[str]:
     return [f"node{number + 1}" for number in range(count)]
 
 
-def mpiexec_environment() -> dict[str, str]:
-    """Return what mpiexec needs besides the environment of any rank."""
+def mpiexec_environment(folder: str) -> dict[str, str]:
+    """Return what mpiexec, with its files in ``folder``, needs besides any rank's environment."""
     # The search for networks takes a second, and ranks of one machine use shared memory.
     transports = {"OMPI_MCA_btl": "self,sm"} if _embedded().exists() else {}
-    return LOCAL_ENVIRONMENT | transports
+    return LOCAL_ENVIRONMENT | transports | own_folder(folder)
+
+
+def folder_of_launcher() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder for the files of a launcher. Raise LaunchError if there can be none."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="stage-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(
+            f"no folder for the files of mpiexec can be made: {error.strerror}; set TMPDIR to one "
+            "where you may write",
+            os.uname().nodename,
+        ) from None
 
 
 def _embedded() -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from stager.base.hostnames import is_loopback, name_here
 from stager.launch import flux, hydra, openmpi
 from stager.launch.commands import search_path
 from stager.launch.environment import rank_environment
+from stager.launch.mpiexec import folder_of_launcher
 from stager.launch.reach import ssh_agent
 from stager.launch.remote import find_mpiexec, settle_library
 from stager.launch.sharing import sharing
@@ -91,13 +91,14 @@ def launch_by_mpiexec(ranks: Ranks) -> Iterator[Launch]:
     names = [name for name in of_ranks if name not in _NOT_FOR_RANKS]
     kept = {name: environment[name] for name in _FOR_SSH if name in environment}
     with (
-        _hostfile_folder() as folder,
+        folder_of_launcher() as folder,
         sharing(agent, others(hosts), folder, {**of_ranks, **kept}) as agents,
     ):
         path = f"{folder}/hosts"
         if mpiexec.abi == "openmpi":
             argv = openmpi.command(mpiexec.path, hosts.names, path, names, library)
-            text, own = openmpi.hostfile(hosts.names), openmpi.variables(hosts.names, agents.start)
+            text = openmpi.hostfile(hosts.names)
+            own = openmpi.variables(hosts.names, agents.start, folder)
         else:
             argv = hydra.command(mpiexec.path, hosts.names, path, names, agents.start, library)
             text, own = hydra.hostfile(hosts.names), hydra.variables(agents.start)
@@ -122,14 +123,3 @@ def launch_by_flux(ranks: Ranks) -> Iterator[Launch]:
     names = [name for name in of_ranks if name != "PATH"]
     argv = flux.command(path, ranks.hosts, names, ranks.library)
     yield Launch(argv, {**of_ranks, **ranks.hosts.variables}, "flux run", ())
-
-
-def _hostfile_folder() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="stage-hosts-")
-    except OSError as error:
-        raise LaunchError(
-            f"no folder for a hostfile can be made: {error.strerror}; set TMPDIR to one where you "
-            "may write",
-            os.uname().nodename,
-        ) from None

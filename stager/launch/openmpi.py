@@ -34,17 +34,18 @@ def command(
     ]  # fmt: skip
 
 
-def variables(hosts: Sequence[str], agent: Sequence[str]) -> dict[str, str]:
+def variables(hosts: Sequence[str], agent: Sequence[str], folder: str) -> dict[str, str]:
     """Return the variables of mpiexec itself: of release 4, and those of 5 (PRTE).
 
-    It would shorten names with a domain, and so take two hosts for one.
+    It would shorten names with a domain, and so take two hosts for one. For ``folder``, see
+    `own_folder`.
     """
     keep = any("." in host and not is_address(host) for host in hosts)
     by_release = (
         {"plm": "rsh", "plm_rsh_agent": shlex.join(agent)},
         {"plm": "ssh", "plm_ssh_agent": shlex.join(agent)},
     )
-    found: dict[str, str] = {}
+    found = own_folder(folder)
     for (prefix, own), settings in zip(
         (("OMPI_MCA_", "orte"), ("PRTE_MCA_", "prte")), by_release, strict=True
     ):
@@ -52,3 +53,13 @@ def variables(hosts: Sequence[str], agent: Sequence[str]) -> dict[str, str]:
         if keep:
             found[f"{prefix}{own}_keep_fqdn_hostnames"] = "1"
     return found
+
+
+def own_folder(folder: str) -> dict[str, str]:
+    """Return the variables by which mpiexec has its files in ``folder``.
+
+    In the folder of temporary files, their names are those of process ids alone. What a killed
+    mpiexec left, or another user made there, stops one that has the same id.
+    """
+    names = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
+    return dict.fromkeys(names, folder)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +26,7 @@ from tests.support.desk import (
     call,
     untimed,
 )
-from tests.support.stagectl import Ran, environment
+from tests.support.stagectl import STAGECTL, Ran, environment
 
 
 def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) -> None:
@@ -43,6 +46,25 @@ def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) ->
     assert desk.local("stage", value) == Ran(0, text, "")
     assert desk.copy(2).read_bytes() == desk.source.read_bytes()
     assert [desk.copy(node).stat().st_ino for node in (1, 3)] == [inodes[0], inodes[2]]
+
+
+def test_what_a_killed_mpiexec_leaves_stops_no_later_one(desk: Desk) -> None:
+    temporary = desk.folder / "tmp"
+    temporary.mkdir()
+    line = [
+        *STAGECTL, "stage", "--config", str(desk.config), "--local", "3",
+        "--local-root", str(desk.nodes), f"{desk.source}:/nvme/img.sqsh",
+    ]  # fmt: skip
+    variables = environment(TMPDIR=str(temporary))
+    with subprocess.Popen(line, env=variables, stderr=subprocess.PIPE, text=True) as stage:
+        while not list(temporary.rglob("ompi.*")):
+            assert stage.poll() is None
+        [mpiexec] = Path(f"/proc/{stage.pid}/task/{stage.pid}/children").read_text().split()
+        os.kill(int(mpiexec), signal.SIGKILL)
+        assert stage.stderr
+        assert "ended by signal 9" in stage.stderr.read()
+    # A later mpiexec with the number of that process would end at once if it found these files.
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:

@@ -78,9 +78,11 @@ def test_the_ranks_of_a_job_are_given_what_finds_the_job_and_nothing_that_shapes
 
 def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
     request = StageRequest((ITEM,), 4, 1800.0, local_root="/tmp/nodes")
-    found = rank_environment({}, POLICY, request, mpiexec_environment())
+    found = rank_environment({}, POLICY, request, mpiexec_environment("/tmp/x"))
     assert {name: value for name, value in found.items() if name not in GIVEN} == {
         "OMPI_MCA_btl": "self,sm",
+        "OMPI_MCA_orte_local_tmpdir_base": "/tmp/x",
+        "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
