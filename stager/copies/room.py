@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Bytes that are read to tell in an error which copies hold changed files: the job waits for it.
 _MOST_READ = 1 << 30
+#: Bytes that a stage needs beside its copies, which may be of those that the site keeps free: a few
+#: blocks for records, for the folders above the copies, and for the filesystem's own notes.
+_BESIDE = 64 << 10
 
 
 class FreeSpace(NamedTuple):
@@ -74,18 +77,21 @@ def plan_room(
     candidates: Sequence[Candidate],
     whole: int = 0,
     *,
+    beside: int = 0,
     is_estimate: bool = False,
     replaced: Sequence[Replaced] = (),
 ) -> list[Candidate]:
     """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
 
-    The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no
-    limit. Towards that limit the new copies count with ``whole`` bytes, which include what is there
+    What is written beside the copies takes further ``beside`` bytes, if anything is needed. The
+    disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no limit.
+    Towards that limit the new copies count with ``whole`` bytes, which include what is there
     already. The ``replaced`` ones are no candidates. Raise SpaceError if there is too little room.
     """
     used = sum(one.size for one in candidates)
     whole = max(need, whole)
     over = used + whole - limit if limit else 0
+    need += beside if need else 0
     lacking = need - free.usable if need else 0  # what is empty needs none of the site's share
     chosen = choose(candidates, max(lacking, over))
     freed = sum(one.size for one in chosen)
@@ -263,14 +269,15 @@ class RoomPlan:
         others: Collection[Cache] = (),
     ) -> None:
         self._root = needs[0].root
-        self._need = sum(one.need for one in needs)
         self._whole = sum(max(one.need, one.whole) for one in needs)
         self._is_estimate = any(one.is_estimate for one in needs)
         self._limit = space.user_limit
         self._free = free_space(_existing(needs[0].cache), space)
+        self._need = sum(one.need for one in needs)
+        self._beside = max(0, _BESIDE - self._free.reserve)
         self._disk = disk
         # There may be thousands of records, so they are read only if there is too little room.
-        short = self._limit or self._need > self._free.usable
+        short = self._limit or self._need + self._beside > self._free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
         found = [one for cache in caches for one in find_candidates(cache, disk)]
         needed = {one.destination: one for one in needs}
@@ -329,6 +336,7 @@ class RoomPlan:
             limit=self._limit,
             candidates=list(self._candidates.values()),
             whole=self._whole,
+            beside=self._beside,
             is_estimate=self._is_estimate,
             replaced=self._replaced,
         )

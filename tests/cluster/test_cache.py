@@ -149,7 +149,7 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
             assert job.wait().exit_code == "5:0"
         stays = r"(?:/nvme/f2 \(needed by this job\)|/nvme/f3 \(in use\))"  # the larger one first
         assert re.fullmatch(
-            r"stage: n1: /nvme: not enough room: 60\.0 MiB needed, [^,]+ free, [^,]+ still "
+            r"stage: n1: /nvme: not enough room: 60\.1 MiB needed, [^,]+ free, [^,]+ still "
             rf"missing; 120\.0 MiB of your copies stay: {stays}, {stays}; wait until the jobs that "
             r"use copies have ended, delete other files of yours there, or ask for nodes with "
             r"larger disks\n" + re.escape(NOT_STARTED.format(5)),

@@ -140,7 +140,7 @@ def test_a_full_disk_on_one_node(site: Site) -> None:
         state = job.wait()
         assert (state.state, state.exit_code) == ("FAILED", "5:0")
         assert re.fullmatch(
-            r"stage: n3: /nvme: not enough room: 28\.6 MiB needed, [^,]+ free, [^,]+ still "
+            r"stage: n3: /nvme: not enough room: 28\.7 MiB needed, [^,]+ free, [^,]+ still "
             r"missing; the whole disk has only [^:]+: ask for nodes with larger disks, or stage "
             r"less\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),

@@ -250,6 +250,14 @@ def test_what_holds_files_of_the_users_own_is_not_said_to_be_freed(node: Node) -
     assert f"; {bytes_text(2 * size)} of your copies stay: {node.disk}/a (holds " in told
 
 
+def test_a_stage_needs_some_room_beside_its_copies_unless_the_site_keeps_as_much_free() -> None:
+    free, copies = FreeSpace(0, 0), [kept("a", 4096, 1)]
+    with pytest.raises(SpaceError, match=r"68\.0 KiB needed, 0 B free, 4\.0 KiB can be freed"):
+        plan_room("/nvme", 4096, free, 0, copies, beside=64 << 10)
+    assert plan_room("/nvme", 4096, free, 0, copies) == copies
+    assert plan_room("/nvme", 0, free, 0, copies, beside=64 << 10) == []
+
+
 def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
     node.put("a", MIB)
     assert room_on(node, bytes_taken(node), bytes_taken(node), name="a").plan() == []
@@ -303,7 +311,7 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         with closing(Locks(node.cache)) as locks:
             gone = [*room.make({node.cache: locks}, "n1")]
         with pytest.raises(SpaceError) as caught:
-            rooms(needs_of(8 * MIB - (1 << 16)), [], Space(), "")[0].plan()
+            rooms(needs_of(8 * MIB - (1 << 17)), [], Space(), "")[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
 
     gone, left, message = on_tmpfs(disk, "size=8m", act)

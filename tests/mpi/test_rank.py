@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stager.disk.record import Record
 
 DATA = bytes(range(256)) * 100
+#: A disk on which all that is free is kept so by the site.
+FULL = FreeSpace(0, 1 << 20, 1 << 20)
 
 
 class FileWorld(World):
@@ -456,7 +458,7 @@ def test_a_copy_that_is_gone_is_told_though_the_room_goes_meanwhile(
     size = world.copy.stat().st_blocks * 512
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(0, 0))
+        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FULL)
         # As another process writes as much as each eviction frees.
         monkeypatch.setattr(FreeSpace, "plus", lambda free, _: free)
     outcome = stage_other(world, "second")
@@ -474,7 +476,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(0, 0))
+        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FULL)
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
     gone = [(f"node{last}", "/nvme/first", size)] if world.comm.rank == last else []
@@ -494,6 +496,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
         monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(100, 100))
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
+    need += 64 << 10  # for what a stage writes beside its copies
     assert messages(outcome) == [
         (
             f"5 node{last}: /nvme: not enough room: {bytes_text(need)} needed, 100 B free, "
