@@ -263,7 +263,8 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
 
     The message names ``path``, or the path of ``error`` if that is empty.
     """
-    path = path or str(error.filename or "the disk of this node")
+    is_named = isinstance(error.filename, (str, bytes))  # it may be a descriptor
+    path = path or (os.fsdecode(error.filename) if is_named else "the disk of this node")
     if error.errno in _SPACE_ERRORS:
         root = path.partition(f"/{RECORDS_FOLDER}/")[0] or "/"
         full = "the quota is full" if error.errno == errno.EDQUOT else _full_disk(root)
