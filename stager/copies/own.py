@@ -119,13 +119,13 @@ def find_own(
     record: Record,
     path: str,
     reading: Reading | None = None,
-    folders: set[int] | None = None,
+    folders: dict[int, bytes] | None = None,
 ) -> list[str]:
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
     So too if something else is in the copy's place. What cannot be listed counts as one file, by
     the text of the error. What has another time, and is beyond the limit of ``reading``, counts
-    too. ``folders`` gets the inodes of the folders that were looked through.
+    too. ``folders`` gets the path in the copy of each folder that was looked through, by inode.
     """
     try:
         there = os.lstat(path)
@@ -134,17 +134,17 @@ def find_own(
     if not stat.S_ISDIR(there.st_mode):
         return [] if is_same_file(path, there, record, reading) else [os.path.basename(path)]
     try:
-        copy, inodes = _list(path)
+        copy, found = _list(path)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]
     if folders is not None:
-        folders.update(inodes)
+        folders.update(found)
     return own_in_listing(cache, record, path, copy, reading)
 
 
-def _list(path: str) -> tuple[Listing, set[int]]:
-    """List the copy at ``path``, and the inodes of its folders. Raise OSError or StageError.
+def _list(path: str) -> tuple[Listing, dict[int, bytes]]:
+    """List the copy at ``path``, and its folders by inode. Raise OSError or StageError.
 
     If a program removes or replaces files there meanwhile, list it again.
     """
@@ -154,10 +154,10 @@ def _list(path: str) -> tuple[Listing, set[int]]:
     return _list_once(path)
 
 
-def _list_once(path: str) -> tuple[Listing, set[int]]:
+def _list_once(path: str) -> tuple[Listing, dict[int, bytes]]:
     from stager.tree.walk import walk  # not needed for a file
 
-    folders: set[int] = set()
+    folders: dict[int, bytes] = {}
     return walk(path, holes=False, specials=True, folders=folders), folders
 
 

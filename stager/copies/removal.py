@@ -133,13 +133,13 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
 class _Search:
     """Looks for the user's own files in the copy of ``record``, at one place or another.
 
-    ``begun`` is when the first look began, in nanoseconds since 1970. ``folders`` are the inodes of
-    the folders that were there at the last one.
+    ``begun`` is when the first look began, in nanoseconds since 1970. ``folders`` has the
+    paths of the folders that were there at the last one, by inode.
     """
 
     def __init__(self, cache: Cache, record: Record, reading: Reading) -> None:
         self.begun = time.time_ns() - TICK
-        self.folders: set[int] = set()
+        self.folders: dict[int, bytes] = {}
         self._cache, self._record, self._reading = cache, record, reading
 
     def look(self, place: str) -> None:
@@ -170,7 +170,7 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
             search.look(place)
 
     def remove(place: str) -> None:
-        before = Before(search.begun, checked, search.folders)
+        before = Before(search.begun, checked, folders=search.folders)
         try:
             remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
         except OSError:

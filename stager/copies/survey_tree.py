@@ -31,7 +31,7 @@ from stager.tree.table import Table, as_copy
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record, TreeFacts
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 class Walked(NamedTuple):
     """A folder at a destination as it was walked: its digest, to compare with that in its record,
-    and the inodes of all folders in it, and of itself.
+    and by inode the path in it of each folder, that of itself being empty.
 
     The digest is empty if it was not asked for or the folder cannot be walked; then ``folders`` may
     be None, not known.
     """
 
     digest: str = ""
-    folders: frozenset[int] | None = None
+    folders: Mapping[int, bytes] | None = None
 
 
 def survey_tree(
@@ -149,20 +149,20 @@ def _look_through(
     cache: Cache,
     record: Record | None,
     before: Walked | None,
-) -> tuple[list[str], frozenset[int] | None]:
+) -> tuple[list[str], Mapping[int, bytes] | None]:
     """Return the user's own files in the staged folder at ``path``; see `own.find_own`.
 
-    Return, too, the inodes of all folders in it, and of itself; None if they are not known.
+    Return, too, the folders as `Walked` has them.
     """
     if there is None or not stat.S_ISDIR(there.st_mode):
-        return [], frozenset()
+        return [], {}
     if record is None or record.tree is None:  # it is empty
-        return [], frozenset([there.st_ino])
+        return [], {there.st_ino: b""}
     if before and before.digest == record.tree.copy_digest:
         return [], before.folders
-    folders: set[int] = set()
+    folders: dict[int, bytes] = {}
     own = find_own(cache, record, path, folders=folders)
-    return own, frozenset(folders) or None
+    return own, folders or None
 
 
 def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
@@ -231,12 +231,12 @@ def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts
 
 def walk_copy(path: str) -> Walked:
     """Return what is in the folder at ``path`` now."""
-    folders: set[int] = set()
+    folders: dict[int, bytes] = {}
     try:
         copy = walk(path, holes=False, folders=folders)
     except (OSError, StageError):
         return Walked()
-    return Walked(as_copy(copy).digest(), frozenset(folders))
+    return Walked(as_copy(copy).digest(), folders)
 
 
 def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:

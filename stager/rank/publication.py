@@ -11,11 +11,12 @@ import xxhash
 
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
+from stager.tree.late import Before
 from stager.tree.listing import text_of
 from stager.tree.table import Table, as_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from stager.base.outcome import Counts
     from stager.disk.record import Record
@@ -80,12 +81,19 @@ def _lstat(path: str) -> os.stat_result | None:
     return None
 
 
-def publish_tree(task: Task, tree: PartialTree, record: Record, counts: Counts) -> Published:
+def publish_tree(
+    task: Task,
+    tree: PartialTree,
+    record: Record,
+    counts: Counts,
+    names: Container[bytes] | None = None,
+) -> Published:
     """Move a tree to its destination after it was announced by ``record``.
 
-    What the user has written there since the survey is kept, with the option ``replace``, too.
+    What the user has written there since the survey is kept, with the option ``replace``, too; also
+    a new name of a staged file, if ``names`` has the paths of all that were staged.
     """
     assert record.tree is not None
-    tree.publish(task.path, task.since, task.folders)
+    tree.publish(task.path, Before(task.since, names=names, folders=task.folders))
     task.cache.save(replace(record, tree=replace(record.tree, before=0)))
     return Published(record.digest, counts)

@@ -13,6 +13,8 @@ from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
 from stager.source.image_name import is_image
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stager.disk.cache import Cache
     from stager.rank.agree import Node
     from stager.rank.plan import TransferPlan
@@ -30,8 +32,8 @@ class Task:
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
     ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
     is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
-    ``folders`` are the inodes of the folder that this item may replace and of all that were in it
-    then; None if they are not known.
+    ``folders`` has by inode the path of each folder that was then in the one that this item may
+    replace, and an empty path for that itself; None if they are not known.
     """
 
     item: StageItem
@@ -45,7 +47,7 @@ class Task:
     node: Node
     rank: int
     since: int
-    folders: frozenset[int] | None = None
+    folders: Mapping[int, bytes] | None = None
 
     @property
     def path(self) -> str:

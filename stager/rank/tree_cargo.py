@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError
@@ -129,10 +129,10 @@ class TreeCargo(Cargo):
         return Relocation(task.item.source, task.item.destination, task.source.interpreter_at)
 
     def _take_over(self, tree: PartialTree, row: int) -> bool:
+        assert self._reuse.table is not None
         path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
-        with suppress(FileNotFoundError, PermissionError):
-            return tree.take_over(row, path)
-        return False
+        is_staged = partial(self._reuse.table.has_stat, self._reuse.rows[row])
+        return tree.take_over(row, path, is_staged)
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
         # Most nodes lack the same files: each answer is decompressed once.
@@ -242,7 +242,11 @@ class TreeCargo(Cargo):
     def publish(self, digest: str) -> Published:
         if not self._tree or not self._announced:
             return Published()
-        published = publish_tree(self.task, self._tree, self._announced, self._counts())
+        # With `replace`, another name of a staged file goes with the old copy.
+        names = None
+        if self._reuse.table and not self.task.item.options.replace:
+            names = frozenset(self._reuse.table.source.paths)
+        published = publish_tree(self.task, self._tree, self._announced, self._counts(), names)
         return replace(published, lost=self._reuse.lost)
 
     def _counts(self) -> Counts:

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
@@ -40,17 +40,30 @@ class Before:
     ``since`` is that time, in nanoseconds since 1970. ``shared`` has the inodes of files that have
     another hard link, as in the folder's new version: that link changes the file's time. What was
     made after the time that it has for the inode is another file, which got the number of a deleted
-    one. ``folders`` are the inodes of the folders that were there: any other is late with all that
-    is in it, however old that is. With None, each folder was there before.
+    one. What has none of the ``names``, which are paths in the folder, is another name for such a
+    file; with None, any was there. ``folders`` has by inode the path that each folder had: one that
+    has another path now, or was not there, is late with all that is in it, however old that is.
+    With None, each folder was there before.
     """
 
     since: int
     shared: Mapping[int, int] = field(default_factory=dict)
-    folders: Container[int] | None = None
+    names: Container[bytes] | None = None
+    folders: Mapping[int, bytes] | None = None
 
-    def has_folder(self, name: str, inode: int) -> bool:
+    def has_folder(self, path: str, inode: int) -> bool:
         """Return whether a folder was there. What programs compile is nobody's own."""
-        return self.folders is None or name == COMPILED_FOLDER or inode in self.folders
+        return (
+            self.folders is None
+            or os.path.basename(path) == COMPILED_FOLDER
+            or self.folders.get(inode) == os.fsencode(path)
+        )
+
+    def has_file(self, path: str, there: os.stat_result) -> bool:
+        """Return whether a file or link was there, by what lstat(2) says of it."""
+        if there.st_ino in self.shared:
+            return self.names is None or os.fsencode(path) in self.names
+        return there.st_ctime_ns < self.since
 
 
 def remove_old(aside: str, old: str, new: str, before: Before) -> None:
@@ -109,9 +122,9 @@ def late(old: str, before: Before) -> Iterator[str]:
         with suppress(*_UNSEEN):
             for name, there in _entries(f"{old}/{folder}"):
                 if stat.S_ISDIR(there.st_mode):
-                    if not before.has_folder(name, there.st_ino):
+                    if not before.has_folder(f"{folder}{name}", there.st_ino):
                         yield f"{folder}{name}"
-                elif (is_new and not folder) or is_late(there, before.since, before.shared):
+                elif (is_new and not folder) or not before.has_file(f"{folder}{name}", there):
                     yield f"{folder}{name}"
 
 
@@ -132,7 +145,8 @@ class _Removal:
 
     def __init__(self, old: str, new: str, before: Before) -> None:
         self._old, self._new = old, new
-        self._since, self._shared = before.since, dict(before.shared)
+        self._shared = dict(before.shared)
+        self._before = replace(before, shared=self._shared)  # that grows
         self._is_new = _is_new(old, before)
         self._folders = dict.fromkeys(_folders(old, before))
 
@@ -179,16 +193,17 @@ class _Removal:
             _move(f"{self._old}/{path}", f"{self._new}/{path}")
             return
         if there.st_nlink > 1:  # this changes the time of its other links
-            self._shared.setdefault(there.st_ino, self._since)
+            self._shared.setdefault(there.st_ino, self._before.since)
         os.unlink(f"{self._old}/{path}")
         if there.st_nlink == 1:  # a new file may get the number
             self._shared.pop(there.st_ino, None)
 
     def _is_late(self, there: os.stat_result, path: str) -> bool:
-        if is_late(there, self._since, self._shared) or (self._is_new and "/" not in path):
+        if not self._before.has_file(path, there) or (self._is_new and "/" not in path):
             return True
         # Whoever replaces or deletes a shared file elsewhere frees its number for a new one here.
-        made_by = self._shared.get(there.st_ino) if there.st_ctime_ns >= self._since else None
+        is_touched = there.st_ctime_ns >= self._before.since
+        made_by = self._shared.get(there.st_ino) if is_touched else None
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
 
 
@@ -209,7 +224,8 @@ def _folders(old: str, before: Before) -> Iterator[str]:
             folders += [
                 f"{folder}{one.name}/"
                 for one in entries
-                if one.is_dir(follow_symlinks=False) and before.has_folder(one.name, one.inode())
+                if one.is_dir(follow_symlinks=False)
+                and before.has_folder(f"{folder}{one.name}", one.inode())
             ]
 
 
@@ -223,9 +239,9 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-def is_late(there: os.stat_result, since: int, shared: Container[int] = ()) -> bool:
-    """Return whether what is ``there`` was written since then and is not ``shared``. Pure."""
-    return there.st_ctime_ns >= since and there.st_ino not in shared
+def is_late(there: os.stat_result, since: int) -> bool:
+    """Return whether what is ``there`` was written since then. Pure."""
+    return there.st_ctime_ns >= since
 
 
 def _merge(path: str, target: str) -> None:
@@ -241,8 +257,15 @@ def _merge(path: str, target: str) -> None:
 
 def _move(path: str, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    target = free_name(target) if os.path.lexists(target) else target
     with _writable(os.path.dirname(path)), _writable(os.path.dirname(target)):
-        os.rename(path, free_name(target) if os.path.lexists(target) else target)
+        mode = os.lstat(path).st_mode
+        is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+        if is_closed:  # the kernel rewrites its '..'
+            os.chmod(path, stat.S_IMODE(mode) | stat.S_IWUSR)
+        os.rename(path, target)
+        if is_closed:
+            os.chmod(target, stat.S_IMODE(mode))
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from stager.base.options import Share
@@ -51,6 +51,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FICLONE = 0x40049409
 #: Errors of a filesystem that cannot clone, link, or rename as asked.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+#: Errors of a path at which its user has put something else, or that its user may not read.
+_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 class PartialTree:
@@ -89,37 +91,54 @@ class PartialTree:
                     os.utime(path, ns=(0, listing.mtimes[row]), follow_symlinks=False)
                     self._note(row, os.lstat(path))
 
-    def take_over(self, row: int, path: bytes) -> bool:
+    def take_over(self, row: int, path: bytes, is_staged: Callable[[os.stat_result], bool]) -> bool:
         """Make the row's file from the one at ``path`` without writing. Return whether it worked.
 
         The file shares the other's blocks or, if the filesystem cannot clone, is a hard link to it.
+        It is not taken unless it ``is_staged``: its user may have moved or changed it meanwhile.
         """
         here = self._base + self._listing.paths[row]
-        return self._clone(row, path, here) or self._link(row, path, here)
+        try:
+            return self._clone(row, path, here, is_staged) or self._link(row, path, here, is_staged)
+        except OSError as error:
+            if error.errno not in _MOVED:
+                raise
+            return False
 
-    def _clone(self, row: int, path: bytes, here: bytes) -> bool:
+    def _clone(
+        self, row: int, path: bytes, here: bytes, is_staged: Callable[[os.stat_result], bool]
+    ) -> bool:
         if not self._clones:
             return False
-        with opened(path, READ_FILE) as source, opened(here, _CREATE) as descriptor:
-            try:
-                fcntl.ioctl(descriptor, _FICLONE, source)
-                self._finish(row, descriptor)
-            except OSError as error:
-                os.unlink(here)
-                if error.errno not in _CANNOT:
-                    raise
-                self._clones = False
+        with opened(path, READ_FILE) as source:
+            if not is_staged(os.fstat(source)):
                 return False
+            with opened(here, _CREATE) as descriptor:
+                try:
+                    fcntl.ioctl(descriptor, _FICLONE, source)
+                    self._finish(row, descriptor)
+                except OSError as error:
+                    os.unlink(here)
+                    if error.errno not in _CANNOT:
+                        raise
+                    self._clones = False
+                    return False
         return True
 
-    def _link(self, row: int, path: bytes, here: bytes) -> bool:
+    def _link(
+        self, row: int, path: bytes, here: bytes, is_staged: Callable[[os.stat_result], bool]
+    ) -> bool:
         try:
             os.link(path, here, follow_symlinks=False)
-            self._note(row, os.lstat(here))
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise
             return False
+        facts = os.lstat(here)
+        if not is_staged(facts):
+            os.unlink(here)
+            return False
+        self._note(row, facts)
         return True
 
     def writing(self) -> AbstractContextManager[None]:
@@ -259,27 +278,24 @@ class PartialTree:
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
-    def publish(
-        self, path: str, since: int | None = None, known: frozenset[int] | None = None
-    ) -> None:
+    def publish(self, path: str, before: Before | None = None) -> None:
         """Move the sealed tree to ``path`` in one step, and remove what was there.
 
-        What was written there ``since`` then, in nanoseconds since 1970, is kept: see `tree.late`,
-        also for the ``known`` folders.
+        What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
         """
         above, name = os.path.split(path)
         with stage_errors(path), ExitStack() as stack:
             with opened_beneath(self._root, above) as folder:
-                is_own = since is not None and _is_late_file(name, folder, since)
+                is_own = before is not None and _is_late_file(name, folder, before.since)
                 # Nobody else takes it for what a killed process left.
                 stack.enter_context(locked_folder(name, folder))
                 old = self._put(path, folder)
                 sync_folder(folder)
             if not old or is_own:
                 return
-            if since is not None and _is_folder(old):
-                shared = dict.fromkeys(self.copy.inodes, since)
-                remove_old(old, self.path, path, Before(since, shared, known))
+            if before and _is_folder(old):
+                shared = dict.fromkeys(self.copy.inodes, before.since)
+                remove_old(old, self.path, path, replace(before, shared=shared))
             else:
                 with suppress(FileNotFoundError):  # its user moved it meanwhile
                     os.rename(old, self.path)

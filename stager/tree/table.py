@@ -17,6 +17,7 @@ from stager.tree.listing import Kind, Listing, pack, unpack
 from stager.tree.stream import DIGEST_SIZE, place
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
     from stager.disk.cache import Cache
@@ -89,6 +90,11 @@ class Table:
         """Return the xxh3-128 of the data that is sent of the row's file."""
         original = self.originals.get(row)
         return self.digest(row) if original is None else xxhash.xxh3_128_digest(original)
+
+    def has_stat(self, row: int, there: os.stat_result) -> bool:
+        """Return whether what is ``there`` is the row's copy as it was published."""
+        found = there.st_ino, there.st_size, there.st_mtime_ns
+        return found == (self.inodes[row], self.sizes[row], self.mtimes[row])
 
     def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
         """Yield the rows of a new listing of the ``source`` whose files the copy has already.

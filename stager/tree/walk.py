@@ -64,14 +64,15 @@ def walk(
     holes: bool = True,
     specials: bool = False,
     remedy: str = "leave it out with exclude=",
-    folders: set[int] | None = None,
+    folders: dict[int, bytes] | None = None,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
     Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
     What the ``patterns`` leave out is not listed, and folders among that are not read. With
     ``holes``, files with holes are opened to find these. ``remedy`` ends the message about an entry
-    that is no file, folder or link. ``folders`` gets the inodes of all folders that are listed.
+    that is no file, folder or link. ``folders`` gets the path of each folder that is listed,
+    by inode.
 
     Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
     link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself
@@ -166,7 +167,8 @@ class _Walker:
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
-    file, folder or link; None if such are listed too. ``folders`` gets the inodes of folders.
+    file, folder or link; None if such are listed too. ``folders`` gets the paths of folders,
+    by inode.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class _Walker:
         folder: bytes,
         root: int,
         patterns: Patterns | None,
-        folders: set[int] | None,
+        folders: dict[int, bytes] | None,
         *,
         holes: bool,
         remedy: str | None,
@@ -210,7 +212,7 @@ class _Walker:
             try:
                 facts = os.fstat(folder)
                 if self._folders is not None:
-                    self._folders.add(facts.st_ino)
+                    self._folders[facts.st_ino] = path
                 is_private = self._is_private(folder, path, facts)
                 found = _Found([_folder_row(path, facts)], [], [], facts.st_dev)
                 prefix = path + b"/" if path else b""

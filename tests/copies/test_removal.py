@@ -134,7 +134,7 @@ def write_meanwhile(monkeypatch: pytest.MonkeyPatch, copy: Path, late: Path) -> 
     """Have the file ``late`` written just after the ``copy`` was looked through."""
 
     def find_and_write(
-        cache: Cache, record: Record, path: str, reading: Reading, folders: set[int]
+        cache: Cache, record: Record, path: str, reading: Reading, folders: dict[int, bytes]
     ) -> list[str]:
         found = find_own(cache, record, path, reading, folders)
         if path == str(copy):
@@ -169,7 +169,7 @@ def look_late(monkeypatch: pytest.MonkeyPatch, copy: Path, act: Callable[[], obj
     done: list[str] = []
 
     def find_and_act(
-        cache: Cache, record: Record, path: str, reading: Reading, folders: set[int]
+        cache: Cache, record: Record, path: str, reading: Reading, folders: dict[int, bytes]
     ) -> list[str]:
         found = find_own(cache, record, path, reading, folders)
         done.append(path)

@@ -156,15 +156,15 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
     assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed
 
 
-def folders_at(item: StageItem, walked: dict[str, Walked], cache: Cache) -> set[int]:
+def folders_at(item: StageItem, walked: dict[str, Walked], cache: Cache) -> dict[int, bytes]:
     """The folders that the survey found, of which a new tree may delete the contents."""
     changed = replace(FOLDER, listing="3" * 32)
     assert not survey_tree(item, item.destination, changed, cache, "n1", walked).current
-    return {*(walked[item.destination].folders or ())}
+    return {**(walked[item.destination].folders or {})}
 
 
-def inodes(*folders: Path) -> set[int]:
-    return {folder.stat().st_ino for folder in folders}
+def by_inode(copy: Path, *folders: str) -> dict[int, bytes]:
+    return {(copy / name).stat().st_ino: name.encode() for name in folders}
 
 
 @pytest.mark.parametrize("is_walked", [False, True])
@@ -190,7 +190,7 @@ def test_a_folder_that_comes_after_the_walk_is_not_one_that_the_survey_found(
             walked[item.destination] = walk_copy(str(copy))
         else:
             patch.setattr("stager.tree.walk.walk", walk_and_move)
-        assert folders_at(item, walked, cache) == inodes(copy, copy / "a", copy / "a/b")
+        assert folders_at(item, walked, cache) == by_inode(copy, "", "a", "a/b")
     assert (copy / "mine").is_dir()
 
 
@@ -200,12 +200,12 @@ def test_a_folder_that_is_put_where_nothing_was_is_not_one_that_the_survey_found
     cache = open_cache(str(tmp_path), os.getuid())
     copy = tmp_path / "set"
     item = replace(COPIED, destination=str(copy), root=str(tmp_path))
-    assert folders_at(item, {}, cache) == set()
+    assert folders_at(item, {}, cache) == {}
     copy.mkdir()
-    assert folders_at(item, {}, cache) == inodes(copy)
+    assert folders_at(item, {}, cache) == by_inode(copy, "")
     stage_folder(cache, str(copy))
     copy.rename(tmp_path / "old")
-    assert folders_at(item, {}, cache) == set()
+    assert folders_at(item, {}, cache) == {}
 
 
 def test_the_command_that_removes_a_copy_within_can_be_pasted_into_a_shell(tmp_path: Path) -> None:

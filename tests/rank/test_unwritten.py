@@ -24,6 +24,7 @@ from stager.rank.task import Task
 from stager.request.items import Space, StageItem
 from stager.source.facts import Source
 from stager.source.settings import RemoteSettings
+from stager.tree.late import Before
 from stager.wire.settings import Settings
 from tests.rank.test_task import PLAN
 from tests.support.records import RECORD
@@ -113,15 +114,13 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
 
 @pytest.mark.parametrize("options", [Options(), Options(replace=True)])
 def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Options) -> None:
-    task = replace(late, item=replace(late.item, options=options), folders=frozenset({7}))
+    task = replace(late, item=replace(late.item, options=options), folders={7: b""})
     kept: list[object] = []
 
     class Tree:
-        def publish(
-            self, path: str, since: int | None = None, known: frozenset[int] | None = None
-        ) -> None:
-            kept.append((path, since, known))
+        def publish(self, path: str, before: Before) -> None:
+            kept.append((path, before))
 
     folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
     publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
-    assert kept == [(task.path, task.since, {7})]
+    assert kept == [(task.path, Before(task.since, folders={7: b""}))]

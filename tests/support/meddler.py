@@ -144,7 +144,10 @@ class Meddler:
         folder = self._any_folder()
         is_named = folder.startswith("/proc") or os.path.basename(folder).startswith(_OWN)
         if folder != str(self._folder) and not is_named:
-            os.rename(folder, f"{self._folder}/{self._name()}")
+            self._count += 1
+            name = f"{_OWN}{self._count}"
+            os.rename(folder, f"{self._folder}/{name}")
+            self.own.add(name)
 
 
 def _own_in(place: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from stager.base.errors import DestinationError
 from stager.tree.late import Before, late, remove_but_late, remove_old, was_touched
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,10 @@ def inodes(folder: Path) -> dict[int, int]:
     return {path.lstat().st_ino: time.time_ns() for path in folder.rglob("*")}
 
 
-def folders_in(folder: Path) -> set[int]:
-    """The numbers of the folder and of all folders in it."""
-    return {path.lstat().st_ino for path in (folder, *folder.rglob("*/"))}
+def folders_in(folder: Path) -> dict[int, bytes]:
+    """The paths of the folder and of all folders in it, by number."""
+    found = {path.lstat().st_ino: bytes(path.relative_to(folder)) for path in folder.rglob("*/")}
+    return {**found, folder.lstat().st_ino: b""}
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -85,9 +87,10 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     make(old / "__pycache__", x="compiled")
     (old / "gone").rename(old / "renamed")
     make(new, renamed__sub__other="7")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new), folders=known))
     assert content(new) == {
-        "a": "1 anew", "renamed/late": "6", "renamed/sub/h": "3", "renamed/sub/other": "7",
+        "a": "1 anew", "renamed/c": "3", "renamed/late": "6", "renamed/sub/h": "3",
+        "renamed/sub/other": "7",
         "sub/b": "2 anew", "tree/deep/g": "2", "tree/deep/late": "5", "tree/f": "1",
     }  # fmt: skip
     assert (new / "sub/empty").is_dir()
@@ -117,6 +120,22 @@ def test_what_its_user_moves_away_meanwhile_is_no_error(
     assert not old.exists()
 
 
+def test_another_name_of_a_file_that_the_new_folder_shares_moves_over(old: Path, new: Path) -> None:
+    os.link(old / "a", old / "twin")
+    known = frozenset({b"", b"a", b"twin", b"sub", b"sub/b", b"gone", b"gone/c"})
+    since = time.time_ns()
+    time.sleep(0.02)
+    for name in ("sub/b", "twin"):  # as the new folder has it, in which `a` is no more
+        os.link(old / name, new / f"shared-{Path(name).name}")
+    os.link(old / "sub/b", old / "copied")
+    (old / "twin").rename(old / "renamed")
+    (new / "a").unlink()
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
+    assert content(new) == {
+        "copied": "2", "renamed": "1", "shared-b": "2", "shared-twin": "1", "sub/b": "2 anew"
+    }  # fmt: skip
+
+
 def test_a_folder_that_is_moved_there_is_told_from_one_that_was_there(
     tmp_path: Path, old: Path
 ) -> None:
@@ -137,7 +156,7 @@ def test_a_folder_that_is_put_in_the_place_moves_over_with_all_that_is_in_it(
     time.sleep(0.02)
     (tmp_path / "copy").mkdir()
     known = folders_in(tmp_path / "copy")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
+    remove_old(str(old), str(old), str(new), Before(since, inodes(new), folders=known))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "1", "gone/c": "3", "sub/b": "2 anew",
         "sub/b.before-staging": "2",
@@ -299,6 +318,21 @@ def test_a_late_file_with_the_longest_name_stands_beside_the_staged_one_by_a_sho
     remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
     assert content(new)[name] == "anew"
     assert content(new)[f"{name[:50]}.before-staging"] == "mine"
+
+
+def test_a_folder_of_the_users_that_forbids_writing_moves_over_with_its_mode() -> None:
+    def act(home: Path) -> tuple[dict[str, str], int]:
+        old, new = home / "old", home / "new"
+        for folder in (old, new):
+            make(folder, a="1")
+        known = folders_in(old)
+        make(old, mine__result="r")
+        (old / "mine").chmod(0o500)
+        remove_old(str(old), str(old), str(new), Before(time.time_ns(), folders=known))
+        return content(new), (new / "mine").stat().st_mode & 0o777
+
+    with ordinary_home() as home:
+        assert as_ordinary_user(lambda: act(home)) == ({"a": "1", "mine/result": "r"}, 0o500)
 
 
 def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(

@@ -20,6 +20,7 @@ from stager.base.errors import SpaceError
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import remove_tree
 from stager.tree import partial as module
+from stager.tree.late import Before
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.table import as_copy
@@ -211,7 +212,7 @@ def test_a_file_or_link_that_was_put_there_meanwhile_is_kept_beside(
         (disk / "tree").symlink_to(results)
     else:
         (disk / "tree").write_text("mine")
-    tree.publish(f"{disk}/tree", since)
+    tree.publish(f"{disk}/tree", Before(since))
     tree.close()
     assert (results / "precious").read_text() == "mine"
     beside = disk / "tree.before-staging"
@@ -226,7 +227,7 @@ def test_what_a_killed_process_has_not_moved_over_yet_is_beside_the_new_version(
     monkeypatch.setattr(f"stager.tree.late.{step}", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
     def replace_it() -> None:
-        tree.publish(f"{disk}/tree", since)
+        tree.publish(f"{disk}/tree", Before(since))
 
     first = build(cache, source, walk(str(source)))
     first.publish(f"{disk}/tree")
@@ -251,7 +252,7 @@ def test_no_other_process_sweeps_a_tree_that_is_being_removed(
 ) -> None:
     for _ in range(2):
         tree = build(cache, source, walk(str(source)))
-        tree.publish(f"{disk}/tree", time.time_ns())
+        tree.publish(f"{disk}/tree", Before(time.time_ns()))
         tree.close()
         monkeypatch.setattr(module, "remove_old", move_and_look)
     folder = os.open(disk, os.O_RDONLY)
@@ -365,13 +366,39 @@ def test_a_file_on_the_disk_is_taken_over(
     rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"new", Kind.FILE, 0o644, 4, WHEN)]
     tree = PartialTree(cache, Listing.of(rows))
     tree.lay_out()
-    assert tree.take_over(1, os.fsencode(old))
+    assert tree.take_over(1, os.fsencode(old), lambda _: True)
     tree.seal()
     tree.publish(f"{disk}/tree")
     tree.close()
     new = disk / "tree/new"
     assert (new.read_bytes(), new.stat().st_mtime_ns) == (b"data", WHEN)
     assert (new.stat().st_ino == old.stat().st_ino) == (not clones)
+
+
+@pytest.mark.parametrize("clones", [True, False], ids=["cloned", "linked"])
+@pytest.mark.parametrize("what", ["file", "folder", "link", "nothing", "file above"])
+def test_what_a_user_has_put_in_the_place_of_a_file_is_not_taken_over(
+    cache: Cache, disk: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, clones: bool
+) -> None:
+    old = disk / "above/old"
+    if what == "file above":
+        old.parent.write_bytes(b"mine")
+    else:
+        old.parent.mkdir()
+    if what == "file":
+        old.write_bytes(b"mine")
+    elif what == "folder":
+        old.mkdir()
+    elif what == "link":
+        old.symlink_to(__file__)
+    if clones:  # as a filesystem that can
+        monkeypatch.setattr(fcntl, "ioctl", _clone)
+    rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"new", Kind.FILE, 0o644, 4, WHEN)]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    assert not tree.take_over(1, os.fsencode(old), lambda there: there.st_ino == 1)
+    assert os.listdir(tree.path) == []
+    tree.close()
 
 
 def _clone(descriptor: int, request: int, source: int) -> int:
