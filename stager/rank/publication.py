@@ -91,7 +91,7 @@ def publish_tree(
     """Move a tree to its destination after it was announced by ``record``.
 
     What the user has written there since the survey is kept, with the option ``replace``, too; also
-    a new name of a staged file, if ``names`` has the paths of all that were staged.
+    a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
     """
     assert record.tree is not None
     tree.publish(task.path, Before(task.since, names=names, folders=task.folders))

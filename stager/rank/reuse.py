@@ -19,7 +19,7 @@ from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stager.disk.record import TreeFacts
     from stager.rank.task import Task
@@ -35,7 +35,8 @@ class Reuse:
 
     That is the file's row in the ``table`` of the old copy, or -1. ``deleted`` counts the files of
     the old copy that the new tree lacks. ``is_part``: the old copy is a part of a spread folder.
-    ``lost`` are the user's own files in the old copy.
+    ``lost`` are the user's own files in the old copy; ``names`` are all paths in it, if they are
+    known.
     """
 
     rows: array[int]
@@ -43,6 +44,7 @@ class Reuse:
     deleted: int = 0
     is_part: bool = False
     lost: Lost | None = None
+    names: Sequence[bytes] | None = None
 
     def has(self, row: int) -> bool:
         """Whether this node has the file of a row."""
@@ -99,7 +101,8 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
             rows[row] = before
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
-    return Reuse(rows, table, table.gone(listing) - is_part, is_part, lost)
+    deleted = table.gone(listing) - is_part
+    return Reuse(rows, table, deleted, is_part, lost, copy.paths)
 
 
 def find_lost(task: Task) -> Lost | None:

@@ -100,7 +100,7 @@ class ShardCargo(TreeCargo):
         reused_rows.insert(self._list_row, -1)
         # The counts of all parts are added up. A file deleted from whole copies counts once.
         deleted = reuse.deleted if reuse.is_part or not task.rank else 0
-        super().__init__(task, part, Reuse(reused_rows, reuse.table, deleted, lost=reuse.lost))
+        super().__init__(task, part, replace(reuse, rows=reused_rows, deleted=deleted))
         self._split = whole.name
         self._text = whole.text
 

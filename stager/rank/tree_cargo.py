@@ -242,10 +242,7 @@ class TreeCargo(Cargo):
     def publish(self, digest: str) -> Published:
         if not self._tree or not self._announced:
             return Published()
-        # With `replace`, another name of a staged file goes with the old copy.
-        names = None
-        if self._reuse.table and not self.task.item.options.replace:
-            names = frozenset(self._reuse.table.source.paths)
+        names = None if self._reuse.names is None else frozenset(self._reuse.names)
         published = publish_tree(self.task, self._tree, self._announced, self._counts(), names)
         return replace(published, lost=self._reuse.lost)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import time
 from contextlib import closing, contextmanager
@@ -88,3 +89,23 @@ def test_a_folder_that_is_moved_to_the_destination_meanwhile_is_kept(
     kept = [path for path in copy.rglob("*") if path.is_file() and path.read_text() == "mine"]
     beside = "a/x/f1.before-staging" if (source / "a/x/f1").exists() else "a/x/f1"
     assert {str(path.relative_to(copy)) for path in kept} == {"notes", beside, "deep/er/inner"}
+
+
+@pytest.mark.parametrize("option", ["", ",replace"])
+def test_what_gets_another_name_while_it_is_staged_again_is_kept(desk: Desk, option: str) -> None:
+    source, copy = desk.folder / "set", desk.copy(1, "/nvme/set")
+    write_version(source, 1, random.Random(1))
+    for name in ("same", "gone/inner"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(name)
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    write_version(source, 2, random.Random(2))
+    shutil.rmtree(source / "gone")
+    with staging(desk, f"{source}:/nvme/set{option}") as stage:
+        while not is_past_survey(desk):
+            assert stage.poll() is None
+        (copy / "gone").rename(copy / "kept")
+        (copy / "linked").hardlink_to(copy / "same")
+    assert stage.returncode == 0
+    found = {name: (copy / name).read_text() for name in ("same", "linked", "kept/inner")}
+    assert found == {"same": "same", "linked": "same", "kept/inner": "gone/inner"}
