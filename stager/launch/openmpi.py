@@ -56,10 +56,10 @@ def variables(hosts: Sequence[str], agent: Sequence[str], folder: str) -> dict[s
 
 
 def own_folder(folder: str) -> dict[str, str]:
-    """Return the variables by which mpiexec has its files in ``folder``.
+    """Return the variable by which mpiexec of release 5 has its files in ``folder``.
 
     In the folder of temporary files, their names are those of process ids alone. What a killed
-    mpiexec left, or another user made there, stops one that has the same id.
+    mpiexec left, or another user made there, stops one that has the same id. (Release 4 has a
+    folder for each user, and its ranks would not start with such a variable.)
     """
-    names = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
-    return dict.fromkeys(names, folder)
+    return {"PRTE_MCA_prte_local_tmpdir_base": folder}

@@ -40,8 +40,7 @@ def test_open_mpi_starts_one_rank_on_each_host_and_is_told_names_of_variables() 
     ssh = "/usr/bin/ssh -o BatchMode=yes"
     settings = {
         "OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": ssh, "PRTE_MCA_plm": "ssh",
-        "PRTE_MCA_plm_ssh_agent": ssh, "OMPI_MCA_orte_local_tmpdir_base": "/tmp/x",
-        "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
+        "PRTE_MCA_plm_ssh_agent": ssh, "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
     }  # fmt: skip
     assert openmpi.variables(["10.0.0.1", "n1"], AGENT, "/tmp/x") == settings
     assert openmpi.variables(["n1.a", "n1.b"], AGENT, "/tmp/x") == {
@@ -153,7 +152,7 @@ def test_no_secret_and_nothing_of_slurm_is_in_what_mpiexec_is_given(tmp_path: Pa
     assert mine == {
         "PATH", "SSH_AUTH_SOCK", "PBS_JOBID", "OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_plm",
         "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent",
-        "OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base",
+        "PRTE_MCA_prte_local_tmpdir_base",
     }  # fmt: skip
     assert found.environment["OMPI_MCA_plm_rsh_agent"] == agent
     assert not os.path.exists(path)
