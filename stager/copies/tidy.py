@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.job:
         answer["figures"] = figures
     if options.usage:
-        usage = {root: _usage(cache, way) for root, cache in caches.items()}
+        usage = {root: _usage(cache) for root, cache in caches.items()}
         answer["usage"] = usage
     if options.root in caches:
         cache = caches[options.root]
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer["evicted"], others = _evict(cache, may_go, options.oldest, way)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
         if options.usage and answer["evicted"]:
-            usage[options.root] = _usage(cache, way)
+            usage[options.root] = _usage(cache)
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
@@ -111,12 +111,24 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
 
 
 def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
-    """Remove partial files, and those copies with lifetime=job. Return the number of copies."""
+    """Remove partial files, and copies with lifetime=job that no job uses. Return their number.
+
+    ``destinations`` are what a job used that has ended.
+    """
     with suppress(OSError):
         cache.sweep()
     records = [cache.load(destination) for destination in destinations]
     ended = [one.destination for one in records if one and _is_for_job(one)]
-    return _remove(cache, ended, way)
+    return _remove(cache, ended, way) + _remove(cache, _unnoticed(cache), way)
+
+
+def _unnoticed(cache: Cache) -> list[str]:
+    """Return the copies with lifetime=job whose jobs ended without a clean-up.
+
+    So it is when the node loses its power, or the administrator removes the mark of a job.
+    """
+    copies = evict.find_candidates(cache, "")
+    return [copy.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
 
 
 def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
@@ -224,13 +236,9 @@ def _keep(cache: Cache, locks: Locks, destination: str) -> bool:
         locks.release(destination)
 
 
-def _usage(cache: Cache, way: _Way) -> tuple[int, int]:
+def _usage(cache: Cache) -> tuple[int, int]:
     """Return the bytes and the number of all copies."""
     copies = evict.find_candidates(cache, "")
-    # A job's end may have gone unnoticed, as when the node lost its power.
-    ended = [copy.record.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
-    if _remove(cache, ended, way):
-        copies = evict.find_candidates(cache, "")
     return sum(copy.size for copy in copies), len(copies)
 
 

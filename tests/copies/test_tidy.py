@@ -217,7 +217,7 @@ def test_no_more_is_read_than_fits_the_time(tmp_path: Path) -> None:
             done = subprocess.run([*line, "--job=17", "--usage"], check=True, capture_output=True)
             left = [(one.destination, one.lifetime) for one in node.cache.records()]
             lines = received(log)
-        assert node.tidy("--job=17", "--usage")["removed"] == 0
+        assert node.tidy("--job=17", "--usage")["removed"] == 1
         assert node.names() == [], "the next clean-up has read it"
         return json.loads(done.stdout)["removed"], left, lines
 
@@ -255,19 +255,36 @@ def test_the_next_copy_is_evicted_instead_of_one_that_the_user_changed(tmp_path:
     assert names == ["a", "c"]
 
 
-def test_usage_is_reported_by_root_and_what_an_unnoticed_end_left_is_removed(
+def test_copies_for_a_job_whose_end_went_unnoticed_go_with_the_users_next_job(
     tmp_path: Path,
 ) -> None:
     def act(node: Node) -> tuple[dict[str, Any], list[str]]:
         node.put("a")
-        node.put("b", lifetime="job")
-        node.put("c", lifetime="job")
-        node.run_job(17, "c")
-        return node.tidy("--usage"), node.names()
+        for name in "bc":
+            node.put(name, lifetime="job")
+        node.run_job(17, "b", "c")
+        node.run_job(18, "c")
+        node.end_job(17)
+        os.unlink(f"{RUN_FOLDER}/{os.getuid()}/17.uses")  # as if the node had been restarted
+        node.run_job(19)
+        node.end_job(19)
+        return node.tidy("--job=19"), node.names()
 
     answer, names = on_node(tmp_path, act)
-    assert answer == {"removed": 0, "usage": {str(tmp_path / "disk"): [2 * 8192, 2]}}
+    assert answer == {"removed": 1, "figures": []}
     assert names == ["a", "c"]
+
+
+def test_usage_is_reported_by_root(tmp_path: Path) -> None:
+    def act(node: Node) -> dict[str, Any]:
+        node.put("a")
+        node.put("b")
+        node.put("c", lifetime="job")
+        node.run_job(17)
+        return node.tidy("--usage")
+
+    usage = {str(tmp_path / "disk"): [2 * 8192, 2]}
+    assert on_node(tmp_path, act) == {"removed": 1, "usage": usage}
 
 
 def test_the_oldest_are_removed_in_the_order_in_which_they_are_reported(tmp_path: Path) -> None:
