@@ -85,8 +85,8 @@ class Survey:
     split: str = ""
     #: Whether there are files of the user's own, which the option replace lets the stage destroy.
     changed: bool = False
-    #: With lifetime=job: whether the copy stays all the same, as another job staged it without
-    #: that, or as it is pinned.
+    #: With lifetime=job: whether the copy stays all the same, as it is kept from an earlier job, or
+    #: as it is pinned.
     cached: bool = False
     pinned: bool = False
 
