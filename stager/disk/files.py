@@ -158,7 +158,9 @@ def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         with suppress(OSError):  # this filesystem has no direct reads
             descriptor = stack.enter_context(opened(path, flags | os.O_DIRECT))
-        buffer = stack.enter_context(closing(mmap.mmap(-1, READ_SIZE)))
+        # No larger than the file: a direct read touches each page of its buffer.
+        length = min(READ_SIZE, max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE)
+        buffer = stack.enter_context(closing(mmap.mmap(-1, length)))
         with memoryview(buffer) as view:
             at = 0
             while at < size and (done := os.preadv(descriptor, [buffer], at)):
