@@ -25,6 +25,9 @@
 
 /* Of the process that loads the plugin, which is not linked with libslurm. NULL if it lacks it. */
 #pragma weak slurm_signal_job_step
+#pragma weak slurm_hostlist_create
+#pragma weak slurm_hostlist_find
+#pragma weak slurm_hostlist_destroy
 
 enum {
 	/* Seconds that ending a task, or the other tasks of a step, may take. */
@@ -304,21 +307,28 @@ static int open_job_file(const struct gate *gate, const char *suffix)
 	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
+/* The caller closes the file. NULL if it is not there. */
+static FILE *read_job_file(const struct gate *gate, const char *suffix)
+{
+	const int fd = open_job_file(gate, suffix);
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+
+	if (!file && fd >= 0)
+		(void)close(fd);
+	return file;
+}
+
 /* Whether an earlier stage of this job staged the whole list: each wrote its list as one line. */
 static bool is_done(const struct gate *gate)
 {
-	const int fd = open_job_file(gate, "");
-	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	FILE *file = read_job_file(gate, "");
 	char *line = NULL;
 	size_t size = 0;
 	bool done = false;
 	ssize_t length = 0;
 
-	if (!file) {
-		if (fd >= 0)
-			(void)close(fd);
+	if (!file)
 		return false;
-	}
 	while (!done && (length = getline(&line, &size, file)) > 0) {
 		if (line[length - 1] == '\n')
 			line[length - 1] = '\0';
@@ -424,12 +434,68 @@ static int wait_for_status(const struct gate *gate)
 	return STAGE_CANCELLED;
 }
 
+/*
+ * Whether the task's environment has the list of nodes that this job's stage went on without. One
+ * that was inherited from another job names another file.
+ */
+static bool knows_failed(spank_t spank, const struct gate *gate)
+{
+	char own[256];
+	char path[256];
+
+	return path_of(own, sizeof(own), gate, ".failed") &&
+	       spank_getenv(spank, STAGE_FAILED_FILE_ENV, path, sizeof(path)) == ESPANK_SUCCESS &&
+	       strcmp(path, own) == 0;
+}
+
+/* Whether one of the lines of a file is a node of the list `nodes`, as in n[1-4]. */
+static bool names_one_of(FILE *file, const char *nodes)
+{
+	__typeof__(slurm_hostlist_create(NULL)) hosts = NULL;
+	char *line = NULL;
+	size_t size = 0;
+	bool found = false;
+	ssize_t length = 0;
+
+	if (!slurm_hostlist_create || !slurm_hostlist_find || !slurm_hostlist_destroy)
+		return false;
+	hosts = slurm_hostlist_create(nodes);
+	while (hosts && !found && (length = getline(&line, &size, file)) > 0) {
+		if (line[length - 1] == '\n')
+			line[length - 1] = '\0';
+		found = slurm_hostlist_find(hosts, line) >= 0;
+	}
+	free(line);
+	if (hosts)
+		slurm_hostlist_destroy(hosts);
+	return found;
+}
+
+/*
+ * Whether the job's stage went on without nodes of this step, and its tasks have no variable that
+ * says so, as in salloc: they wait there until staging has been tried again.
+ */
+static bool has_untold_failed(spank_t spank, const struct gate *gate)
+{
+	FILE *file = knows_failed(spank, gate) ? NULL : read_job_file(gate, ".failed");
+	char *nodes = file ? malloc(LINES_MAX) : NULL;
+	bool found = false;
+
+	if (nodes &&
+	    spank_getenv(spank, "SLURM_STEP_NODELIST", nodes, LINES_MAX) == ESPANK_SUCCESS)
+		found = names_one_of(file, nodes);
+	free(nodes);
+	if (file)
+		(void)fclose(file); /* nothing was written */
+	return found;
+}
+
 /* Waits until the stage has ended and returns its code. */
 static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	int code = 0;
 
-	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate))
+	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate) && !has_untold_failed(spank, gate))
 		return 0;
 	catch_signals();
 	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_status(gate);
@@ -495,21 +561,14 @@ static void set_variables(spank_t spank, const struct gate *gate)
 	set_nodes(spank, gate, ".nodes", STAGE_NODES_ENV, STAGE_NODES_FILE_ENV);
 }
 
-/*
- * Whether the job's stage went on without this node, by the list in the task's environment. A list
- * that was inherited from another job names another file.
- */
+/* Whether the job's stage went on without this node, by the list in the task's environment. */
 static bool is_left_out(spank_t spank, const struct gate *gate)
 {
 	char *list = NULL;
 	char *rest = NULL;
-	char own[256];
-	char path[256];
 	bool found = false;
 
-	if (!path_of(own, sizeof(own), gate, ".failed") ||
-	    spank_getenv(spank, STAGE_FAILED_FILE_ENV, path, sizeof(path)) != ESPANK_SUCCESS ||
-	    strcmp(path, own) != 0)
+	if (!knows_failed(spank, gate))
 		return false;
 	list = malloc(LINES_MAX + 1);
 	if (list && spank_getenv(spank, STAGE_FAILED_ENV, list, LINES_MAX + 1) == ESPANK_SUCCESS)

@@ -35,9 +35,9 @@ _BEFORE = "an earlier stage of this job failed there"
 class Crew:
     """The nodes that are to be staged to.
 
-    ``own`` is the one on which this process runs, if it is one of them: the job's script runs
-    there. At most ``most`` may fail; ``asked`` is how users see that. ``before`` are those that an
-    earlier stage of the job left out.
+    ``own`` is the one on which this process runs, if it is one of them: the job's script, or the
+    first task of an srun, waits there. At most ``most`` may fail; ``asked`` is how users see that.
+    ``before`` are those that an earlier stage of the job left out.
     """
 
     nodes: tuple[str, ...]
@@ -58,7 +58,7 @@ def refusal(crew: Crew, lost: Sequence[Failure], failed: Sequence[Failure]) -> s
     if not nodes or not nodes <= remaining or any(one.code not in _OF_NODES for one in failed):
         return ""
     if crew.own in nodes:
-        return f"the job's script runs on {crew.own}, so the job cannot go on without that node"
+        return f"the stage was started on {crew.own}, so it cannot go on without that node"
     count = len(nodes) + len({one.node for one in lost})
     if count <= crew.most:
         return None

@@ -141,7 +141,7 @@ def test_the_node_of_the_script_may_not_fail(site: Site) -> None:
     kill_rank(site, "n1")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    why = "the job's script runs on n1, so the job cannot go on without that node"
+    why = "the stage was started on n1, so it cannot go on without that node"
     said = f"stage: staging ended early: n1: {LOST}; submit again\n"
     assert job.output().startswith(said)
     assert job.output().endswith(f"\n  {why}\n{NOT_STARTED.format(8)}")
@@ -190,6 +190,43 @@ def test_tasks_that_wait_on_the_other_nodes_start_when_the_stage_goes_on(site: S
     assert "stage: went on without n3 (1 of 4 nodes): /nvme: not enough room: " in (
         ended.value.stderr
     )
+
+
+def test_each_srun_of_salloc_tries_again_on_its_nodes_that_failed(site: Site) -> None:
+    site.run("head -c 1M /dev/urandom >/shared/data")
+    site.run("echo mine >/nvme/data", on="n3")
+    show = "bash -c 'echo $(hostname) $STAGE_FAILED_NODES' | sort; echo code ${PIPESTATUS[0]}"
+    steps = [
+        *(f"srun {nodes} {show}" for nodes in ("-N4", "-N4", "-N3 -x n3", "-N1 -w n3")),
+        "touch /shared/tried; until test -e /shared/mended; do sleep 0.1; done",
+        f"srun -N4 {show}",
+    ]
+    option = ["--stage=/shared/data:/nvme/data", "--stage-tolerate=1"]
+    shell = site.popen(["salloc", "-N4", *option, "bash", "-c", "\n".join(steps)])
+    wait_until(site.shared("tried").exists)
+    site.run("rm /nvme/data", on="n3")
+    site.run("touch /shared/mended")
+    said, told = shell.communicate(timeout=60)
+    others = "n1 n3\nn2 n3\nn4 n3\n"
+    assert said == (
+        f"{others}code 6\n{others}code 6\n{others}code 0\ncode 6\nn1\nn2\nn3\nn4\ncode 0\n"
+    )
+    own = (
+        "/nvme/data is a plain file that was not staged; staging would overwrite it: move it, "
+        "delete it, choose another destination, or add the option replace"
+    )
+    without = f"stage: went on without n3 (1 of 4 nodes): {own}"
+    lines = [line for line in told.splitlines() if line.startswith("stage:")]
+    assert [re.sub(r"in .* node\)|\d\.\d s", "T", line) for line in lines] == [
+        without,
+        "stage: /nvme/data: 1.0 MiB from /shared/data to n[1-2,4] (3 nodes) T",
+        without,
+        "stage: /nvme/data: current on n[1-2,4] (3 nodes), nothing moved (1.0 MiB, T)",
+        f"stage: n3: {own}",
+        "stage: the stage was started on n3, so it cannot go on without that node",
+        NOT_STARTED.format(6).strip(),
+        "stage: /nvme/data: 1.0 MiB from the copy on n1 to n3 T; current on n[1-2,4] (3 nodes)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CREW = Crew(("n1", "n2", "n3", "n4"), "n1", most=1, asked="--stage-tolerate=1")
 DONE = Outcome([], [], 2.0, phases={"launch": 0.5, "survey": 1.5})
 TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
-BATCH_HOST = "the job's script runs on n1, so the job cannot go on without that node"
+BATCH_HOST = "the stage was started on n1, so it cannot go on without that node"
 
 
 def full(node: str) -> Failure:
