@@ -31,6 +31,7 @@ from stager.base.errors import DestinationError, SpaceError
 from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
+from stager.disk import replaced
 from stager.disk.files import (
     OPEN_FOLDER,
     OVERWRITE,
@@ -211,12 +212,18 @@ class Cache:
             remove(path)
 
     def sweep(self) -> None:
-        """Remove partial files and trees whose writer has ended; a running one holds a lock."""
+        """Remove partial files and trees whose writer has ended; a running one holds a lock.
+
+        What it was about to replace is put beside its old place: see `replaced`.
+        """
         with opened(self.partial, OPEN_FOLDER) as parent:
             for name in os.listdir(self.partial):
                 path = f"{self.partial}/{name}"
-                with suppress(OSError), _abandoned(path, parent):
-                    remove_tree(path)
+                with suppress(OSError, DestinationError), _abandoned(path, parent):
+                    if name.startswith(replaced.PREFIX):
+                        replaced.put_back(path, self.root)
+                    else:
+                        remove_tree(path)
 
 
 @contextmanager

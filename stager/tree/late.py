@@ -8,14 +8,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
-from stager.base.errors import DestinationError
 from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
+from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened
+from stager.disk.replaced import free_name, rename_to_free
+from stager.disk.unnamed import fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -23,14 +25,11 @@ if TYPE_CHECKING:
 #: How often a folder is emptied that a program fills while it is removed. Few, because a program
 #: that is faster than the removal has filled it with more files each time.
 _TRIES = 3
+#: Bytes that are copied at a time.
+_PIECE = 1 << 26
 #: Raised for a folder that its user may not read, where nobody has written then, and for one that
 #: was moved meanwhile.
 _UNSEEN = (PermissionError, FileNotFoundError)
-#: What the name of a file gets that is in the way of a staged one.
-_ASIDE = ".before-staging"
-#: The longest name that stays whole with that and a number, in bytes, as a name has at most 255;
-#: and how many characters, of up to 4 bytes, stay of a longer one.
-_MOST_BYTES, _MOST_CHARACTERS = 230, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +65,20 @@ class Before:
         return there.st_ctime_ns < self.since
 
 
-def remove_old(aside: str, old: str, new: str, before: Before) -> None:
-    """Remove the folder ``aside``, but move what was not there ``before`` to the same places in
-    ``new``; beside a file that is there already.
+def remove_old(old: str, new: str, before: Before) -> None:
+    """Remove the folder ``old``, but move what was not there ``before`` to the same places in
+    ``new``; beside what is there already.
 
-    The rest is moved to ``old`` then, to be removed there. A program whose working folder is in it
-    can write there until it is gone. A folder that it fills faster than it can be emptied is moved
-    to ``new`` with what is in it. Raise DestinationError if files cannot be moved; then the rest
-    stays beside ``new``.
+    A program whose working folder is in it can write there until it is gone. A subfolder that it
+    fills faster than it can be emptied is moved to ``new`` with what is in it; ``old`` itself
+    stays then. A file that is another name of one in ``new`` gets bytes of its own. Raise OSError
+    if files cannot be moved.
     """
-    try:
-        for path in list(late(aside, before)):
-            with suppress(FileNotFoundError):  # its user moved it meanwhile
-                _merge(f"{aside}/{path}", f"{new}/{path}")
-        os.rename(aside, old)
-        _Removal(old, new, before).finish()
-    except OSError as error:
-        if os.path.lexists(old):
-            aside = free_name(new)
-            os.rename(old, aside)
-        elif not os.path.lexists(aside):
-            return  # its user moved all of it meanwhile
-        raise DestinationError(
-            f"{new} was staged, but files that were written into it meanwhile could not be moved "
-            f"over ({error.strerror}); they are in {aside}, with the rest of the old folder"
-        ) from None
+    moves = _Moves(old, new, before.shared)
+    for path in list(late(old, before)):
+        with suppress(FileNotFoundError):  # a program in that folder moved it meanwhile
+            moves.move(path)
+    _Removal(old, moves, before).finish()
 
 
 def remove_but_late(old: str, new: str, before: Before) -> None:
@@ -98,7 +86,12 @@ def remove_but_late(old: str, new: str, before: Before) -> None:
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
     """
-    _Removal(old, new, before).finish()
+    removal = _Removal(old, _Moves(old, new, {}), before)
+    removal.finish()
+    if os.path.lexists(old):
+        above, name = os.path.split(new)
+        with opened(above, OPEN_FOLDER) as folder:
+            rename_to_free(old, name, folder)
 
 
 def was_touched(folder: str, since: int) -> bool:
@@ -128,26 +121,120 @@ def late(old: str, before: Before) -> Iterator[str]:
                     yield f"{folder}{name}"
 
 
-def free_name(path: str) -> str:
-    """Return a name beside ``path`` that nothing has."""
-    above, name = os.path.split(path)
-    if len(os.fsencode(name)) > _MOST_BYTES:
-        name = name[:_MOST_CHARACTERS]
-    aside, number = f"{above}/{name}{_ASIDE}", 1
-    free = aside
-    while os.path.lexists(free):
-        free, number = f"{aside}-{number}", number + 1
-    return free
+class _Moves:
+    """Moves what is late from its places in ``old`` to the same ones in ``new``.
+
+    Files with the ``shared`` inodes are in ``new`` under another name.
+    """
+
+    def __init__(self, old: str, new: str, shared: Container[int]) -> None:
+        self._old, self._new, self._shared = old, new, shared
+        #: Where what is in a folder of ``old`` gets, by the folder's path.
+        self._places: dict[str, str] = {}
+
+    def move(self, path: str) -> None:
+        """Move what is at ``path``. If both are folders, move what is in the one into the other."""
+        source, target = f"{self._old}/{path}", self._target(path)
+        if not (_is_folder(source) and _is_folder(target)):
+            self._rename(source, target)
+            return
+        for inner in os.listdir(source):
+            self.move(f"{path}/{inner}")
+        with _writable(os.path.dirname(source)), suppress(OSError):  # more may have been written
+            os.rmdir(source)
+
+    def move_whole(self, path: str) -> None:
+        """Move what is at ``path``, a folder with all that is in it."""
+        self._rename(f"{self._old}/{path}", self._target(path))
+
+    def _target(self, path: str) -> str:
+        above, _, name = path.rpartition("/")
+        return f"{self._place(above)}/{name}"
+
+    def _place(self, folder: str) -> str:
+        """Return the folder for what is in a ``folder`` of the old one, and make it if need be.
+
+        It is one beside, where the new version has something else in its place, as a link that
+        leads elsewhere.
+        """
+        if not folder:
+            with suppress(FileExistsError):  # after an eviction it may be missing
+                os.mkdir(self._new)
+            if not _is_folder(self._new):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._new)
+            return self._new
+        if folder not in self._places:
+            place = self._target(folder)
+            if not _is_folder(place):
+                place = free_name(place) if os.path.lexists(place) else place
+                with _writable(os.path.dirname(place)):
+                    os.mkdir(place)
+            self._places[folder] = place
+        return self._places[folder]
+
+    def _rename(self, source: str, target: str) -> None:
+        above, name = os.path.split(target)
+        with ExitStack() as stack:
+            stack.enter_context(_writable(os.path.dirname(source)))
+            stack.enter_context(_writable(above))
+            folder = stack.enter_context(opened(above, OPEN_FOLDER))
+            mode = os.lstat(source).st_mode
+            is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+            if is_closed:  # the kernel rewrites its '..'
+                os.chmod(source, stat.S_IMODE(mode) | stat.S_IWUSR)
+            name = rename_to_free(source, name, folder)
+            self._separate(f"{above}/{name}")
+            if is_closed:
+                os.chmod(name, stat.S_IMODE(mode), dir_fd=folder)
+
+    def _separate(self, path: str) -> None:
+        """Give files that are in ``new`` under another name bytes of their own, if there is room.
+
+        Who writes to one of them would change a staged file, too.
+        """
+        for folder, name in _files(path) if self._shared else ():
+            with suppress(OSError):
+                there = os.lstat(f"{folder}/{name}")
+                is_shared = there.st_nlink > 1 and there.st_ino in self._shared
+                if is_shared and stat.S_ISREG(there.st_mode):
+                    _copy(folder, name, there)
+
+
+def _files(path: str) -> Iterator[tuple[str, str]]:
+    """Yield folder and name of each file at ``path`` or beneath it."""
+    if not _is_folder(path):
+        yield os.path.split(path)
+        return
+    for folder, _, names in os.walk(path):
+        yield from ((folder, name) for name in names)
+
+
+def _copy(folder: str, name: str, facts: os.stat_result) -> None:
+    """Replace a file by a copy of it with the same permissions and time. Raise OSError."""
+    with fresh_name(folder) as fresh, opened(f"{folder}/{name}", READ_FILE) as source:
+        try:
+            with opened(fresh, CREATE) as copy:
+                while os.copy_file_range(source, copy, _PIECE):
+                    count()
+                os.fchmod(copy, stat.S_IMODE(facts.st_mode))
+                os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+            os.rename(fresh, f"{folder}/{name}")
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(fresh)
+            raise
 
 
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(self, old: str, new: str, before: Before) -> None:
-        self._old, self._new = old, new
+    def __init__(self, old: str, moves: _Moves, before: Before) -> None:
+        self._old, self._moves = old, moves
         self._shared = dict(before.shared)
         self._before = replace(before, shared=self._shared)  # that grows
         self._is_new = _is_new(old, before)
+        #: Whether a program fills the folder itself faster than it can be emptied.
+        self._is_filled = False
         self._folders = dict.fromkeys(_folders(old, before))
 
     def finish(self) -> None:
@@ -159,11 +246,17 @@ class _Removal:
             path = f"{self._old}/{folder}"
             with suppress(FileNotFoundError, PermissionError):
                 os.chmod(path, 0o700)  # a copied folder may forbid its owner to write
-                self._remove(folder)
-        if os.path.lexists(self._old):
+                if self._remove(folder):
+                    continue
+                if folder:
+                    self._moves.move_whole(folder.removesuffix("/"))
+                else:
+                    self._is_filled = True
+        if os.path.lexists(self._old) and not self._is_filled:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
-    def _remove(self, folder: str) -> None:
+    def _remove(self, folder: str) -> bool:
+        """Remove a folder. Return False if a program fills it faster than it can be emptied."""
         for _ in range(_TRIES):
             self._clear(folder)
             try:
@@ -172,8 +265,8 @@ class _Removal:
                 if error.errno != errno.ENOTEMPTY:
                     raise
             else:
-                return
-        _move(f"{self._old}/{folder}".rstrip("/"), f"{self._new}/{folder}".rstrip("/"))
+                return True
+        return False
 
     def _clear(self, folder: str) -> None:
         """Move late files, and folders that were not there before; remove the others."""
@@ -187,10 +280,10 @@ class _Removal:
         there = os.lstat(f"{self._old}/{path}")  # just before it may go
         if stat.S_ISDIR(there.st_mode):
             if f"{path}/" not in self._folders:
-                _move(f"{self._old}/{path}", f"{self._new}/{path}")
+                self._moves.move_whole(path)
             return
         if not is_compiled and self._is_late(there, path):
-            _move(f"{self._old}/{path}", f"{self._new}/{path}")
+            self._moves.move_whole(path)
             return
         if there.st_nlink > 1:  # this changes the time of its other links
             self._shared.setdefault(there.st_ino, self._before.since)
@@ -244,28 +337,8 @@ def is_late(there: os.stat_result, since: int) -> bool:
     return there.st_ctime_ns >= since
 
 
-def _merge(path: str, target: str) -> None:
-    """Move what is at ``path``. If both are folders, move what is in the one into the other."""
-    if not all(os.path.isdir(one) and not os.path.islink(one) for one in (path, target)):
-        _move(path, target)
-        return
-    for name in os.listdir(path):
-        _merge(f"{path}/{name}", f"{target}/{name}")
-    with _writable(os.path.dirname(path)), suppress(OSError):  # more may have been written there
-        os.rmdir(path)
-
-
-def _move(path: str, target: str) -> None:
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    target = free_name(target) if os.path.lexists(target) else target
-    with _writable(os.path.dirname(path)), _writable(os.path.dirname(target)):
-        mode = os.lstat(path).st_mode
-        is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
-        if is_closed:  # the kernel rewrites its '..'
-            os.chmod(path, stat.S_IMODE(mode) | stat.S_IWUSR)
-        os.rename(path, target)
-        if is_closed:
-            os.chmod(target, stat.S_IMODE(mode))
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 @contextmanager

@@ -12,15 +12,15 @@ import os
 import stat
 import threading
 from array import array
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
+from stager.base.errors import DestinationError
 from stager.base.progress import count
 from stager.disk.files import (
     READ_FILE,
-    locked_folder,
     make_movable,
     opened,
     opened_beneath,
@@ -32,17 +32,20 @@ from stager.disk.files import (
 )
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
+from stager.disk.replaced import replacing
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import Before, free_name, is_late, remove_old
+from stager.tree.late import Before, is_late, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from typing import TypeGuard
 
     from stager.base.options import Share
     from stager.disk.cache import Cache
+    from stager.disk.replaced import Replaced
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REPLACE = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -284,63 +287,69 @@ class PartialTree:
         What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
         """
         above, name = os.path.split(path)
-        with stage_errors(path), ExitStack() as stack:
-            with opened_beneath(self._root, above) as folder:
-                is_own = before is not None and _is_late_file(name, folder, before.since)
-                # Nobody else takes it for what a killed process left.
-                stack.enter_context(locked_folder(name, folder))
-                old = self._put(path, folder)
-                sync_folder(folder)
-            if not old or is_own:
-                return
-            if before and _is_folder(old):
-                shared = dict.fromkeys(self.copy.inodes, before.since)
-                remove_old(old, self.path, path, replace(before, shared=shared))
-            else:
-                with suppress(FileNotFoundError):  # its user moved it meanwhile
-                    os.rename(old, self.path)
-                remove_tree(self.path)
-
-    def _put(self, path: str, folder: int) -> str:
-        """Rename the tree to ``path``, in the descriptor ``folder``.
-
-        Return the new path of what it replaced, or an empty one.
-        """
-        name, old = os.path.basename(path), ""
-        # Only a folder that its owner may write in can be moved.
-        os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
-        if not _rename(self.path, name, folder, linux.Rename.NO_REPLACE):
-            if make_movable(name, folder):
-                old = self._exchange(path, folder)
-            else:
+        with stage_errors(path), opened_beneath(self._root, above) as folder:
+            # Only a folder that its owner may write in can be moved.
+            os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
+            if _rename(self.path, name, folder, linux.Rename.NO_REPLACE):
+                self._settle(folder)
+            elif not make_movable(name, folder):
                 os.rename(self.path, name, dst_dir_fd=folder)
+                self._settle(folder)
+            else:
+                self._replace(path, folder, before)
+
+    def _settle(self, folder: int) -> None:
+        """Give the published tree its mode; write its name in the descriptor ``folder``."""
         os.fchmod(self._descriptor, self.copy.modes[0])
-        return old
+        sync_folder(folder)
 
-    def _exchange(self, path: str, folder: int) -> str:
-        """Rename the tree to ``path``, and what is there to a name beside it, which is returned.
+    def _replace(self, path: str, folder: int, before: Before | None) -> None:
+        """Exchange the tree with what is at ``path``, in the descriptor ``folder``."""
+        inode = os.fstat(self._descriptor).st_ino
+        with replacing(self._partial, path, self._root, inode) as kept:
+            name = os.path.basename(path)
+            seen = _lstat_or_none(name, folder)
+            self._exchange(name, folder, kept)
+            self._settle(folder)
+            there = os.lstat(kept.old)
+            if not stat.S_ISDIR(there.st_mode):
+                if not before or (_is_same(seen, there) and not is_late(seen, before.since)):
+                    os.unlink(kept.old)
+            elif before:
+                self._remove_old(kept, path, before)
+            else:
+                remove_tree(kept.old)
 
-        The tree has that name first, so that the other is at no time where `Cache.sweep` removes it
-        if this process dies: there may be files of the user's own in it.
-        """
-        aside = free_name(path)
-        name, beside = os.path.basename(path), os.path.basename(aside)
-        os.rename(self.path, beside, dst_dir_fd=folder)
+    def _exchange(self, name: str, folder: int, kept: Replaced) -> None:
+        """Rename the tree to ``name``, and what is there to its place in ``kept``."""
+        os.rename(self.path, kept.new)
         try:
-            here = f"/proc/self/fd/{folder}/{beside}"
-            if not _rename(here, name, folder, linux.Rename.EXCHANGE):
-                # The filesystem cannot exchange the two: for a moment there is neither.
-                aside = free_name(path)
-                os.rename(name, aside, src_dir_fd=folder)
-                try:
-                    os.rename(here, name, dst_dir_fd=folder)
-                except OSError:
-                    os.rename(aside, name, dst_dir_fd=folder)
-                    raise
+            if _rename(kept.new, name, folder, linux.Rename.EXCHANGE):
+                os.rename(kept.new, kept.old)
+                return
+            # The filesystem cannot exchange the two: for a moment there is neither.
+            os.rename(name, kept.old, src_dir_fd=folder)
+            try:
+                os.rename(kept.new, name, dst_dir_fd=folder)
+            except OSError:
+                os.rename(kept.old, name, dst_dir_fd=folder)
+                raise
         except OSError:
-            os.rename(beside, self.path, src_dir_fd=folder)
+            os.rename(kept.new, self.path)
             raise
-        return aside
+
+    def _remove_old(self, kept: Replaced, path: str, before: Before) -> None:
+        """Remove the folder that was replaced at ``path``, but what was not there ``before``."""
+        shared = dict.fromkeys(self.copy.inodes, before.since)
+        new = f"/proc/self/fd/{self._descriptor}/."  # whatever has the path now
+        try:
+            remove_old(kept.old, new, replace(before, shared=shared))
+        except OSError as error:
+            raise DestinationError(
+                f"{path} was staged, but files that were written into it meanwhile could not be "
+                f"moved over ({error.strerror}); they are in {kept.put_beside()}, with the rest of "
+                "the old folder"
+            ) from None
 
     def close(self) -> None:
         """Close all files, and remove the tree unless it was published."""
@@ -367,12 +376,19 @@ def _without_facts(listing: Listing) -> Listing:
     )  # fmt: skip
 
 
-def _is_late_file(name: str, folder: int, since: int) -> bool:
-    """Whether a file or link ``name`` in the descriptor ``folder`` was made since then."""
+def _lstat_or_none(name: str, folder: int) -> os.stat_result | None:
     with suppress(FileNotFoundError):
-        there = os.lstat(name, dir_fd=folder)
-        return not stat.S_ISDIR(there.st_mode) and is_late(there, since)
-    return False
+        return os.lstat(name, dir_fd=folder)
+    return None
+
+
+def _is_same(seen: os.stat_result | None, there: os.stat_result) -> TypeGuard[os.stat_result]:
+    """Whether what is ``there`` is what was ``seen``, by what a rename does not change."""
+    return seen is not None and _identity(seen) == _identity(there)
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int, int, int]:
+    return facts.st_ino, facts.st_mode, facts.st_size, facts.st_mtime_ns
 
 
 def _rename(path: str, name: str, folder: int, flag: linux.Rename) -> bool:
@@ -387,7 +403,3 @@ def _rename(path: str, name: str, folder: int, flag: linux.Rename) -> bool:
             return False
         raise
     return True
-
-
-def _is_folder(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import DestinationError
+from stager.base import linux
 from stager.tree.late import Before, late, remove_but_late, remove_old, was_touched
 from tests.support.users import as_ordinary_user, ordinary_home
 
@@ -64,7 +64,7 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
@@ -87,7 +87,7 @@ def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     make(old / "__pycache__", x="compiled")
     (old / "gone").rename(old / "renamed")
     make(new, renamed__sub__other="7")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new), folders=known))
+    remove_old(str(old), str(new), Before(since, inodes(new), folders=known))
     assert content(new) == {
         "a": "1 anew", "renamed/c": "3", "renamed/late": "6", "renamed/sub/h": "3",
         "renamed/sub/other": "7",
@@ -112,7 +112,7 @@ def test_what_its_user_moves_away_meanwhile_is_no_error(
         yield from found
 
     monkeypatch.setattr("stager.tree.late.late", find)
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
     assert (tmp_path / "later").read_text() == "3"
     assert content(tmp_path / "sub") == {"b": "2", "late": "1"}
@@ -130,7 +130,7 @@ def test_another_name_of_a_file_that_the_new_folder_shares_moves_over(old: Path,
     os.link(old / "sub/b", old / "copied")
     (old / "twin").rename(old / "renamed")
     (new / "a").unlink()
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new), known))
+    remove_old(str(old), str(new), Before(since, inodes(new), known))
     assert content(new) == {
         "copied": "2", "renamed": "1", "shared-b": "2", "shared-twin": "1", "sub/b": "2 anew"
     }  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_folder_that_is_put_in_the_place_moves_over_with_all_that_is_in_it(
     time.sleep(0.02)
     (tmp_path / "copy").mkdir()
     known = folders_in(tmp_path / "copy")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new), folders=known))
+    remove_old(str(old), str(new), Before(since, inodes(new), folders=known))
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "1", "gone/c": "3", "sub/b": "2 anew",
         "sub/b.before-staging": "2",
@@ -173,7 +173,7 @@ def test_what_was_not_written_since_and_what_python_compiles_stay_behind(
     os.link(old / "sub/b", new / "taken")
     os.replace(new / "taken", new / "sub/b")  # a file that the new folder took over
     os.link(old / "sub/b", old / "twin")
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2"}
 
 
@@ -205,13 +205,12 @@ def test_what_a_program_writes_by_relative_paths_is_kept_until_it_fails(
     for writer in writers:
         writer.start()
     begun.wait()
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     done.set()
     for writer in writers:
         writer.join()
-    assert not old.exists()
     # A folder that was filled too fast is there as a whole.
-    aside = {**content(new), **content(Path(f"{new}.before-staging"))}
+    aside = {**content(new), **content(old)}
     found = [path.replace("sub.before-staging/", "sub/") for path in aside]
     assert sorted(found) == sorted(["a", "sub/b", *written])
 
@@ -234,12 +233,11 @@ def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
 ) -> None:
     monkeypatch.setattr("stager.tree.late._TRIES", 0)
     (new / "sub").chmod(0o500)
-    remove_old(str(old), str(old), str(new), Before(time.time_ns(), inodes(new)))
+    remove_old(str(old), str(new), Before(time.time_ns(), inodes(new)))
     assert content(new) == {
         "a": "1 anew", "gone/c": "3", "sub/b": "2 anew", "sub.before-staging/b": "2"
     }  # fmt: skip
-    assert content(Path(f"{new}.before-staging")) == {"a": "1"}
-    assert not old.exists()
+    assert content(old) == {"a": "1"}
 
 
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
@@ -247,7 +245,7 @@ def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> 
     time.sleep(0.02)
     since = time.time_ns()
     time.sleep(0.02)
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
 
 
@@ -267,7 +265,7 @@ def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
             (old / "gone/result").write_text("r")  # ext4 gives it that number
 
     monkeypatch.setattr("stager.tree.late.os.unlink", unlink_and_write)
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new)["gone/result"] == "r"
 
 
@@ -279,7 +277,7 @@ def test_a_new_file_that_gets_the_number_of_a_file_deleted_in_the_new_folder_is_
     make(old, gone__result="r")
     os.link(old / "sub/b", old / "twin")  # time and number say no more of this one
     numbers = {(old / name).stat().st_ino: since for name in ("gone/result", "sub/b")}
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new) | numbers))
+    remove_old(str(old), str(new), Before(since, inodes(new) | numbers))
     assert content(new) == {"a": "1 anew", "gone/result": "r", "sub/b": "2 anew"}
 
 
@@ -289,22 +287,69 @@ def test_folders_that_forbid_writing_keep_their_mode(old: Path, new: Path) -> No
     make(old, sub__result="r")
     for folder in (old, new):
         (folder / "sub").chmod(0o500)
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new)["sub/result"] == "r"
     assert (new / "sub").stat().st_mode & 0o777 == 0o500
 
 
-def test_if_the_whole_folder_is_moved_away_meanwhile_nothing_is_done(
-    tmp_path: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_written_where_the_new_version_has_no_folder_stands_beside(
+    tmp_path: Path, old: Path, new: Path
 ) -> None:
-    def find(folder: str, _: Before) -> Iterator[str]:
-        Path(folder).rename(tmp_path / "mine")
-        yield "a"
+    (tmp_path / "elsewhere").mkdir()
+    (new / "gone").symlink_to(tmp_path / "elsewhere")
+    (new / "sub/b").unlink()
+    (new / "sub").rmdir()
+    (new / "sub").write_text("a file now")
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, gone__result="r", gone__deep__more="m", sub__result="s")
+    remove_old(str(old), str(new), Before(since, inodes(new)))
+    assert content(new) == {
+        "a": "1 anew", "gone.before-staging/deep/more": "m", "gone.before-staging/result": "r",
+        "sub": "a file now", "sub.before-staging/result": "s",
+    }  # fmt: skip
+    assert content(tmp_path / "elsewhere") == {}
 
-    monkeypatch.setattr("stager.tree.late.late", find)
-    remove_old(str(old), str(old), str(new), Before(time.time_ns(), inodes(new)))
-    assert content(tmp_path / "mine") == {"a": "1", "gone/c": "3", "sub/b": "2"}
-    assert content(new) == {"a": "1 anew", "sub/b": "2 anew"}
+
+def test_a_file_that_a_program_makes_in_the_new_version_just_then_is_not_overwritten(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    make(old, log="line 1")
+    rename = linux.rename
+
+    def make_and_rename(path: str, name: str, flag: linux.Rename, *, new_folder: int) -> None:
+        if name == "log":
+            make(new, log="line 2")
+        rename(path, name, flag, new_folder=new_folder)
+
+    monkeypatch.setattr(linux, "rename", make_and_rename)
+    remove_old(str(old), str(new), Before(since, inodes(new)))
+    assert (content(new)["log"], content(new)["log.before-staging"]) == ("line 2", "line 1")
+
+
+def test_another_name_for_a_staged_file_gets_bytes_of_its_own(old: Path, new: Path) -> None:
+    names = {b"a", b"sub/b", b"gone/c"}
+    known = folders_in(old)
+    os.link(old / "gone/c", new / "c")
+    os.link(old / "sub/b", new / "sub/c")
+    since = time.time_ns()
+    time.sleep(0.02)
+    (old / "gone/c").rename(old / "mine")
+    (old / "mine").chmod(0o640)
+    (old / "sub").rename(old / "mine.d")
+    times = [(old / name).stat().st_mtime_ns for name in ("mine", "mine.d/b")]
+    remove_old(str(old), str(new), Before(since, inodes(new), names, known))
+    assert [(new / name).stat().st_mtime_ns for name in ("mine", "mine.d/b")] == times
+    assert (new / "mine").stat().st_mode & 0o777 == 0o640
+    for name in ("mine", "mine.d/b"):
+        with (new / name).open("a") as file:
+            file.write(", and more")
+    assert content(new) == {
+        "a": "1 anew", "c": "3", "mine": "3, and more", "mine.d/b": "2, and more",
+        "sub/b": "2 anew", "sub/c": "2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
@@ -315,7 +360,7 @@ def test_a_late_file_with_the_longest_name_stands_beside_the_staged_one_by_a_sho
     time.sleep(0.02)
     make(old, **{name: "mine"})
     make(new, **{name: "anew"})
-    remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
+    remove_old(str(old), str(new), Before(since, inodes(new)))
     assert content(new)[name] == "anew"
     assert content(new)[f"{name[:50]}.before-staging"] == "mine"
 
@@ -328,25 +373,8 @@ def test_a_folder_of_the_users_that_forbids_writing_moves_over_with_its_mode() -
         known = folders_in(old)
         make(old, mine__result="r")
         (old / "mine").chmod(0o500)
-        remove_old(str(old), str(old), str(new), Before(time.time_ns(), folders=known))
+        remove_old(str(old), str(new), Before(time.time_ns(), folders=known))
         return content(new), (new / "mine").stat().st_mode & 0o777
 
     with ordinary_home() as home:
         assert as_ordinary_user(lambda: act(home)) == ({"a": "1", "mine/result": "r"}, 0o500)
-
-
-def test_if_files_cannot_move_over_the_old_folder_stays_beside_the_new(
-    old: Path, new: Path
-) -> None:
-    since = time.time_ns()
-    time.sleep(0.02)
-    make(old, gone__result="r")
-    (new / "gone").write_text("a file now")
-    aside = Path(f"{new}.before-staging")
-    with pytest.raises(DestinationError) as caught:
-        remove_old(str(old), str(old), str(new), Before(since, inodes(new)))
-    assert caught.value.message == (
-        f"{new} was staged, but files that were written into it meanwhile could not be moved over "
-        f"(File exists); they are in {aside}, with the rest of the old folder"
-    )
-    assert content(aside) == {"a": "1", "gone/c": "3", "gone/result": "r", "sub/b": "2"}

@@ -11,12 +11,13 @@ import stat
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stager.base import linux
-from stager.base.errors import SpaceError
+from stager.base.errors import DestinationError, SpaceError
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import remove_tree
 from stager.tree import partial as module
@@ -220,7 +221,7 @@ def test_a_file_or_link_that_was_put_there_meanwhile_is_kept_beside(
     assert partial_names(cache) == []
 
 
-@pytest.mark.parametrize("step", ["late", "_merge"])
+@pytest.mark.parametrize("step", ["late", "_Moves.move"])
 def test_what_a_killed_process_has_not_moved_over_yet_is_beside_the_new_version(
     cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -247,6 +248,114 @@ def test_what_a_killed_process_has_not_moved_over_yet_is_beside_the_new_version(
     assert {*copies[1].paths} - {*copies[0].paths} == {b"result"}
 
 
+def test_what_was_written_into_the_old_version_before_a_kill_is_beside_the_new_one(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_and_die(_: object) -> None:
+        with open("result", "x", opener=partial(os.open, dir_fd=here)) as file:
+            file.write("mine")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("stager.tree.late._Removal.finish", write_and_die)
+    first = build(cache, source, walk(str(source)))
+    first.publish(f"{disk}/tree")
+    first.close()
+    tree = build(cache, source, walk(str(source)))
+    here = os.open(disk / "tree", os.O_RDONLY)  # as a program whose working folder it is
+    with pytest.raises(AssertionError, match="the child ended with -9"):
+        forked(lambda: tree.publish(f"{disk}/tree", Before(time.time_ns())))
+    os.close(here)
+    tree.close()
+    cache.sweep()
+    assert partial_names(cache) == []
+    assert (disk / "tree.before-staging/result").read_text() == "mine"
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_process_that_is_killed_as_it_publishes_leaves_the_old_version(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, *, exchanges: bool
+) -> None:
+    def rename(old: str, new: str, flag: linux.Rename, *, new_folder: int) -> None:
+        if flag == linux.Rename.EXCHANGE and exchanges:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if flag == linux.Rename.EXCHANGE:
+            monkeypatch.setattr(os, "rename", rename_once)
+            raise OSError(errno.EINVAL, "cannot exchange")
+        real(old, new, flag, new_folder=new_folder)
+
+    def rename_once(old: str, new: str, *, src_dir_fd: int) -> None:
+        move(old, new, src_dir_fd=src_dir_fd)
+        os.kill(os.getpid(), signal.SIGKILL)  # there is neither version now
+
+    real, move = linux.rename, os.rename
+    first = build(cache, source, walk(str(source)))
+    first.publish(f"{disk}/tree")
+    first.close()
+    old = os.stat(disk / "tree").st_ino
+    tree = build(cache, source, walk(str(source)))
+    monkeypatch.setattr(linux, "rename", rename)
+    with pytest.raises(AssertionError, match="the child ended with -9"):
+        forked(lambda: tree.publish(f"{disk}/tree", Before(time.time_ns())))
+    monkeypatch.undo()
+    tree.close()
+    cache.sweep()
+    assert partial_names(cache) == []
+    assert sorted(os.listdir(disk)) == [".slurm-stage", "tree"]
+    assert os.stat(disk / "tree").st_ino == old
+
+
+def test_files_that_cannot_be_moved_over_are_beside_the_new_version(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first = build(cache, source, walk(str(source)))
+    first.publish(f"{disk}/tree")
+    first.close()
+    (disk / "tree/result").write_text("mine")
+    monkeypatch.setattr(module, "remove_old", fail)
+    tree = build(cache, source, walk(str(source)))
+    with pytest.raises(DestinationError) as caught:
+        tree.publish(f"{disk}/tree", Before(time.time_ns()))
+    tree.close()
+    assert caught.value.message == (
+        f"{disk}/tree was staged, but files that were written into it meanwhile could not be moved "
+        f"over (No space left on device); they are in {disk}/tree.before-staging, with the rest of "
+        "the old folder"
+    )
+    assert (disk / "tree.before-staging/result").read_text() == "mine"
+    assert partial_names(cache) == []
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "made"])
+def test_a_file_that_is_put_there_just_before_the_exchange_is_kept_beside(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    def write_and_exchange(tree: PartialTree, name: str, *rest: Any) -> None:
+        if change == "replaced":
+            (disk / "tree").unlink()
+        (disk / "tree").write_text("mine")
+        exchange(tree, name, *rest)
+
+    def lstat(name: str, folder: int) -> os.stat_result | None:
+        there = look(name, folder)
+        if change == "made":
+            (disk / "tree").unlink()
+        return None if change == "made" else there
+
+    exchange, look = PartialTree._exchange, module._lstat_or_none
+    (disk / "tree").write_text("old")
+    time.sleep(0.02)  # the kernel's clock for files has ticks of up to 10 ms
+    since = time.time_ns()
+    monkeypatch.setattr(PartialTree, "_exchange", write_and_exchange)
+    monkeypatch.setattr(module, "_lstat_or_none", lstat)
+    tree = build(cache, source, walk(str(source)))
+    tree.publish(f"{disk}/tree", Before(since))
+    tree.close()
+    assert (disk / "tree.before-staging").read_text() == "mine"
+
+
 def test_no_other_process_sweeps_a_tree_that_is_being_removed(
     cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,16 +363,11 @@ def test_no_other_process_sweeps_a_tree_that_is_being_removed(
         tree = build(cache, source, walk(str(source)))
         tree.publish(f"{disk}/tree", Before(time.time_ns()))
         tree.close()
-        monkeypatch.setattr(module, "remove_old", move_and_look)
+        monkeypatch.setattr(module, "remove_old", sweep_and_look)
     folder = os.open(disk, os.O_RDONLY)
     cache.discard("tree", folder, sweep_and_look)
     os.close(folder)
     assert partial_names(cache) == []
-
-
-def move_and_look(aside: str, old: str, *_: object) -> None:
-    os.rename(aside, old)
-    sweep_and_look(old)
 
 
 def sweep_and_look(path: str, *_: object) -> None:

@@ -1,0 +1,134 @@
+"""Keep what a publication replaces until all of the user's own was moved out of it.
+
+It is kept in a folder among the partial files, where nobody else reaches it. If the process dies,
+`Cache.sweep` calls `put_back`, which moves it beside the destination: it may hold what its user has
+written there a moment before.
+
+=============  ================================================================
+in the folder
+=============  ================================================================
+``to-INODE``   a link to the destination; INODE is that of what is published
+``new``        what is published, and what it replaced once the two are exchanged
+``old``        what was replaced
+=============  ================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from stager.base import linux
+from stager.disk.files import opened_beneath, remove_tree
+from stager.disk.unnamed import make_partial_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What the names of these folders begin with.
+PREFIX = "replaced-"
+_LINK = "to-"
+#: What the name of a file or folder gets that is in the way of a staged one.
+_ASIDE = ".before-staging"
+#: The longest name that stays whole with that and a number, in bytes, as a name has at most 255;
+#: and how many characters, of up to 4 bytes, stay of a longer one.
+_MOST_BYTES, _MOST_CHARACTERS = 230, 50
+#: Errors of a filesystem that cannot rename as asked.
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Replaced:
+    """The folder for one publication at ``path``, beneath ``root``. All methods raise OSError."""
+
+    def __init__(self, folder: str, path: str, root: str) -> None:
+        self.new, self.old = f"{folder}/new", f"{folder}/old"
+        self._path, self._root = path, root
+
+    def put_beside(self) -> str:
+        """Move what was replaced to a free name beside its old place. Return its new path."""
+        return _put_beside(self.old, self._path, self._root)
+
+
+@contextmanager
+def replacing(partial: str, path: str, root: str, inode: int) -> Iterator[Replaced]:
+    """Make a folder for the publication of what has the ``inode`` at ``path``, beneath ``root``.
+
+    ``partial`` is the folder of partial files. What was replaced and is still there at the end is
+    put beside its old place.
+    """
+    folder, descriptor = make_partial_folder(partial, PREFIX)
+    try:
+        os.symlink(path, f"{folder}/{_LINK}{inode}")
+        yield Replaced(folder, path, root)
+    finally:
+        put_back(folder, root)
+        os.close(descriptor)
+
+
+def put_back(folder: str, root: str) -> None:
+    """Move what was replaced beside its old place, and remove the ``folder``.
+
+    Raise OSError or DestinationError if that place is gone; then all is left as it is.
+    """
+    link = next((name for name in os.listdir(folder) if name.startswith(_LINK)), "")
+    for name in ("new", "old") if link else ():
+        with suppress(FileNotFoundError):
+            kept = f"{folder}/{name}"
+            if os.lstat(kept).st_ino == int(link.removeprefix(_LINK)):
+                remove_tree(kept)
+            else:
+                _put_beside(kept, os.readlink(f"{folder}/{link}"), root)
+    remove_tree(folder)
+
+
+def _put_beside(kept: str, path: str, root: str) -> str:
+    above, name = os.path.split(path)
+    with opened_beneath(root, above) as folder:
+        return f"{above}/{rename_to_free(kept, name, folder)}"
+
+
+def rename_to_free(path: str, name: str, folder: int) -> str:
+    """Rename ``path`` to ``name`` in the descriptor ``folder``, or to one like it if that is taken.
+
+    Return the name. Raise OSError.
+    """
+    free = name
+    for number in range(1 << 30):
+        if _rename_if_free(path, free, folder):
+            break
+        free = _aside_name(name, number)
+    return free
+
+
+def free_name(path: str) -> str:
+    """Return a path beside ``path`` at which nothing is."""
+    above, name = os.path.split(path)
+    number = 0
+    while os.path.lexists(free := f"{above}/{_aside_name(name, number)}"):
+        number += 1
+    return free
+
+
+def _aside_name(name: str, number: int) -> str:
+    """Return ``name`` as it is if it must give way to a staged one, for the first ``number`` 0."""
+    if len(os.fsencode(name)) > _MOST_BYTES:
+        name = name[:_MOST_CHARACTERS]
+    return f"{name}{_ASIDE}-{number}" if number else f"{name}{_ASIDE}"
+
+
+def _rename_if_free(path: str, name: str, folder: int) -> bool:
+    try:
+        linux.rename(path, name, linux.Rename.NO_REPLACE, new_folder=folder)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        # The filesystem cannot refuse to replace what is there.
+        with suppress(FileNotFoundError):
+            os.lstat(name, dir_fd=folder)
+            return False
+        os.rename(path, name, dst_dir_fd=folder)
+    return True
