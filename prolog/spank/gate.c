@@ -481,8 +481,7 @@ static bool has_untold_failed(spank_t spank, const struct gate *gate)
 	char *nodes = file ? malloc(LINES_MAX) : NULL;
 	bool found = false;
 
-	if (nodes &&
-	    spank_getenv(spank, "SLURM_STEP_NODELIST", nodes, LINES_MAX) == ESPANK_SUCCESS)
+	if (nodes && spank_getenv(spank, "SLURM_STEP_NODELIST", nodes, LINES_MAX) == ESPANK_SUCCESS)
 		found = names_one_of(file, nodes);
 	free(nodes);
 	if (file)

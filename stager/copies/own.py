@@ -198,13 +198,9 @@ class _Search:
         self, record: Record, path: str, copy: Listing, table: Table | None, reading: Reading
     ) -> None:
         self._reading = reading
-        self._record = record
         self._copy = copy
         self._table = table
         self._above = os.fsencode(path) + b"/"
-        #: Whether a publication was interrupted: the table is that of the next tree.
-        before = record.tree.before if record.tree else 0
-        self._is_old = os.lstat(path).st_ino == before
 
     def files(self) -> list[str]:
         """Return the files' paths, sorted; the path of an empty folder ends in a slash."""
@@ -250,8 +246,6 @@ class _Search:
         """Whether a row whose stat is not as recorded was staged all the same."""
         from stager.tree.listing import Kind
 
-        if self._is_old and self._time(row) < (self._record.staged_at + 1) * _NANOSECONDS:
-            return True  # the stage that was interrupted has looked at it
         if before < 0 or self._table is None:
             return False
         copy, staged = self._copy, self._table.source
@@ -266,12 +260,6 @@ class _Search:
             digest = self._reading.digest(self._above + copy.paths[row])
             return bytes.fromhex(digest) == self._table.digest(then)
         return False
-
-    def _time(self, row: int) -> int:
-        """Return when the entry was made or changed, in nanoseconds since 1970."""
-        file = self._copy.file_of(row)
-        at = row if file < 0 else file
-        return self._copy.ctimes[at] or self._copy.mtimes[at]
 
 
 def _lies_in(path: bytes, folders: set[bytes]) -> bool:

@@ -61,6 +61,8 @@ RECORD_LIMIT = 64 * 1024
 _LOCK_TRIES, _LOCK_PAUSE = 50, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
+#: The folder for the records and tables of folders that are about to be published.
+_ANNOUNCED = "announced"
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
 
@@ -110,12 +112,30 @@ class Cache:
         return None
 
     def read(self, path: str) -> Record:
-        """Return the record in the file ``path`` of this cache.
+        """Return the record in the file ``path`` of this cache, or one that has replaced it.
 
         Raise OSError if the file cannot be read, ValueError if it cannot be trusted.
         """
+        return self._published(os.path.basename(path)) or self._read(path)
+
+    def _published(self, name: str) -> Record | None:
+        """Return the announced record in the file ``name``, if its folder has been published."""
+        with suppress(OSError, ValueError):
+            record = self._read(f"{self.folder}/{_ANNOUNCED}/{name}")
+            if os.lstat(self._path_of(record.destination)).st_ino == record.copy_facts.inode:
+                return record
+        return None
+
+    def _path_of(self, destination: str) -> str:
+        """Return the path of the copy; the root of a simulated node is beneath another folder."""
+        root = self.root
+        while root and not destination.startswith(f"{root}/"):
+            root = root[root.find("/", 1) :] if "/" in root[1:] else ""
+        return self.root.removesuffix(root) + destination
+
+    def _read(self, path: str) -> Record:
         record = Record.from_json(_read_trusted(path, self._writers(), is_locked=True))
-        if self.record_path(record.destination) != path:
+        if os.path.basename(self.record_path(record.destination)) != os.path.basename(path):
             raise ValueError(f"it is the record of {record.destination} under another name")
         if self.shared and record.copy_facts.owner != self.uid:
             raise ValueError(f"its copy does not belong to uid {self.uid}")
@@ -128,11 +148,11 @@ class Cache:
     def record_paths(self) -> list[str]:
         """Return the paths of all files that may be records, up to a limit. Raise OSError."""
         folder = f"{self.folder}/records"
-        try:
-            with os.scandir(folder) as entries:
-                return [entry.path for entry in islice(entries, _MOST_RECORDS)]
-        except FileNotFoundError:  # nothing was ever staged here
-            return []
+        names = dict.fromkeys(_names_in(folder))
+        for name in _names_in(f"{self.folder}/{_ANNOUNCED}"):
+            if name.endswith(".json"):
+                names[name] = None
+        return [f"{folder}/{name}" for name in names]
 
     def records(self) -> Iterator[Record]:
         """Yield every record that can be trusted, in no order."""
@@ -177,8 +197,8 @@ class Cache:
     def forget(self, destination: str) -> None:
         """Remove the destination's record and table, if any. Raise DestinationError."""
         for path in (self.record_path(destination), self.table_path(destination)):
-            with stage_errors(path), suppress(FileNotFoundError):
-                os.unlink(path)
+            _unlink(path)
+        self._withdraw(destination)
 
     def table_path(self, destination: str) -> str:
         """Return the path of the table of files (`stager.tree.table`) of a staged folder."""
@@ -186,17 +206,50 @@ class Cache:
 
     def load_table(self, record: Record) -> bytes | None:
         """Return the table that belongs to the record of a folder, or None if it is gone."""
-        with suppress(OSError, ValueError):
-            path = self.table_path(record.destination)
-            text = _read_trusted(path, self._writers(), limit=_TABLE_LIMIT)
-            if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
-                return text
+        for path in (self.table_path(record.destination), self._announced(record.destination)[1]):
+            with suppress(OSError, ValueError):
+                text = _read_trusted(path, self._writers(), limit=_TABLE_LIMIT)
+                if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
+                    return text
         return None
 
-    def save_table(self, destination: str, text: bytes) -> str:
-        """Replace the destination's table and return its digest. Raise as `save` does."""
-        self._replace(self.table_path(destination), text)
+    def announce_table(self, destination: str, text: bytes) -> str:
+        """Save the table for `announce`, and return its digest. Raise as `save` does."""
+        self._replace(self._announced(destination)[1], text)
         return xxhash.xxh3_128_hexdigest(text)
+
+    def announce(self, record: Record) -> None:
+        """Save the record of a folder that is about to be published. Raise as `save` does.
+
+        It counts from the moment at which the folder is at its destination, also if this process
+        dies then. Until then, the one of what is there counts. The caller has saved its table, and
+        holds the destination's lock.
+        """
+        self._replace(self._announced(record.destination)[0], record.to_json().encode())
+
+    def settle(self, destination: str) -> None:
+        """Replace the record by the announced one if its folder was published, else remove that.
+
+        The caller holds the destination's lock. Raise DestinationError.
+        """
+        announced = self._announced(destination)
+        if self._published(os.path.basename(announced[0])):
+            # The table first: without the record, it is looked for at both places.
+            places = self.record_path(destination), self.table_path(destination)
+            for old, new in reversed([*zip(announced, places, strict=True)]):
+                with stage_errors(new), suppress(FileNotFoundError):
+                    os.rename(old, new)
+        else:
+            self._withdraw(destination)
+
+    def _withdraw(self, destination: str) -> None:
+        for path in self._announced(destination):
+            _unlink(path)
+
+    def _announced(self, destination: str) -> tuple[str, str]:
+        """Return the paths of the record and the table that are announced."""
+        key = _key(destination)
+        return f"{self.folder}/{_ANNOUNCED}/{key}.json", f"{self.folder}/{_ANNOUNCED}/{key}"
 
     def discard(
         self, name: str, folder: int, remove: Callable[[str], object] = remove_tree
@@ -314,7 +367,7 @@ def _folder(root: str, uid: int) -> str:
 
 
 def _make_inner_folders(cache: Cache, mode: int) -> None:
-    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
+    inner = [f"{cache.folder}/{name}" for name in ("records", "tables", _ANNOUNCED)]
     for folder in inner:
         _make_folder(folder, mode)
     if cache.shared:  # root made its folder for the account alone, as it does for users
@@ -379,6 +432,20 @@ def check_inodes(cache: Cache, count: int) -> None:
             f"{room.f_favail} more, whatever their size; delete files, or stage an archive without "
             "extract"
         )
+
+
+def _unlink(path: str) -> None:
+    with stage_errors(path), suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _names_in(folder: str) -> list[str]:
+    """Return the names of what may be records. Raise OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, _MOST_RECORDS)]
+    except FileNotFoundError:  # nothing was ever staged here
+        return []
 
 
 def _key(destination: str) -> str:

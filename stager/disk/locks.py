@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.errors import StageError
 from stager.disk.files import stage_errors
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Locks:
     _FLOCK = struct.Struct("hhqqi")
 
     def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._held: set[str] = set()
         self._path = f"{cache.folder}/lock"
         with stage_errors(self._path):
             self._descriptor = os.open(
@@ -38,7 +41,10 @@ class Locks:
             )
 
     def take(self, destination: str) -> bool:
-        """Take the destination's lock. Return False if another process has it."""
+        """Take the destination's lock. Return False if another process has it.
+
+        What a process announced, and did not publish before it died, is removed.
+        """
         with stage_errors(self._path):
             try:
                 fcntl.lockf(
@@ -46,10 +52,15 @@ class Locks:
                 )
             except (BlockingIOError, PermissionError):
                 return False
+        self._held.add(destination)
+        self._cache.settle(destination)
         return True
 
     def release(self, destination: str) -> None:
-        """Release the destination's lock."""
+        """Release the destination's lock. What was announced and not published is removed."""
+        if destination in self._held:
+            self._held.remove(destination)
+            self._cache.settle(destination)
         with stage_errors(self._path):
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _lock_offset(destination))
 
@@ -72,7 +83,10 @@ class Locks:
         return f"process {pid}" if pid else "another job"
 
     def close(self) -> None:
-        """Release all locks."""
+        """Release all locks. What was announced and not published is removed, if possible."""
+        for destination in self._held:
+            with suppress(StageError):
+                self._cache.settle(destination)
         os.close(self._descriptor)
 
 

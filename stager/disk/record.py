@@ -1,6 +1,6 @@
 """Keep what was staged as records: what was copied from where, and how the copy looked then.
 
-There is one record for each destination. It is written last, after the copy is in place, so that it
+There is one record for each destination. It counts only after the copy is in place, so that it
 never names a copy that does not exist. It is read strictly: one that is damaged, of another version
 or of another shape counts as absent.
 
@@ -67,8 +67,6 @@ class TreeFacts:
     source_digest: str
     copy_digest: str
     table_digest: str
-    #: The inode of the folder that this one replaces, until it has replaced it.
-    before: int = 0
     #: A `Relocate`: what was changed in the copy.
     relocate: str = Relocate.NONE.value
     #: The interpreter of a relocated environment, if it was staged too.
@@ -130,6 +128,8 @@ class Record:
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
             raise ValueError(f"version {version!r}, expected {VERSION}")
+        if isinstance(data.get("tree"), dict):
+            data["tree"].pop("before", None)  # was written once
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
@@ -143,7 +143,7 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
     """
     copy = record.copy_facts
     if record.tree:
-        known = there.st_ino in (copy.inode, record.tree.before) and there.st_uid == copy.owner
+        known = (there.st_ino, there.st_uid) == (copy.inode, copy.owner)
         return known and stat.S_ISDIR(there.st_mode)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     return facts == copy and stat.S_ISREG(there.st_mode)

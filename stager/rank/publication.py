@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -46,23 +43,20 @@ def announce_tree(
     originals: Mapping[int, bytes],
     split: str = "",
 ) -> Record:
-    """Save the record of a sealed tree before it is published, and return it.
+    """Announce the record of a sealed tree before it is published, and return it.
 
-    The record names two inodes: that of the new tree and, as ``before``, that of what it replaces.
-    Whichever of them is at the destination if this process dies is then known to be staged.
+    If this process dies, the record of the tree that is at the destination then counts.
     ``source``, ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split
     that the tree is a part of.
     """
     copy = tree.copy
     table = Table.of(source, copy, digests, dict(originals)).to_bytes()
-    replaced = _lstat(task.path)
     facts = TreeFacts(
         files=copy.files - bool(split),  # the list of all parts is not a file of the source
         allocated=copy.allocated(),
         source_digest=task.source.listing or source.digest(),
         copy_digest=as_copy(copy).digest(),
-        table_digest=task.cache.save_table(task.item.destination, table),
-        before=replaced.st_ino if replaced else 0,
+        table_digest=task.cache.announce_table(task.item.destination, table),
         relocate=task.item.options.relocate,
         interpreter=task.source.interpreter_at,
         split=split,
@@ -71,14 +65,8 @@ def announce_tree(
         share=task.item.options.share,
     )
     record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
-    task.cache.save(record)
+    task.cache.announce(record)
     return record
-
-
-def _lstat(path: str) -> os.stat_result | None:
-    with suppress(FileNotFoundError):
-        return os.lstat(path)
-    return None
 
 
 def publish_tree(
@@ -93,7 +81,6 @@ def publish_tree(
     What the user has written there since the survey is kept, with the option ``replace``, too; also
     a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
     """
-    assert record.tree is not None
     tree.publish(task.path, Before(task.since, names=names, folders=task.folders))
-    task.cache.save(replace(record, tree=replace(record.tree, before=0)))
+    task.cache.settle(task.item.destination)
     return Published(record.digest, counts)

@@ -102,7 +102,23 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
     deleted = table.gone(listing) - is_part
-    return Reuse(rows, table, deleted, is_part, lost, copy.paths)
+    return Reuse(rows, table, deleted, is_part, lost, _names(copy, table, task.since))
+
+
+def _names(copy: Listing, table: Table, since: int) -> Sequence[bytes]:
+    """Return the paths in a listing of the ``copy`` that were there ``since`` then.
+
+    A hard link that was made later has changed the time of its file.
+    """
+    times = {row: at for row, at in enumerate(copy.ctimes) if at >= since}
+    if not times:
+        return copy.paths
+    staged = {*table.source.paths}
+    return [
+        path
+        for row, path in enumerate(copy.paths)
+        if path in staged or (row not in times and copy.file_of(row) not in times)
+    ]
 
 
 def find_lost(task: Task) -> Lost | None:

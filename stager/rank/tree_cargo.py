@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import zlib
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stager.base.errors import Failure, IntegrityError
+import xxhash
+
+from stager.base.errors import DestinationError, Failure, IntegrityError
 from stager.base.options import FolderLayout, Relocate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
-from stager.disk.files import made_parents
+from stager.disk.files import READ_FILE, READ_SIZE, made_parents, opened, write_all
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.reuse import Reuse, read_marks
@@ -200,7 +203,33 @@ class TreeCargo(Cargo):
         if self._tree:
             if self.task.item.options.relocate is Relocate.VENV:
                 self._relocate(self._tree)
+            for row in self._tree.drop_changed():
+                self._read_again(self._tree, row)
             self._tree.seal()
+
+    def _read_again(self, tree: PartialTree, row: int) -> None:
+        """Read a file from the source that was taken from the old copy, but changed there since.
+
+        Raise DestinationError if that is not possible: the source may be no folder here.
+        """
+        assert self._reuse.table is not None
+        name = os.fsdecode(self._listing.paths[row])
+        digest = xxhash.xxh3_128()
+        with ExitStack() as stack:
+            stack.enter_context(suppress(OSError))  # of the source
+            source = stack.enter_context(opened(f"{self.task.item.source}/{name}", READ_FILE))
+            stack.enter_context(tree.writing())
+            copy = stack.enter_context(tree.filling(row))
+            at = 0
+            while block := os.pread(source, READ_SIZE, at):
+                write_all(copy, block, at)
+                digest.update(block)
+                at += len(block)
+        if digest.digest() != self._reuse.table.digest(self._reuse.rows[row]):
+            raise DestinationError(
+                f"{self.task.path}/{name} was written to while the folder was staged again; submit "
+                "again"
+            )
 
     def _relocate(self, tree: PartialTree) -> None:
         assert self._digests is not None

@@ -17,7 +17,6 @@ from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
 from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened
 from stager.disk.replaced import free_name, rename_to_free
-from stager.disk.unnamed import fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -211,7 +210,8 @@ def _files(path: str) -> Iterator[tuple[str, str]]:
 
 def _copy(folder: str, name: str, facts: os.stat_result) -> None:
     """Replace a file by a copy of it with the same permissions and time. Raise OSError."""
-    with fresh_name(folder) as fresh, opened(f"{folder}/{name}", READ_FILE) as source:
+    fresh = f"{folder}/{os.urandom(8).hex()}"
+    with opened(f"{folder}/{name}", READ_FILE) as source:
         try:
             with opened(fresh, CREATE) as copy:
                 while os.copy_file_range(source, copy, _PIECE):

@@ -55,7 +55,9 @@ _FICLONE = 0x40049409
 #: Errors of a filesystem that cannot clone, link, or rename as asked.
 _CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 #: Errors of a path at which its user has put something else, or that its user may not read.
-_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
+_MOVED = (
+    errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO,
+)  # fmt: skip
 
 
 class PartialTree:
@@ -73,6 +75,8 @@ class PartialTree:
         self._lock = threading.Lock()
         #: Files that are written in parts: their descriptors, and the bytes that are still missing.
         self._open: dict[int, tuple[int, int]] = {}
+        #: Files that are hard links to those of the old copy.
+        self._linked: list[int] = []
         #: Whether the filesystem can clone, as far as is known.
         self._clones = True
         #: The listing of the tree, as `walk` would make it once the tree is sealed.
@@ -126,7 +130,10 @@ class PartialTree:
                         raise
                     self._clones = False
                     return False
-        return True
+            if is_staged(os.fstat(source)):
+                return True
+        os.unlink(here)  # its user wrote to it just before it was cloned
+        return False
 
     def _link(
         self, row: int, path: bytes, here: bytes, is_staged: Callable[[os.stat_result], bool]
@@ -141,8 +148,24 @@ class PartialTree:
         if not is_staged(facts):
             os.unlink(here)
             return False
+        self._linked.append(row)
         self._note(row, facts)
         return True
+
+    def drop_changed(self) -> list[int]:
+        """Remove hard links to files that their user has written to since. Return their rows.
+
+        Each of them has to be written anew.
+        """
+        changed: list[int] = []
+        with stage_errors(self.path):
+            for row in self._linked:
+                path = self._base + self._listing.paths[row]
+                there, then = os.lstat(path), (self.copy.sizes[row], self.copy.mtimes[row])
+                if (there.st_size, there.st_mtime_ns) != then:
+                    os.unlink(path)
+                    changed.append(row)
+        return changed
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context for `create` and `write`, in which an OSError becomes a StageError."""

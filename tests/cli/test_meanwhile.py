@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from tests.support.stagectl import STAGECTL, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.desk import Desk
 
@@ -109,3 +109,76 @@ def test_what_gets_another_name_while_it_is_staged_again_is_kept(desk: Desk, opt
     assert stage.returncode == 0
     found = {name: (copy / name).read_text() for name in ("same", "linked", "kept/inner")}
     assert found == {"same": "same", "linked": "same", "kept/inner": "gone/inner"}
+
+
+@contextmanager
+def failing(desk: Desk, directive: str) -> Iterator[None]:
+    """Stage, and run the body when the survey is over; node2 fails when it is to publish."""
+    tables = desk.copy(2, "/nvme") / f".slurm-stage/{os.getuid()}/announced"
+    with staging(desk, directive) as stage:
+        while not is_past_survey(desk):
+            assert stage.poll() is None
+        yield
+        tables.rename(f"{tables}-gone")
+    Path(f"{tables}-gone").rename(tables)
+    assert stage.returncode == 6
+
+
+@pytest.mark.parametrize("option", ["", ",replace"])
+def test_what_was_written_during_a_stage_that_failed_is_not_taken_for_staged(
+    desk: Desk, option: str
+) -> None:
+    source, copy = desk.folder / "set", desk.copy(1, "/nvme/set")
+    write_version(source, 1, random.Random(1))
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    (copy / "before").write_text("mine")
+    if not option:
+        (copy / "before").unlink()
+    write_version(source, 2, random.Random(2))
+    with failing(desk, f"{source}:/nvme/set{option}"):
+        (copy / "result").write_text("mine")
+    own = ["before", "result"] if option else ["result"]
+    what = f"{len(own)} files that were" if option else "1 file that was"
+    again = desk.local("stage", f"{source}:/nvme/set")
+    assert (again.code, f"holds {what} added or changed after staging" in again.err) == (6, True)
+    evicted = desk.simulated("evict", "/nvme/set")
+    assert evicted.code == 3, evicted
+    assert [(copy / name).read_text() for name in own] == ["mine"] * len(own)
+    assert desk.local("stage", f"{source}:/nvme/set,replace").code == 0
+    assert desk.simulated("verify").code == 0
+
+
+def test_a_folder_that_was_moved_there_during_a_stage_that_failed_is_not_taken_for_staged(
+    desk: Desk,
+) -> None:
+    source, copy = desk.folder / "set", desk.copy(1, "/nvme/set")
+    mine = desk.copy(1, "/nvme") / "mine"
+    write_version(source, 1, random.Random(1))
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    mine.mkdir()
+    (mine / "thesis").write_text("mine")
+    write_version(source, 2, random.Random(2))
+    with failing(desk, f"{source}:/nvme/set"):
+        copy.rename(desk.folder / "away")
+        mine.rename(copy)
+    assert desk.local("stage", f"{source}:/nvme/set").code == 6
+    assert (copy / "thesis").read_text() == "mine"
+
+
+def test_a_staged_file_that_is_written_to_meanwhile_is_staged_anew_and_kept_beside(
+    desk: Desk,
+) -> None:
+    source, copy = desk.folder / "set", desk.copy(1, "/nvme/set")
+    write_version(source, 1, random.Random(1))
+    (source / "same").write_text("staged")
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    write_version(source, 2, random.Random(2))
+    partial = desk.copy(1, "/nvme") / f".slurm-stage/{os.getuid()}/partial"
+    with staging(desk, f"{source}:/nvme/set") as stage:
+        while not [*partial.glob("*/same")]:
+            assert stage.poll() is None
+        with (copy / "same").open("a") as file:
+            file.write(" and mine")
+    assert stage.returncode == 0
+    assert [desk.copy(n, "/nvme/set/same").read_text() for n in (1, 2, 3)] == ["staged"] * 3
+    assert (copy / "same.before-staging").read_text() == "staged and mine"

@@ -227,25 +227,6 @@ def test_without_the_list_of_its_files_all_of_a_changed_folder_may_be_a_users_ow
     assert node.own(record) == files
 
 
-def test_of_a_folder_that_was_about_to_be_replaced_what_came_later_is_a_users_own(
-    node: Node,
-) -> None:
-    """The record and the table are those of a next version, which was never put in place."""
-    old = node.stage()
-    assert old.tree
-    announced = replace(
-        old,
-        copy_facts=replace(old.copy_facts, inode=1),
-        staged_at=node.path.joinpath("a").stat().st_ctime_ns // 10**9 + 1,
-        tree=replace(old.tree, before=old.copy_facts.inode, copy_digest="1" * 32),
-    )
-    (node.path / "a").rename(node.path / "of the old version alone")
-    assert node.own(announced) == []
-    _write("results")(node.path)
-    past = replace(announced, staged_at=0)
-    assert node.own(past) == ["of the old version alone", "results"]
-
-
 def test_a_folder_in_the_place_of_a_copy_is_a_users_own_however_old(node: Node) -> None:
     old = node.path.with_name("old")
     _write("results")(old)

@@ -8,7 +8,7 @@ import signal
 import stat
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from stager.disk.cache import Cache, check_inodes, look_for_cache, open_cache, p
 from stager.disk.files import remove_tree
 from stager.disk.locks import Locks
 from stager.disk.partial import Partial
-from stager.disk.record import VERSION, Record
+from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.root.folders import make_folder
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
@@ -40,6 +40,7 @@ from tests.support.users import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+TREE = TreeFacts(1, 1, "0" * 32, "0" * 32, "0" * 32)
 COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER))
 
 
@@ -385,12 +386,61 @@ def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path)
     assert (tmp_path / "mine").read_bytes() == OLD
 
 
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_announced_record_counts_once_its_folder_is_in_place(
+    cache: Cache, *, published: bool, first: bool
+) -> None:
+    path = Path(cache.root, "tree")
+    path.mkdir()
+    there = path.stat()
+    facts = CopyFacts(0, there.st_mtime_ns, there.st_ino + (not published), there.st_uid)
+    old = replace(RECORD, destination=str(path), used_by_job=1)
+    if not first:
+        cache.save(old)
+    digest = cache.announce_table(str(path), b"a table")
+    new = replace(old, copy_facts=facts, used_by_job=2, tree=replace(TREE, table_digest=digest))
+    cache.announce(new)
+    expected = new if published else None if first else old
+    for _ in range(2):
+        assert cache.load(str(path)) == expected
+        assert [*cache.records()] == ([expected] if expected else [])
+        if published:
+            assert cache.load_table(new) == b"a table"
+        cache.settle(str(path))
+        assert os.listdir(f"{cache.folder}/announced") == []
+    cache.forget(str(path))
+    assert [*cache.records()] == []
+
+
+def test_the_next_who_locks_a_destination_removes_what_was_announced_in_vain(cache: Cache) -> None:
+    with closing(Locks(cache)) as locks:
+        for step in (locks.take, locks.release, locks.take):
+            cache.announce(RECORD)
+            step(RECORD.destination)
+            assert os.listdir(f"{cache.folder}/announced") == []
+        cache.announce(RECORD)
+    assert os.listdir(f"{cache.folder}/announced") == []
+
+
+def test_the_copy_of_a_simulated_node_is_looked_for_on_its_disk(tmp_path: Path) -> None:
+    (tmp_path / "node1/nvme").mkdir(parents=True)
+    cache = open_cache(f"{tmp_path}/node1/nvme", os.getuid())
+    (tmp_path / "node1/nvme/tree").mkdir()
+    there = (tmp_path / "node1/nvme/tree").stat()
+    facts = CopyFacts(0, 0, there.st_ino, there.st_uid)
+    record = replace(RECORD, destination="/nvme/tree", copy_facts=facts, tree=TREE)
+    cache.announce(record)
+    assert cache.load("/nvme/tree") == record
+
+
 def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
     cache = open_cache(str(disk), os.getuid())
     assert cache.folder == f"{disk}/.slurm-stage/{os.getuid()}"
     inner = f".slurm-stage/{os.getuid()}"
     assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
         inner: "drwx------",
+        f"{inner}/announced": "drwx------",
         f"{inner}/records": "drwx------",
         f"{inner}/tables": "drwx------",
         f"{inner}/partial": "drwx------",
@@ -542,7 +592,7 @@ def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
         cache = open_cache(str(disk), 0, shared=shared)
         writers: list[Callable[[], object]] = [
             lambda: cache.save(RECORD),
-            lambda: cache.save_table(RECORD.destination, b""),
+            lambda: cache.announce_table(RECORD.destination, b""),
             lambda: cache.forget(RECORD.destination),
             lambda: Partial(cache, direct=True),
             lambda: Locks(cache),

@@ -35,7 +35,6 @@ RECORD = Record(
         source_digest="0" * 32,
         copy_digest="1" * 32,
         table_digest="f" * 32,
-        before=120,
         relocate="venv",
         interpreter="/nvme/python",
         split="4:0123456789abcdef0123456789abcdef",
@@ -79,7 +78,6 @@ TEXT = """{
   "source_digest": "00000000000000000000000000000000",
   "copy_digest": "11111111111111111111111111111111",
   "table_digest": "ffffffffffffffffffffffffffffffff",
-  "before": 120,
   "relocate": "venv",
   "interpreter": "/nvme/python",
   "split": "4:0123456789abcdef0123456789abcdef",
@@ -146,7 +144,6 @@ RECORDS = st.builds(
         DIGESTS,
         DIGESTS,
         DIGESTS,
-        INODES,
         RELOCATIONS,
         st.just("") | PATHS,
         SPLITS,
@@ -183,6 +180,12 @@ def with_value(place: tuple[str, ...], value: object) -> str:
 
 def test_a_record_s_file_has_this_text() -> None:
     assert RECORD.to_json() == TEXT
+
+
+def test_what_earlier_versions_recorded_of_a_folder_and_this_one_does_not_is_ignored() -> None:
+    text = TEXT.replace(' "relocate"', ' "before": 120,\n  "relocate"')
+    assert text != TEXT
+    assert Record.from_json(text) == RECORD
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT.encode(), TEXT.rstrip(), json.dumps(json.loads(TEXT))])
@@ -406,16 +409,14 @@ def test_a_file_is_the_copy_while_all_of_its_facts_are_as_recorded(
     assert not is_ours(there, replace(RECORD, copy_facts=other, tree=None))
 
 
-def test_a_folder_is_the_copy_if_its_inode_or_that_of_the_folder_it_replaces_is_recorded(
+def test_a_folder_is_the_copy_if_its_inode_is_recorded(
     tmp_path: Path,
 ) -> None:
     assert TREE is not None
     there = tmp_path.stat()
     new = CopyFacts(0, 0, there.st_ino, there.st_uid)
-    old, before = replace(new, inode=there.st_ino + 1), replace(TREE, before=there.st_ino)
     assert is_ours(there, replace(RECORD, copy_facts=new))
-    assert is_ours(there, replace(RECORD, copy_facts=old, tree=before))
-    assert not is_ours(there, replace(RECORD, copy_facts=old))
+    assert not is_ours(there, replace(RECORD, copy_facts=replace(new, inode=there.st_ino + 1)))
     assert not is_ours(there, replace(RECORD, copy_facts=replace(new, owner=there.st_uid + 1)))
     file = tmp_path / "file"
     file.touch()

@@ -37,7 +37,7 @@ def stage_folder(
     for row in copy.rows(Kind.FILE):
         file = f"{tree.path}/{text_of(copy.paths[row])}"
         digests[place(row)] = bytes.fromhex(digest_of(file))
-    table = cache.save_table(path, Table.of(copy, copy, bytes(digests), {}).to_bytes())
+    table = cache.announce_table(path, Table.of(copy, copy, bytes(digests), {}).to_bytes())
     facts = TreeFacts(copy.files, copy.allocated(), "0" * 32, as_copy(copy).digest(), table)
     record = replace(
         RECORD,
@@ -47,7 +47,8 @@ def stage_folder(
         tree=facts,
         staged_at=int(time.time()),
     )
+    cache.announce(record)
     tree.publish(path)
     tree.close()
-    cache.save(record)
+    cache.settle(path)
     return record

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import stat
 import threading
 import time
@@ -354,6 +355,57 @@ def test_a_file_that_is_put_there_just_before_the_exchange_is_kept_beside(
     tree.publish(f"{disk}/tree", Before(since))
     tree.close()
     assert (disk / "tree.before-staging").read_text() == "mine"
+
+
+def test_a_file_that_is_written_to_just_before_it_is_cloned_is_not_taken_over(
+    cache: Cache, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clone(target: int, request: int, source: int) -> int:
+        with old.open("r+b") as file:
+            file.write(b"MINE")
+        return os.sendfile(target, source, 0, 1 << 20)
+
+    old = disk / "old"
+    old.write_bytes(b"data")
+    os.utime(old, ns=(WHEN, WHEN))
+    staged = old.stat()
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    tree = _tree_of_one(cache)
+    assert not tree.take_over(1, os.fsencode(old), lambda there: _is_same(there, staged))
+    assert os.listdir(tree.path) == []
+    tree.close()
+
+
+def test_a_hard_link_to_a_file_that_is_written_to_is_dropped(cache: Cache, disk: Path) -> None:
+    old = disk / "old"
+    old.write_bytes(b"data")
+    tree = _tree_of_one(cache)
+    assert tree.take_over(1, os.fsencode(old), lambda _: True)
+    assert tree.drop_changed() == []
+    old.write_bytes(b"mine")
+    assert tree.drop_changed() == [1]
+    assert os.listdir(tree.path) == []
+    tree.close()
+
+
+def test_a_socket_in_the_place_of_a_file_is_not_taken_over(cache: Cache, disk: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(disk / "old"))
+        tree = _tree_of_one(cache)
+        assert not tree.take_over(1, os.fsencode(disk / "old"), lambda _: False)
+        tree.close()
+
+
+def _tree_of_one(cache: Cache) -> PartialTree:
+    """A tree that is to have one file, in row 1."""
+    rows = [Row(b"", Kind.FOLDER, 0o755), Row(b"new", Kind.FILE, 0o644, 4, WHEN)]
+    tree = PartialTree(cache, Listing.of(rows))
+    tree.lay_out()
+    return tree
+
+
+def _is_same(there: os.stat_result, staged: os.stat_result) -> bool:
+    return (there.st_size, there.st_mtime_ns) == (staged.st_size, staged.st_mtime_ns)
 
 
 def test_no_other_process_sweeps_a_tree_that_is_being_removed(
