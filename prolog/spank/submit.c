@@ -22,13 +22,13 @@ enum { LEVEL_INFO = 3 };
 /* The helper's arguments before the values. */
 enum { FIXED_ARGUMENTS = 11 };
 
-/* Exits with `code`, and names the variable that is the cause if it asks for files. */
+/* Exits with `code`, and names the variable that may be the cause if it asks for files. */
 static _Noreturn void give_up(int code)
 {
 	if (stage_options_variable())
 		(void)fprintf(stderr,
-			      "stage: %s is set, which counts as one more --stage; correct or "
-			      "unset it\n",
+			      "stage: %s is set, which counts as one more --stage; if it is the "
+			      "cause, correct or unset it\n",
 			      stage_options_variable());
 	exit(code);
 }

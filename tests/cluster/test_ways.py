@@ -181,7 +181,9 @@ def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
 
 
 #: What is said if a variable may be the cause of a refusal.
-VARIABLE = "SBATCH_STAGE is set, which counts as one more --stage; correct or unset it"
+VARIABLE = (
+    "SBATCH_STAGE is set, which counts as one more --stage; if it is the cause, correct or unset it"
+)
 
 
 def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> None:
@@ -209,6 +211,12 @@ def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> 
     assert done.stderr == (
         "stage: no ':' between source and destination\n  /shared/a\n           ^\n"
         f"stage: {VARIABLE}\n"
+    )
+    # The variable is right, and the option is wrong.
+    done = site.run(["sbatch", "--stage=/b", "--wrap=true"], env={"SBATCH_STAGE": A}, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"stage: no ':' between source and destination\n  /b\n    ^\nstage: {VARIABLE}\n"
     )
     parts = ["sbatch", "-N1", ":", "-N1", "--wrap=true"]
     done = site.run(parts, env={"SBATCH_STAGE": A}, check=False)
