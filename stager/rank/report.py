@@ -162,12 +162,13 @@ def _note(source: Source) -> str:
 
 
 def _closed_note(task: Task) -> str:
-    """Return the note to a user whose new copies give others less than the source's own mode."""
+    """Return the note to a user whose copies give others less than the source's own mode.
+
+    Copies that are current do so too: a folder above the source may have been closed since.
+    """
     source = task.source
-    if (
-        not (task.plan.receivers and source.closed_by)
-        or task.item.options.share is not Share.SOURCE
-    ):
+    is_of_site = task.cache.uid != task.node.uid
+    if not source.closed_by or is_of_site or task.item.options.share is not Share.SOURCE:
         return ""
     who, remedy = "only you can", "share=group or share=all"
     if source.mode & (stat.S_IRGRP | stat.S_IROTH):

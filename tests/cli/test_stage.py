@@ -48,6 +48,30 @@ def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) ->
     assert [desk.copy(node).stat().st_ino for node in (1, 3)] == [inodes[0], inodes[2]]
 
 
+def test_the_note_on_a_closed_folder_comes_also_with_a_copy_that_is_current(desk: Desk) -> None:
+    above = desk.folder / "above"
+    above.mkdir(mode=0o755)
+    (above / "set").mkdir()
+    for name in ("file", "set/file"):
+        (above / name).write_text("secret")
+    values = [f"{above}/file:/nvme/file", f"{above}/set:/nvme/set"]
+    desk.local("stage", *values)
+    above.chmod(0o700)
+    note = (
+        f"note: only you can read the copy, because of the permissions of {above}; share=group or "
+        "share=all would change that, if the site allows it"
+    )
+    # The file loses its rights at the first of these, the folder is staged again.
+    for _ in range(2):
+        told = desk.local("stage", *values).out
+        assert told.count(f"/nvme/file: current on {ALL}, nothing moved") == 1
+        for name in ("file", "set"):
+            assert told.count(f"stage: /nvme/{name}: {note}\n") == 1
+            assert desk.copy(2, f"/nvme/{name}").stat().st_mode & 0o077 == 0
+    shared = desk.local("stage", f"{values[0]},share=all").out
+    assert "note:" not in shared
+
+
 def test_what_a_killed_mpiexec_leaves_stops_no_later_one(desk: Desk) -> None:
     temporary = desk.folder / "tmp"
     temporary.mkdir()

@@ -33,9 +33,14 @@ SURVEYS = [
 NOTE = "note: the environment's interpreter /home/py/bin/python is still read from shared storage"
 
 
-def task(plan: TransferPlan, source: Source = FILE, options: Options | None = None) -> Task:
+def task(
+    plan: TransferPlan, source: Source = FILE, options: Options | None = None, owner: int = 1000
+) -> Task:
     item = StageItem("/shared/x", "/nvme/x", "/nvme", options or Options())
-    return cast("Task", SimpleNamespace(item=item, plan=plan, source=source))
+    cache, node = SimpleNamespace(uid=owner), SimpleNamespace(uid=1000)
+    return cast(
+        "Task", SimpleNamespace(item=item, plan=plan, source=source, cache=cache, node=node)
+    )
 
 
 def test_progress_is_reported_at_intervals(
@@ -110,11 +115,14 @@ CLOSED = "because of the permissions of /home/alice?x;"
         (0o644, Share.ALL, ""),
     ],
 )  # fmt: skip
-def test_a_new_copy_that_is_closed_to_readers_of_the_source_is_noted(
+def test_a_copy_that_is_closed_to_readers_of_the_source_is_noted(
     mode: int, share: Share, note: str
 ) -> None:
     source = replace(FILE, mode=mode, closed_by="/home/alice\nx")
-    for receivers, expected in (((1, 2), note), ((), "")):
-        plan = TransferPlan(9, receivers, (0,), (0,), False, "digest")
+    current = TransferPlan(9, (), (0,), (0,), False, "digest")
+    for plan in (replace(current, receivers=(1, 2)), current):
         one = task(plan, source, Options(share=share))
-        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == expected
+        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == note
+    # The copy of the site's account has what that gave it.
+    one = task(current, source, Options(share=share), owner=990)
+    assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == ""
