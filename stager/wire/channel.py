@@ -58,6 +58,11 @@ _REMEDY = (
     "another process there, or the network, interfered; tell the administrator, and use nodes that "
     "no other job shares (--exclusive)"
 )
+#: What to do where MPI itself fails.
+_MPI_REMEDY = (
+    "the network, or interface or environment in [launch] of stage.toml, may be at fault; tell the "
+    "administrator (stagectl doctor in a job of two nodes)"
+)
 
 
 class _Frame(NamedTuple):
@@ -241,8 +246,10 @@ def meet(comm: MPI.Intracomm) -> None:
 
 
 def interrupted(error: MPI.Exception) -> LaunchError:
-    """Return the error for a message that MPI could not receive, such as one that is too long."""
-    return LaunchError(f"MPI received what no rank of this stage sent ({error}): {_REMEDY}")
+    """Return the error for a message that MPI could not receive, or not send."""
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return LaunchError(f"MPI received what no rank of this stage sent ({error}): {_REMEDY}")
+    return LaunchError(f"MPI could not pass a message between the nodes ({error}): {_MPI_REMEDY}")
 
 
 def refuse_pickle() -> None:

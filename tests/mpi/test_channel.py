@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from stager.base.errors import LaunchError
 from stager.wire import channel as module
-from stager.wire.channel import FRAME, Channel, meet, refuse_pickle
+from stager.wire.channel import FRAME, Channel, interrupted, meet, refuse_pickle
 from stager.wire.codec import NUMBER, TEXT, Codec, list_of
 from stager.wire.settings import KEY_SIZE
 
@@ -239,6 +239,15 @@ def test_a_message_that_is_longer_than_expected(comm: MPI.Intracomm) -> None:
         assert refused.value.message.endswith(f"truncated): {REMEDY}")
     comm.Barrier()
     pair.Free()
+
+
+def test_what_fails_in_mpi_itself_is_no_interference() -> None:
+    told = interrupted(MPI.Exception(MPI.ERR_INTERN)).message
+    assert told == (
+        "MPI could not pass a message between the nodes (MPI_ERR_INTERN: internal error): the "
+        "network, or interface or environment in [launch] of stage.toml, may be at fault; tell the "
+        "administrator (stagectl doctor in a job of two nodes)"
+    )
 
 
 def test_a_length_that_is_signed_is_still_bounded(
