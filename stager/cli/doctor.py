@@ -13,6 +13,7 @@ import click
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
 from stager.cli.console import painted, width
+from stager.cli.in_the_way import absent_interface
 from stager.cli.options import WHICH_NODES, json_option, node_options
 from stager.cli.scope import Scope, by_problem, read_answers
 from stager.copies.upkeep import Action, Command
@@ -24,7 +25,7 @@ from stager.launch.commands import find_srun, search_path
 from stager.launch.mpi import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from stager.cli.options import NodeOptions
     from stager.request.policy import Policy
@@ -95,7 +96,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     if scope.nodes:
         answers += scope.ask(replace(local, computes=True), rules, os.environ)
     nodes, silent = read_answers(answers, NodeFacts.from_wire)
-    computing = [name for name, one in nodes.items() if one.computes]
+    computing = {name: one for name, one in nodes.items() if one.computes}
     site = replace(site, hello=_say_hello(rules, computing))
     found |= examine(Examined(site, rules, nodes))
     states = {answer.node: answer.state for answer in answers}
@@ -131,7 +132,7 @@ def _about_silent(why: str, state: str, *, by_ssh: bool) -> Finding:
     return problem("node", f"stagectl does not answer there: {why}", remedy)
 
 
-def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
+def _say_hello(rules: Policy, nodes: Mapping[str, NodeFacts]) -> Hello:
     """Start two ranks on those of ``nodes`` that this job has. Nothing is raised."""
     from stager.launch.hello import hello
 
@@ -147,7 +148,9 @@ def _say_hello(rules: Policy, nodes: Sequence[str]) -> Hello:
     try:
         return Hello(job.fold(chosen), hello(chosen, context, rules, os.environ))
     except StageError as error:
-        return Hello(job.fold(chosen), problem=_reason(error.message))
+        absent = absent_interface({name: nodes[name] for name in chosen}, rules.launch)
+        remedy = "correct it, or see to the interface" if absent else ""
+        return Hello(job.fold(chosen), problem=_reason(absent or error.message), remedy=remedy)
 
 
 def _reason(message: str) -> str:

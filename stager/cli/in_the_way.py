@@ -31,7 +31,7 @@ def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
     ``rules`` name the variables for the MPI library.
     """
     nodes = _ask(context, rules)
-    return _taken_folder(nodes) or _absent_interface(nodes, rules.launch)
+    return _taken_folder(nodes) or absent_interface(nodes, rules.launch)
 
 
 def _ask(context: JobContext, rules: Policy) -> dict[str, NodeFacts]:
@@ -57,7 +57,7 @@ def _taken_folder(nodes: Mapping[str, NodeFacts]) -> str:
     return ""
 
 
-def _absent_interface(nodes: Mapping[str, NodeFacts], launch: Launch) -> str:
+def absent_interface(nodes: Mapping[str, NodeFacts], launch: Launch) -> str:
     """Return a message if some nodes have none of the interfaces that the site names for MPI."""
     where, named = launch.interfaces
     if not named:

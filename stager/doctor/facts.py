@@ -203,8 +203,9 @@ class Hello:
     nodes: str
     #: How many of the ranks found each other.
     found: int = 0
-    #: Why they did not start, or were not started.
+    #: Why they did not start, or were not started; and what to do, where that is known.
     problem: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -587,6 +587,27 @@ def hello_line(site: Site, launch: str, nodes: int = 2) -> str:
     return line
 
 
+def test_two_ranks_without_the_interface_that_the_site_names(sound_site: Site) -> None:
+    """MPI blames its own inside then."""
+    named = SOUND_POLICY.replace('OMPI_MCA_btl_tcp_if_include = "eth0"\n', "")
+    sound_site.write_policy(f'{named}[launch]\ninterface = "nope0"\n')
+    try:
+        told = [line for line in readable(in_job(sound_site, 2).output()) if "nope0" in line]
+    finally:
+        sound_site.write_policy(SOUND_POLICY)
+    assert told == [
+        (
+            "problem  n[1-2]: there is no interface nope0 that is up, which interface in [launch] "
+            "names: correct it, or see to the interface"
+        ),
+        (
+            "problem  two ranks on n[1-2] do not find each other by --mpi=pmix (n[1-2] has no "
+            "interface that is up and leads to other nodes of those that interface in [launch] of "
+            "stage.toml names (nope0)): correct it, or see to the interface"
+        ),
+    ]
+
+
 def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> None:
     for name, command in SRUNS.items():
         srun = sound_site.shared(f"{name}-srun")

@@ -788,8 +788,12 @@ def test_an_interface_of_unknown_speed_is_told_as_such() -> None:
              "--mpi=pmix "
              "/opt/x/bin/python3 -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"),
         ),
+        (
+            Hello("n1", problem="n1 has no eth7", remedy="see to it"), PROBLEM,
+            "two ranks on n1 do not find each other by --mpi=pmix (n1 has no eth7): see to it",
+        ),
     ],
-    ids=["not tried", "alone", "not started"],
+    ids=["not tried", "alone", "not started", "known"],
 )  # fmt: skip
 def test_two_ranks_must_find_each_other(told: Hello, verdict: Verdict, text: str) -> None:
     assert site_news(replace(SITE, hello=told)) == [(verdict, text)]
