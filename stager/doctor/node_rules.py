@@ -383,11 +383,15 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         return
     where, named = examined.policy.launch.interfaces
     wanted = list(filter(None, named.split(",")))
-    for one in wanted:
+    named_at = dict.fromkeys(wanted, where)
+    # Ranks watch each other over it, also where MPI is told of others.
+    if watched := examined.policy.launch.named_interface:
+        named_at.setdefault(watched, "interface in [launch]")
+    for one, setting in named_at.items():
         if not any(fits(link, one) for link in node.links):
             yield problem(
                 "network",
-                f"there is no interface {one} that is up, which {where} names",
+                f"there is no interface {one} that is up, which {setting} names",
                 "correct it, or see to the interface",
             )
     usable = [link for link in node.links if link.is_usable]

@@ -183,7 +183,7 @@ def hello(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         where = "-N1 -n2" if told.nodes in examined.nodes else "-N2"
         prefix = next((node.prefix for node in examined.nodes.values()), "PREFIX")
         remedy = told.remedy or (
-            "correct mpi or environment in [launch]; this says more: "
+            "correct interface, mpi or environment in [launch]; this says more: "
             f"srun -w {told.nodes} {where} --mpi={name} {prefix}/bin/python3 -c "
             "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
         )

@@ -41,8 +41,10 @@ def hello(
             worlds.append(event["nodes"])
 
     request = StageRequest(
-        (), HELLO_RANKS, policy.lock_timeout, PATIENCE, job=job.job, dry_run=True, hello=True
-    )
+        (), HELLO_RANKS, policy.lock_timeout, PATIENCE, job=job.job, dry_run=True, hello=True,
+        # A stage on one node needs none.
+        interface=policy.launch.named_interface if len(nodes) > 1 else "",
+    )  # fmt: skip
     library = library_for(JobContext(job.job, fold([*nodes]), len(nodes)), policy)
     for_srun = job.variables | (peer_key() if library else {})
     outcome = run(

@@ -608,6 +608,15 @@ def test_two_ranks_without_the_interface_that_the_site_names(sound_site: Site) -
     ]
 
 
+def test_an_interface_that_only_the_watch_between_ranks_needs(sound_site: Site) -> None:
+    """MPI is told of eth0, so it works, but each stage on two nodes fails."""
+    assert hello_line(sound_site, 'interface = "nope0"').startswith(
+        "problem  two ranks on n[1-2] do not find each other by --mpi=pmix (staging ended early: "
+        "n1: this node has no interface nope0 with an address by which other nodes can reach it): "
+        "correct interface, mpi or environment in [launch]; this says more: "
+    )
+
+
 def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> None:
     for name, command in SRUNS.items():
         srun = sound_site.shared(f"{name}-srun")
@@ -615,8 +624,8 @@ def test_two_ranks_are_started_as_a_stage_starts_its_own(sound_site: Site) -> No
         srun.write_text(f"#!/bin/bash\n{others}\n{command}\n")
         srun.chmod(0o755)
     fails = (
-        "problem  two ranks on {} do not find each other by --mpi={} ({}): correct mpi or "
-        "environment in [launch]; this says more: srun -w {} --mpi={} "
+        "problem  two ranks on {} do not find each other by --mpi={} ({}): correct interface, "
+        "mpi or environment in [launch]; this says more: srun -w {} --mpi={} "
         f"{PYTHON} -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"
     )
     two, one = "n[1-2] -N2", "n1 -N1 -n2"

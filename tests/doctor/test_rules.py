@@ -742,6 +742,9 @@ def by_variable(value: str) -> dict[str, object]:
         (["eth0"], by_variable("eth0,ib0"),
          [(ABSENT_ONE[0], ABSENT_ONE[1].format("ib0", VARIABLE)),
           (OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["eth0"], {"interface": "hsn0", **by_variable("eth0")},
+         [(ABSENT_ONE[0], ABSENT_ONE[1].format("hsn0", KEY)),
+          (OK, "ranks use eth0 (10 Gbit/s)")]),
         (["eth0"], {"interface": "hsn0"},
          [(ABSENT_ONE[0], ABSENT_ONE[1].format("hsn0", KEY))]),
         (["eth0"], {"interface": "10.1.0.0/16"},
@@ -751,6 +754,7 @@ def by_variable(value: str) -> dict[str, object]:
         "one", "two of a speed", "others that lead nowhere", "none that leads anywhere",
         "a slower one", "the fastest is named", "its network is named", "a slower one is named",
         "networks in the variable", "a slower one in the variable", "not there, by the variable",
+        "only that of the variable is there",
         "not there", "its network is not there",
     ],
 )  # fmt: skip
@@ -778,14 +782,15 @@ def test_an_interface_of_unknown_speed_is_told_as_such() -> None:
         (
             Hello("n[1-2]", found=1), PROBLEM,
             ("two ranks on n[1-2] do not find each other by --mpi=pmix (each is alone): correct "
-             "mpi or environment in [launch]; this says more: srun -w n[1-2] -N2 --mpi=pmix "
+             "interface, mpi or environment in [launch]; this says more: srun -w n[1-2] -N2 "
+             "--mpi=pmix "
              "/opt/x/bin/python3 -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"),
         ),
         (
             Hello("n1", problem="srun ended with code 1"), PROBLEM,
             ("two ranks on n1 do not find each other by --mpi=pmix (srun ended with code 1): "
-             "correct mpi or environment in [launch]; this says more: srun -w n1 -N1 -n2 "
-             "--mpi=pmix "
+             "correct interface, mpi or environment in [launch]; this says more: srun -w n1 -N1 "
+             "-n2 --mpi=pmix "
              "/opt/x/bin/python3 -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"),
         ),
         (
