@@ -35,9 +35,9 @@ def same_everywhere(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     same, nodes = "install the same everywhere", examined.nodes
     yield from _same(nodes, "config", "stage.toml", lambda node: node.digest, same)
     yield from _same(nodes, "version", "slurm-stage", lambda node: (node.package, node.code), same)
-    yield from _same(
-        nodes, "plugin", "spank_stage.so", lambda node: [line.digest for line in node.plugins], same
-    )
+    # A machine without the plugin's line, or its file, is told of as such.
+    with_plugin = {name: one for name, one in nodes.items() if any(_plugins(one))}
+    yield from _same(with_plugin, "plugin", "spank_stage.so", _plugins, same)
     with_library = {name: node for name, node in examined.computing.items() if node.library}
     yield from _same(with_library, "mpi", "the MPI library", lambda node: node.library, same)
     yield from _same(
@@ -45,6 +45,10 @@ def same_everywhere(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         lambda node: ([(link.name, link.kind, link.speed) for link in node.links], node.fabrics),
         "see to cables and drivers", told=note,
     )  # fmt: skip
+
+
+def _plugins(node: NodeFacts) -> list[str]:
+    return [line.digest for line in node.plugins]
 
 
 def _same(

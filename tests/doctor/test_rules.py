@@ -555,13 +555,23 @@ def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
     nodes["n2"] = replace(
         NODE, code="c2", library="MPICH 4.0.0", links=[replace(IB0, speed=40_000)]
     )
-    nodes["n4"] = replace(NODE, plugins=[replace(LINE, digest="p2")], package="1.2.2")
+    nodes["n4"] = replace(NODE, package="1.2.2")
     findings = examine(Examined(SITE, POLICY, nodes))
     assert findings[Finding("version", PROBLEM, f"slurm-stage {other}", remedy)] == ["n2", "n4"]
-    assert findings[Finding("plugin", PROBLEM, f"spank_stage.so {other}", remedy)] == ["n4"]
     assert findings[Finding("mpi", PROBLEM, f"the MPI library {other}", remedy)] == ["n2"]
     network = Finding("network", NOTE, f"the network {other}", "see to cables and drivers")
     assert findings[network] == ["n2"]
+
+
+def test_a_node_without_the_plugin_s_line_is_not_said_to_have_another_plugin() -> None:
+    plugin = replace(NODE, plugins=[replace(LINE, digest="p1")])
+    other = "spank_stage.so is not as on the other machines"
+    for nodes, told in (
+        ({"n1": plugin, "n2": replace(NODE, plugins=[]), "n3": replace(NODE, plugins=[])}, []),
+        ({"n1": plugin, "n2": replace(plugin, plugins=[replace(LINE, digest="p2")])}, [["n2"]]),
+    ):
+        findings = examine(Examined(SITE, POLICY, nodes))
+        assert [names for one, names in findings.items() if other in one.line] == told
 
 
 def test_a_disk_must_be_larger_than_what_is_kept_free() -> None:
