@@ -172,6 +172,8 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
     def remove(place: str) -> None:
         before = Before(search.begun, checked, folders=search.folders)
         try:
+            if os.lstat(place).st_ino not in search.folders:  # who may write there put it there
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
         except OSError:
             os.rename(place, aside, dst_dir_fd=folder)

@@ -264,6 +264,34 @@ def test_a_folder_that_a_program_makes_or_moves_there_as_the_copy_is_removed_is_
     assert os.listdir(removed) == os.listdir(node.cache.partial) == []
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_others_put_in_the_place_of_a_copy_as_it_is_removed_is_not_looked_into(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As a user may who can write in the folder above."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "key").write_bytes(b"mine")
+    discard = Cache.discard
+
+    def swap_and_discard(
+        cache: Cache, name: str, folder: int, remove: Callable[[str], object]
+    ) -> None:
+        (node.disk / name).rename(node.disk / "taken")
+        if kind == "link":
+            (node.disk / name).symlink_to(private)
+        else:
+            private.rename(node.disk / name)
+        discard(cache, name, folder, remove)
+
+    monkeypatch.setattr(Cache, "discard", swap_and_discard)
+    stage_folder(node.cache, str(node.disk / "a"))
+    with pytest.raises(SetAsideError):
+        node.remove("a")
+    assert (node.disk / "a.before-eviction/key").read_bytes() == b"mine"
+    assert not (node.disk / "a").exists()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_user_does_in_a_folder_while_it_is_evicted_is_kept(
     node: Node, tmp_path: Path, seed: int
