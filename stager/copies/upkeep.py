@@ -245,6 +245,10 @@ class _Run:
         self._reading = Reading()
         self._own, self._of_site = _caches(command, disk)
         self.result = NodeResult()
+        if command.action is Action.EVICT:  # what killed stages left takes room, too
+            for cache in self._own:
+                with suppress(OSError):
+                    cache.sweep()
 
     @contextmanager
     def refusing(self, path: str = "") -> Iterator[None]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.base.errors import DestinationError, SpaceError
+from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
@@ -49,7 +49,7 @@ from stager.disk.files import (
 )
 from stager.disk.jobs import jobs_using, uses
 from stager.disk.reader import BLOCK
-from stager.disk.record import Record
+from stager.disk.record import Record, is_ours
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
 if TYPE_CHECKING:
@@ -122,8 +122,9 @@ class Cache:
         """Return the announced record in the file ``name``, if its folder has been published."""
         with suppress(OSError, ValueError):
             record = self._read(f"{self.folder}/{_ANNOUNCED}/{name}")
-            if os.lstat(self._path_of(record.destination)).st_ino == record.copy_facts.inode:
-                return record
+            # A record may name any path: nothing is asked of what a user has mounted there.
+            there = facts_beneath(self.root, self._path_of(record.destination))
+            return record if is_ours(there, record) else None
         return None
 
     def _path_of(self, destination: str) -> str:
@@ -215,6 +216,7 @@ class Cache:
 
     def announce_table(self, destination: str, text: bytes) -> str:
         """Save the table for `announce`, and return its digest. Raise as `save` does."""
+        _make_folder(f"{self.folder}/{_ANNOUNCED}", 0o755 if self.shared else 0o700)
         self._replace(self._announced(destination)[1], text)
         return xxhash.xxh3_128_hexdigest(text)
 
@@ -227,18 +229,27 @@ class Cache:
         """
         self._replace(self._announced(record.destination)[0], record.to_json().encode())
 
+    def promote(self, destination: str) -> None:
+        """Replace the record by the announced one, whose folder is in place now.
+
+        The caller holds the destination's lock. Raise DestinationError.
+        """
+        places = self.record_path(destination), self.table_path(destination)
+        # The table first: it is looked for at both places.
+        for old, new in reversed([*zip(self._announced(destination), places, strict=True)]):
+            with stage_errors(new), suppress(FileNotFoundError):
+                os.rename(old, new)
+
     def settle(self, destination: str) -> None:
-        """Replace the record by the announced one if its folder was published, else remove that.
+        """Replace the record by the announced one if its folder is in place, else remove that.
 
         The caller holds the destination's lock. Raise DestinationError.
         """
         announced = self._announced(destination)
+        if not os.path.lexists(announced[0]) and not os.path.lexists(announced[1]):
+            return
         if self._published(os.path.basename(announced[0])):
-            # The table first: without the record, it is looked for at both places.
-            places = self.record_path(destination), self.table_path(destination)
-            for old, new in reversed([*zip(announced, places, strict=True)]):
-                with stage_errors(new), suppress(FileNotFoundError):
-                    os.rename(old, new)
+            self.promote(destination)
         else:
             self._withdraw(destination)
 
@@ -272,7 +283,7 @@ class Cache:
         with opened(self.partial, OPEN_FOLDER) as parent:
             for name in os.listdir(self.partial):
                 path = f"{self.partial}/{name}"
-                with suppress(OSError, DestinationError), _abandoned(path, parent):
+                with suppress(OSError, StageError), _abandoned(path, parent):
                     if name.startswith(replaced.PREFIX):
                         replaced.put_back(path, self.root)
                     else:
@@ -367,7 +378,7 @@ def _folder(root: str, uid: int) -> str:
 
 
 def _make_inner_folders(cache: Cache, mode: int) -> None:
-    inner = [f"{cache.folder}/{name}" for name in ("records", "tables", _ANNOUNCED)]
+    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
     for folder in inner:
         _make_folder(folder, mode)
     if cache.shared:  # root made its folder for the account alone, as it does for users

@@ -128,8 +128,7 @@ class Record:
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
             raise ValueError(f"version {version!r}, expected {VERSION}")
-        if isinstance(data.get("tree"), dict):
-            data["tree"].pop("before", None)  # was written once
+        _update(data)
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
@@ -200,6 +199,15 @@ def _is_short(text: str) -> bool:
 
 def _is_any(_: object) -> bool:
     return True
+
+
+def _update(data: dict[str, Any]) -> None:
+    """Read what earlier versions wrote: ``before`` is the inode of a folder that was to be replaced
+    and, as the stage failed then, is still there.
+    """
+    tree, copy = data.get("tree"), data.get("copy_facts")
+    if isinstance(tree, dict) and (before := tree.pop("before", 0)) and isinstance(copy, dict):
+        copy["inode"] = before
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

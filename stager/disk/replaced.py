@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stager.base import linux
+from stager.base.errors import DestinationError
 from stager.disk.files import opened_beneath, remove_tree
 from stager.disk.unnamed import make_partial_folder
 
@@ -32,6 +34,7 @@ PREFIX = "replaced-"
 _LINK = "to-"
 #: What the name of a file or folder gets that is in the way of a staged one.
 _ASIDE = ".before-staging"
+_IS_ASIDE = re.compile(rf"{re.escape(_ASIDE)}(-\d+)?\Z")
 #: The longest name that stays whole with that and a number, in bytes, as a name has at most 255;
 #: and how many characters, of up to 4 bytes, stay of a longer one.
 _MOST_BYTES, _MOST_CHARACTERS = 230, 50
@@ -40,14 +43,17 @@ _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Replaced:
-    """The folder for one publication at ``path``, beneath ``root``. All methods raise OSError."""
+    """The ``folder`` for one publication at ``path``, beneath ``root``."""
 
     def __init__(self, folder: str, path: str, root: str) -> None:
         self.new, self.old = f"{folder}/new", f"{folder}/old"
         self._path, self._root = path, root
 
     def put_beside(self) -> str:
-        """Move what was replaced to a free name beside its old place. Return its new path."""
+        """Move what was replaced to a free name beside its old place. Return its new path.
+
+        Raise OSError or DestinationError.
+        """
         return _put_beside(self.old, self._path, self._root)
 
 
@@ -56,37 +62,53 @@ def replacing(partial: str, path: str, root: str, inode: int) -> Iterator[Replac
     """Make a folder for the publication of what has the ``inode`` at ``path``, beneath ``root``.
 
     ``partial`` is the folder of partial files. What was replaced and is still there at the end is
-    put beside its old place.
+    put beside its old place. Raise OSError or DestinationError.
     """
     folder, descriptor = make_partial_folder(partial, PREFIX)
     try:
         os.symlink(path, f"{folder}/{_LINK}{inode}")
         yield Replaced(folder, path, root)
     finally:
-        put_back(folder, root)
-        os.close(descriptor)
+        try:
+            put_back(folder, root)
+        finally:
+            os.close(descriptor)
 
 
 def put_back(folder: str, root: str) -> None:
     """Move what was replaced beside its old place, and remove the ``folder``.
 
-    Raise OSError or DestinationError if that place is gone; then all is left as it is.
+    Raise OSError or DestinationError if that cannot be moved; then it is left as it is.
     """
-    link = next((name for name in os.listdir(folder) if name.startswith(_LINK)), "")
-    for name in ("new", "old") if link else ():
-        with suppress(FileNotFoundError):
-            kept = f"{folder}/{name}"
-            if os.lstat(kept).st_ino == int(link.removeprefix(_LINK)):
-                remove_tree(kept)
-            else:
-                _put_beside(kept, os.readlink(f"{folder}/{link}"), root)
+    names = os.listdir(folder)
+    link = next((name for name in names if name.startswith(_LINK)), "")
+    inodes = {name: os.lstat(f"{folder}/{name}").st_ino for name in ("new", "old") if name in names}
+    published = int(link.removeprefix(_LINK)) if link.removeprefix(_LINK).isdigit() else 0
+    # If what was to be published is here, and what was there too, then nothing is at that place.
+    is_vacant = len(inodes) > 1
+    for name, inode in inodes.items():
+        if link and inode != published:
+            path = os.readlink(f"{folder}/{link}")
+            _put_beside(f"{folder}/{name}", path, root, is_vacant=is_vacant)
     remove_tree(folder)
 
 
-def _put_beside(kept: str, path: str, root: str) -> str:
+def _put_beside(kept: str, path: str, root: str, *, is_vacant: bool = False) -> str:
+    """Move what is ``kept`` beside ``path``, or to it if that ``is_vacant``. Return its new path.
+
+    If its user has moved or removed the folder there, it gets to the next one above.
+    """
     above, name = os.path.split(path)
-    with opened_beneath(root, above) as folder:
-        return f"{above}/{rename_to_free(kept, name, folder)}"
+    if not is_vacant:
+        name = _aside_name(name, 0)
+    while True:
+        try:
+            with opened_beneath(root, above) as folder:
+                return f"{above}/{rename_to_free(kept, name, folder)}"
+        except (OSError, DestinationError):
+            if above in (root, "/"):
+                raise
+            above = os.path.dirname(above)
 
 
 def rename_to_free(path: str, name: str, folder: int) -> str:
@@ -94,11 +116,9 @@ def rename_to_free(path: str, name: str, folder: int) -> str:
 
     Return the name. Raise OSError.
     """
-    free = name
-    for number in range(1 << 30):
-        if _rename_if_free(path, free, folder):
-            break
-        free = _aside_name(name, number)
+    free, number = name, 0
+    while not _rename_if_free(path, free, folder):
+        free, number = _aside_name(name, number), number + 1
     return free
 
 
@@ -112,7 +132,11 @@ def free_name(path: str) -> str:
 
 
 def _aside_name(name: str, number: int) -> str:
-    """Return ``name`` as it is if it must give way to a staged one, for the first ``number`` 0."""
+    """Return what a file is called that gives way to a staged one of that ``name``.
+
+    The first has the ``number`` 0.
+    """
+    name = _IS_ASIDE.sub("", name)
     if len(os.fsencode(name)) > _MOST_BYTES:
         name = name[:_MOST_CHARACTERS]
     return f"{name}{_ASIDE}-{number}" if number else f"{name}{_ASIDE}"

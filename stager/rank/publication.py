@@ -81,6 +81,6 @@ def publish_tree(
     What the user has written there since the survey is kept, with the option ``replace``, too; also
     a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
     """
-    tree.publish(task.path, Before(task.since, names=names, folders=task.folders))
-    task.cache.settle(task.item.destination)
+    before = Before(task.since, names=names, folders=task.folders)
+    tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
     return Published(record.digest, counts)

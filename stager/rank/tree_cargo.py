@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from stager.tree.venv import Relocation, relocate, with_moved_links
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from stager.disk.record import Record
     from stager.rank.task import Task
@@ -70,6 +70,13 @@ def digests_of_all_files(
             if reuse.has(row) and not lacked[row]:
                 digests[place(row)] = reuse.table.digest(reuse.rows[row])
     return digests
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """Yield what is in a file, up to an error."""
+    with suppress(OSError), opened(path, READ_FILE) as source:
+        while block := os.read(source, READ_SIZE):
+            yield block
 
 
 class TreeCargo(Cargo):
@@ -201,35 +208,36 @@ class TreeCargo(Cargo):
 
     def seal(self) -> None:
         if self._tree:
-            if self.task.item.options.relocate is Relocate.VENV:
-                self._relocate(self._tree)
             for row in self._tree.drop_changed():
                 self._read_again(self._tree, row)
+            if self.task.item.options.relocate is Relocate.VENV:
+                self._relocate(self._tree)
             self._tree.seal()
 
     def _read_again(self, tree: PartialTree, row: int) -> None:
         """Read a file from the source that was taken from the old copy, but changed there since.
 
-        Raise DestinationError if that is not possible: the source may be no folder here.
+        Raise SpaceError, or DestinationError, also if the file cannot be read: the source may be no
+        folder here, or compressed.
         """
         assert self._reuse.table is not None
+        assert self._digests is not None
         name = os.fsdecode(self._listing.paths[row])
-        digest = xxhash.xxh3_128()
-        with ExitStack() as stack:
-            stack.enter_context(suppress(OSError))  # of the source
-            source = stack.enter_context(opened(f"{self.task.item.source}/{name}", READ_FILE))
-            stack.enter_context(tree.writing())
-            copy = stack.enter_context(tree.filling(row))
-            at = 0
-            while block := os.pread(source, READ_SIZE, at):
+        digest, at = xxhash.xxh3_128(), 0
+        with tree.writing(), tree.filling(row) as copy:
+            for block in _blocks(f"{self.task.item.source}/{name}"):
                 write_all(copy, block, at)
                 digest.update(block)
                 at += len(block)
-        if digest.digest() != self._reuse.table.digest(self._reuse.rows[row]):
+        if digest.digest() != self._reuse.table.sent_digest(self._reuse.rows[row]):
+            may_replace = self.task.item.options.replace
+            remedy = "submit again" if may_replace else "move it, or add the option replace"
+            path = f"{self.task.path}/{name}"
             raise DestinationError(
-                f"{self.task.path}/{name} was written to while the folder was staged again; submit "
-                "again"
+                f"{path} was written to while its folder was staged again: {remedy}"
             )
+        self._lacks[row] = True
+        self._digests.digests[place(row)] = digest.digest()
 
     def _relocate(self, tree: PartialTree) -> None:
         assert self._digests is not None

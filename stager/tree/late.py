@@ -156,20 +156,20 @@ class _Moves:
         It is one beside, where the new version has something else in its place, as a link that
         leads elsewhere.
         """
-        if not folder:
-            with suppress(FileExistsError):  # after an eviction it may be missing
-                os.mkdir(self._new)
-            if not _is_folder(self._new):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._new)
-            return self._new
-        if folder not in self._places:
-            place = self._target(folder)
-            if not _is_folder(place):
+        with suppress(FileExistsError):  # after an eviction it may be missing
+            os.mkdir(self._new)
+        if not _is_folder(self._new):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._new)
+        path, place = "", self._new
+        for name in folder.split("/") if folder else ():
+            path, above = f"{path}/{name}", place
+            place = self._places.get(path) or f"{above}/{name}"
+            if path not in self._places and not _is_folder(place):
                 place = free_name(place) if os.path.lexists(place) else place
-                with _writable(os.path.dirname(place)):
+                with _writable(above):
                     os.mkdir(place)
-            self._places[folder] = place
-        return self._places[folder]
+            self._places[path] = place
+        return place
 
     def _rename(self, source: str, target: str) -> None:
         above, name = os.path.split(target)

@@ -304,8 +304,10 @@ class PartialTree:
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
-    def publish(self, path: str, before: Before | None = None) -> None:
-        """Move the sealed tree to ``path`` in one step, and remove what was there.
+    def publish(
+        self, path: str, before: Before | None = None, note: Callable[[], object] = lambda: None
+    ) -> None:
+        """Move the sealed tree to ``path`` in one step, ``note`` that, and remove what was there.
 
         What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
         """
@@ -314,26 +316,29 @@ class PartialTree:
             # Only a folder that its owner may write in can be moved.
             os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
             if _rename(self.path, name, folder, linux.Rename.NO_REPLACE):
-                self._settle(folder)
+                self._settle(folder, note)
             elif not make_movable(name, folder):
                 os.rename(self.path, name, dst_dir_fd=folder)
-                self._settle(folder)
+                self._settle(folder, note)
             else:
-                self._replace(path, folder, before)
+                self._replace(path, folder, before, note)
 
-    def _settle(self, folder: int) -> None:
+    def _settle(self, folder: int, note: Callable[[], object]) -> None:
         """Give the published tree its mode; write its name in the descriptor ``folder``."""
+        note()
         os.fchmod(self._descriptor, self.copy.modes[0])
         sync_folder(folder)
 
-    def _replace(self, path: str, folder: int, before: Before | None) -> None:
+    def _replace(
+        self, path: str, folder: int, before: Before | None, note: Callable[[], object]
+    ) -> None:
         """Exchange the tree with what is at ``path``, in the descriptor ``folder``."""
         inode = os.fstat(self._descriptor).st_ino
         with replacing(self._partial, path, self._root, inode) as kept:
             name = os.path.basename(path)
             seen = _lstat_or_none(name, folder)
             self._exchange(name, folder, kept)
-            self._settle(folder)
+            self._settle(folder, note)
             there = os.lstat(kept.old)
             if not stat.S_ISDIR(there.st_mode):
                 if not before or (_is_same(seen, there) and not is_late(seen, before.since)):
@@ -347,19 +352,19 @@ class PartialTree:
         """Rename the tree to ``name``, and what is there to its place in ``kept``."""
         os.rename(self.path, kept.new)
         try:
-            if _rename(kept.new, name, folder, linux.Rename.EXCHANGE):
-                os.rename(kept.new, kept.old)
-                return
-            # The filesystem cannot exchange the two: for a moment there is neither.
-            os.rename(name, kept.old, src_dir_fd=folder)
-            try:
-                os.rename(kept.new, name, dst_dir_fd=folder)
-            except OSError:
-                os.rename(kept.old, name, dst_dir_fd=folder)
-                raise
+            exchanged = _rename(kept.new, name, folder, linux.Rename.EXCHANGE)
+            if not exchanged:  # the filesystem cannot: for a moment there is neither
+                os.rename(name, kept.old, src_dir_fd=folder)
+                try:
+                    os.rename(kept.new, name, dst_dir_fd=folder)
+                except OSError:
+                    os.rename(kept.old, name, dst_dir_fd=folder)
+                    raise
         except OSError:
             os.rename(kept.new, self.path)
             raise
+        if exchanged:
+            os.rename(kept.new, kept.old)
 
     def _remove_old(self, kept: Replaced, path: str, before: Before) -> None:
         """Remove the folder that was replaced at ``path``, but what was not there ``before``."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.stagectl import STAGECTL, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.desk import Desk
 
@@ -114,13 +116,14 @@ def test_what_gets_another_name_while_it_is_staged_again_is_kept(desk: Desk, opt
 @contextmanager
 def failing(desk: Desk, directive: str) -> Iterator[None]:
     """Stage, and run the body when the survey is over; node2 fails when it is to publish."""
-    tables = desk.copy(2, "/nvme") / f".slurm-stage/{os.getuid()}/announced"
+    announced = desk.copy(2, "/nvme") / f".slurm-stage/{os.getuid()}/announced"
     with staging(desk, directive) as stage:
         while not is_past_survey(desk):
             assert stage.poll() is None
         yield
-        tables.rename(f"{tables}-gone")
-    Path(f"{tables}-gone").rename(tables)
+        announced.rename(f"{announced}-gone")
+        announced.touch()  # it is no folder
+    announced.unlink()
     assert stage.returncode == 6
 
 
@@ -165,20 +168,51 @@ def test_a_folder_that_was_moved_there_during_a_stage_that_failed_is_not_taken_f
     assert (copy / "thesis").read_text() == "mine"
 
 
-def test_a_staged_file_that_is_written_to_meanwhile_is_staged_anew_and_kept_beside(
-    desk: Desk,
-) -> None:
-    source, copy = desk.folder / "set", desk.copy(1, "/nvme/set")
-    write_version(source, 1, random.Random(1))
-    (source / "same").write_text("staged")
-    assert desk.local("stage", f"{source}:/nvme/set").code == 0
-    write_version(source, 2, random.Random(2))
+def write_to_taken_over(desk: Desk, directive: str, name: str) -> int:
+    """Stage, write to a file of the copy once it is taken over, and return the code."""
+    copy = desk.copy(1, directive.partition(":")[2].partition(",")[0])
     partial = desk.copy(1, "/nvme") / f".slurm-stage/{os.getuid()}/partial"
-    with staging(desk, f"{source}:/nvme/set") as stage:
-        while not [*partial.glob("*/same")]:
+    with staging(desk, directive) as stage:
+        while not [*partial.glob(f"*/{name}")]:
             assert stage.poll() is None
-        with (copy / "same").open("a") as file:
+        with (copy / name).open("a") as file:
             file.write(" and mine")
-    assert stage.returncode == 0
-    assert [desk.copy(n, "/nvme/set/same").read_text() for n in (1, 2, 3)] == ["staged"] * 3
-    assert (copy / "same.before-staging").read_text() == "staged and mine"
+    return stage.returncode
+
+
+@pytest.mark.parametrize("name", ["same", "bin/activate"])
+def test_a_staged_file_that_is_written_to_meanwhile_is_staged_anew_and_kept_beside(
+    desk: Desk, name: str
+) -> None:
+    """In an environment, some files are changed after they are received."""
+    source = desk.folder / "set"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", source], check=True)
+    (source / "same").write_text("staged")
+    write_version(source / "data", 1, random.Random(1))
+    directive = f"{source}:/nvme/set,relocate=venv"
+    assert desk.local("stage", directive).code == 0
+    staged = desk.copy(2, f"/nvme/set/{name}").read_text()
+    write_version(source / "data", 2, random.Random(2))
+    assert write_to_taken_over(desk, directive, name) == 0
+    assert [desk.copy(n, f"/nvme/set/{name}").read_text() for n in (1, 2, 3)] == [staged] * 3
+    beside = desk.copy(1, f"/nvme/set/{name}.before-staging")
+    assert beside.read_text() == f"{staged} and mine"
+    beside.unlink()
+    assert desk.simulated("verify").code == 0
+
+
+def test_a_staged_file_that_is_written_to_and_cannot_be_read_again_is_kept(desk: Desk) -> None:
+    """The source has it compressed."""
+    source = desk.folder / "set"
+    write_version(source, 1, random.Random(1))
+    (source / "same.gz").write_bytes(gzip.compress(b"staged"))
+    directive = f"{source}:/nvme/set,decompress=*.gz"
+    assert desk.local("stage", directive).code == 0
+    write_version(source, 2, random.Random(2))
+    assert write_to_taken_over(desk, directive, "same") == 6
+    again = desk.local("stage", directive)
+    assert (again.code, "1 file that was added or changed after staging: same;" in again.err) == (
+        6,
+        True,
+    )
+    assert desk.copy(1, "/nvme/set/same").read_text() == "staged and mine"

@@ -112,6 +112,11 @@ def forge_record(
     data = json.loads(Path(cache.record_path(like)).read_text()) | {"destination": destination}
     for key, value in changes.items():
         data[key] = data[key] | value if isinstance(value, dict) else value
-    path = cache.record_path(destination)
-    Path(path).write_text(json.dumps(data))
-    os.chown(path, USERS[user], USERS[user])
+    own = USERS[user]
+    path = Path(cache.record_path(destination))
+    announced = path.parent.with_name("announced")
+    announced.mkdir(exist_ok=True)
+    os.chown(announced, own, own)
+    for forged in (path, announced / path.name):
+        forged.write_text(json.dumps(data))
+        os.chown(forged, own, own)

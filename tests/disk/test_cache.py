@@ -413,7 +413,31 @@ def test_an_announced_record_counts_once_its_folder_is_in_place(
     assert [*cache.records()] == []
 
 
+def test_an_announced_record_of_what_is_reached_by_a_link_does_not_count(
+    cache: Cache, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere/tree").mkdir(parents=True)
+    Path(cache.root, "link").symlink_to(tmp_path / "elsewhere")
+    path = f"{cache.root}/link/tree"
+    there = os.stat(path)
+    facts = CopyFacts(0, 0, there.st_ino, there.st_uid)
+    cache.announce_table(path, b"")
+    cache.announce(replace(RECORD, destination=path, copy_facts=facts, tree=TREE))
+    assert cache.load(path) is None
+
+
+def test_a_full_disk_is_opened_that_earlier_versions_wrote_to(tmp_path: Path) -> None:
+    def act() -> None:
+        cache = open_cache(str(tmp_path), os.getuid())
+        cache.save(RECORD)
+        fill_up(tmp_path)
+        assert open_cache(str(tmp_path), os.getuid()).load(RECORD.destination) == RECORD
+
+    on_tmpfs(tmp_path, "size=1m,nr_inodes=200", act)
+
+
 def test_the_next_who_locks_a_destination_removes_what_was_announced_in_vain(cache: Cache) -> None:
+    cache.announce_table(RECORD.destination, b"")
     with closing(Locks(cache)) as locks:
         for step in (locks.take, locks.release, locks.take):
             cache.announce(RECORD)
@@ -430,6 +454,7 @@ def test_the_copy_of_a_simulated_node_is_looked_for_on_its_disk(tmp_path: Path) 
     there = (tmp_path / "node1/nvme/tree").stat()
     facts = CopyFacts(0, 0, there.st_ino, there.st_uid)
     record = replace(RECORD, destination="/nvme/tree", copy_facts=facts, tree=TREE)
+    cache.announce_table("/nvme/tree", b"")
     cache.announce(record)
     assert cache.load("/nvme/tree") == record
 
@@ -440,7 +465,6 @@ def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
     inner = f".slurm-stage/{os.getuid()}"
     assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
         inner: "drwx------",
-        f"{inner}/announced": "drwx------",
         f"{inner}/records": "drwx------",
         f"{inner}/tables": "drwx------",
         f"{inner}/partial": "drwx------",
@@ -600,11 +624,11 @@ def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
         messages = [refusal(writer, DestinationError) for writer in writers]
         return cache.load(RECORD.destination), messages
 
-    partial, lock, record = (
+    partial, announced, lock, record = (
         f"{disk}/.slurm-stage/0/{name}"
-        for name in ("partial", "lock", f"records/{Path(_record_path(disk)).name}")
+        for name in ("partial", "announced", "lock", f"records/{Path(_record_path(disk)).name}")
     )
-    paths = [partial, partial, record, partial, lock]
+    paths = [partial, announced, record, partial, lock]
     assert on_tmpfs(disk, "mode=755", act) == (roots, [f"{path}: {READ_ONLY}" for path in paths])
 
 

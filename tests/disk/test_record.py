@@ -182,10 +182,14 @@ def test_a_record_s_file_has_this_text() -> None:
     assert RECORD.to_json() == TEXT
 
 
-def test_what_earlier_versions_recorded_of_a_folder_and_this_one_does_not_is_ignored() -> None:
-    text = TEXT.replace(' "relocate"', ' "before": 120,\n  "relocate"')
+@pytest.mark.parametrize("before", [0, 120])
+def test_what_a_folder_was_to_replace_by_the_record_of_an_earlier_version_is_the_copy(
+    before: int,
+) -> None:
+    text = TEXT.replace(' "relocate"', f' "before": {before},\n  "relocate"')
     assert text != TEXT
-    assert Record.from_json(text) == RECORD
+    copy = replace(RECORD.copy_facts, inode=before or RECORD.copy_facts.inode)
+    assert Record.from_json(text) == replace(RECORD, copy_facts=copy)
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT.encode(), TEXT.rstrip(), json.dumps(json.loads(TEXT))])

@@ -311,6 +311,16 @@ def test_what_was_written_where_the_new_version_has_no_folder_stands_beside(
     assert content(tmp_path / "elsewhere") == {}
 
 
+def test_a_file_as_deep_as_paths_can_be_moves_over(old: Path, new: Path) -> None:
+    since = time.time_ns()
+    time.sleep(0.02)
+    deep = "d/" * 900
+    (old / deep).mkdir(parents=True)
+    (old / deep / "result").write_text("mine")
+    remove_old(str(old), str(new), Before(since, inodes(new)))
+    assert (new / deep / "result").read_text() == "mine"
+
+
 def test_a_file_that_a_program_makes_in_the_new_version_just_then_is_not_overwritten(
     old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,6 +329,84 @@ def test_files_that_cannot_be_moved_over_are_beside_the_new_version(
     assert partial_names(cache) == []
 
 
+def _publish(cache: Cache, source: Path, path: Path, since: int | None = None) -> None:
+    """Publish at ``path``; keep what was written there ``since`` then."""
+    tree = build(cache, source, walk(str(source)))
+    try:
+        tree.publish(str(path), Before(since) if since else None)
+    finally:
+        tree.close()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("gone", ["moved", "removed"])
+def test_if_the_folder_above_is_gone_the_old_version_gets_to_the_next_one(
+    cache: Cache,
+    source: Path,
+    disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: str,
+    *,
+    killed: bool,
+) -> None:
+    def end(*_: object) -> None:
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        lose()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def lose() -> None:
+        if gone == "moved":
+            (disk / "deep/er").rename(disk / "deep/moved")
+        else:
+            remove_tree(str(disk / "deep"))
+
+    path = disk / "deep/er/tree"
+    path.parent.mkdir(parents=True)
+    _publish(cache, source, path)
+    (path / "result").write_text("mine")
+    monkeypatch.setattr(module, "remove_old", end)
+    message = "ended with -9" if killed else "they are in "
+    with pytest.raises((AssertionError, DestinationError), match=message):
+        forked(lambda: _publish(cache, source, path, time.time_ns()))
+    if killed:
+        lose()
+    cache.sweep()
+    above = disk / "deep" if gone == "moved" else disk
+    assert (above / "tree.before-staging/result").read_text() == "mine"
+    assert partial_names(cache) == []
+
+
+def test_after_a_kill_the_old_version_is_beside_also_if_the_new_one_is_removed(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _publish(cache, source, disk / "tree")
+    monkeypatch.setattr(module, "remove_old", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(AssertionError, match="ended with -9"):
+        forked(lambda: _publish(cache, source, disk / "tree", time.time_ns()))
+    remove_tree(str(disk / "tree"))
+    cache.sweep()
+    assert sorted(os.listdir(disk)) == [".slurm-stage", "tree.before-staging"]
+
+
+def test_an_error_just_after_the_exchange_leaves_the_old_version_beside(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(old: str, new: str, **folders: int) -> None:
+        if new.endswith("/old"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(old, new, **folders)
+
+    rename = os.rename
+    _publish(cache, source, disk / "tree")
+    (disk / "tree/result").write_text("mine")
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(DestinationError):
+        _publish(cache, source, disk / "tree", time.time_ns())
+    assert (disk / "tree.before-staging/result").read_text() == "mine"
+    assert partial_names(cache) == []
+
+
 @pytest.mark.parametrize("change", ["written", "replaced", "made"])
 def test_a_file_that_is_put_there_just_before_the_exchange_is_kept_beside(
     cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, change: str
