@@ -110,20 +110,24 @@ def _nodes(entries: Sequence[Entry], nodes: int, blocks: Blocks | None) -> str:
     """Return on how many nodes a file is recorded; with ``blocks``, where it is, as a bar."""
     if not blocks:
         return str(len(entries))
-    there = sum(entry.state != "gone" for entry in entries)
+    there = sum(map(_is_there, entries))
     return f"{blocks.share(there, nodes)} {there} of {nodes}"
+
+
+def _is_there(entry: Entry) -> bool:
+    return entry.state != "gone"
 
 
 def user_rows(
     nodes: Mapping[str, NodeStatus], fold: Fold, name_of: Callable[[int], str]
 ) -> list[Row]:
-    """Return one row a user for USER_HEADERS."""
+    """Return one row a user for USER_HEADERS. What is gone does not count."""
     found: list[Row] = []
-    users = {entry.user for one in nodes.values() for entry in one.entries}
-    for user in sorted(users):
+    there = {node: [*filter(_is_there, one.entries)] for node, one in nodes.items()}
+    for user in sorted({entry.user for entries in there.values() for entry in entries}):
         theirs = {
-            node: [entry for entry in one.entries if entry.user == user]
-            for node, one in nodes.items()
+            node: [entry for entry in entries if entry.user == user]
+            for node, entries in there.items()
         }
         every = [entry for some in theirs.values() for entry in some]
         files, folders = _counts(every)
@@ -154,8 +158,8 @@ def _counts(entries: Iterable[Entry]) -> tuple[int, int]:
 
 
 def total_line(nodes: Mapping[str, NodeStatus]) -> str:
-    """Return the numbers of files, folders and copies, and their bytes in all."""
-    every = [entry for one in nodes.values() for entry in one.entries]
+    """Return the numbers of files, folders and copies that are there, and their bytes in all."""
+    every = [entry for one in nodes.values() for entry in filter(_is_there, one.entries)]
     files, folders = _counts(every)
     counts = [files_text(files)] if files or not folders else []
     counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []

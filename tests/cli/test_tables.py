@@ -167,6 +167,9 @@ def test_totals() -> None:
     nodes = {"n1": holds(ENTRY, other), "n2": holds(ENTRY)}
     assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
     assert total_line({}) == "0 files, 0 B in all"
+    gone = {"n1": holds(ENTRY), "n2": holds(ENTRY._replace(state="gone"))}
+    assert total_line(gone) == "1 file, 1 copy, 3.0 MiB in all"
+    assert user_rows(gone, ",".join, str) == user_rows({"n1": holds(ENTRY)}, ",".join, str)
 
 
 def test_the_totals_count_folders_apart() -> None:
