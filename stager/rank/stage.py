@@ -272,7 +272,7 @@ class StageRun:
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
-            is_cached = record.lifetime == Lifetime.CACHE
+            is_cached = record.lifetime == Lifetime.CACHE and os.path.lexists(path)
             return replace(found, cached=is_cached, pinned=record.pinned)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -113,8 +114,11 @@ class Task:
             self.cache.save(used)
 
     def _lifetime(self, before: Record | None) -> Lifetime:
-        # A job that stages with lifetime=job must not delete what another wants to keep.
-        cached = before is not None and before.lifetime == Lifetime.CACHE
+        # A job that stages with lifetime=job must not delete what another wants to keep. What its
+        # user has removed is not kept.
+        cached = (
+            before is not None and before.lifetime == Lifetime.CACHE and os.path.lexists(self.path)
+        )
         return Lifetime.CACHE if cached else self.item.options.lifetime
 
     def readback_error(self, name: str = "") -> IntegrityError:

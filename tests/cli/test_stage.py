@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,6 +115,24 @@ def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
     assert pinned == [f"stage: /nvme/new: note: it stays on {ALL} after the job: {why}"]
     assert desk.simulated("unpin", "/nvme/new").code == 0
     assert "note:" not in desk.local("stage", for_job[-1], values[0]).out
+
+
+def test_a_kept_copy_that_its_user_has_removed_is_not_kept_when_it_is_staged_for_a_job(
+    desk: Desk,
+) -> None:
+    folder = desk.folder / "set"
+    folder.mkdir()
+    for source, name in ((desk.source, "img.sqsh"), (folder, "set")):
+        value = f"{source}:/nvme/{name}"
+        assert desk.local("stage", value).code == 0
+        for number in (1, 2, 3):
+            copy = desk.copy(number, f"/nvme/{name}")
+            shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+        assert "note:" not in desk.local("stage", f"{value},lifetime=job").out
+        assert "note:" not in desk.local("stage", f"{value},lifetime=job").out
+        entries = json.loads(desk.simulated("status", "--json").out)["nodes"]
+        kept = {one["lifetime"] for node in entries for one in node["entries"]}
+        assert kept == {"job"}
 
 
 @pytest.mark.parametrize("options", ["", ",validate=always", ",extract", ",mode=shard"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from stager.request.items import Space, StageItem
 from stager.source.facts import Source
 from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COPY = CopyFacts(size=9, mtime_ns=2, inode=3, owner=4)
 TREE = TreeFacts(files=1, allocated=9, source_digest="1" * 32, copy_digest="2" * 32,
@@ -64,15 +61,22 @@ def test_a_new_record_names_the_job_and_keeps_a_pin(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kept"),
-    [("cache", "job", "cache"), ("job", "cache", "cache"), ("job", "job", "job")],
-)
-def test_lifetime_cache_outlasts_lifetime_job(
-    cache: Cache, before: str, now: str, kept: str
+    ("before", "now", "there", "kept"),
+    [
+        ("cache", "job", True, "cache"), ("job", "cache", True, "cache"),
+        ("job", "job", True, "job"),
+        ("cache", "job", False, "job"),
+    ],
+)  # fmt: skip
+def test_lifetime_cache_outlasts_lifetime_job_while_the_copy_is_there(
+    cache: Cache, before: str, now: str, kept: str, *, there: bool
 ) -> None:
     first = task(cache, lifetime=Lifetime(before))
     cache.save(first.record(COPY, "5" * 32))
-    task(cache, lifetime=Lifetime(now)).note_use()
+    disk = Node("n0", os.path.dirname(cache.root), os.getuid())
+    if there:
+        Path(cache.root, "x").touch()
+    replace(task(cache, lifetime=Lifetime(now)), node=disk).note_use()
     record = cache.load("/nvme/x")
     assert record is not None
     assert record.lifetime == kept
