@@ -123,9 +123,10 @@ def find_own(
 ) -> list[str]:
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
-    So too if something else is in the copy's place. What cannot be listed counts as one file, by
-    the text of the error. What has another time, and is beyond the limit of ``reading``, counts
-    too. ``folders`` gets the path in the copy of each folder that was looked through, by inode.
+    So too if something else is in the copy's place. A folder in it that cannot be read counts as
+    one file. If the copy itself cannot be listed, the text of the error does. What has another
+    time, and is beyond the limit of ``reading``, counts too. ``folders`` gets the path in the copy
+    of each folder that was looked through, by inode.
     """
     try:
         there = os.lstat(path)
@@ -134,17 +135,20 @@ def find_own(
     if not stat.S_ISDIR(there.st_mode):
         return [] if is_same_file(path, there, record, reading) else [os.path.basename(path)]
     try:
-        copy, found = _list(path)
+        copy, found, closed = _list(path)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
         return [text.partition(";")[0]]
     if folders is not None:
         folders.update(found)
-    return own_in_listing(cache, record, path, copy, reading)
+    own = own_in_listing(cache, record, path, copy, reading)
+    return sorted([*own, *closed])
 
 
-def _list(path: str) -> tuple[Listing, dict[int, bytes]]:
-    """List the copy at ``path``, and its folders by inode. Raise OSError or StageError.
+def _list(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
+    """List the copy at ``path``, its folders by inode, and those that cannot be read.
+
+    Raise OSError or StageError.
 
     If a program removes or replaces files there meanwhile, list it again.
     """
@@ -154,11 +158,18 @@ def _list(path: str) -> tuple[Listing, dict[int, bytes]]:
     return _list_once(path)
 
 
-def _list_once(path: str) -> tuple[Listing, dict[int, bytes]]:
-    from stager.tree.walk import walk  # not needed for a file
+def _list_once(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
+    # Not needed for a file.
+    from stager.tree.listing import text_of
+    from stager.tree.walk import walk
 
     folders: dict[int, bytes] = {}
-    return walk(path, holes=False, specials=True, folders=folders), folders
+    closed: list[bytes] = []
+    copy = walk(path, holes=False, specials=True, folders=folders, closed=closed)
+    for one in closed:
+        with suppress(OSError):
+            folders[os.lstat(os.fsencode(path) + b"/" + one).st_ino] = one
+    return copy, folders, [f"{text_of(one)}/" for one in closed]
 
 
 def is_same_file(

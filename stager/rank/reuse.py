@@ -89,7 +89,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     try:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
-        return nothing
+        return replace(nothing, lost=find_lost(task))
     lost = lost_files(task, own_in_listing(task.cache, record, task.path, copy))
     if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
         return replace(nothing, lost=lost)

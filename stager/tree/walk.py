@@ -65,6 +65,7 @@ def walk(
     specials: bool = False,
     remedy: str = "leave it out with exclude=",
     folders: dict[int, bytes] | None = None,
+    closed: list[bytes] | None = None,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
@@ -82,7 +83,9 @@ def walk(
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
         special = None if specials else remedy
-        walker = _Walker(os.fsencode(folder), root, patterns, folders, holes=holes, remedy=special)
+        walker = _Walker(
+            os.fsencode(folder), root, patterns, folders, closed, holes=holes, remedy=special
+        )
         rows = _rows(walker)
         try:
             return Listing.of(patterns.pruned(rows) if patterns else rows)
@@ -168,7 +171,7 @@ class _Walker:
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
     file, folder or link; None if such are listed too. ``folders`` gets the paths of folders,
-    by inode.
+    by inode, and ``closed`` those that may not be read.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class _Walker:
         root: int,
         patterns: Patterns | None,
         folders: dict[int, bytes] | None,
+        closed: list[bytes] | None,
         *,
         holes: bool,
         remedy: str | None,
@@ -188,6 +192,7 @@ class _Walker:
         self._remedy = remedy
         self._patterns = patterns
         self._folders = folders
+        self._closed = closed
 
     def all(self) -> Iterator[_Found]:
         """Yield the contents of each folder, level by level from the top."""
@@ -225,6 +230,10 @@ class _Walker:
                 os.close(folder)
         except OSError as error:
             where = self._path(path, name)
+            is_denied = isinstance(error, PermissionError) and path and not name
+            if is_denied and self._closed is not None:
+                self._closed.append(path)
+                return _Found([], [], [], self._device)
             if isinstance(error, FileNotFoundError):
                 raise _changed(where, "removed") from None
             if error.errno in IS_LINK:

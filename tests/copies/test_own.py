@@ -16,6 +16,7 @@ from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
 from stager.tree.walk import _Found, _Walker
 from tests.support.trees import stage_folder
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,6 +178,20 @@ def test_what_may_not_be_read_may_be_a_users_own(node: Node) -> None:
     size = (node.path / "a").stat().st_size  # of both
     found = find_own(node.cache, record, str(node.path), Reading(2 * size - 1))
     assert found == ["m"]
+
+
+def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> None:
+    def act(home: Path) -> list[str]:
+        node = Node(home)
+        record = node.stage()
+        (node.path / "own").write_text("mine")
+        for name in ("secret", "sub"):
+            (node.path / name).mkdir(exist_ok=True)
+            (node.path / name).chmod(0)
+        return node.own(record)
+
+    with ordinary_home() as home:
+        assert as_ordinary_user(lambda: act(home)) == ["own", "secret/", "sub/"]
 
 
 def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
