@@ -233,8 +233,8 @@ class _Removal:
         self._shared = dict(before.shared)
         self._before = replace(before, shared=self._shared)  # that grows
         self._is_new = _is_new(old, before)
-        #: Whether a program fills the folder itself faster than it can be emptied.
-        self._is_filled = False
+        #: Whether there is a folder that this user may not remove.
+        self._is_denied = False
         self._folders = dict.fromkeys(_folders(old, before))
 
     def finish(self) -> None:
@@ -243,17 +243,18 @@ class _Removal:
         Raise OSError if that is not possible.
         """
         for folder in reversed(self._folders):
-            path = f"{self._old}/{folder}"
-            with suppress(FileNotFoundError, PermissionError):
-                os.chmod(path, 0o700)  # a copied folder may forbid its owner to write
-                if self._remove(folder):
-                    continue
-                if folder:
-                    self._moves.move_whole(folder.removesuffix("/"))
-                else:
-                    self._is_filled = True
-        if os.path.lexists(self._old) and not self._is_filled:
+            with suppress(FileNotFoundError):
+                try:
+                    self._finish_folder(folder)
+                except PermissionError:  # as in one of another user
+                    self._is_denied = True
+        if self._is_denied and os.path.lexists(self._old):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
+
+    def _finish_folder(self, folder: str) -> None:
+        os.chmod(f"{self._old}/{folder}", 0o700)  # a copied folder may forbid its owner to write
+        if not self._remove(folder) and folder and not self._is_denied:
+            self._moves.move_whole(folder.removesuffix("/"))
 
     def _remove(self, folder: str) -> bool:
         """Remove a folder. Return False if a program fills it faster than it can be emptied."""

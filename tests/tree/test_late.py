@@ -240,6 +240,17 @@ def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
     assert content(old) == {"a": "1"}
 
 
+def test_a_folder_of_another_user_that_cannot_be_removed_is_told() -> None:
+    with ordinary_home() as home:
+        make(home, old__a="1", old__theirs__b="2", new__a="1 anew")
+        for path in (home / "old", home / "old/a", home / "new"):
+            os.chown(path, home.stat().st_uid, -1)
+        before = Before(time.time_ns() + 10**9)
+        with pytest.raises(PermissionError):
+            as_ordinary_user(lambda: remove_old(str(home / "old"), str(home / "new"), before))
+        assert content(home / "old") == {"theirs/b": "2"}
+
+
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
     os.link(old / "gone/c", old / "c")
     time.sleep(0.02)
