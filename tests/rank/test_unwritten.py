@@ -30,6 +30,8 @@ from tests.rank.test_task import PLAN
 from tests.support.records import RECORD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stager.tree.partial import PartialTree
 
 
@@ -118,8 +120,9 @@ def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Op
     kept: list[object] = []
 
     class Tree:
-        def publish(self, path: str, before: Before) -> None:
+        def publish(self, path: str, before: Before, note: Callable[[], object]) -> None:
             kept.append((path, before))
+            note()
 
     folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
     publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
