@@ -242,6 +242,9 @@ class _Removal:
 
         Raise OSError if that is not possible.
         """
+        for folder in self._folders:  # above its folders, a folder must not forbid to remove them
+            with suppress(FileNotFoundError, PermissionError):
+                os.chmod(f"{self._old}/{folder}", 0o700)
         for folder in reversed(self._folders):
             with suppress(FileNotFoundError):
                 try:
@@ -252,7 +255,6 @@ class _Removal:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
     def _finish_folder(self, folder: str) -> None:
-        os.chmod(f"{self._old}/{folder}", 0o700)  # a copied folder may forbid its owner to write
         if not self._remove(folder) and folder and not self._is_denied:
             self._moves.move_whole(folder.removesuffix("/"))
 

@@ -240,6 +240,20 @@ def test_a_folder_that_is_filled_faster_than_emptied_is_moved_whole(
     assert content(old) == {"a": "1"}
 
 
+def test_folders_in_folders_that_forbid_writing_are_removed() -> None:
+    def act(home: Path) -> tuple[list[str], dict[str, str]]:
+        make(home, old__a__b__c="1", old__a__d="2", new__a="1 anew")
+        for folder in ("old/a/b", "old/a", "old"):
+            (home / folder).chmod(0o555)
+        before = Before(time.time_ns() + 10**9)
+        time.sleep(0.02)
+        remove_old(str(home / "old"), str(home / "new"), before)
+        return sorted(os.listdir(home)), content(home / "new")
+
+    with ordinary_home() as home:
+        assert as_ordinary_user(lambda: act(home)) == (["new"], {"a": "1 anew"})
+
+
 def test_a_folder_of_another_user_that_cannot_be_removed_is_told() -> None:
     with ordinary_home() as home:
         make(home, old__a="1", old__theirs__b="2", new__a="1 anew")
