@@ -374,9 +374,8 @@ class PartialTree:
             remove_old(kept.old, new, replace(before, shared=shared))
         except OSError as error:
             raise DestinationError(
-                f"{path} was staged, but files that were written into it meanwhile could not be "
-                f"moved over ({error.strerror}); they are in {kept.put_beside()}, with the rest of "
-                "the old folder"
+                f"{path} was staged, but not all of the old version could be removed, or moved "
+                f"over ({error.strerror}); the rest is in {kept.put_beside()}"
             ) from None
 
     def close(self) -> None:

@@ -321,9 +321,8 @@ def test_files_that_cannot_be_moved_over_are_beside_the_new_version(
         tree.publish(f"{disk}/tree", Before(time.time_ns()))
     tree.close()
     assert caught.value.message == (
-        f"{disk}/tree was staged, but files that were written into it meanwhile could not be moved "
-        f"over (No space left on device); they are in {disk}/tree.before-staging, with the rest of "
-        "the old folder"
+        f"{disk}/tree was staged, but not all of the old version could be removed, or moved over "
+        f"(No space left on device); the rest is in {disk}/tree.before-staging"
     )
     assert (disk / "tree.before-staging/result").read_text() == "mine"
     assert partial_names(cache) == []
@@ -366,7 +365,7 @@ def test_if_the_folder_above_is_gone_the_old_version_gets_to_the_next_one(
     _publish(cache, source, path)
     (path / "result").write_text("mine")
     monkeypatch.setattr(module, "remove_old", end)
-    message = "ended with -9" if killed else "they are in "
+    message = "ended with -9" if killed else "the rest is in "
     with pytest.raises((AssertionError, DestinationError), match=message):
         forked(lambda: _publish(cache, source, path, time.time_ns()))
     if killed:
