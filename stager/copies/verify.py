@@ -122,8 +122,9 @@ def _fault_of_tree(path: str, there: os.stat_result, cache: Cache, record: Recor
     """Return what is wrong with the copy of a folder. Raise OSError."""
     if not stat.S_ISDIR(there.st_mode):
         return _REPLACED
-    fault = _fault_in_folder(path, cache, record)
-    return _REPLACED if fault and not is_copy(cache, record, path, there) else fault
+    if not is_copy(cache, record, path, there):  # not even if it has the same files
+        return _REPLACED
+    return _fault_in_folder(path, cache, record)
 
 
 def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
