@@ -13,7 +13,7 @@ from stager.base.errors import DestinationError
 from stager.base.linux import born_at
 from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
-from stager.disk.files import TICK, facts_beneath, opened_beneath
+from stager.disk.files import TICK, facts_beneath, opened_beneath, remove_tree
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
@@ -29,9 +29,18 @@ _ASIDE, _MOST_CHARACTERS = ".before-eviction", 50
 
 
 class SetAsideError(DestinationError):
-    """A copy at ``path`` is at ``aside`` now, with what was written into it meanwhile."""
+    """What is left of a copy at ``path`` is at ``aside`` now.
 
-    def __init__(self, path: str, aside: str) -> None:
+    ``others`` says that it is what other users have made there, and not what was written meanwhile.
+    """
+
+    def __init__(self, path: str, aside: str, *, others: bool = False) -> None:
+        if others:
+            super().__init__(
+                f"{path} was evicted, but not what other users have in it: that is in {aside}; "
+                "have them remove it"
+            )
+            return
         super().__init__(
             f"{path} was to be evicted, but files were written into it meanwhile, and something "
             f"else has its name now; they are in {aside}, with the rest of the copy"
@@ -123,11 +132,30 @@ def _remove_copy(cache: Cache, record: Record, path: str, reading: Reading | Non
             if record.tree and search:
                 _remove_folder(cache, path, folder, search)
             elif record.tree:
-                cache.discard(name, folder)
+                _remove_all(cache, path, folder)
             else:
                 if search and there.st_ctime_ns >= search.begun:
                     search.look(path)
                 os.unlink(name, dir_fd=folder)
+
+
+def _remove_all(cache: Cache, path: str, folder: int) -> None:
+    """Remove the copy at ``path``, in the descriptor ``folder``, whatever is in it.
+
+    What this user may not remove is put beside. Raise SetAsideError then, or OSError.
+    """
+    above, name = os.path.split(path)
+
+    def remove(place: str) -> None:
+        remove_tree(place)
+        if os.path.lexists(place):
+            aside = _free_name(f"{name[:_MOST_CHARACTERS]}{_ASIDE}", folder)
+            os.chmod(place, stat.S_IMODE(there.st_mode))
+            os.rename(place, aside, dst_dir_fd=folder)
+            raise SetAsideError(path, f"{above}/{aside}", others=True)
+
+    there = os.lstat(name, dir_fd=folder)
+    cache.discard(name, folder, remove)
 
 
 class _Search:

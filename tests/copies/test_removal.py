@@ -17,13 +17,14 @@ from stager.base import paths
 from stager.base.errors import DestinationError, SpaceError
 from stager.copies.evict import find_candidates
 from stager.copies.own import HoldsOwnError, find_own
-from stager.copies.removal import SetAsideError
+from stager.copies.removal import SetAsideError, remove
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses, remove_files
+from stager.disk.locks import Locks
 from tests.support.copies import MIB, Node, bytes_taken, make, put_own, room_on
 from tests.support.meddler import Meddler
 from tests.support.trees import stage_folder
-from tests.support.users import forked, on_tmpfs
+from tests.support.users import as_ordinary_user, forked, on_tmpfs, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,6 +263,33 @@ def test_a_folder_that_a_program_makes_or_moves_there_as_the_copy_is_removed_is_
     assert sorted(os.listdir(node.disk / "a")) == ["empty", "moved", "results"]
     assert (node.disk / "a/moved/older").read_bytes() == b"mine"
     assert os.listdir(removed) == os.listdir(node.cache.partial) == []
+
+
+def test_what_other_users_have_in_a_copy_is_put_beside_when_all_of_it_is_removed() -> None:
+    def stage(home: Path) -> None:
+        stage_folder(open_cache(str(home), os.getuid()), f"{home}/a")
+
+    def evict(home: Path) -> tuple[str, list[Record], list[str]]:
+        cache = open_cache(str(home), os.getuid())
+        with closing(Locks(cache)) as locks, pytest.raises(SetAsideError) as caught:
+            remove(cache, locks, "", f"{home}/a", force=True)
+        return caught.value.message, [*cache.records()], os.listdir(cache.partial)
+
+    with ordinary_home() as home:
+        as_ordinary_user(lambda: stage(home))
+        (home / "a/theirs").mkdir()
+        (home / "a/theirs/results").write_text("theirs")
+        message = (
+            f"{home}/a was evicted, but not what other users have in it: that is in "
+            f"{home}/a.before-eviction; have them remove it"
+        )
+        assert as_ordinary_user(lambda: evict(home)) == (message, [], [])
+        left = home / "a.before-eviction"
+        assert [str(path.relative_to(left)) for path in left.rglob("*")] == [
+            "theirs",
+            "theirs/results",
+        ]
+        assert not (home / "a").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])
