@@ -28,6 +28,7 @@ from stager.disk.files import (
     stage_errors,
 )
 from stager.disk.permissions import corrected_mode
+from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     """
     there = _lstat_destination(path)
     check_folder(existing_folder_above(path), cache)
-    check_trees_above(item, cache)
+    check_trees_above(item, path, cache)
     record = cache.load(item.destination)
     reason = (
         or_other_source(item, record, judge(item.options.validate, source.facts, record, there))
@@ -309,12 +310,17 @@ def _lstat_destination(path: str) -> os.stat_result | None:
     return there
 
 
-def check_trees_above(item: StageItem, cache: Cache) -> None:
-    """Raise DestinationError if the destination lies in a folder that is staged as a whole."""
+def check_trees_above(item: StageItem, path: str, cache: Cache) -> None:
+    """Raise DestinationError if the destination, at ``path``, lies in a folder that is staged.
+
+    A copy that is gone, or that its user replaced by another folder, does not count.
+    """
+    disk = path.removesuffix(item.destination)
     above = os.path.dirname(item.destination)
     while len(above) > len(item.root or "/"):
         record = cache.load(above)
-        if record and record.tree:
+        there = _lstat_or_none(f"{disk}{above}")
+        if record and record.tree and there and is_ours(there, record):
             raise DestinationError(
                 f"{item.destination} lies in {above}, which is staged as a whole; choose another "
                 "destination"

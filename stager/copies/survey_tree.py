@@ -69,7 +69,7 @@ def survey_tree(
     """
     there = own_lstat(path)
     check_folder(existing_folder_above(path), cache)
-    check_trees_above(item, cache)
+    check_trees_above(item, path, cache)
     record = cache.load(item.destination)
     tree = record.tree if record else None
     reason = or_other_source(item, record, judge_tree(item, source, record, there))

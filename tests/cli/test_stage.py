@@ -117,6 +117,21 @@ def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
     assert "note:" not in desk.local("stage", for_job[-1], values[0]).out
 
 
+def test_a_file_can_be_staged_into_the_users_own_folder_where_a_staged_one_was(desk: Desk) -> None:
+    (desk.folder / "set").mkdir()
+    value = f"{desk.source}:/nvme/set/img.sqsh"
+    assert desk.local("stage", f"{desk.folder}/set:/nvme/set").code == 0
+    why = "/nvme/set/img.sqsh lies in /nvme/set, which is staged as a whole"
+    refused = desk.local("stage", value)
+    assert (refused.code, why in refused.err) == (6, True)
+    for number in (1, 2):
+        desk.copy(number, "/nvme/set").rmdir()
+    moved = desk.copy(3, "/nvme/set")
+    moved.rename(f"{moved}-moved")
+    moved.mkdir()
+    assert desk.local("stage", value).code == 0
+
+
 def test_a_kept_copy_that_its_user_has_removed_is_not_kept_when_it_is_staged_for_a_job(
     desk: Desk,
 ) -> None:
