@@ -300,7 +300,10 @@ def metrics(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         yield problem("metrics", text, "correct it in stage.toml")
     elif folder.owner != 0 or folder.mode & _OPEN:
         text = f"metrics.textfile: others than root can write in {folder.path}"
-        yield problem("metrics", text, f"chown root {folder.path}; chmod go-w {folder.path}")
+        remedy = f"chown root {folder.path}; chmod go-w {folder.path}"
+        if folder.mode & stat.S_ISVTX:  # as /tmp is, which all users need
+            remedy = "name a folder of root's alone"
+        yield problem("metrics", text, remedy)
     else:
         yield ok("metrics", f"metrics.textfile: only root can write in {folder.path}")
 

@@ -332,15 +332,22 @@ def test_users_need_not_write_in_a_root_where_destinations_are_named() -> None:
             ),
         ),
         (
-            Place("/m", 0, STICKY),
+            Place("/m", 0, FOLDER | 0o022),
             (
                 PROBLEM,
                 "metrics.textfile: others than root can write in /m: chown root /m; chmod go-w /m",
             ),
         ),
+        (
+            Place("/m", 0, STICKY),
+            (
+                PROBLEM,
+                "metrics.textfile: others than root can write in /m: name a folder of root's alone",
+            ),
+        ),
         (Place("/m", UNSEEN, 0), (UNKNOWN, "/m cannot be seen by this user")),
     ],
-    ids=["root's", "missing", "a file", "of a user", "open", "unseen"],
+    ids=["root's", "missing", "a file", "of a user", "open", "as /tmp", "unseen"],
 )
 def test_only_root_can_write_where_the_file_for_metrics_is(
     folder: Place, expected: tuple[Verdict, str]
