@@ -318,6 +318,16 @@ static FILE *read_job_file(const struct gate *gate, const char *suffix)
 	return file;
 }
 
+/* Reads the next line without its end; the caller frees it. False if there is none. */
+static bool read_line(FILE *file, char **line, size_t *size)
+{
+	const ssize_t length = getline(line, size, file);
+
+	if (length > 0 && (*line)[length - 1] == '\n')
+		(*line)[length - 1] = '\0';
+	return length > 0;
+}
+
 /* Whether an earlier stage of this job staged the whole list: each wrote its list as one line. */
 static bool is_done(const struct gate *gate)
 {
@@ -325,15 +335,11 @@ static bool is_done(const struct gate *gate)
 	char *line = NULL;
 	size_t size = 0;
 	bool done = false;
-	ssize_t length = 0;
 
 	if (!file)
 		return false;
-	while (!done && (length = getline(&line, &size, file)) > 0) {
-		if (line[length - 1] == '\n')
-			line[length - 1] = '\0';
+	while (!done && read_line(file, &line, &size))
 		done = stage_list_contains(line, gate->list);
-	}
 	free(line);
 	(void)fclose(file); /* nothing was written */
 	return done;
@@ -455,16 +461,12 @@ static bool names_one_of(FILE *file, const char *nodes)
 	char *line = NULL;
 	size_t size = 0;
 	bool found = false;
-	ssize_t length = 0;
 
 	if (!slurm_hostlist_create || !slurm_hostlist_find || !slurm_hostlist_destroy)
 		return false;
 	hosts = slurm_hostlist_create(nodes);
-	while (hosts && !found && (length = getline(&line, &size, file)) > 0) {
-		if (line[length - 1] == '\n')
-			line[length - 1] = '\0';
+	while (hosts && !found && read_line(file, &line, &size))
 		found = slurm_hostlist_find(hosts, line) >= 0;
-	}
 	free(line);
 	if (hosts)
 		slurm_hostlist_destroy(hosts);
