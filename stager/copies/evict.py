@@ -17,7 +17,7 @@ from stager.disk.jobs import jobs_are_known
 from stager.disk.reader import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from stager.copies.reading import Reading
     from stager.disk.cache import Cache
@@ -56,8 +56,13 @@ class Candidate:
         return self.record.destination
 
 
-def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
-    """Return all recorded copies of ``cache``, on the node whose disk is seen at ``disk``."""
+def find_candidates(
+    cache: Cache, disk: str, is_wanted: Callable[[Record], bool] = lambda _: True
+) -> list[Candidate]:
+    """Return the recorded copies of ``cache``, on the node whose disk is seen at ``disk``.
+
+    Only those whose record ``is_wanted`` are looked at.
+    """
     in_use = cache.in_use()
     # Simulated nodes have no jobs.
     jobs_known = bool(disk) or jobs_are_known()
@@ -68,7 +73,7 @@ def find_candidates(cache: Cache, disk: str) -> list[Candidate]:
             size_on_disk(cache, f"{disk}{record.destination}", record),
             _why_held(record, in_use, jobs_known=jobs_known),
         )
-        for record in cache.records()
+        for record in filter(is_wanted, cache.records())
     ]
 
 

@@ -127,8 +127,8 @@ def _unnoticed(cache: Cache) -> list[str]:
 
     So it is when the node loses its power, or the administrator removes the mark of a job.
     """
-    copies = evict.find_candidates(cache, "")
-    return [copy.destination for copy in copies if copy.may_go and _is_for_job(copy.record)]
+    copies = evict.find_candidates(cache, "", _is_for_job)
+    return [copy.destination for copy in copies if copy.may_go]
 
 
 def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
