@@ -28,7 +28,7 @@ from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
-from stager.rank.task import Task
+from stager.rank.task import Task, is_kept
 from stager.source.facts import Listings, Source
 from stager.source.image_name import is_image
 from stager.source.location import is_url
@@ -272,8 +272,7 @@ class StageRun:
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
-            is_cached = record.lifetime == Lifetime.CACHE and os.path.lexists(path)
-            return replace(found, cached=is_cached, pinned=record.pinned)
+            return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:

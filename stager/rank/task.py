@@ -114,12 +114,8 @@ class Task:
             self.cache.save(used)
 
     def _lifetime(self, before: Record | None) -> Lifetime:
-        # A job that stages with lifetime=job must not delete what another wants to keep. What its
-        # user has removed is not kept.
-        cached = (
-            before is not None and before.lifetime == Lifetime.CACHE and os.path.lexists(self.path)
-        )
-        return Lifetime.CACHE if cached else self.item.options.lifetime
+        # A job that stages with lifetime=job must not delete what another wants to keep.
+        return Lifetime.CACHE if is_kept(before, self.path) else self.item.options.lifetime
 
     def readback_error(self, name: str = "") -> IntegrityError:
         """Return the error for bytes that the disk returns otherwise than they were written.
@@ -139,3 +135,8 @@ class Task:
             self.cache.save(record.as_damaged())
         text = "this copy is damaged; submit again: the next stage replaces it"
         return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)
+
+
+def is_kept(record: Record | None, path: str) -> bool:
+    """Whether a copy at ``path`` stays after all jobs. What its user has removed does not."""
+    return record is not None and record.lifetime == Lifetime.CACHE and os.path.lexists(path)
