@@ -234,9 +234,11 @@ class Cache:
 
         The caller holds the destination's lock. Raise DestinationError.
         """
-        places = self.record_path(destination), self.table_path(destination)
+        record, table = self._announced(destination)
         # The table first: it is looked for at both places.
-        for old, new in reversed([*zip(self._announced(destination), places, strict=True)]):
+        for old, new in (
+            (table, self.table_path(destination)), (record, self.record_path(destination)),
+        ):  # fmt: skip
             with stage_errors(new), suppress(FileNotFoundError):
                 os.rename(old, new)
 
@@ -245,10 +247,10 @@ class Cache:
 
         The caller holds the destination's lock. Raise DestinationError.
         """
-        announced = self._announced(destination)
-        if not os.path.lexists(announced[0]) and not os.path.lexists(announced[1]):
+        record, table = self._announced(destination)
+        if not os.path.lexists(record) and not os.path.lexists(table):
             return
-        if self._published(os.path.basename(announced[0])):
+        if self._published(os.path.basename(record)):
             self.promote(destination)
         else:
             self._withdraw(destination)

@@ -110,14 +110,14 @@ def _names(copy: Listing, table: Table, since: int) -> Sequence[bytes]:
 
     A hard link that was made later has changed the time of its file.
     """
-    times = {row: at for row, at in enumerate(copy.ctimes) if at >= since}
-    if not times:
+    late = {row for row, at in enumerate(copy.ctimes) if at >= since}
+    if not late:
         return copy.paths
     staged = {*table.source.paths}
     return [
         path
         for row, path in enumerate(copy.paths)
-        if path in staged or (row not in times and copy.file_of(row) not in times)
+        if path in staged or (row not in late and copy.file_of(row) not in late)
     ]
 
 
