@@ -13,6 +13,7 @@ from stager.base.errors import DestinationError
 from stager.base.linux import born_at
 from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
+from stager.disk.aside import Aside, rename_if_free, rename_to_free
 from stager.disk.files import TICK, facts_beneath, opened_beneath, remove_tree
 from stager.disk.record import is_ours
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.disk.locks import Locks
     from stager.disk.record import Record
-
-#: What is added to the name of a copy that is looked through, and the characters of it that stay:
-#: a name has at most 255 bytes, and a character up to 4.
-_ASIDE, _MOST_CHARACTERS = ".before-eviction", 50
 
 
 class SetAsideError(DestinationError):
@@ -149,9 +146,8 @@ def _remove_all(cache: Cache, path: str, folder: int) -> None:
     def remove(place: str) -> None:
         remove_tree(place)
         if os.path.lexists(place):
-            aside = _free_name(f"{name[:_MOST_CHARACTERS]}{_ASIDE}", folder)
             os.chmod(place, stat.S_IMODE(there.st_mode))
-            os.rename(place, aside, dst_dir_fd=folder)
+            aside = _put_aside(place, name, folder)
             raise SetAsideError(path, f"{above}/{aside}", others=True)
 
     there = os.lstat(name, dir_fd=folder)
@@ -204,8 +200,8 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
         except OSError:
-            os.rename(place, aside, dst_dir_fd=folder)
-            raise SetAsideError(path, f"{above}/{aside}") from None
+            left = rename_to_free(place, aside, folder, Aside.EVICTION)
+            raise SetAsideError(path, f"{above}/{left}") from None
 
     aside = _moved_aside(path, folder, look_again)
     cache.discard(aside, folder, remove)
@@ -219,22 +215,20 @@ def _moved_aside(path: str, folder: int, check: Callable[[str], object]) -> str:
     SetAsideError if that was taken, OSError if the copy cannot be renamed.
     """
     above, name = os.path.split(path)
-    aside = _free_name(f"{name[:_MOST_CHARACTERS]}{_ASIDE}", folder)
-    os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    aside = _put_aside(f"/proc/self/fd/{folder}/{name}", name, folder)
     try:
         check(f"{above}/{aside}")
     except BaseException:
         try:
-            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            is_back = rename_if_free(f"/proc/self/fd/{folder}/{aside}", name, folder)
         except OSError:
+            is_back = False
+        if not is_back:
             raise SetAsideError(path, f"{above}/{aside}") from None
         raise
     return aside
 
 
-def _free_name(name: str, folder: int) -> str:
-    free, number = name, 1
-    with suppress(FileNotFoundError):
-        while os.lstat(free, dir_fd=folder):
-            free, number = f"{name}-{number}", number + 1
-    return free
+def _put_aside(path: str, name: str, folder: int) -> str:
+    """Rename ``path`` to a free name in the descriptor ``folder``, and return it. Raise OSError."""
+    return rename_to_free(path, Aside.EVICTION.name_of(name), folder, Aside.EVICTION)

@@ -15,14 +15,12 @@ in the folder
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stager.base import linux
 from stager.base.errors import DestinationError
+from stager.disk.aside import Aside, rename_to_free
 from stager.disk.files import opened_beneath, remove_tree
 from stager.disk.unnamed import make_partial_folder
 
@@ -32,14 +30,6 @@ if TYPE_CHECKING:
 #: What the names of these folders begin with.
 PREFIX = "replaced-"
 _LINK = "to-"
-#: What the name of a file or folder gets that is in the way of a staged one.
-_ASIDE = ".before-staging"
-_IS_ASIDE = re.compile(rf"{re.escape(_ASIDE)}(-\d+)?\Z")
-#: The longest name that stays whole with that and a number, in bytes, as a name has at most 255;
-#: and how many characters, of up to 4 bytes, stay of a longer one.
-_MOST_BYTES, _MOST_CHARACTERS = 230, 50
-#: Errors of a filesystem that cannot rename as asked.
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Replaced:
@@ -100,7 +90,7 @@ def _put_beside(kept: str, path: str, root: str, *, is_vacant: bool = False) -> 
     """
     above, name = os.path.split(path)
     if not is_vacant:
-        name = _aside_name(name, 0)
+        name = Aside.STAGING.name_of(name)
     while True:
         try:
             with opened_beneath(root, above) as folder:
@@ -109,50 +99,3 @@ def _put_beside(kept: str, path: str, root: str, *, is_vacant: bool = False) -> 
             if above in (root, "/"):
                 raise
             above = os.path.dirname(above)
-
-
-def rename_to_free(path: str, name: str, folder: int) -> str:
-    """Rename ``path`` to ``name`` in the descriptor ``folder``, or to one like it if that is taken.
-
-    Return the name. Raise OSError.
-    """
-    free, number = name, 0
-    while not _rename_if_free(path, free, folder):
-        free, number = _aside_name(name, number), number + 1
-    return free
-
-
-def free_name(path: str) -> str:
-    """Return a path beside ``path`` at which nothing is."""
-    above, name = os.path.split(path)
-    number = 0
-    while os.path.lexists(free := f"{above}/{_aside_name(name, number)}"):
-        number += 1
-    return free
-
-
-def _aside_name(name: str, number: int) -> str:
-    """Return what a file is called that gives way to a staged one of that ``name``.
-
-    The first has the ``number`` 0.
-    """
-    name = _IS_ASIDE.sub("", name)
-    if len(os.fsencode(name)) > _MOST_BYTES:
-        name = name[:_MOST_CHARACTERS]
-    return f"{name}{_ASIDE}-{number}" if number else f"{name}{_ASIDE}"
-
-
-def _rename_if_free(path: str, name: str, folder: int) -> bool:
-    try:
-        linux.rename(path, name, linux.Rename.NO_REPLACE, new_folder=folder)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _CANNOT:
-            raise
-        # The filesystem cannot refuse to replace what is there.
-        with suppress(FileNotFoundError):
-            os.lstat(name, dir_fd=folder)
-            return False
-        os.rename(path, name, dst_dir_fd=folder)
-    return True

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from stager.base import linux
 from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
+from stager.disk.aside import free_name, rename_to_free
 from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened
-from stager.disk.replaced import free_name, rename_to_free
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
