@@ -146,11 +146,9 @@ def _remove_all(cache: Cache, path: str, folder: int) -> None:
     def remove(place: str) -> None:
         remove_tree(place)
         if os.path.lexists(place):
-            os.chmod(place, stat.S_IMODE(there.st_mode))
             aside = _put_aside(place, name, folder)
             raise SetAsideError(path, f"{above}/{aside}", others=True)
 
-    there = os.lstat(name, dir_fd=folder)
     cache.discard(name, folder, remove)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from contextlib import suppress
 from enum import StrEnum
 
@@ -39,11 +40,17 @@ _SUFFIX = re.compile(rf"({'|'.join(map(re.escape, Aside))})(-\d+)?\Z")
 def rename_to_free(path: str, name: str, folder: int, suffix: Aside = Aside.STAGING) -> str:
     """Rename ``path`` to ``name`` in the descriptor ``folder``; with ``suffix`` if that is taken.
 
-    Return the name. Raise OSError.
+    A folder that forbids its owner to write can be renamed, too. Return the name. Raise OSError.
     """
+    mode = os.lstat(path).st_mode
+    is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
+    if is_closed:  # the kernel rewrites its '..'
+        os.chmod(path, stat.S_IMODE(mode) | stat.S_IWUSR)
     free, number = name, 0
     while not rename_if_free(path, free, folder):
         free, number = suffix.name_of(name, number), number + 1
+    if is_closed:
+        os.chmod(free, stat.S_IMODE(mode), dir_fd=folder)
     return free
 
 

@@ -120,15 +120,21 @@ def locked_folder(name: str, folder: int) -> Iterator[None]:
 
 
 def remove_tree(path: str) -> None:
-    """Remove ``path`` and everything beneath it, as far as permissions allow."""
+    """Remove ``path`` and everything beneath it, as far as permissions allow.
+
+    Folders that stay, because of what others have in them, keep their modes.
+    """
     folders = [path]
+    modes: dict[str, int] = {}
     for folder in folders:  # grows while it is read
         count()
         with suppress(OSError):
-            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            mode = os.lstat(folder).st_mode
+            if not stat.S_ISDIR(mode):
                 os.unlink(folder)
                 continue
             os.chmod(folder, 0o700)  # a copied folder may forbid its owner to write
+            modes[folder] = stat.S_IMODE(mode)
             with os.scandir(folder) as entries:
                 inside = list(entries)
             for entry in inside:
@@ -139,8 +145,11 @@ def remove_tree(path: str) -> None:
                 with suppress(OSError):
                     os.unlink(entry.path)
     for folder in reversed(folders):
-        with suppress(OSError):
+        try:
             os.rmdir(folder)
+        except OSError:
+            with suppress(OSError, KeyError):
+                os.chmod(folder, modes[folder])
 
 
 def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:

@@ -75,7 +75,8 @@ def remove_old(old: str, new: str, before: Before) -> None:
     """
     moves = _Moves(old, new, before.shared)
     for path in list(late(old, before)):
-        with suppress(FileNotFoundError):  # a program in that folder moved it meanwhile
+        # A program in that folder moved it meanwhile, or it is in a folder of another user.
+        with suppress(FileNotFoundError, PermissionError):
             moves.move(path)
     _Removal(old, moves, before).finish()
 
@@ -177,14 +178,8 @@ class _Moves:
             stack.enter_context(_writable(os.path.dirname(source)))
             stack.enter_context(_writable(above))
             folder = stack.enter_context(opened(above, OPEN_FOLDER))
-            mode = os.lstat(source).st_mode
-            is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
-            if is_closed:  # the kernel rewrites its '..'
-                os.chmod(source, stat.S_IMODE(mode) | stat.S_IWUSR)
             name = rename_to_free(source, name, folder)
             self._separate(f"{above}/{name}")
-            if is_closed:
-                os.chmod(name, stat.S_IMODE(mode), dir_fd=folder)
 
     def _separate(self, path: str) -> None:
         """Give files that are in ``new`` under another name bytes of their own, if there is room.
@@ -235,12 +230,13 @@ class _Removal:
         self._is_new = _is_new(old, before)
         #: Whether there is a folder that this user may not remove.
         self._is_denied = False
-        self._folders = dict.fromkeys(_folders(old, before))
+        #: Their modes, by path.
+        self._folders = {folder: _mode(f"{old}/{folder}") for folder in _folders(old, before)}
 
     def finish(self) -> None:
         """Remove the folders, inner ones first, and move what is later still.
 
-        Raise OSError if that is not possible.
+        Raise OSError if that is not possible. Folders that stay keep their modes.
         """
         for folder in self._folders:  # above its folders, a folder must not forbid to remove them
             with suppress(FileNotFoundError, PermissionError):
@@ -249,9 +245,12 @@ class _Removal:
             with suppress(FileNotFoundError):
                 try:
                     self._finish_folder(folder)
-                except PermissionError:  # as in one of another user
+                except PermissionError:
                     self._is_denied = True
         if self._is_denied and os.path.lexists(self._old):
+            for folder, mode in reversed(self._folders.items()):
+                with suppress(FileNotFoundError, PermissionError):
+                    os.chmod(f"{self._old}/{folder}", mode)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
     def _finish_folder(self, folder: str) -> None:
@@ -277,7 +276,10 @@ class _Removal:
         for name in os.listdir(f"{self._old}/{folder}"):
             count()
             with suppress(FileNotFoundError):
-                self._clear_entry(f"{folder}{name}", is_compiled=is_compiled)
+                try:
+                    self._clear_entry(f"{folder}{name}", is_compiled=is_compiled)
+                except PermissionError:  # as for a folder of another user
+                    self._is_denied = True
 
     def _clear_entry(self, path: str, *, is_compiled: bool) -> None:
         there = os.lstat(f"{self._old}/{path}")  # just before it may go
@@ -301,6 +303,12 @@ class _Removal:
         is_touched = there.st_ctime_ns >= self._before.since
         made_by = self._shared.get(there.st_ino) if is_touched else None
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
+
+
+def _mode(folder: str) -> int:
+    with suppress(FileNotFoundError):
+        return stat.S_IMODE(os.lstat(folder).st_mode)
+    return 0
 
 
 def _is_new(old: str, before: Before) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -279,6 +280,7 @@ def test_what_other_users_have_in_a_copy_is_put_beside_when_all_of_it_is_removed
         as_ordinary_user(lambda: stage(home))
         (home / "a/theirs").mkdir()
         (home / "a/theirs/results").write_text("theirs")
+        (home / "a").chmod(0o755)
         message = (
             f"{home}/a was evicted, but not what other users have in it: that is in "
             f"{home}/a.before-eviction; have them remove it"
@@ -289,6 +291,7 @@ def test_what_other_users_have_in_a_copy_is_put_beside_when_all_of_it_is_removed
             "theirs",
             "theirs/results",
         ]
+        assert stat.S_IMODE(left.stat().st_mode) == 0o755, "they can reach it"
         assert not (home / "a").exists()
 
 

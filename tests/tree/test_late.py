@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -263,6 +264,31 @@ def test_a_folder_of_another_user_that_cannot_be_removed_is_told() -> None:
         with pytest.raises(PermissionError):
             as_ordinary_user(lambda: remove_old(str(home / "old"), str(home / "new"), before))
         assert content(home / "old") == {"theirs/b": "2"}
+
+
+def test_all_but_a_folder_of_another_user_goes_or_moves_and_they_still_reach_it() -> None:
+    """Others may enter the old folder, and one of them works in a folder of his own there."""
+
+    def remove(old: str, new: str, since: int) -> None:
+        with suppress(PermissionError):
+            remove_old(old, new, Before(since))
+
+    with ordinary_home() as home:
+        as_ordinary_user(lambda: make(home, old__a="1", old__way__b="2", new__a="1 anew"))
+        for folder in ("old", "old/way"):
+            (home / folder).chmod(0o755)
+        since = time.time_ns()
+        time.sleep(0.02)
+        as_ordinary_user(lambda: make(home, old__result="r", old__way__result="s"))
+        (home / "old/way/theirs").mkdir()
+        make(home, old__way__theirs__c="t")
+        as_ordinary_user(lambda: remove(f"{home}/old", f"{home}/new", since))
+        assert content(home / "new") == {"a": "1 anew", "result": "r", "way/result": "s"}
+        assert content(home / "old") == {"way/theirs/c": "t"}
+        assert [stat.S_IMODE((home / one).stat().st_mode) for one in ("old", "old/way")] == [
+            0o755,
+            0o755,
+        ]
 
 
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
