@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stager.base.options import Lifetime
-from stager.copies.own import find_own, is_copy
+from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.removal import is_removable, may_be_removed
 from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_are_known
@@ -149,4 +149,8 @@ def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:
     if not is_removable(one.cache, one.record, path):
         return False
     skipped = reading.skipped
-    return len(find_own(one.cache, one.record, path, reading)) > reading.skipped - skipped
+    try:
+        own = find_own(one.cache, one.record, path, reading)
+    except HoldsOwnError:  # it may, but cannot be looked through
+        return True
+    return len(own) > reading.skipped - skipped

@@ -41,20 +41,29 @@ _ATTEMPTS = 3
 class HoldsOwnError(PolicyRefusal):
     """The copy of a ``record`` is kept, as it holds the user's own ``files``, or is one itself.
 
-    The command in the message has ``option``, if that is not empty.
+    Or it may hold some, but cannot be looked through: ``unread`` is the reason. ``why`` says either
+    in a few words. The command in the message has ``option``, if that is not empty.
     """
 
-    def __init__(self, record: Record, files: list[str], option: str = "") -> None:
+    def __init__(
+        self, record: Record, files: list[str], option: str = "", *, unread: str = ""
+    ) -> None:
         from shlex import quote  # not needed where there are none
 
-        what, whole = "is no longer what was staged there; move it", "it"
+        from stager.base.text import listed
+
+        self.files, self.unread = files, unread
+        self.why = f"holds files of the user's own: {listed(files)}"
+        what, whole = "is no longer what was staged there; move it elsewhere", "it"
         if record.tree:
-            what, whole = f"holds {own_text(files)}; move {them(files)}", "the whole copy"
+            what, whole = f"holds {own_text(files)}; move {them(files)} elsewhere", "the whole copy"
+        if unread:
+            self.why = f"cannot be looked through for files of the user's own: {unread}"
+            what = f"{self.why}; correct that (as by chmod u+rwx)"
         super().__init__(
-            f"{record.destination} {what} elsewhere, or delete {whole}: stagectl evict{option} "
-            f"--force {quote(record.destination)}"
+            f"{record.destination} {what}, or delete {whole}: stagectl evict{option} --force "
+            f"{quote(record.destination)}"
         )
-        self.files = files
 
 
 def them(files: list[str]) -> str:
@@ -124,9 +133,9 @@ def find_own(
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
     So too if something else is in the copy's place. A folder in it that cannot be read counts as
-    one file. If the copy itself cannot be listed, the text of the error does. What has another
-    time, and is beyond the limit of ``reading``, counts too. ``folders`` gets the path in the copy
-    of each folder that was looked through, by inode.
+    one file. What has another time, and is beyond the limit of ``reading``, counts too. ``folders``
+    gets the path in the copy of each folder that was looked through, by inode. Raise HoldsOwnError
+    if the copy itself cannot be listed.
     """
     try:
         there = os.lstat(path)
@@ -138,7 +147,7 @@ def find_own(
         copy, found, closed = _list(path)
     except (OSError, StageError) as error:
         text = error.strerror or "" if isinstance(error, OSError) else error.message
-        return [text.partition(";")[0]]
+        raise HoldsOwnError(record, [], unread=text.partition(";")[0]) from None
     if folders is not None:
         folders.update(found)
     own = own_in_listing(cache, record, path, copy, reading)
@@ -214,7 +223,10 @@ class _Search:
         self._above = os.fsencode(path) + b"/"
 
     def files(self) -> list[str]:
-        """Return the files' paths, sorted; the path of an empty folder ends in a slash."""
+        """Return the files' paths, sorted; the path of a folder ends in a slash.
+
+        A folder counts if there is nothing in it, or nothing that counts.
+        """
         from stager.tree.listing import Kind, text_of
 
         caches: set[bytes] | None = None
@@ -224,7 +236,11 @@ class _Search:
             path, is_folder = self._copy.paths[row], self._copy.kinds[row] == Kind.FOLDER
             if caches is None:  # only now, as there is something to look for
                 caches = self._caches()
-                parents = {one.rpartition(b"/")[0] for one in self._copy.paths}
+                parents = {
+                    one.rpartition(b"/")[0]
+                    for one in self._copy.paths
+                    if not (caches and _lies_in(one, caches))
+                }
             assert parents is not None
             if _lies_in(path, caches) or (is_folder and path in parents):
                 continue  # what else is in the folder is looked at itself

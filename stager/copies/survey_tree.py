@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from shlex import quote
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
-from stager.copies.own import find_own, is_copy, is_same_file, own_text, them
+from stager.copies.own import HoldsOwnError, find_own, is_copy, is_same_file, own_text, them
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -82,7 +82,12 @@ def survey_tree(
     if reason or record is None or tree is None:
         is_own = _check_loss(item, path, there, cache, record)
         before = walked.get(item.destination)
-        own, folders = _look_through(path, there, cache, record, before)
+        try:
+            own, folders = _look_through(path, there, cache, record, before)
+        except HoldsOwnError as error:
+            if not item.options.replace:
+                raise _might_delete(item.destination, error) from None
+            own, folders = [error.unread], None
         walked[item.destination] = Walked(folders=folders)
         if own and not item.options.replace:
             raise _would_delete(item.destination, own)
@@ -96,20 +101,13 @@ def _check_loss(
 ) -> bool:
     """Return whether a plain file of the user's own is there, which may be replaced.
 
-    Raise DestinationError if a new tree would replace what nobody staged, or hide what was staged
-    separately.
+    Raise DestinationError if a new tree would replace something else that nobody staged.
     """
     is_own = bool(there and not is_replaceable(path, there, cache, record))
     if there and is_own:
         is_file = stat.S_ISREG(there.st_mode)
         if not (is_file and item.options.replace):
             raise _would_replace(item, path, there, record)
-    for other in cache.records():
-        if other.destination.startswith(f"{item.destination}/"):
-            raise DestinationError(
-                f"{other.destination} was staged separately and lies in {path}; remove that copy "
-                f"first: stagectl evict {quote(other.destination)}"
-            )
     return is_own
 
 
@@ -143,6 +141,13 @@ def _would_delete(destination: str, own: list[str]) -> DestinationError:
     )
 
 
+def _might_delete(destination: str, error: HoldsOwnError) -> DestinationError:
+    return DestinationError(
+        f"{destination} {error.why}; staging would delete them: correct that (as by chmod u+rwx), "
+        "choose another destination, or add the option replace"
+    )
+
+
 def _look_through(
     path: str,
     there: os.stat_result | None,
@@ -170,8 +175,9 @@ def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Recor
 
     A staged folder may hold files of the user's own all the same, even nothing else.
     """
-    if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
-        return True
+    with suppress(PermissionError):
+        if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
+            return True
     if record and not record.tree:
         return is_same_file(path, there, record)
     return record is not None and is_copy(cache, record, path, there)

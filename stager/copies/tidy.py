@@ -201,10 +201,11 @@ def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool
         raise
     except HoldsOwnError as error:
         own = len(error.files) - (way.reading.skipped - skipped)
-        if not own:
+        if not (own or error.unread):
             _tell_unread(cache, destination, way)
         elif _keep(cache, locks, destination) and way.syslog:
-            log(f"{destination} stays after its job: it holds {count_text(own, error.files)}")
+            why = error.why if error.unread else f"it holds {count_text(own, error.files)}"
+            log(f"{destination} stays after its job: {why}")
         raise
 
 

@@ -26,7 +26,7 @@ from stager.base.errors import (
     UsageError,
 )
 from stager.base.numbers import is_integer
-from stager.base.text import bytes_text, listed
+from stager.base.text import bytes_text
 from stager.base.users import name_or_uid
 from stager.copies import evict, removal
 from stager.copies.own import HoldsOwnError, find_own
@@ -446,7 +446,7 @@ class _Run:
         try:
             files = self._remove(one.cache, one.record) if one.may_go else None
         except HoldsOwnError as error:
-            why = f"{evict.Held.OWN}: {listed(error.files)}"
+            why = error.why
         if files is not None and not is_copy:
             why, files = _FORGOTTEN, None
         if files is not None:
@@ -463,7 +463,12 @@ class _Run:
         path, force = f"{self._disk}{record.destination}", self._command.force
         # What is not the copy is kept in any case.
         is_copy = removal.is_removable(cache, record, path)
-        files = find_own(cache, record, path, self._reading) if is_copy else []
+        files: list[str] = []
+        try:
+            files = find_own(cache, record, path, self._reading) if is_copy else []
+        except HoldsOwnError as error:
+            if not force:
+                raise HoldsOwnError(record, [], self._command.option, unread=error.unread) from None
         if files and not force:
             raise HoldsOwnError(record, files, self._command.option)
         if self._command.dry_run:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import StageError
 from stager.base.text import listed
-from stager.copies.own import find_own, is_copy
+from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.survey_tree import damaged, is_replaceable
 from stager.disk.files import READ_FILE, digest_of, opened
 from stager.tree.listing import text_of
@@ -62,7 +62,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     try:
         there = os.lstat(path)
         if not is_of_site and there.st_uid == cache.uid:
-            own = find_own(cache, record, path)
+            own = _own(cache, record, path)
             remedy = _remedy(path, there, cache, record, own)
         if record.tree:
             fault = _fault_of_tree(path, there, cache, record)
@@ -77,6 +77,13 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
+
+
+def _own(cache: Cache, record: Record, path: str) -> list[str]:
+    try:
+        return find_own(cache, record, path)
+    except HoldsOwnError:  # it cannot be read, which is the fault
+        return []
 
 
 def delete_command(destination: str) -> str:

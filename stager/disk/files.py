@@ -99,10 +99,10 @@ def make_movable(name: str, folder: int) -> bool:
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(there.st_mode) and there.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        # The kernel rewrites its '..', which needs write permission. What cannot be opened cannot
-        # be moved either, and the rename will say so.
-        with suppress(PermissionError), opened(name, OPEN_FOLDER | os.O_NOFOLLOW, folder) as entry:
-            os.fchmod(entry, stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
+        # The kernel rewrites its '..', which needs write permission. If it is somebody else's, the
+        # rename will say so.
+        with suppress(PermissionError), opened(name, linux.PASS_FOLDER, folder) as entry:
+            os.chmod(f"/proc/self/fd/{entry}", stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
     return True
 
 

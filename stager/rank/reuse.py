@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
 from stager.base.outcome import Lost
-from stager.copies.own import find_own, own_in_listing
+from stager.copies.own import HoldsOwnError, find_own, own_in_listing
 from stager.disk.files import digest_of, read_back
 from stager.tree.late import is_late
 from stager.tree.table import Table
@@ -126,7 +126,10 @@ def find_lost(task: Task) -> Lost | None:
     record = task.cache.load(task.item.destination) if task.receives else None
     if record is None or record.tree is None:
         return None
-    return lost_files(task, find_own(task.cache, record, task.path))
+    try:
+        return lost_files(task, find_own(task.cache, record, task.path))
+    except HoldsOwnError:  # it cannot be read
+        return None
 
 
 def lost_files(task: Task, names: list[str]) -> Lost | None:

@@ -117,6 +117,8 @@ OWN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a file with two names": (_write("m"), ["m"]),
     "a file for a folder": (_file_for_folder, ["empty"]),
     "a folder for a file": (_folder_for_file, ["a/x"]),
+    "a folder with compiled files alone": (_write("new/in/__pycache__/x.pyc"), ["new/in/"]),
+    "a folder with a cache alone": (_write("new/x/CACHEDIR.TAG", SIGNATURE), ["new/"]),
     "a file named as compiled files' folder": (_write("__pycache__"), ["__pycache__"]),
     "a tag without its signature": (_write("x/CACHEDIR.TAG"), ["x/CACHEDIR.TAG"]),
     "a tag of the whole folder": (_write("CACHEDIR.TAG", SIGNATURE), ["CACHEDIR.TAG"]),
@@ -141,7 +143,7 @@ NOTHING: dict[str, Callable[[Path], object]] = {
     "the first of two names removed": lambda folder: (folder / "m").unlink(),
     "the same contents": _replace_by_the_same,
     "the same link": _link_again,
-    "compiled": _write("new/__pycache__/x/y.pyc"),
+    "compiled": _write("sub/__pycache__/x/y.pyc"),
     "compiled anew": _write("sub/__pycache__/b.pyc"),
     "no file compiled": lambda folder: (folder / "__pycache__").mkdir(),
     "in a folder with a tag": _write("tagged/sub/x"),
@@ -197,8 +199,14 @@ def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> No
 def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
     record = node.stage()
     os.utime(node.path / "a", (1 << 34, 1 << 34))
-    why = "has a time before 1678 or after 2262"
-    assert node.own(record) == [f"{node.path}/a {why}"]
+    with pytest.raises(HoldsOwnError) as caught:
+        node.own(record)
+    assert caught.value.unread == f"{node.path}/a has a time before 1678 or after 2262"
+    assert caught.value.message == (
+        f"{record.destination} cannot be looked through for files of the user's own: "
+        f"{caught.value.unread}; correct that (as by chmod u+rwx), or delete the whole copy: "
+        f"stagectl evict --force {record.destination}"
+    )
 
 
 @pytest.mark.parametrize("removals", [2, 3])
@@ -220,8 +228,12 @@ def test_a_copy_from_which_a_program_removes_something_meanwhile_is_listed_up_to
         return found
 
     monkeypatch.setattr(_Walker, "_look", look_and_remove)
-    why = [f"{gone} was removed while its folder was listed"]
-    assert node.own(record) == (why if removals == 3 else [])
+    if removals == 3:
+        with pytest.raises(HoldsOwnError) as caught:
+            node.own(record)
+        assert caught.value.unread == f"{gone} was removed while its folder was listed"
+    else:
+        assert node.own(record) == []
     assert len(looks) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,19 @@ import pytest
 
 from stager.base.errors import DestinationError
 from stager.base.options import Mode, Options, Relocate, Share, Validate
+from stager.copies.own import HoldsOwnError
+from stager.copies.removal import remove
 from stager.copies.survey import Reason
 from stager.copies.survey_tree import Walked, judge_tree, survey_tree, walk_copy
 from stager.disk.cache import open_cache
+from stager.disk.locks import Locks
 from stager.disk.record import Record, TreeFacts
 from stager.request.items import StageItem
 from stager.source.facts import Source
 from stager.tree.walk import walk
 from tests.support.records import RECORD
 from tests.support.trees import stage_folder
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,13 +212,31 @@ def test_a_folder_that_is_put_where_nothing_was_is_not_one_that_the_survey_found
     assert folders_at(item, {}, cache) == {}
 
 
-def test_the_command_that_removes_a_copy_within_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
-    cache = open_cache(str(tmp_path), os.getuid())
-    cache.save(replace(RECORD, destination=f"{tmp_path}/set/a b"))
-    item = replace(COPIED, destination=f"{tmp_path}/set", root=str(tmp_path))
-    with pytest.raises(DestinationError) as caught:
-        survey_tree(item, item.destination, FOLDER, cache, "n1", {})
-    assert str(caught.value) == (
-        f"{tmp_path}/set/a b was staged separately and lies in {tmp_path}/set; remove that copy "
-        f"first: stagectl evict '{tmp_path}/set/a b'"
-    )
+def test_a_copy_that_its_owner_may_not_list_is_replaced_or_removed_only_if_told_to() -> None:
+    def act(home: Path) -> tuple[str, bool, str, bool]:
+        cache = open_cache(str(home), os.getuid())
+        record = stage_folder(cache, f"{home}/set")
+        (home / "set").chmod(0)
+        item = replace(COPIED, destination=f"{home}/set", root=str(home))
+        with pytest.raises(DestinationError) as refused:
+            survey_tree(item, item.destination, FOLDER, cache, "n1", {})
+        replacing = replace(item, options=replace(item.options, replace=True))
+        found = survey_tree(replacing, item.destination, FOLDER, cache, "n1", {})
+        with closing(Locks(cache)) as locks:
+            with pytest.raises(HoldsOwnError) as kept:
+                remove(cache, locks, "", record.destination)
+            remove(cache, locks, "", record.destination, force=True)
+        return refused.value.message, found.changed, kept.value.message, (home / "set").exists()
+
+    with ordinary_home() as home:
+        why = "cannot be looked through for files of the user's own: Permission denied"
+        refused, was_changed, kept, is_there = as_ordinary_user(lambda: act(home))
+        assert refused == (
+            f"{home}/set {why}; staging would delete them: correct that (as by chmod u+rwx), "
+            "choose another destination, or add the option replace"
+        )
+        assert kept == (
+            f"{home}/set {why}; correct that (as by chmod u+rwx), or delete the whole copy: "
+            f"stagectl evict --force {home}/set"
+        )
+        assert (was_changed, is_there) == (True, False)
