@@ -328,6 +328,16 @@ def check_trees_above(item: StageItem, path: str, cache: Cache) -> None:
         above = os.path.dirname(above)
 
 
+def check_same_kind(path: str, node: str) -> None:
+    """Raise DestinationError if what is at ``path`` is no folder, as it is on another ``node``."""
+    there = _lstat_or_none(path)
+    if there and not os.path.isdir(path):
+        raise DestinationError(
+            f"{path} is {kind_of(there.st_mode)}, and on {node} a folder, into which the file "
+            "would go; remove that folder, remove what is here, or choose another destination"
+        )
+
+
 def check_folder(folder: str, cache: Cache) -> None:
     """Raise DestinationError if nothing can be put into ``folder`` safely."""
     if f"{folder}/".startswith(f"{cache.root}/"):  # else a dry run, before the root exists

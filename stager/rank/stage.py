@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stager.base.errors import StageError
 from stager.base.options import Lifetime, Mode
 from stager.base.phases import Phase
 from stager.base.progress import about
@@ -18,6 +20,7 @@ from stager.copies.apart import check_apart
 from stager.copies.survey import (
     Reason,
     Survey,
+    check_same_kind,
     correct_permissions,
     survey,
     survey_shared,
@@ -65,15 +68,16 @@ _ATTEMPTS = 3
 class Look:
     """What a rank sees before anything is locked; one entry for each item.
 
-    ``is_folder`` says whether its destination is a folder on this node. Only rank 0 has
+    ``is_folder`` says whether its destination is a folder on this ``node``. Only rank 0 has
     ``sources``.
     """
 
+    node: str
     is_folder: tuple[bool, ...]
     sources: tuple[Source, ...]
 
 
-_LOOK = record_of(Look, is_folder=tuple_of(FLAG), sources=SOURCES)
+_LOOK = record_of(Look, node=TEXT, is_folder=tuple_of(FLAG), sources=SOURCES)
 _SURVEYS = list_of(
     record_of(
         Survey,
@@ -134,6 +138,9 @@ class StageRun:
         self._listings = Listings()
         #: By destination, what was found when this node's trees were walked.
         self._walked: dict[str, Walked] = {}
+        #: By destination, the folder that it lies in because this is there already, and on which
+        #: node.
+        self._folders: dict[str, tuple[str, str]] = {}
         #: When this attempt began to look at the node, in nanoseconds since 1970.
         self._since = 0
 
@@ -167,6 +174,7 @@ class StageRun:
                 items = self._look_again(items)
             planned = self._make_cargos(self._plan(items, self._survey(items)))
             self._make_room(planned, held)
+            self._forget_gone(planned, held)
             reports: list[ItemReport] = []
             for one in planned:
                 delivered = self._deliver(one)
@@ -204,7 +212,7 @@ class StageRun:
         is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
         if self._rank:  # while rank 0 lists the sources, the others walk their copies
             self._walked.update(self._walk_copies(items, self._caches))
-        return Look(is_folder, sources)
+        return Look(node.name, is_folder, sources)
 
     def _walk_copies(
         self, items: Sequence[StageItem], caches: Sequence[Cache]
@@ -227,8 +235,14 @@ class StageRun:
         return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
 
     def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
-        sources = looks[0].sources
-        items = settle(self._context.request.items, sources, [look.is_folder for look in looks])
+        sources, asked = looks[0].sources, self._context.request.items
+        items = settle(asked, sources, [look.is_folder for look in looks])
+        self._folders = {
+            item.destination: (one.destination, where)
+            for index, (item, one) in enumerate(zip(items, asked, strict=True))
+            if item is not one
+            for where in [next(look.node for look in looks if look.is_folder[index])]
+        }
         return [
             SettledItem(item, source, cache)
             for item, source, cache in zip(items, sources, self._caches, strict=True)
@@ -265,6 +279,9 @@ class StageRun:
     def _survey_item(self, one: SettledItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
         path = node.path(item.destination)
+        if item.destination in self._folders:
+            folder, where = self._folders[item.destination]
+            check_same_kind(node.path(folder), where)
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
@@ -414,6 +431,23 @@ class StageRun:
         chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
         if self._context.request.dry_run:
             self.to_evict += chosen
+
+    def _forget_gone(self, planned: Sequence[PlannedItem], held: Held) -> None:
+        """Forget the copies in what a new folder replaces: the survey has found that all are gone.
+
+        Else a file of the new folder would be taken for one of them.
+        """
+        for one in planned:
+            item, cache, source = one.task.item, one.task.cache, one.task.source
+            locks = held.locks.get(cache)
+            if not (locks and one.task.receives and (source.is_tree or item.options.extract)):
+                continue
+            for record in [*cache.records()]:
+                if record.destination.startswith(f"{item.destination}/"):
+                    with suppress(StageError):
+                        if locks.take(record.destination):
+                            cache.forget(record.destination)
+                            locks.release(record.destination)
 
     def _note_evicted(self, one: Evicted) -> None:
         self.evictions += 1

@@ -115,6 +115,23 @@ def test_a_destination_that_is_a_folder_takes_the_sources_name(world: FileWorld)
     assert (world.copy / "source").read_bytes() == DATA
 
 
+def test_a_file_where_another_node_has_a_folder_is_told_with_both_nodes(world: FileWorld) -> None:
+    last = world.comm.size - 1
+    if world.comm.rank == last:
+        world.copy.mkdir()
+    else:
+        world.copy.write_text("mine")
+    outcome = world.run()
+    disks = world.comm.allgather(str(world.node.disk))
+    assert messages(outcome) == [
+        f"6 node{rank}: {disks[rank]}/nvme/data is a plain file, and on node{last} a folder, into "
+        "which the file would go; remove that folder, remove what is here, or choose another "
+        "destination"
+        for rank in range(last)
+    ]
+    assert world.copy.exists()
+
+
 def test_missing_parents_are_made(world: FileWorld) -> None:
     world.run(items=world.items(destination="/nvme/a/b/c"))
     assert (world.copy.parent / "a/b/c").read_bytes() == DATA

@@ -83,6 +83,17 @@ def test_a_new_file_is_added_and_a_deleted_file_removed(world: TreeWorld) -> Non
     assert not (world.copy / "sub2").exists()
 
 
+def test_a_file_that_was_staged_into_a_folder_is_forgotten_if_it_is_gone(world: TreeWorld) -> None:
+    (asked,) = world.items()
+    inner = f"{asked.destination}/zero"
+    world.run(items=(replace(asked, source=f"{world.source}/zero", destination=inner),))
+    cache = open_cache(world.node.path("/nvme"), os.getuid())
+    assert cache.load(inner)
+    shutil.rmtree(world.copy)
+    assert world.stage().received == world.nodes
+    assert [record.destination for record in cache.records()] == [asked.destination]
+
+
 def test_a_file_may_become_a_folder_and_a_folder_a_file(world: TreeWorld) -> None:
     world.stage()
 
