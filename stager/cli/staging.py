@@ -350,9 +350,12 @@ def print_outcome(
 ) -> None:
     """Print one line for each item by ``say``, or one for each failure by ``complain``.
 
-    Copies that were evicted are told also if the stage failed then.
+    Nodes that the stage went on without have failed. Copies that were evicted are told also if the
+    stage failed then.
     """
     for line in evicted_lines(outcome, job.fold) if outcome.failures else ():
         say(line)
-    for line in summary(outcome, job.fold):
-        (complain if outcome.failures else say)(line)
+    lines = summary(outcome, job.fold)
+    failed = len(lines) if outcome.failures else bool(outcome.failed_nodes)
+    for number, line in enumerate(lines):
+        (complain if number < failed else say)(line)

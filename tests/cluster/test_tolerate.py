@@ -182,7 +182,7 @@ def test_tasks_that_wait_on_the_other_nodes_start_when_the_stage_goes_on(site: S
     site.run("head -c 30M /dev/urandom >/shared/data")
     tasks = ["-N4", "--ntasks-per-node=2", "bash", "-c", "echo $(hostname) $STAGE_FAILED_NODES"]
     with site.nvme("n3", "loop", "20M"), pytest.raises(CommandFailed) as ended:
-        site.run(["srun", "--stage=/shared/data:/nvme/data", "--stage-tolerate=1", *tasks])
+        site.run(["srun", "-Q", "--stage=/shared/data:/nvme/data", "--stage-tolerate=1", *tasks])
     assert ended.value.code == 5
     assert sorted(ended.value.stdout.split("\n")) == [
         "", *(f"{node} n3" for node in ("n1", "n1", "n2", "n2", "n4", "n4"))
