@@ -42,7 +42,9 @@ _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
-_TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
+_TMPFS = (
+    "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
+)
 
 
 def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
@@ -257,12 +259,19 @@ def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield ok("records", f"{folder.path} is not there yet, and only root can make it")
         elif (folder.owner, folder.mode) != (0, stat.S_IFDIR | 0o755):
             text = f"{folder.path} is not a folder of root's with mode 0755"
-            # Root's own has the records of all copies.
-            is_ours = folder.owner == 0 and stat.S_ISDIR(folder.mode)
-            remedy = f"chmod 0755 {folder.path}" if is_ours else f"remove it, and {_MADE_AT_BOOT}"
-            yield problem("records", text, remedy)
+            yield problem("records", text, _records_remedy(folder))
         else:
             yield ok("records", f"{folder.path} belongs to root")
+
+
+def _records_remedy(folder: Place) -> str:
+    """Return what to do about a folder of records: root's own has those of all copies."""
+    remove = f"remove it, and {_MADE_AT_BOOT}"
+    if not stat.S_ISDIR(folder.mode):
+        return remove
+    if folder.owner == 0:
+        return f"chmod 0755 {folder.path}"
+    return f"if it has folders of several users, chown root {folder.path}; else {remove}"
 
 
 def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:

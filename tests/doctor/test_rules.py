@@ -195,7 +195,7 @@ def test_a_sysctl_that_is_off_is_a_problem(name: str) -> None:
     assert news(sysctls={**NODE.sysctls, name: -1}) == [(UNKNOWN, f"{name} cannot be read")]
 
 
-TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755"
+TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
 TAKEN = "TmpFS=/tmp: users can keep jobs from starting there: " + TMPFS
 
 
@@ -245,13 +245,17 @@ def test_pmix_cannot_work_on_storage_that_nodes_share() -> None:
 def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
     text = (
         "/tmp/spmix_appdir_1_7.0 belongs to uid 5002, who keeps your jobs from starting there: "
-        "remove it, and set TmpFS in slurm.conf to a folder of root's with mode 0755"
+        f"remove it, and {TMPFS}"
     )
     assert news(taken=[Place("/tmp/spmix_appdir_1_7.0", 5002, FOLDER)]) == [(PROBLEM, text)]
 
 
 NOT_ROOTS = "/nvme/.slurm-stage is not a folder of root's with mode 0755"
 BY_OTHERS = f"{NOT_ROOTS}: remove it, and have it "
+GIVEN_AWAY = (
+    f"{NOT_ROOTS}: if it has folders of several users, chown root /nvme/.slurm-stage; else remove "
+    "it, and have it "
+)
 CLOSED = (
     "/nvme: users cannot make folders or files there: see that its disk is mounted; then chmod "
     "1777 /nvme, or name the folders for them in destinations"
@@ -287,7 +291,7 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 5002, FOLDER),
-            [(PROBLEM, BY_OTHERS + MADE_AT_BOOT)],
+            [(PROBLEM, GIVEN_AWAY + MADE_AT_BOOT)],
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 0, OPEN),
