@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import FolderLayout, Share
+from stager.base.options import FolderLayout, Relocate, Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
 from stager.source.location import is_url, without_revision
@@ -21,8 +21,9 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
     """Return the items that ``directives`` ask for, in their order and each once.
 
     Raise PolicyRefusal for a destination outside of the site's folders; raise UsageError for a
-    destination without a name, for source and destination that contain each other, and for two
-    directives with one destination, or with one destination in the other.
+    destination without a name, or with one that a relocated environment cannot have, for source and
+    destination that contain each other, and for two directives with one destination, or with one
+    destination in the other.
     """
     items = tuple(dict.fromkeys(_item(directive, policy) for directive in directives))
     for _, problem in conflicts(items):
@@ -44,6 +45,10 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
+    if directive.options.relocate is not Relocate.NONE:
+        from stager.tree.venv import check_place  # not needed for most requests
+
+        check_place(destination)
     return StageItem(directive.source, destination, root, directive.options, shared, has_name)
 
 
