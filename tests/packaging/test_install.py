@@ -5,6 +5,8 @@ No case installs anything. Which headers it takes is in test_headers.py.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -51,9 +53,30 @@ def test_a_python_that_users_cannot_run_is_refused(tmp_path: Path) -> None:
         mount = f'mount --bind /usr {usr} && exec "$@"'
         said = refused(tmp_path, f"{usr}/bin/python3", "unshare", "-m", "sh", "-c", mount, "sh")
     assert said == (
-        f"packaging/install: PYTHON={usr}/bin/python3 is in a folder that users cannot enter "
-        f"({closed}); set PYTHON=/usr/bin/python3.11\n"
+        f"packaging/install: PYTHON={usr}/bin/python3 is closed to users, by the mode of "
+        f"{closed}; set PYTHON=/usr/bin/python3.11\n"
     )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["copy in a closed folder", "link in a closed folder", "closed"])
+def test_a_python_whose_file_users_cannot_reach_is_refused(tmp_path: Path, way: str) -> None:
+    """Its packages are those of the system, which users can read."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder, "python3")
+        if way.startswith("link"):
+            python.symlink_to("/usr/bin/python3")
+        else:
+            shutil.copy("/usr/bin/python3", python)
+        if way == "closed":
+            os.chmod(folder, 0o755)
+            python.chmod(0o700)
+        said = refused(tmp_path, str(python))
+        closed = python if way == "closed" else folder
+        assert said == (
+            f"packaging/install: PYTHON={python} is closed to users, by the mode of {closed}; set "
+            "PYTHON=/usr/bin/python3.11\n"
+        )
 
 
 #: A Python that takes itself for an earlier one, as none is here.
