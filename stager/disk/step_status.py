@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _KEPT = 30 * 24 * 3600
 #: What a user can do about a folder that the plugin, or Prolog, has not made, and about others.
 _MADE_BY_PLUGIN = (
-    "slurm-stage did not run in slurmd on this node; tell the administrator (stagectl doctor there "
-    "says why)"
+    "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"
 )
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.
