@@ -22,3 +22,5 @@ SHARD_LIST = ".stage-shards.tsv"
 COMPILED_FOLDER = "__pycache__"
 #: Where `packaging/install` puts the library that ranks preload, beneath its prefix.
 PEERS_LIBRARY = "lib/stage_peers.so"
+#: One of the scripts that it puts there, too, and pip does not.
+SITE_SCRIPT = "libexec/job_epilog"

@@ -12,7 +12,7 @@ from stager.base.errors import HOSTS_REMEDY, PolicyRefusal
 from stager.base.hostnames import name_here
 from stager.cli.stores import with_stores
 from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
-from stager.launch.peers import peer_key, peers_library
+from stager.launch.peers import library_for, peer_key
 from stager.launch.reach import wait_for
 from stager.launch.run import run, with_evictions
 from stager.launch.stall import Pulses
@@ -49,7 +49,7 @@ class HostNodes:
             request, nodes=len(names), hosts=self.hosts.names,
             log_user=str(os.getuid()) if self.rules.report.syslog else "",
         )  # fmt: skip
-        library = peers_library() if self.rules.launch.authenticate and len(names) > 1 else None
+        library = library_for(len(names), self.rules)
         by = launch_by_flux if self.launcher == "flux" else launch_by_mpiexec
         extra = peer_key() if library else {}
         ranks = Ranks(self.hosts, self.rules, request, with_stores(request), extra, library)

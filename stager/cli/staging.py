@@ -131,7 +131,7 @@ class JobNodes:
         So many nodes may be too slow: the error names them then.
         """
         own = job.own_name(os.environ)
-        library = library_for(self.context, rules)
+        library = library_for(self.context.node_count, rules)
         for_srun = self.context.variables | (peer_key() if library else {})
         try:
             return run(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stager.base.errors import LaunchError
 from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
-from stager.launch.job import JobContext, fold, own_name
+from stager.launch.job import JobContext, own_name
 from stager.launch.peers import library_for, peer_key
 from stager.launch.run import run
 from stager.launch.srun import HELLO_RANKS, hello_argv
@@ -45,7 +45,7 @@ def hello(
         # A stage on one node needs none.
         interface=policy.launch.named_interface if len(nodes) > 1 else "",
     )  # fmt: skip
-    library = library_for(JobContext(job.job, fold([*nodes]), len(nodes)), policy)
+    library = library_for(len(nodes), policy)
     for_srun = job.variables | (peer_key() if library else {})
     outcome = run(
         hello_argv(find_srun(policy.launch.srun), job, policy, nodes, library),

@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base import paths
+from stager.base.errors import LaunchError
 
 if TYPE_CHECKING:
-    from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
 #: The variable in which the library finds its key.
@@ -17,15 +17,22 @@ _KEY_VARIABLE = "STAGE_PEER_KEY"
 _KEY_BYTES = 16
 
 
-def peers_library() -> str | None:
-    """Return the path of the library, None if it was not installed beside this Python."""
-    path = os.path.join(sys.prefix, paths.PEERS_LIBRARY)
-    return path if os.path.exists(path) else None
+def library_for(nodes: int, policy: Policy) -> str | None:
+    """Return the library that the ranks on so many ``nodes`` preload, None if they need none.
 
-
-def library_for(job: JobContext, policy: Policy) -> str | None:
-    """Return the library that the ranks of ``job`` preload, None if they need none."""
-    return peers_library() if policy.launch.authenticate and job.node_count > 1 else None
+    An installation by pip alone has none. Raise LaunchError if that for a site lacks it.
+    """
+    if nodes < 2 or not policy.launch.authenticate:
+        return None
+    library = os.path.join(sys.prefix, paths.PEERS_LIBRARY)
+    if os.path.exists(library):
+        return library
+    if os.path.exists(os.path.join(sys.prefix, paths.SITE_SCRIPT)):
+        raise LaunchError(
+            f"{library} is not there, without which ranks accept connections from anyone; tell the "
+            "administrator to install slurm-stage there again"
+        )
+    return None
 
 
 def peer_key() -> dict[str, str]:

@@ -52,7 +52,7 @@ rules = settle(found, srun)
 context = job.find(os.environ, rules.launch.srun)
 items = resolve(parse_value(sys.argv[1]), rules)
 wanted = StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
-library = library_for(context, rules)
+library = library_for(context.node_count, rules)
 environment = rank_environment(os.environ, rules, wanted, peer_key() if library else None)
 words = [f"{name}={value}" for name, value in environment.items()]
 print("exec", shlex.join(["env", "-i", *words, *srun_argv(srun, context, rules, library)]))

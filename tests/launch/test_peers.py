@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.launch.job import JobContext
-from stager.launch.peers import library_for, peer_key, peers_library
+from stager.base.errors import LaunchError
+from stager.launch.peers import library_for, peer_key
 from stager.request.policy import Launch, Policy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 POLICY = Policy(roots=("/nvme",))
-FOUR, ONE = JobContext(17, "n[1-4]", 4), JobContext(17, "n1", 1)
 
 
 @pytest.fixture
@@ -29,23 +28,37 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_ranks_on_several_nodes_use_the_library(library: str) -> None:
-    assert peers_library() == library
-    assert library_for(FOUR, POLICY) == library
-    assert library_for(ONE, POLICY) is None
+    assert library_for(4, POLICY) == library
+    assert library_for(1, POLICY) is None
 
 
-def test_the_site_may_do_without_it(library: str) -> None:
+@pytest.mark.usefixtures("library")
+def test_the_site_may_do_without_it() -> None:
     policy = Policy(roots=("/nvme",), launch=Launch(authenticate=False))
-    assert peers_library() == library
-    assert library_for(FOUR, policy) is None
+    assert library_for(4, policy) is None
 
 
 def test_an_installation_by_pip_alone_has_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert peers_library() is None
-    assert library_for(FOUR, POLICY) is None
+    assert library_for(4, POLICY) is None
+
+
+def test_a_site_that_has_lost_the_library_cannot_stage_without(
+    library: str, tmp_path: Path
+) -> None:
+    (tmp_path / "libexec").mkdir()
+    (tmp_path / "libexec/job_epilog").touch()
+    assert library_for(4, POLICY) == library
+    (tmp_path / "lib/stage_peers.so").unlink()
+    assert library_for(1, POLICY) is None
+    with pytest.raises(LaunchError) as caught:
+        library_for(4, POLICY)
+    assert caught.value.message == (
+        f"{library} is not there, without which ranks accept connections from anyone; tell the "
+        "administrator to install slurm-stage there again"
+    )
 
 
 def test_each_stage_has_a_key_of_its_own() -> None:
