@@ -363,7 +363,7 @@ def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         text = "ranks accept connections from anyone"
         yield problem("connections", text, "set authenticate = true in [launch]")
     elif node.peers.owner == ABSENT:
-        text = f"{node.peers.path} is not there, so ranks accept connections from anyone"
+        text = f"{node.peers.path} is not there, by which ranks know each other"
         yield problem("connections", text, "install by a package or by packaging/install")
     else:
         yield ok("connections", "ranks accept connections from ranks of their stage alone")

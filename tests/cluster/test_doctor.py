@@ -247,8 +247,8 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         ),
         Fault(
             "n1", f"rm {PREFIX}/lib/stage_peers.so", "",
-            ((f"problem  n1: {PREFIX}/lib/stage_peers.so is not there, so ranks accept connections "
-             "from anyone: install by a package or by packaging/install"),),
+            ((f"problem  n1: {PREFIX}/lib/stage_peers.so is not there, by which ranks know each "
+             "other: install by a package or by packaging/install"),),
         ),
         Fault(
             "n1", "mkdir -m 700 /run/tmpfs/spmix_appdir_5001_9.0; "

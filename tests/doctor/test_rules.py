@@ -652,7 +652,7 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
 
 def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
     path = "/opt/x/lib/stage_peers.so"
-    text = f"{path} is not there, so ranks accept connections from anyone: install by a "
+    text = f"{path} is not there, by which ranks know each other: install by a "
     absent = Place(path, ABSENT, 0)
     assert news(peers=absent) == [(PROBLEM, f"{text}package or by packaging/install")]
     off = "ranks accept connections from anyone: set authenticate = true in [launch]"
