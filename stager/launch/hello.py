@@ -5,6 +5,7 @@ They stage nothing. `stagectl doctor` says what came of it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import LaunchError
@@ -45,7 +46,9 @@ def hello(
         # A stage on one node needs none.
         interface=policy.launch.named_interface if len(nodes) > 1 else "",
     )  # fmt: skip
-    library = library_for(len(nodes), policy)
+    library = None
+    with suppress(LaunchError):  # that it is missing is another finding
+        library = library_for(len(nodes), policy)
     for_srun = job.variables | (peer_key() if library else {})
     outcome = run(
         hello_argv(find_srun(policy.launch.srun), job, policy, nodes, library),
