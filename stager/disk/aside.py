@@ -10,6 +10,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from stager.base import linux
+from stager.disk.files import opened
 
 #: The longest name that stays whole with a suffix and a number, in bytes, as a name has at most
 #: 255; and how many characters, of up to 4 bytes, stay of a longer one.
@@ -42,15 +43,26 @@ def rename_to_free(path: str, name: str, folder: int, suffix: Aside = Aside.STAG
 
     A folder that forbids its owner to write can be renamed, too. Return the name. Raise OSError.
     """
-    mode = os.lstat(path).st_mode
-    is_closed = stat.S_ISDIR(mode) and not mode & stat.S_IWUSR
-    if is_closed:  # the kernel rewrites its '..'
-        os.chmod(path, stat.S_IMODE(mode) | stat.S_IWUSR)
+    try:
+        return _rename(path, name, folder, suffix)
+    except PermissionError:
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISDIR(mode) or mode & stat.S_IWUSR:
+            raise
+    # The kernel rewrites the '..' of a folder that gets to another one.
+    with opened(path, linux.PASS_FOLDER) as entry:
+        mode = stat.S_IMODE(os.fstat(entry).st_mode)
+        os.chmod(f"/proc/self/fd/{entry}", mode | stat.S_IWUSR)
+        try:
+            return _rename(path, name, folder, suffix)
+        finally:
+            os.chmod(f"/proc/self/fd/{entry}", mode)
+
+
+def _rename(path: str, name: str, folder: int, suffix: Aside) -> str:
     free, number = name, 0
     while not rename_if_free(path, free, folder):
         free, number = suffix.name_of(name, number), number + 1
-    if is_closed:
-        os.chmod(free, stat.S_IMODE(mode), dir_fd=folder)
     return free
 
 

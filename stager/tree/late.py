@@ -19,7 +19,7 @@ from stager.disk.aside import free_name, rename_to_free
 from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
 #: How often a folder is emptied that a program fills while it is removed. Few, because a program
 #: that is faster than the removal has filled it with more files each time.
@@ -74,11 +74,12 @@ def remove_old(old: str, new: str, before: Before) -> None:
     if files cannot be moved.
     """
     moves = _Moves(old, new, before.shared)
-    for path in list(late(old, before)):
-        # A program in that folder moved it meanwhile, or it is in a folder of another user.
-        with suppress(FileNotFoundError, PermissionError):
-            moves.move(path)
-    _Removal(old, moves, before).finish()
+    with _closed(old, before) as folders:
+        for path in list(late(old, before, folders)):
+            # A program in that folder moved it meanwhile, or it is a folder of another user.
+            with suppress(FileNotFoundError, PermissionError):
+                moves.move(path)
+        _Removal(old, folders, moves, before).finish()
 
 
 def remove_but_late(old: str, new: str, before: Before) -> None:
@@ -86,8 +87,8 @@ def remove_but_late(old: str, new: str, before: Before) -> None:
 
     What is late gets to ``new``, which is made if need be. Raise OSError if that is not possible.
     """
-    removal = _Removal(old, _Moves(old, new, {}), before)
-    removal.finish()
+    with _closed(old, before) as folders:
+        _Removal(old, folders, _Moves(old, new, {}), before).finish()
     if os.path.lexists(old):
         above, name = os.path.split(new)
         with opened(above, OPEN_FOLDER) as folder:
@@ -103,13 +104,13 @@ def was_touched(folder: str, since: int) -> bool:
     return False
 
 
-def late(old: str, before: Before) -> Iterator[str]:
+def late(old: str, before: Before, folders: Iterable[str] | None = None) -> Iterator[str]:
     """Yield the paths of the entries of ``old`` that were not there ``before``.
 
-    If ``old`` itself was not, these are all.
+    If ``old`` itself was not, these are all. Look into these ``folders`` of it alone, if given.
     """
     is_new = _is_new(old, before)
-    for folder in _folders(old, before):
+    for folder in _folders(old, before) if folders is None else folders:
         if COMPILED_FOLDER in folder.split("/"):
             continue
         with suppress(*_UNSEEN):
@@ -135,13 +136,16 @@ class _Moves:
     def move(self, path: str) -> None:
         """Move what is at ``path``. If both are folders, move what is in the one into the other."""
         source, target = f"{self._old}/{path}", self._target(path)
-        if not (_is_folder(source) and _is_folder(target)):
+        mode = _close(source) if _is_folder(target) else None
+        if mode is None:
             self._rename(source, target)
             return
         for inner in os.listdir(source):
             self.move(f"{path}/{inner}")
-        with _writable(os.path.dirname(source)), suppress(OSError):  # more may have been written
+        try:
             os.rmdir(source)
+        except OSError:  # more may have been written
+            _set_mode(source, mode)
 
     def move_whole(self, path: str) -> None:
         """Move what is at ``path``, a folder with all that is in it."""
@@ -167,19 +171,26 @@ class _Moves:
             place = self._places.get(path) or f"{above}/{name}"
             if path not in self._places and not _is_folder(place):
                 place = free_name(place) if os.path.lexists(place) else place
-                with _writable(above):
-                    os.mkdir(place)
+                with self._opened(above) as within:
+                    os.mkdir(os.path.basename(place), dir_fd=within)
             self._places[path] = place
         return place
 
     def _rename(self, source: str, target: str) -> None:
         above, name = os.path.split(target)
-        with ExitStack() as stack:
-            stack.enter_context(_writable(os.path.dirname(source)))
-            stack.enter_context(_writable(above))
-            folder = stack.enter_context(opened(above, OPEN_FOLDER))
+        with self._opened(above) as folder:
             name = rename_to_free(source, name, folder)
             self._separate(f"{above}/{name}")
+
+    @contextmanager
+    def _opened(self, place: str) -> Iterator[int]:
+        """Open a folder in ``new`` to write in it, if no link leads there: others may put one."""
+        inner = os.fsencode(place.removeprefix(self._new).lstrip("/"))
+        with opened(self._new, OPEN_FOLDER | os.O_NOFOLLOW) as new, ExitStack() as stack:
+            folder = linux.open_beneath(new, inner, linux.PASS_FOLDER)
+            stack.callback(os.close, folder)
+            stack.enter_context(_writable(folder))
+            yield folder
 
     def _separate(self, path: str) -> None:
         """Give files that are in ``new`` under another name bytes of their own, if there is room.
@@ -223,24 +234,19 @@ def _copy(folder: str, name: str, facts: os.stat_result) -> None:
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(self, old: str, moves: _Moves, before: Before) -> None:
-        self._old, self._moves = old, moves
+    def __init__(self, old: str, folders: dict[str, int], moves: _Moves, before: Before) -> None:
+        self._old, self._folders, self._moves = old, folders, moves
         self._shared = dict(before.shared)
         self._before = replace(before, shared=self._shared)  # that grows
         self._is_new = _is_new(old, before)
         #: Whether there is a folder that this user may not remove.
-        self._is_denied = False
-        #: Their modes, by path.
-        self._folders = {folder: _mode(f"{old}/{folder}") for folder in _folders(old, before)}
+        self._is_denied = "" not in folders
 
     def finish(self) -> None:
         """Remove the folders, inner ones first, and move what is later still.
 
-        Raise OSError if that is not possible. Folders that stay keep their modes.
+        Raise OSError if that is not possible.
         """
-        for folder in self._folders:  # above its folders, a folder must not forbid to remove them
-            with suppress(FileNotFoundError, PermissionError):
-                os.chmod(f"{self._old}/{folder}", 0o700)
         for folder in reversed(self._folders):
             with suppress(FileNotFoundError):
                 try:
@@ -248,13 +254,11 @@ class _Removal:
                 except PermissionError:
                     self._is_denied = True
         if self._is_denied and os.path.lexists(self._old):
-            for folder, mode in reversed(self._folders.items()):
-                with suppress(FileNotFoundError, PermissionError):
-                    os.chmod(f"{self._old}/{folder}", mode)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
     def _finish_folder(self, folder: str) -> None:
         if not self._remove(folder) and folder and not self._is_denied:
+            _set_mode(f"{self._old}/{folder}", self._folders[folder])
             self._moves.move_whole(folder.removesuffix("/"))
 
     def _remove(self, folder: str) -> bool:
@@ -285,7 +289,7 @@ class _Removal:
         there = os.lstat(f"{self._old}/{path}")  # just before it may go
         if stat.S_ISDIR(there.st_mode):
             if f"{path}/" not in self._folders:
-                self._moves.move_whole(path)
+                self._clear_folder(path, there)
             return
         if not is_compiled and self._is_late(there, path):
             self._moves.move_whole(path)
@@ -296,6 +300,16 @@ class _Removal:
         if there.st_nlink == 1:  # a new file may get the number
             self._shared.pop(there.st_ino, None)
 
+    def _clear_folder(self, path: str, there: os.stat_result) -> None:
+        """Move a folder that was not there before; remove another user's, if it is empty."""
+        if there.st_uid == os.getuid() or not self._before.has_folder(path, there.st_ino):
+            self._moves.move_whole(path)
+            return
+        try:
+            os.rmdir(f"{self._old}/{path}")
+        except OSError:
+            self._is_denied = True
+
     def _is_late(self, there: os.stat_result, path: str) -> bool:
         if not self._before.has_file(path, there) or (self._is_new and "/" not in path):
             return True
@@ -305,10 +319,45 @@ class _Removal:
         return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
 
 
-def _mode(folder: str) -> int:
-    with suppress(FileNotFoundError):
-        return stat.S_IMODE(os.lstat(folder).st_mode)
-    return 0
+@contextmanager
+def _closed(old: str, before: Before) -> Iterator[dict[str, int]]:
+    """Close the folders in the old one to other users, and yield their modes by path, top first.
+
+    Else others, who may be allowed to write there, could put a link in the place of a folder, and
+    what is beyond it would be taken for what is in the copy. Folders of other users are left out
+    with all that is in them, and so are those that were not there ``before``. Folders that are
+    still there at the end get their modes back.
+    """
+    folders = [""]
+    modes: dict[str, int] = {}
+    try:
+        for folder in folders:  # grows while it is read
+            mode = _close(f"{old}/{folder}")
+            if mode is not None:
+                modes[folder] = mode
+                folders += _inner(old, folder, before)
+        yield modes
+    finally:
+        if os.path.lexists(old):
+            for folder, mode in reversed(modes.items()):
+                _set_mode(f"{old}/{folder}", mode)
+
+
+def _close(folder: str) -> int | None:
+    """Let this user alone enter a ``folder``. Return its mode before; None if it is not theirs."""
+    with suppress(OSError), opened(folder, linux.PASS_FOLDER) as entry:
+        there = os.fstat(entry)
+        if there.st_uid == os.getuid():
+            os.chmod(f"/proc/self/fd/{entry}", stat.S_IRWXU)
+            return stat.S_IMODE(there.st_mode)
+    return None
+
+
+def _set_mode(folder: str, mode: int) -> None:
+    """Set the mode of a ``folder``, if it is one of this user's."""
+    with suppress(OSError), opened(folder, linux.PASS_FOLDER) as entry:
+        if os.fstat(entry).st_uid == os.getuid():
+            os.chmod(f"/proc/self/fd/{entry}", mode)
 
 
 def _is_new(old: str, before: Before) -> bool:
@@ -324,13 +373,19 @@ def _folders(old: str, before: Before) -> Iterator[str]:
     folders = [""]
     for folder in folders:  # grows while it is read
         yield folder
-        with suppress(*_UNSEEN), os.scandir(f"{old}/{folder}") as entries:
-            folders += [
-                f"{folder}{one.name}/"
-                for one in entries
-                if one.is_dir(follow_symlinks=False)
-                and before.has_folder(f"{folder}{one.name}", one.inode())
-            ]
+        folders += _inner(old, folder, before)
+
+
+def _inner(old: str, folder: str, before: Before) -> list[str]:
+    """Return the paths of the folders in a ``folder`` that were there ``before``."""
+    with suppress(*_UNSEEN), os.scandir(f"{old}/{folder}") as entries:
+        return [
+            f"{folder}{one.name}/"
+            for one in entries
+            if one.is_dir(follow_symlinks=False)
+            and before.has_folder(f"{folder}{one.name}", one.inode())
+        ]
+    return []
 
 
 def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
@@ -353,17 +408,14 @@ def _is_folder(path: str) -> bool:
 
 
 @contextmanager
-def _writable(folder: str) -> Iterator[None]:
-    """Let the user write in a ``folder``, which its copy may forbid.
-
-    It may be named by the link of a descriptor in /proc.
-    """
-    mode = stat.S_IMODE(os.stat(folder).st_mode)
+def _writable(folder: int) -> Iterator[None]:
+    """Let the user write in a ``folder``, which its copy may forbid; it is a descriptor."""
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
     if mode & stat.S_IWUSR:
         yield
         return
-    os.chmod(folder, mode | stat.S_IWUSR)
+    os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IWUSR)
     try:
         yield
     finally:
-        os.chmod(folder, mode)
+        os.chmod(f"/proc/self/fd/{folder}", mode)

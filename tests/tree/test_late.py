@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base import linux
-from stager.tree.late import Before, late, remove_but_late, remove_old, was_touched
-from tests.support.users import as_ordinary_user, ordinary_home
+from stager.tree.late import Before, _Removal, late, remove_but_late, remove_old, was_touched
+from tests.support.users import OWNER, USER, as_ordinary_user, as_user, ordinary_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def make(folder: Path, **files: str) -> None:
@@ -105,8 +106,8 @@ def test_what_its_user_moves_away_meanwhile_is_no_error(
     time.sleep(0.02)
     make(old, sub__late="1", gone__late="2", later="3")
 
-    def find(folder: str, before: Before) -> Iterator[str]:
-        found = late(folder, before)
+    def find(folder: str, before: Before, folders: Iterable[str]) -> Iterator[str]:
+        found = late(folder, before, folders)
         yield from (next(found), next(found))
         for name in ("later", "sub", "gone"):
             (Path(folder) / name).rename(tmp_path / name)
@@ -289,6 +290,59 @@ def test_all_but_a_folder_of_another_user_goes_or_moves_and_they_still_reach_it(
             0o755,
             0o755,
         ]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("removes", [remove_old, remove_but_late])
+def test_what_another_user_puts_there_just_then_leads_to_no_other_files(
+    monkeypatch: pytest.MonkeyPatch, removes: Callable[[str, str, Before], None]
+) -> None:
+    """They may write in ``shared``, own ``theirs``, and hold both open; they put links there."""
+    swaps = {"shared/__pycache__": "x", "theirs/__pycache__": "x", "shared": "deep"}
+    ready, go, done = os.pipe(), os.pipe(), os.pipe()
+
+    def attack(old: Path, private: Path) -> None:
+        folders: dict[str, int] = {}
+        with suppress(OSError):
+            folders |= {name: os.open(old / name, os.O_RDONLY) for name in swaps}
+        os.write(ready[1], b".")
+        os.read(go[0], 1)
+        for name, folder in folders.items():
+            with suppress(PermissionError):
+                os.rename(swaps[name], "away", src_dir_fd=folder, dst_dir_fd=folder)
+                os.symlink(private, swaps[name], dir_fd=folder)
+        os.write(done[1], b".")
+        assert len(folders) == len(swaps)
+
+    def finish(removal: _Removal) -> None:
+        os.write(go[1], b".")
+        os.read(done[0], 1)
+        original(removal)
+
+    def remove(home: Path) -> None:
+        with suppress(PermissionError):
+            removes(f"{home}/old", f"{home}/new", Before(time.time_ns() + 10**9))
+
+    original = _Removal.finish
+    monkeypatch.setattr(_Removal, "finish", finish)
+    with ordinary_home() as home, ThreadPoolExecutor() as pool:
+        home.chmod(0o755)
+        make(home, new__a="1", private__inner__key="k")
+        for name in ("shared/deep", "shared/__pycache__/x", "theirs/__pycache__/x"):
+            make(home / "old" / name, inner__key="1")
+        for path in (home, *home.rglob("*")):
+            os.chown(path, OWNER if "theirs" in path.parts else USER, -1)
+        for path in (home / "old").rglob("*/"):
+            path.chmod(0o777)
+        (home / "private").chmod(0o700)
+        attacker = pool.submit(as_user, OWNER, lambda: attack(home / "old", home / "private"))
+        os.read(ready[0], 1)
+        as_ordinary_user(lambda: remove(home))
+        attacker.result()
+        assert content(home / "private") == {"inner/key": "k"}
+        assert stat.S_IMODE((home / "private").stat().st_mode) == 0o700
+        assert content(home / "new") == {"a": "1"}
+        assert os.listdir(home / "old") == ["theirs"]
 
 
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
