@@ -15,7 +15,6 @@ from stager.base.errors import (
     StageError,
 )
 from stager.base.extents import rounded
-from stager.base.linux import born_at
 from stager.base.options import Share
 from stager.disk.files import TICK, made_parents
 from stager.disk.partial import Partial
@@ -128,18 +127,18 @@ class FileCargo(Cargo):
 def check_unwritten(task: Task, before: Record | None) -> None:
     """Raise DestinationError if the user has written to the destination since the survey.
 
-    With the option ``replace``, a file that was there then may be overwritten, but not another one.
-    ``before`` is the record of what was there.
+    Not even the option ``replace`` overwrites that. ``before`` is the record of what was there.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         there = os.lstat(task.path)
         is_staged = before is not None and is_ours(there, before)
         is_late = there.st_ctime_ns >= task.since - TICK
-        may_replace = task.item.options.replace and born_at(task.path) <= task.since
-        if is_late and not is_staged and not may_replace:
+        if is_late and not is_staged:
             remedy = "choose another destination, or add the option replace"
-            if task.item.options.replace or stat.S_ISDIR(there.st_mode):  # never replaces a folder
+            if stat.S_ISDIR(there.st_mode):  # which is never replaced
                 remedy = "or choose another destination"
+            elif task.item.options.replace:
+                remedy = "or submit again when nothing is written there"
             raise DestinationError(
                 f"{task.path} was written while it was staged; staging would overwrite it: move "
                 f"it, delete it, {remedy}"
