@@ -17,7 +17,7 @@ from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.reuse import find_lost
+from stager.rank.reuse import find_replaced, lost_files
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
@@ -28,7 +28,6 @@ from stager.wire.layout import Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.base.outcome import Lost
     from stager.disk.record import Record
     from stager.rank.unpacker import Unpacker
     from stager.source.access import SourceReader
@@ -46,7 +45,7 @@ class ArchiveCargo(Cargo):
     _announced: Record | None = None
     _unpacker: Unpacker | None = None
     _note = ""
-    _lost: Lost | None = None
+    _own: Sequence[str] = ()
 
     def need(self) -> int:
         if not self.task.receives:
@@ -72,7 +71,7 @@ class ArchiveCargo(Cargo):
             self.stack.enter_context(made_parents(task.path))
             self._tree = PartialTree(task.cache, Listing.of([Row(b"", Kind.FOLDER)]))
             self.stack.callback(self._tree.close)
-            self._lost = find_lost(task)
+            self._own = find_replaced(task)
             self.writer = self._unpacker = self._make_unpacker(self._tree.path)
             self.stack.callback(self._unpacker.close)
         if task.sends:
@@ -151,8 +150,9 @@ class ArchiveCargo(Cargo):
             return Published()
         files = self._announced.tree.files
         counts = Counts(files, files, self.task.plan.size)
+        lost = lost_files(self.task, self._own)
         published = publish_tree(self.task, self._tree, self._announced, counts)
-        return replace(published, note=self._note, lost=self._lost)
+        return replace(published, note=self._note, lost=lost)
 
 
 def narrow(folder: str, mode: int, group: int, share: Share = Share.SOURCE) -> None:

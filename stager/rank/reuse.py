@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import zlib
 from array import array
 from contextlib import suppress
@@ -35,7 +36,7 @@ class Reuse:
 
     That is the file's row in the ``table`` of the old copy, or -1. ``deleted`` counts the files of
     the old copy that the new tree lacks. ``is_part``: the old copy is a part of a spread folder.
-    ``lost`` are the user's own files in the old copy; ``names`` are all paths in it, if they are
+    ``own`` are the user's own files in the old copy; ``names`` are all paths in it, if they are
     known.
     """
 
@@ -43,7 +44,7 @@ class Reuse:
     table: Table | None = None
     deleted: int = 0
     is_part: bool = False
-    lost: Lost | None = None
+    own: Sequence[str] = ()
     names: Sequence[bytes] | None = None
 
     def has(self, row: int) -> bool:
@@ -89,10 +90,10 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     try:
         copy = walk(task.path, holes=False)
     except (OSError, StageError):
-        return replace(nothing, lost=find_lost(task))
-    lost = lost_files(task, own_in_listing(task.cache, record, task.path, copy))
+        return replace(nothing, own=find_replaced(task))
+    own = own_in_listing(task.cache, record, task.path, copy)
     if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
-        return replace(nothing, lost=lost)
+        return replace(nothing, own=own)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
     checked, rows = record.is_damaged or validate is Validate.CHECKSUM, nothing.rows
     for row, before in table.kept(listing, copy):
@@ -102,7 +103,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
     deleted = table.gone(listing) - is_part
-    return Reuse(rows, table, deleted, is_part, lost, _names(copy, table, task.since))
+    return Reuse(rows, table, deleted, is_part, own, _names(copy, table, task.since))
 
 
 def _names(copy: Listing, table: Table, since: int) -> Sequence[bytes]:
@@ -121,27 +122,31 @@ def _names(copy: Listing, table: Table, since: int) -> Sequence[bytes]:
     ]
 
 
-def find_lost(task: Task) -> Lost | None:
-    """Return the user's own files in the folder that this rank will replace, if there are any."""
+def find_replaced(task: Task) -> Sequence[str]:
+    """Return the user's own files in the folder that this rank will replace."""
     record = task.cache.load(task.item.destination) if task.receives else None
     if record is None or record.tree is None:
-        return None
+        return ()
     try:
-        return lost_files(task, find_own(task.cache, record, task.path))
+        return find_own(task.cache, record, task.path)
     except HoldsOwnError:  # it cannot be read
-        return None
+        return ()
 
 
-def lost_files(task: Task, names: list[str]) -> Lost | None:
-    """Return those of the user's own files that go with the old copy, if there are any."""
-    gone = [name for name in names if not _is_late(task, name)]
+def lost_files(task: Task, own: Sequence[str]) -> Lost | None:
+    """Return those of the user's ``own`` files that go with the old copy now, if there are any.
+
+    What was written or moved since the survey is kept: see `tree.late`.
+    """
+    gone = [name for name in own if _is_as_found(task, name)]
     return Lost(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if gone else None
 
 
-def _is_late(task: Task, name: str) -> bool:
-    """Whether a file was written since the survey, and will be kept: see `tree.late`."""
+def _is_as_found(task: Task, name: str) -> bool:
     with suppress(OSError):
-        return is_late(os.lstat(f"{task.path}/{name}"), task.since)
+        is_folder = stat.S_ISDIR(os.lstat(task.path).st_mode)
+        path = f"{task.path}/{name}" if is_folder else task.path  # which has this name then
+        return not is_late(os.lstat(path), task.since)
     return False
 
 

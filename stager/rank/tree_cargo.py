@@ -18,7 +18,7 @@ from stager.disk.cache import check_inodes
 from stager.disk.files import READ_FILE, READ_SIZE, made_parents, opened, write_all
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.reuse import Reuse, read_marks
+from stager.rank.reuse import Reuse, lost_files, read_marks
 from stager.source.access import open_tree
 from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
@@ -280,8 +280,9 @@ class TreeCargo(Cargo):
         if not self._tree or not self._announced:
             return Published()
         names = None if self._reuse.names is None else frozenset(self._reuse.names)
+        lost = lost_files(self.task, self._reuse.own)
         published = publish_tree(self.task, self._tree, self._announced, self._counts(), names)
-        return replace(published, lost=self._reuse.lost)
+        return replace(published, lost=lost)
 
     def _counts(self) -> Counts:
         assert self.stream is not None

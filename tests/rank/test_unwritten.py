@@ -80,21 +80,23 @@ def test_of_a_folder_that_was_made_meanwhile_replace_is_not_said_to_help(late: T
     )
 
 
-def test_replace_overwrites_what_was_there_but_not_a_new_file(late: Task) -> None:
+@pytest.mark.parametrize("was_there", [True, False])
+def test_replace_overwrites_nothing_that_is_written_meanwhile(late: Task, was_there: bool) -> None:
     time.sleep(TICK / 1e9)
-    write(late)
+    if was_there:
+        write(late)
+    time.sleep(2 * TICK / 1e9)
+    since = time.time_ns()
+    time.sleep(2 * TICK / 1e9)
+    with open(late.path, "a") as file:
+        file.write("mine")
     item = replace(late.item, options=Options(replace=True))
     with pytest.raises(DestinationError) as caught:
-        check_unwritten(replace(late, item=item), None)
+        check_unwritten(replace(late, item=item, since=since), None)
     assert caught.value.message == (
         f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
-        "it, or choose another destination"
+        "it, or submit again when nothing is written there"
     )
-    time.sleep(TICK / 1e9)
-    since = time.time_ns()
-    time.sleep(TICK / 1e9)
-    write(late)
-    check_unwritten(replace(late, item=item, since=since), None)
 
 
 def test_what_was_there_before_or_was_staged_since_is_replaced(late: Task) -> None:
@@ -111,7 +113,10 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
         late = replace(late, since=time.time_ns()) if name == "before" else late
         time.sleep(2 * TICK / 1e9)
     assert lost_files(late, ["before", "meanwhile"]) == Lost("n0", 1, ("before",))
-    assert lost_files(late, ["meanwhile"]) is None
+    assert lost_files(late, ["meanwhile", "renamed meanwhile"]) is None
+    os.rename(late.path, f"{late.path}.away")
+    write(late)
+    assert lost_files(late, [os.path.basename(late.path)]) is None, "it was put in its place"
 
 
 @pytest.mark.parametrize("options", [Options(), Options(replace=True)])
