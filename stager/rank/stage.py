@@ -285,7 +285,7 @@ class StageRun:
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
-        own_file = not source.is_tree and not item.options.extract and not item.shared
+        own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
@@ -442,12 +442,14 @@ class StageRun:
             locks = held.locks.get(cache)
             if not (locks and one.task.receives and (source.is_tree or item.options.extract)):
                 continue
-            for record in [*cache.records()]:
-                if record.destination.startswith(f"{item.destination}/"):
-                    with suppress(StageError):
-                        if locks.take(record.destination):
-                            cache.forget(record.destination)
-                            locks.release(record.destination)
+            with suppress(OSError, StageError):
+                for record in [*cache.records()]:
+                    inner = record.destination
+                    if inner.startswith(f"{item.destination}/") and locks.take(inner):
+                        try:
+                            cache.forget(inner)
+                        finally:
+                            locks.release(inner)
 
     def _note_evicted(self, one: Evicted) -> None:
         self.evictions += 1

@@ -217,6 +217,19 @@ def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_r
     assert site.copy("n1", f"{shared_root}/f1").stat().st_ino == inode
 
 
+def test_the_sites_account_opens_a_shared_copy_that_is_current(
+    site: Site, shared_root: str
+) -> None:
+    site.run("echo >/shared/open; chmod 600 /shared/open; chown stage: /shared/open", user="root")
+    for more, mode in (("", "600"), (",share=all", "644")):
+        line = f"--stage=/shared/open:/nvme/shared/open{more}"
+        shown = f"stat -c %a {shared_root}/open"
+        assert site.run(["srun", "-N1", line, *shown.split()], user=SITE_ACCOUNT).stdout == (
+            f"{mode}\n"
+        )
+    site.run("rm /shared/open", user="root")
+
+
 def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_root: str) -> None:
     site.run("rm -rf /shared/private; mkdir -m 700 /shared/private; cp /shared/f2 /shared/private")
     site.run("chmod 640 /shared/f1; chown -R stage: /shared/f1 /shared/private", user="root")
