@@ -41,25 +41,32 @@ _ATTEMPTS = 3
 class HoldsOwnError(PolicyRefusal):
     """The copy of a ``record`` is kept, as it holds the user's own ``files``, or is one itself.
 
-    Or it may hold some, but cannot be looked through: ``unread`` is the reason. ``why`` says either
-    in a few words. The command in the message has ``option``, if that is not empty.
+    Or it may hold some, but cannot be looked through: ``unread`` is the reason, and ``remedy`` what
+    to do about that. ``why`` says either in a few words. The command in the message has ``option``,
+    if that is not empty.
     """
 
     def __init__(
-        self, record: Record, files: list[str], option: str = "", *, unread: str = ""
+        self,
+        record: Record,
+        files: list[str],
+        option: str = "",
+        *,
+        unread: str = "",
+        remedy: str = "",
     ) -> None:
         from shlex import quote  # not needed where there are none
 
         from stager.base.text import listed
 
-        self.files, self.unread = files, unread
+        self.files, self.unread, self.remedy = files, unread, remedy
         self.why = f"holds files of the user's own: {listed(files)}"
         what, whole = "is no longer what was staged there; move it elsewhere", "it"
         if record.tree:
             what, whole = f"holds {own_text(files)}; move {them(files)} elsewhere", "the whole copy"
         if unread:
             self.why = f"cannot be looked through for files of the user's own: {unread}"
-            what = f"{self.why}; correct that (as by chmod u+rwx)"
+            what = f"{self.why}; {remedy}"
         super().__init__(
             f"{record.destination} {what}, or delete {whole}: stagectl evict{option} --force "
             f"{quote(record.destination)}"
@@ -146,8 +153,11 @@ def find_own(
     try:
         copy, found, closed = _list(path)
     except (OSError, StageError) as error:
-        text = error.strerror or "" if isinstance(error, OSError) else error.message
-        raise HoldsOwnError(record, [], unread=text.partition(";")[0]) from None
+        if isinstance(error, StageError):
+            reason, _, remedy = error.message.partition("; ")
+        else:
+            reason, remedy = error.strerror or "", "make it readable (chmod u+rwx)"
+        raise HoldsOwnError(record, [], unread=reason, remedy=remedy) from None
     if folders is not None:
         folders.update(found)
     own = own_in_listing(cache, record, path, copy, reading)

@@ -146,9 +146,11 @@ def _remove_all(cache: Cache, path: str, folder: int) -> None:
     def remove(place: str) -> None:
         remove_tree(place)
         if os.path.lexists(place):
+            os.chmod(place, stat.S_IMODE(there.st_mode))
             aside = _put_aside(place, name, folder)
             raise SetAsideError(path, f"{above}/{aside}", others=True)
 
+    there = os.lstat(name, dir_fd=folder)
     cache.discard(name, folder, remove)
 
 
@@ -197,9 +199,10 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
             if os.lstat(place).st_ino not in search.folders:  # who may write there put it there
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
-        except OSError:
+        except OSError as error:
             left = rename_to_free(place, aside, folder, Aside.EVICTION)
-            raise SetAsideError(path, f"{above}/{left}") from None
+            others = isinstance(error, PermissionError)
+            raise SetAsideError(path, f"{above}/{left}", others=others) from None
 
     aside = _moved_aside(path, folder, look_again)
     cache.discard(aside, folder, remove)

@@ -111,7 +111,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
         or_other_source(item, record, judge(item.options.validate, source.facts, record, there))
         or made_differently(item, record)
         or _too_open(item, source, there)
-        or damage(item, record, lambda record: digest_of(path) == record.digest)
+        or damage(item, record, lambda record: _has_digest(path, record.digest))
     )
     if (
         there
@@ -184,7 +184,7 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
                 judge(item.options.validate, source.facts, record, _lstat_or_none(path)),
             )
             or made_differently(item, record)
-            or damage(item, record, lambda record: digest_of(path) == record.digest)
+            or damage(item, record, lambda record: _has_digest(path, record.digest))
         )
         if reason in (None, Reason.ABSENT, Reason.ALWAYS):
             break
@@ -206,12 +206,13 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
 def correct_permissions(path: str, source: Source, share: Share) -> None:
     """Give a current copy of a file the permissions of its source as they are now.
 
-    A folder above the source may have been closed since. Raise DestinationError.
+    A folder above the source may have been closed since, and its owner may have closed the copy to
+    themselves. Raise DestinationError.
     """
     # O_PATH, as the copy may be unreadable even for its owner.
     with stage_errors(path), opened(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) as copy:
         there = os.fstat(copy)
-        mode = corrected_mode(there, source.mode, source.group, share)
+        mode = corrected_mode(there, source.mode, source.group, share) | stat.S_IRUSR
         if stat.S_ISREG(there.st_mode) and mode != stat.S_IMODE(there.st_mode):
             os.chmod(f"/proc/self/fd/{copy}", mode)
 
@@ -280,6 +281,12 @@ def damage(
     """Return a reason if ``item`` asks for a checksum and the copy's bytes differ from it."""
     checked = item.options.validate is Validate.CHECKSUM
     return Reason.DAMAGED if checked and record and not is_intact(record) else None
+
+
+def _has_digest(path: str, digest: str) -> bool:
+    with suppress(PermissionError):
+        return digest_of(path) == digest
+    return False
 
 
 def _too_open(item: StageItem, source: Source, there: os.stat_result | None) -> Reason | None:

@@ -143,7 +143,7 @@ def _would_delete(destination: str, own: list[str]) -> DestinationError:
 
 def _might_delete(destination: str, error: HoldsOwnError) -> DestinationError:
     return DestinationError(
-        f"{destination} {error.why}; staging would delete them: correct that (as by chmod u+rwx), "
+        f"{destination} {error.why}; staging would delete what is yours in it: {error.remedy}, "
         "choose another destination, or add the option replace"
     )
 

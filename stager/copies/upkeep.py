@@ -468,7 +468,9 @@ class _Run:
             files = find_own(cache, record, path, self._reading) if is_copy else []
         except HoldsOwnError as error:
             if not force:
-                raise HoldsOwnError(record, [], self._command.option, unread=error.unread) from None
+                raise HoldsOwnError(
+                    record, [], self._command.option, unread=error.unread, remedy=error.remedy
+                ) from None
         if files and not force:
             raise HoldsOwnError(record, files, self._command.option)
         if self._command.dry_run:

@@ -62,7 +62,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     try:
         there = os.lstat(path)
         if not is_of_site and there.st_uid == cache.uid:
-            own = _own(cache, record, path)
+            own = find_own(cache, record, path)
             remedy = _remedy(path, there, cache, record, own)
         if record.tree:
             fault = _fault_of_tree(path, there, cache, record)
@@ -70,6 +70,8 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
             fault = _fault_of_file(path, there, record)
         if fault and not is_copy(cache, record, path, there):
             return Fault(f"{fault}; {remedy}", is_damage=False)
+    except HoldsOwnError as error:
+        return Fault(f"the copy cannot be read: {error.unread}; {error.remedy}", is_damage=False)
     except FileNotFoundError:
         text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
         return Fault(text, is_damage=False)
@@ -77,13 +79,6 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
-
-
-def _own(cache: Cache, record: Record, path: str) -> list[str]:
-    try:
-        return find_own(cache, record, path)
-    except HoldsOwnError:  # it cannot be read, which is the fault
-        return []
 
 
 def delete_command(destination: str) -> str:
@@ -144,7 +139,7 @@ def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
         count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
         return f"{count} missing, or not as staged: {listed(files, _MOST_NAMED)}"
     try:
-        copy = walk(path, holes=False, specials=True)
+        copy = walk(path, holes=False, specials=True, closed=[])  # the user's own may be closed
     except StageError as error:
         return error.message.partition(";")[0]
     if lost := _names(table, table.lost(copy)):

@@ -204,7 +204,7 @@ def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
     assert caught.value.unread == f"{node.path}/a has a time before 1678 or after 2262"
     assert caught.value.message == (
         f"{record.destination} cannot be looked through for files of the user's own: "
-        f"{caught.value.unread}; correct that (as by chmod u+rwx), or delete the whole copy: "
+        f"{caught.value.unread}; correct it with touch, or delete the whole copy: "
         f"stagectl evict --force {record.destination}"
     )
 

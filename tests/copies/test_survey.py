@@ -637,7 +637,7 @@ def test_a_shared_copy_with_wider_permissions_than_its_source_is_not_current(nod
         (0o600, 0o644, Share.SOURCE, 0o600),
         (0o600, 0o644, Share.ALL, 0o644),
         (0o644, 0o640, Share.GROUP, 0o640),
-        (0o044, 0o600, Share.SOURCE, 0o000),
+        (0o044, 0o600, Share.SOURCE, 0o400),
     ],
 )
 def test_a_current_copy_gets_the_permissions_that_a_new_one_would_get(

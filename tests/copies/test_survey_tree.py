@@ -16,6 +16,7 @@ from stager.copies.own import HoldsOwnError
 from stager.copies.removal import remove
 from stager.copies.survey import Reason
 from stager.copies.survey_tree import Walked, judge_tree, survey_tree, walk_copy
+from stager.copies.verify import Fault, fault_of
 from stager.disk.cache import open_cache
 from stager.disk.locks import Locks
 from stager.disk.record import Record, TreeFacts
@@ -232,11 +233,29 @@ def test_a_copy_that_its_owner_may_not_list_is_replaced_or_removed_only_if_told_
         why = "cannot be looked through for files of the user's own: Permission denied"
         refused, was_changed, kept, is_there = as_ordinary_user(lambda: act(home))
         assert refused == (
-            f"{home}/set {why}; staging would delete them: correct that (as by chmod u+rwx), "
-            "choose another destination, or add the option replace"
+            f"{home}/set {why}; staging would delete what is yours in it: make it readable "
+            "(chmod u+rwx), choose another destination, or add the option replace"
         )
         assert kept == (
-            f"{home}/set {why}; correct that (as by chmod u+rwx), or delete the whole copy: "
+            f"{home}/set {why}; make it readable (chmod u+rwx), or delete the whole copy: "
             f"stagectl evict --force {home}/set"
         )
         assert (was_changed, is_there) == (True, False)
+
+
+def test_a_folder_of_the_users_that_is_closed_is_no_fault_of_the_copy_that_it_lies_in() -> None:
+    def act(home: Path) -> list[Fault]:
+        cache = open_cache(str(home), os.getuid())
+        record = stage_folder(cache, f"{home}/set")
+        (home / "set/own/in").mkdir(parents=True)
+        (home / "set/own").chmod(0)
+        with_own = fault_of(cache, record, "")
+        (home / "set").chmod(0)
+        return [with_own, fault_of(cache, record, "")]
+
+    with ordinary_home() as home:
+        closed = "the copy cannot be read: Permission denied; make it readable (chmod u+rwx)"
+        assert as_ordinary_user(lambda: act(home)) == [
+            Fault("", is_damage=False, own=["own/"]),
+            Fault(closed, is_damage=False),
+        ]
