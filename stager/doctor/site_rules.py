@@ -48,7 +48,7 @@ def same_everywhere(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 
 def _plugins(node: NodeFacts) -> list[str]:
-    return [line.digest for line in node.plugins]
+    return sorted({line.digest for line in node.plugins})
 
 
 def _same(

@@ -579,6 +579,7 @@ def test_a_node_without_the_plugin_s_line_is_not_said_to_have_another_plugin() -
     other = "spank_stage.so is not as on the other machines"
     for nodes, told in (
         ({"n1": plugin, "n2": replace(NODE, plugins=[]), "n3": replace(NODE, plugins=[])}, []),
+        ({"n1": plugin, "n2": replace(plugin, plugins=plugin.plugins * 2)}, []),  # two lines
         ({"n1": plugin, "n2": replace(plugin, plugins=[replace(LINE, digest="p2")])}, [["n2"]]),
     ):
         findings = examine(Examined(SITE, POLICY, nodes))
