@@ -30,7 +30,8 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     line = _planned_line if outcome.dry_run else _item_line
     left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
     evicted = evicted_lines(outcome, fold)
-    changed = [line for item in outcome.items for line in _changed_lines(item, fold)]
+    lines_of = _would_change_lines if outcome.dry_run else _changed_lines
+    changed = [line for item in outcome.items for line in lines_of(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
     stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
     lines = (line(item, fold) for item in outcome.items)
@@ -38,7 +39,8 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         *left_out,
         *evicted,
         *lines,
-        *([] if outcome.dry_run else [*changed, *stay]),
+        *changed,
+        *([] if outcome.dry_run else stay),
         *notes,
         *slow,
     ]
@@ -110,6 +112,15 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
         yield (
             f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "
             "to keep elsewhere"
+        )
+
+
+def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
+    """Yield on which nodes the user would lose something; a dry run has no names of it."""
+    if item.changed:
+        yield (
+            f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what is yours there "
+            "would be deleted, because of the option replace"
         )
 
 

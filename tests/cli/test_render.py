@@ -127,7 +127,11 @@ def test_a_file_of_the_users_own_is_not_replaced_silently() -> None:
         "/nvme/img: note: on n[1,3] (2 nodes), 1 file that was not staged, or was changed since, "
         "was replaced; write what you want to keep elsewhere"
     )
-    assert len(summary(replace(outcome, dry_run=True), fold)) == 1
+    _, note = summary(replace(outcome, dry_run=True), fold)
+    assert note == (
+        "/nvme/img: note: on n[1,3] (2 nodes), what is yours there would be deleted, because of "
+        "the option replace"
+    )
 
 
 @pytest.mark.parametrize(
