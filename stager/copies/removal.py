@@ -181,7 +181,7 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
     SetAsideError or OSError.
     """
     # Not needed for a file.
-    from stager.tree.late import Before, late, remove_but_late, was_touched
+    from stager.tree.late import Before, OthersFilesError, late, remove_but_late, was_touched
 
     above, name = os.path.split(path)
     checked: dict[int, int] = {}  # when the file with an inode was made
@@ -201,7 +201,7 @@ def _remove_folder(cache: Cache, path: str, folder: int, search: _Search) -> Non
             remove_but_late(place, f"/proc/self/fd/{folder}/{name}", before)
         except OSError as error:
             left = rename_to_free(place, aside, folder, Aside.EVICTION)
-            others = isinstance(error, PermissionError)
+            others = isinstance(error, OthersFilesError)
             raise SetAsideError(path, f"{above}/{left}", others=others) from None
 
     aside = _moved_aside(path, folder, look_again)

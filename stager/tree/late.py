@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base import linux
 from stager.base.paths import COMPILED_FOLDER
@@ -29,6 +29,17 @@ _PIECE = 1 << 26
 #: Raised for a folder that its user may not read, where nobody has written then, and for one that
 #: was moved meanwhile.
 _UNSEEN = (PermissionError, FileNotFoundError)
+
+
+class OthersFilesError(PermissionError):
+    """What another user has in a folder keeps it from being removed."""
+
+
+class _Closed(NamedTuple):
+    """A folder that was closed to other users, and the mode that it had."""
+
+    mode: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +147,22 @@ class _Moves:
     def move(self, path: str) -> None:
         """Move what is at ``path``. If both are folders, move what is in the one into the other."""
         source, target = f"{self._old}/{path}", self._target(path)
-        mode = _close(source) if _is_folder(target) else None
-        if mode is None:
+        closed = _close(source) if _is_folder(target) else None
+        if closed is None:
             self._rename(source, target)
             return
-        for inner in os.listdir(source):
-            self.move(f"{path}/{inner}")
         try:
-            os.rmdir(source)
-        except OSError:  # more may have been written
-            _set_mode(source, mode)
+            for inner in os.listdir(source):
+                with suppress(*_UNSEEN):
+                    self.move(f"{path}/{inner}")
+            with suppress(OSError):  # more may have been written
+                os.rmdir(source)
+        finally:
+            _open_again(source, closed)
 
-    def move_whole(self, path: str) -> None:
-        """Move what is at ``path``, a folder with all that is in it."""
-        self._rename(f"{self._old}/{path}", self._target(path))
+    def move_whole(self, path: str, source: str = "") -> None:
+        """Move what is at ``path``, a folder with all that is in it, by the name ``source``."""
+        self._rename(source or f"{self._old}/{path}", self._target(path))
 
     def _target(self, path: str) -> str:
         above, _, name = path.rpartition("/")
@@ -184,11 +197,15 @@ class _Moves:
 
     @contextmanager
     def _opened(self, place: str) -> Iterator[int]:
-        """Open a folder in ``new`` to write in it, if no link leads there: others may put one."""
+        """Open a folder in ``new`` to write in it. Raise OSError if another user has put it there,
+        or a link.
+        """
         inner = os.fsencode(place.removeprefix(self._new).lstrip("/"))
         with opened(self._new, OPEN_FOLDER | os.O_NOFOLLOW) as new, ExitStack() as stack:
             folder = linux.open_beneath(new, inner, linux.PASS_FOLDER)
             stack.callback(os.close, folder)
+            if {os.fstat(new).st_uid, os.fstat(folder).st_uid} != {os.getuid()}:
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder of this user's", place)
             stack.enter_context(_writable(folder))
             yield folder
 
@@ -234,13 +251,16 @@ def _copy(folder: str, name: str, facts: os.stat_result) -> None:
 class _Removal:
     """The removal of a folder from which the late files were moved; see `remove_old`."""
 
-    def __init__(self, old: str, folders: dict[str, int], moves: _Moves, before: Before) -> None:
+    def __init__(
+        self, old: str, folders: dict[str, _Closed], moves: _Moves, before: Before
+    ) -> None:
         self._old, self._folders, self._moves = old, folders, moves
         self._shared = dict(before.shared)
         self._before = replace(before, shared=self._shared)  # that grows
         self._is_new = _is_new(old, before)
-        #: Whether there is a folder that this user may not remove.
-        self._is_denied = "" not in folders
+        #: Whether this user may not remove or move something, and whether it is another user's.
+        self._is_denied = False
+        self._is_others = "" not in folders
 
     def finish(self) -> None:
         """Remove the folders, inner ones first, and move what is later still.
@@ -253,12 +273,15 @@ class _Removal:
                     self._finish_folder(folder)
                 except PermissionError:
                     self._is_denied = True
-        if self._is_denied and os.path.lexists(self._old):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._old)
+        if (self._is_denied or self._is_others) and os.path.lexists(self._old):
+            kind = PermissionError if self._is_denied else OthersFilesError
+            raise kind(errno.EACCES, os.strerror(errno.EACCES), self._old)
 
     def _finish_folder(self, folder: str) -> None:
-        if not self._remove(folder) and folder and not self._is_denied:
-            _set_mode(f"{self._old}/{folder}", self._folders[folder])
+        if self._remove(folder) or not folder:
+            return
+        if not (self._is_denied or self._is_others):
+            _open_again(f"{self._old}/{folder}", self._folders[folder])
             self._moves.move_whole(folder.removesuffix("/"))
 
     def _remove(self, folder: str) -> bool:
@@ -268,6 +291,8 @@ class _Removal:
             try:
                 os.rmdir(f"{self._old}/{folder}")
             except OSError as error:
+                if error.errno == errno.ENOTDIR:
+                    raise _moved(folder) from None
                 if error.errno != errno.ENOTEMPTY:
                     raise
             else:
@@ -275,53 +300,79 @@ class _Removal:
         return False
 
     def _clear(self, folder: str) -> None:
-        """Move late files, and folders that were not there before; remove the others."""
-        is_compiled = COMPILED_FOLDER in folder.split("/")
-        for name in os.listdir(f"{self._old}/{folder}"):
-            count()
-            with suppress(FileNotFoundError):
-                try:
-                    self._clear_entry(f"{folder}{name}", is_compiled=is_compiled)
-                except PermissionError:  # as for a folder of another user
-                    self._is_denied = True
+        """Move late files, and folders that were not there before; remove the others.
 
-    def _clear_entry(self, path: str, *, is_compiled: bool) -> None:
-        there = os.lstat(f"{self._old}/{path}")  # just before it may go
+        Raise FileNotFoundError if its user has moved the folder.
+        """
+        is_compiled = COMPILED_FOLDER in folder.split("/")
+        with self._opened(folder) as entry:
+            for name in os.listdir(entry):
+                count()
+                with suppress(FileNotFoundError):
+                    try:
+                        self._clear_entry(entry, f"{folder}{name}", is_compiled=is_compiled)
+                    except PermissionError:  # as for a folder of another user
+                        self._is_denied = True
+
+    @contextmanager
+    def _opened(self, folder: str) -> Iterator[int]:
+        """Open a ``folder``. Raise FileNotFoundError if its user has put something in its place."""
+        path = f"{self._old}/{folder}".rstrip("/")  # else a link would be followed
+        with ExitStack() as stack:
+            try:
+                entry = stack.enter_context(opened(path, OPEN_FOLDER | os.O_NOFOLLOW))
+            except NotADirectoryError:
+                raise _moved(path) from None
+            if os.fstat(entry).st_ino != self._folders[folder].inode:
+                raise _moved(path)
+            yield entry
+
+    def _clear_entry(self, folder: int, path: str, *, is_compiled: bool) -> None:
+        name = os.path.basename(path)
+        source = f"/proc/self/fd/{folder}/{name}"
+        there = os.lstat(source)  # just before it may go
         if stat.S_ISDIR(there.st_mode):
-            if f"{path}/" not in self._folders:
-                self._clear_folder(path, there)
+            known = self._folders.get(f"{path}/")
+            if known is None or known.inode != there.st_ino:
+                self._clear_folder(source, path, there)
             return
-        if not is_compiled and self._is_late(there, path):
-            self._moves.move_whole(path)
+        if not is_compiled and self._is_late(there, source, path):
+            self._moves.move_whole(path, source)
             return
         if there.st_nlink > 1:  # this changes the time of its other links
             self._shared.setdefault(there.st_ino, self._before.since)
-        os.unlink(f"{self._old}/{path}")
+        os.unlink(source)
         if there.st_nlink == 1:  # a new file may get the number
             self._shared.pop(there.st_ino, None)
 
-    def _clear_folder(self, path: str, there: os.stat_result) -> None:
+    def _clear_folder(self, source: str, path: str, there: os.stat_result) -> None:
         """Move a folder that was not there before; remove another user's, if it is empty."""
-        if there.st_uid == os.getuid() or not self._before.has_folder(path, there.st_ino):
-            self._moves.move_whole(path)
+        is_own = there.st_uid == os.getuid()
+        if is_own or not self._before.has_folder(path, there.st_ino):
+            try:
+                self._moves.move_whole(path, source)
+            except PermissionError:
+                if is_own:
+                    raise
+                self._is_others = True
             return
         try:
-            os.rmdir(f"{self._old}/{path}")
+            os.rmdir(source)
         except OSError:
-            self._is_denied = True
+            self._is_others = True
 
-    def _is_late(self, there: os.stat_result, path: str) -> bool:
+    def _is_late(self, there: os.stat_result, source: str, path: str) -> bool:
         if not self._before.has_file(path, there) or (self._is_new and "/" not in path):
             return True
         # Whoever replaces or deletes a shared file elsewhere frees its number for a new one here.
         is_touched = there.st_ctime_ns >= self._before.since
         made_by = self._shared.get(there.st_ino) if is_touched else None
-        return made_by is not None and linux.born_at(f"{self._old}/{path}") > made_by
+        return made_by is not None and linux.born_at(source) > made_by
 
 
 @contextmanager
-def _closed(old: str, before: Before) -> Iterator[dict[str, int]]:
-    """Close the folders in the old one to other users, and yield their modes by path, top first.
+def _closed(old: str, before: Before) -> Iterator[dict[str, _Closed]]:
+    """Close the folders in the old one to other users, and yield them by path, top first.
 
     Else others, who may be allowed to write there, could put a link in the place of a folder, and
     what is beyond it would be taken for what is in the copy. Folders of other users are left out
@@ -329,35 +380,38 @@ def _closed(old: str, before: Before) -> Iterator[dict[str, int]]:
     still there at the end get their modes back.
     """
     folders = [""]
-    modes: dict[str, int] = {}
+    closed: dict[str, _Closed] = {}
     try:
         for folder in folders:  # grows while it is read
-            mode = _close(f"{old}/{folder}")
-            if mode is not None:
-                modes[folder] = mode
+            if one := _close(f"{old}/{folder}"):
+                closed[folder] = one
                 folders += _inner(old, folder, before)
-        yield modes
+        yield closed
     finally:
         if os.path.lexists(old):
-            for folder, mode in reversed(modes.items()):
-                _set_mode(f"{old}/{folder}", mode)
+            for folder, one in reversed(closed.items()):
+                _open_again(f"{old}/{folder}", one)
 
 
-def _close(folder: str) -> int | None:
-    """Let this user alone enter a ``folder``. Return its mode before; None if it is not theirs."""
-    with suppress(OSError), opened(folder, linux.PASS_FOLDER) as entry:
+def _close(folder: str) -> _Closed | None:
+    """Let this user alone enter a ``folder``. Return None if it is not theirs."""
+    with suppress(OSError), opened(folder.rstrip("/"), linux.PASS_FOLDER) as entry:
         there = os.fstat(entry)
         if there.st_uid == os.getuid():
             os.chmod(f"/proc/self/fd/{entry}", stat.S_IRWXU)
-            return stat.S_IMODE(there.st_mode)
+            return _Closed(stat.S_IMODE(there.st_mode), there.st_ino)
     return None
 
 
-def _set_mode(folder: str, mode: int) -> None:
-    """Set the mode of a ``folder``, if it is one of this user's."""
-    with suppress(OSError), opened(folder, linux.PASS_FOLDER) as entry:
-        if os.fstat(entry).st_uid == os.getuid():
-            os.chmod(f"/proc/self/fd/{entry}", mode)
+def _open_again(folder: str, closed: _Closed) -> None:
+    """Give a ``folder`` the mode back that it had, if it is still there."""
+    with suppress(OSError), opened(folder.rstrip("/"), linux.PASS_FOLDER) as entry:
+        if os.fstat(entry).st_ino == closed.inode:
+            os.chmod(f"/proc/self/fd/{entry}", closed.mode)
+
+
+def _moved(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _is_new(old: str, before: Before) -> bool:

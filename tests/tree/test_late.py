@@ -345,6 +345,50 @@ def test_what_another_user_puts_there_just_then_leads_to_no_other_files(
         assert os.listdir(home / "old") == ["theirs"]
 
 
+def test_a_link_that_its_user_puts_in_the_place_of_a_folder_just_then_is_not_followed(
+    tmp_path: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    make(results, precious="r")
+    results.chmod(0o750)
+    before = Before(time.time_ns(), folders=folders_in(old))
+    time.sleep(0.02)
+    finish = _Removal.finish
+
+    def swap_and_finish(removal: _Removal) -> None:
+        (old / "sub").rename(tmp_path / "sub")
+        (old / "sub").symlink_to(results)
+        finish(removal)
+
+    monkeypatch.setattr(_Removal, "finish", swap_and_finish)
+    remove_old(str(old), str(new), before)
+    assert content(results) == {"precious": "r"}
+    assert stat.S_IMODE(results.stat().st_mode) == 0o750
+    assert content(tmp_path / "sub") == {"b": "2"}
+    assert os.readlink(new / "sub.before-staging") == str(results)
+    assert not old.exists()
+
+
+@pytest.mark.root
+def test_what_is_late_gets_into_no_folder_of_another_user() -> None:
+    """Who may write in the folder above takes the copy's name while that is removed."""
+
+    def evict(home: Path, since: int) -> None:
+        remove_but_late(f"{home}/old", f"{home}/new", Before(since))
+
+    with ordinary_home() as home:
+        as_ordinary_user(lambda: make(home, old__a="1"))
+        since = time.time_ns()
+        time.sleep(0.02)
+        as_ordinary_user(lambda: make(home, old__late="mine"))
+        (home / "new").mkdir()
+        (home / "new").chmod(0o777)
+        with pytest.raises(NotADirectoryError):
+            as_ordinary_user(lambda: evict(home, since))
+        assert content(home / "old")["late"] == "mine"
+        assert content(home / "new") == {}
+
+
 def test_hard_links_within_the_old_folder_are_not_late(old: Path, new: Path) -> None:
     os.link(old / "gone/c", old / "c")
     time.sleep(0.02)
@@ -364,9 +408,10 @@ def test_a_new_file_that_gets_the_number_of_a_removed_link_is_late(
     unlink = os.unlink
 
     def unlink_and_write(path: str) -> None:
+        folder = os.path.realpath(os.path.dirname(path))
         unlink(path)
         names = list((old / "gone").iterdir()) if (old / "gone").exists() else []
-        if "/gone/" in path and not path.endswith("result") and not names:
+        if folder.endswith("/gone") and not path.endswith("result") and not names:
             (old / "gone/result").write_text("r")  # ext4 gives it that number
 
     monkeypatch.setattr("stager.tree.late.os.unlink", unlink_and_write)
