@@ -102,7 +102,7 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
 def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield what a user lost on which nodes, as a copy was replaced; its own files by name."""
     nodes: dict[str, list[str]] = {}
-    for one in item.lost:
+    for one in (one for one in item.lost if one.count):
         files = own_files_text(one.count, one.names, dry_run=False)
         nodes.setdefault(f", {files}", []).append(one.node)
     named = {one.node for one in item.lost}

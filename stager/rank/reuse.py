@@ -134,12 +134,12 @@ def find_replaced(task: Task) -> Sequence[str]:
 
 
 def lost_files(task: Task, own: Sequence[str]) -> Lost | None:
-    """Return those of the user's ``own`` files that go with the old copy now, if there are any.
+    """Return those of the user's ``own`` files that go with the old copy now; None without any own.
 
     What was written or moved since the survey is kept: see `tree.late`.
     """
     gone = [name for name in own if _is_as_found(task, name)]
-    return Lost(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if gone else None
+    return Lost(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if own else None
 
 
 def _is_as_found(task: Task, name: str) -> bool:
@@ -147,7 +147,7 @@ def _is_as_found(task: Task, name: str) -> bool:
         is_folder = stat.S_ISDIR(os.lstat(task.path).st_mode)
         path = f"{task.path}/{name}" if is_folder else task.path  # which has this name then
         return not is_late(os.lstat(path), task.since)
-    return False
+    return "\\" in name  # it may be there by its real name, of which this is the text
 
 
 def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:

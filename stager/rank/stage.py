@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stager.base.phases import Stopwatch
     from stager.base.slow import Pace
     from stager.copies.survey_tree import Walked
+    from stager.disk.locks import Locks
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
     from stager.rank.reuse import Reuse
@@ -442,14 +443,13 @@ class StageRun:
             locks = held.locks.get(cache)
             if not (locks and one.task.receives and (source.is_tree or item.options.extract)):
                 continue
-            with suppress(OSError, StageError):
-                for record in [*cache.records()]:
-                    inner = record.destination
-                    if inner.startswith(f"{item.destination}/") and locks.take(inner):
-                        try:
-                            cache.forget(inner)
-                        finally:
-                            locks.release(inner)
+            inner: list[str] = []
+            with suppress(OSError):
+                inner += [one.destination for one in cache.records()]
+            for path in inner:
+                if path.startswith(f"{item.destination}/"):
+                    with suppress(OSError, StageError):
+                        _forget(cache, locks, path)
 
     def _note_evicted(self, one: Evicted) -> None:
         self.evictions += 1
@@ -469,6 +469,15 @@ class StageRun:
 
         progress = Progress(task.item.destination)
         return deliver(self._context, one.cargo, self._watch, progress.tell)
+
+
+def _forget(cache: Cache, locks: Locks, destination: str) -> None:
+    """Forget a copy that is gone, unless another job stages it. Raise StageError."""
+    if locks.take(destination):
+        try:
+            cache.forget(destination)
+        finally:
+            locks.release(destination)
 
 
 def _nothing_sent(task: Task) -> Delivered:

@@ -113,10 +113,12 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
         late = replace(late, since=time.time_ns()) if name == "before" else late
         time.sleep(2 * TICK / 1e9)
     assert lost_files(late, ["before", "meanwhile"]) == Lost("n0", 1, ("before",))
-    assert lost_files(late, ["meanwhile", "renamed meanwhile"]) is None
+    assert lost_files(late, ["meanwhile", "renamed meanwhile"]) == Lost("n0", 0, ())
+    assert lost_files(late, [r"a name with \xff"]) == Lost("n0", 1, (r"a name with \xff",))
+    assert lost_files(late, []) is None
     os.rename(late.path, f"{late.path}.away")
     write(late)
-    assert lost_files(late, [os.path.basename(late.path)]) is None, "it was put in its place"
+    assert lost_files(late, [os.path.basename(late.path)]) == Lost("n0", 0, ()), "it was put there"
 
 
 @pytest.mark.parametrize("options", [Options(), Options(replace=True)])
