@@ -156,8 +156,9 @@ def find_own(
         if isinstance(error, StageError):
             reason, _, remedy = error.message.partition("; ")
         else:
-            reason, remedy = error.strerror or "", "make it readable (chmod u+rwx)"
-        raise HoldsOwnError(record, [], unread=reason, remedy=remedy) from None
+            reason, remedy = error.strerror or "", ""
+        remedy = remedy or "see that you can read all of it (chmod -R u+rwX)"
+        raise HoldsOwnError(record, [], unread=reason, remedy=remedy) from error
     if folders is not None:
         folders.update(found)
     own = own_in_listing(cache, record, path, copy, reading)

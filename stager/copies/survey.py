@@ -175,6 +175,11 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
     """
     with suppress(FileNotFoundError), opened_beneath(cache.root, os.path.dirname(path), cache.uid):
         pass
+    if os.path.lexists(path) and not os.access(path, os.R_OK):
+        raise DestinationError(
+            f"{path} was staged by the site's account (uid {cache.uid}), and you may not read it; "
+            "choose another destination"
+        )
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
         reason = (
@@ -194,11 +199,6 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
             f"{path} cannot be used: only the site's account (uid {cache.uid}) stages files there, "
             f"for all users, and the copy is missing or not up to date ({reason}); ask the "
             "administrator, or choose another destination"
-        )
-    if not os.access(path, os.R_OK):
-        raise DestinationError(
-            f"{path} was staged by the site's account (uid {cache.uid}), and you may not read it; "
-            "choose another destination"
         )
     return Survey(node, None, record.digest)
 

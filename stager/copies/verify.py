@@ -62,7 +62,7 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
     try:
         there = os.lstat(path)
         if not is_of_site and there.st_uid == cache.uid:
-            own = find_own(cache, record, path)
+            own = _own(cache, record, path)
             remedy = _remedy(path, there, cache, record, own)
         if record.tree:
             fault = _fault_of_tree(path, there, cache, record)
@@ -79,6 +79,16 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
+
+
+def _own(cache: Cache, record: Record, path: str) -> list[str]:
+    """Return `find_own`. Raise HoldsOwnError if the user may not list the copy."""
+    try:
+        return find_own(cache, record, path)
+    except HoldsOwnError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+    return []  # what else is wrong with it is found when its files are read
 
 
 def delete_command(destination: str) -> str:

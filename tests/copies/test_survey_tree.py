@@ -233,12 +233,12 @@ def test_a_copy_that_its_owner_may_not_list_is_replaced_or_removed_only_if_told_
         why = "cannot be looked through for files of the user's own: Permission denied"
         refused, was_changed, kept, is_there = as_ordinary_user(lambda: act(home))
         assert refused == (
-            f"{home}/set {why}; staging would delete what is yours in it: make it readable "
-            "(chmod u+rwx), choose another destination, or add the option replace"
+            f"{home}/set {why}; staging would delete what is yours in it: see that you can "
+            "read all of it (chmod -R u+rwX), choose another destination, or add the option replace"
         )
         assert kept == (
-            f"{home}/set {why}; make it readable (chmod u+rwx), or delete the whole copy: "
-            f"stagectl evict --force {home}/set"
+            f"{home}/set {why}; see that you can read all of it (chmod -R u+rwX), or delete the "
+            f"whole copy: stagectl evict --force {home}/set"
         )
         assert (was_changed, is_there) == (True, False)
 
@@ -254,7 +254,10 @@ def test_a_folder_of_the_users_that_is_closed_is_no_fault_of_the_copy_that_it_li
         return [with_own, fault_of(cache, record, "")]
 
     with ordinary_home() as home:
-        closed = "the copy cannot be read: Permission denied; make it readable (chmod u+rwx)"
+        closed = (
+            "the copy cannot be read: Permission denied; see that you can read all of it (chmod -R "
+            "u+rwX)"
+        )
         assert as_ordinary_user(lambda: act(home)) == [
             Fault("", is_damage=False, own=["own/"]),
             Fault(closed, is_damage=False),
