@@ -15,7 +15,7 @@ from stager.base.options import Validate
 from stager.base.outcome import Lost
 from stager.copies.own import HoldsOwnError, find_own, own_in_listing
 from stager.disk.files import digest_of, read_back
-from stager.tree.late import is_late
+from stager.tree.late import Before, is_late
 from stager.tree.table import Table
 from stager.tree.walk import walk
 
@@ -143,10 +143,16 @@ def lost_files(task: Task, own: Sequence[str]) -> Lost | None:
 
 
 def _is_as_found(task: Task, name: str) -> bool:
+    before = Before(task.since, folders=task.folders)
+    above, _, _ = name.rpartition("/")  # of a folder, whose name ends so, it is that itself
     with suppress(OSError):
-        is_folder = stat.S_ISDIR(os.lstat(task.path).st_mode)
-        path = f"{task.path}/{name}" if is_folder else task.path  # which has this name then
-        return not is_late(os.lstat(path), task.since)
+        if not stat.S_ISDIR(os.lstat(task.path).st_mode):  # it has this name itself
+            return not is_late(os.lstat(task.path), task.since)
+        while above:
+            if not before.has_folder(above, os.lstat(f"{task.path}/{above}").st_ino):
+                return False  # it got this name since
+            above = above.rpartition("/")[0]
+        return not is_late(os.lstat(f"{task.path}/{name}".rstrip("/")), task.since)
     return "\\" in name  # it may be there by its real name, of which this is the text
 
 

@@ -116,6 +116,12 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
     assert lost_files(late, ["meanwhile", "renamed meanwhile"]) == Lost("n0", 0, ())
     assert lost_files(late, [r"a name with \xff"]) == Lost("n0", 1, (r"a name with \xff",))
     assert lost_files(late, []) is None
+    os.mkdir(f"{late.path}/renamed")
+    os.rename(f"{late.path}/before", f"{late.path}/renamed/before")
+    later = replace(late, since=time.time_ns() + TICK)
+    by_folders = replace(later, folders={os.lstat(late.path).st_ino: b""})
+    assert lost_files(later, ["renamed/before"]) == Lost("n0", 1, ("renamed/before",))
+    assert lost_files(by_folders, ["renamed/before", "renamed/"]) == Lost("n0", 0, ())
     os.rename(late.path, f"{late.path}.away")
     write(late)
     assert lost_files(late, [os.path.basename(late.path)]) == Lost("n0", 0, ()), "it was put there"
