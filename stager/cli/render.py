@@ -130,7 +130,7 @@ def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
 
     was = "was" if count == 1 else "were"
     gone = "would be" if dry_run else was
-    return f"{count_text(count, names)}, {gone} deleted: {listed(names, of=count)}"
+    return f"{count_text(count, names)} {gone} deleted: {listed(names, of=count)}"
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
@@ -192,7 +192,8 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
         )
     origin = _origin(item, fold)
     # What of a folder is there already is looked up by the stage alone.
-    most = "up to " if item.tree and item.reasons != ["absent"] else ""
+    is_exact = item.reasons == ["absent"] and not item.shard_list
+    most = "up to " if item.tree and not is_exact else ""
     would = "would be spread" if item.shard_list else "would move"
     way = "over" if item.shard_list else "to"
     line = (

@@ -77,7 +77,8 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     launch = rules.launch
     yield (
         "failing nodes",
-        f"{launch.tolerate} of a job's nodes, or up to {launch.tolerate_limit} by --stage-tolerate",
+        f"{launch.tolerate} of a job's nodes, or as --stage-tolerate says; never more than "
+        f"{launch.tolerate_limit}",
     )
 
 

@@ -145,14 +145,11 @@ def user_rows(
 
 
 def _counts(entries: Iterable[Entry]) -> tuple[int, int]:
-    """Return how many files and folders the ``entries`` are copies of.
-
-    A part of a folder may have no files.
-    """
+    """Return how many files and folders the ``entries`` are copies of."""
     is_folder: dict[tuple[int, str], bool] = {}
     for entry in entries:
         key = entry.user, entry.destination
-        is_folder[key] = bool(entry.files) or is_folder.get(key, False)
+        is_folder[key] = entry.folder or is_folder.get(key, False)
     folders = sum(is_folder.values())
     return len(is_folder) - folders, folders
 
@@ -320,7 +317,7 @@ def _kept(entry: Entry) -> str:
 
 def _size(entry: Entry) -> str:
     size = bytes_text(entry.size)
-    return f"{files_text(entry.files)}, {size}" if entry.files else size
+    return f"{files_text(entry.files)}, {size}" if entry.folder else size
 
 
 def _sizes(entries: Sequence[Entry]) -> str:

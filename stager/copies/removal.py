@@ -34,8 +34,8 @@ class SetAsideError(DestinationError):
     def __init__(self, path: str, aside: str, *, others: bool = False) -> None:
         if others:
             super().__init__(
-                f"{path} was evicted, but not what other users have in it: that is in {aside}; "
-                "have them remove it"
+                f"{path} was evicted, but not all that other users have in it: what they alone can "
+                f"remove is in {aside}"
             )
             return
         super().__init__(

@@ -71,10 +71,12 @@ class Entry(NamedTuple):
     files: int = 0
     #: Whether the node has only a part of the folder.
     part: bool = False
+    #: Whether it is a folder, which may have no files.
+    folder: bool = False
 
 
 #: The types of an Entry's fields.
-_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool)
+_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool, bool)
 
 
 def _checked(values: Sequence[Any], types: Sequence[type]) -> Sequence[Any]:
@@ -292,6 +294,7 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
         record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
         jobs.get(record.destination, []), state, cache.uid, cache.shared,
         record.tree.files if record.tree else 0, bool(record.tree and record.tree.split),
+        record.tree is not None,
     )  # fmt: skip
 
 

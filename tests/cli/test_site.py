@@ -54,7 +54,7 @@ your limit     200.0 GiB on each disk of a node
 unpacked       up to 1.0 GiB, and 1000 members, of one archive
 share=         group
 wait           up to 1 min 30 s for another job of yours with the same DST
-failing nodes  1% of a job's nodes, or up to 4 by --stage-tolerate
+failing nodes  1% of a job's nodes, or as --stage-tolerate says; never more than 4
 set in         stage.toml
 """
 DEFAULTS = """\
@@ -66,7 +66,7 @@ your limit     none
 unpacked       up to 1.0 TiB, and 10000000 members, of one archive
 share=         group, all
 wait           up to 30 min 0 s for another job of yours with the same DST
-failing nodes  0 of a job's nodes, or up to 50% by --stage-tolerate
+failing nodes  0 of a job's nodes, or as --stage-tolerate says; never more than 50%
 set in         stage.toml
 """
 

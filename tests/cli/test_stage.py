@@ -184,7 +184,7 @@ def test_own_files_go_with_a_new_version_of_a_folder_only_by_replace(
     said = desk.local("stage", f"{value},replace")
     assert said.code == 0
     note, end = "stage: /nvme/set: note: on", "write what you want to keep elsewhere"
-    many, one = f"{many}, were deleted", f"1 file that {changed}, was deleted"
+    many, one = f"{many} were deleted", f"1 file that {changed} was deleted"
     assert sorted(line for line in said.out.splitlines() if "note:" in line) == [
         f"{note} node2, {many}: log, new/1, new/2 and 1 more; {end}",
         f"{note} node3, {one}: {staged.name}; {end}",

@@ -148,7 +148,7 @@ def test_by_file_a_bar_counts_the_nodes_where_the_file_still_is() -> None:
 
 def test_by_user_sums_files_folders_and_bytes() -> None:
     bob = ENTRY._replace(user=1001, size=10)
-    folder = ENTRY._replace(destination="/nvme/set", files=2)
+    folder = ENTRY._replace(destination="/nvme/set", files=2, folder=True)
     nodes = {
         "n1": holds(ENTRY, bob, folder),
         "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"), folder._replace(files=0)),
@@ -173,7 +173,7 @@ def test_totals() -> None:
 
 
 def test_the_totals_count_folders_apart() -> None:
-    folder = ENTRY._replace(destination="/nvme/set", files=2)
+    folder = ENTRY._replace(destination="/nvme/set", files=2, folder=True)
     nodes = {"n1": holds(folder), "n2": holds(folder._replace(files=0))}
     assert total_line(nodes) == "1 folder, 2 copies, 6.0 MiB in all"
     nodes["n3"] = holds(ENTRY, folder._replace(destination="/nvme/other"))

@@ -138,7 +138,7 @@ def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None
     assert in_job(site, f"evict {COPY}") == ("3:0", f"stage: n4: {COPY} holds {one}; {remedy}\n")
     assert (site.copy("n4", COPY) / "mine").read_text() == "mine\n"
     code, told = in_job(site, f"evict --force {COPY}")
-    gone = "1 file that was added or changed after staging, was deleted: mine"
+    gone = "1 file that was added or changed after staging was deleted: mine"
     note = f"stage: {COPY}: evicted on n4\nstage: {COPY}: note: on n4, {gone}\n"
     assert (code, told) == ("0:0", note)
     assert not site.copy("n4", COPY).exists()
@@ -381,7 +381,7 @@ def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) 
     assert (site.copy("n4", COPY) / "a/result").read_text() == "result\n"
     assert (site.copy("n3", COPY) / "a/__pycache__/x.pyc").exists()
     note = (
-        f"stage: {COPY}: note: on n4, 2 files that were added or changed after staging, were "
+        f"stage: {COPY}: note: on n4, 2 files that were added or changed after staging were "
         "deleted: a/result, lib/file8; write what you want to keep elsewhere\n"
     )
     output = stage(site, f"{WISH},replace")

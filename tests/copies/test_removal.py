@@ -282,8 +282,8 @@ def test_what_other_users_have_in_a_copy_is_put_beside_when_all_of_it_is_removed
         (home / "a/theirs/results").write_text("theirs")
         (home / "a").chmod(0o755)
         message = (
-            f"{home}/a was evicted, but not what other users have in it: that is in "
-            f"{home}/a.before-eviction; have them remove it"
+            f"{home}/a was evicted, but not all that other users have in it: what they alone can "
+            f"remove is in {home}/a.before-eviction"
         )
         assert as_ordinary_user(lambda: evict(home)) == (message, [], [])
         left = home / "a.before-eviction"

@@ -441,6 +441,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
                 "shared": False,
                 "files": 0,
                 "part": False,
+                "folder": False,
             }
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
