@@ -75,10 +75,10 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
         f"up to {seconds_text(rules.lock_timeout)} for another job of yours with the same DST",
     )
     launch = rules.launch
+    most = f"never more than {launch.tolerate_limit}"
     yield (
         "failing nodes",
-        f"{launch.tolerate} of a job's nodes, or as --stage-tolerate says; never more than "
-        f"{launch.tolerate_limit}",
+        f"{launch.tolerate} of a job's nodes, or as --stage-tolerate says; {most}",
     )
 
 
