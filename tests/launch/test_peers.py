@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLICY = Policy(roots=("/nvme",))
+CANNOT = (
+    "{} cannot be loaded, without which ranks accept connections from anyone; tell the "
+    "administrator to install slurm-stage there again"
+)
 
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The library, installed."""
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib/stage_peers.so").touch()
+    (tmp_path / "lib/stage_peers.so").write_bytes(b"\x7fELF...")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     return f"{tmp_path}/lib/stage_peers.so"
 
@@ -55,10 +59,15 @@ def test_a_site_that_has_lost_the_library_cannot_stage_without(
     assert library_for(1, POLICY) is None
     with pytest.raises(LaunchError) as caught:
         library_for(4, POLICY)
-    assert caught.value.message == (
-        f"{library} is not there, without which ranks accept connections from anyone; tell the "
-        "administrator to install slurm-stage there again"
-    )
+    assert caught.value.message == CANNOT.format(library)
+
+
+def test_a_library_that_was_cut_off_as_it_was_installed_is_refused(library: str) -> None:
+    with open(library, "w"):
+        pass
+    with pytest.raises(LaunchError) as caught:
+        library_for(4, POLICY)
+    assert caught.value.message == CANNOT.format(library)
 
 
 def test_each_stage_has_a_key_of_its_own() -> None:
