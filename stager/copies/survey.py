@@ -175,11 +175,6 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
     """
     with suppress(FileNotFoundError), opened_beneath(cache.root, os.path.dirname(path), cache.uid):
         pass
-    if os.path.lexists(path) and not os.access(path, os.R_OK):
-        raise DestinationError(
-            f"{path} was staged by the site's account (uid {cache.uid}), and you may not read it; "
-            "choose another destination"
-        )
     for pause in (*_PUBLICATION, 0.0):
         record = cache.load(item.destination)
         reason = (
@@ -189,7 +184,7 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
                 judge(item.options.validate, source.facts, record, _lstat_or_none(path)),
             )
             or made_differently(item, record)
-            or damage(item, record, lambda record: _has_digest(path, record.digest))
+            or damage(item, record, lambda record: _is_intact(path, record))
         )
         if reason in (None, Reason.ABSENT, Reason.ALWAYS):
             break
@@ -200,7 +195,17 @@ def survey_shared(item: StageItem, path: str, source: Source, cache: Cache, node
             f"for all users, and the copy is missing or not up to date ({reason}); ask the "
             "administrator, or choose another destination"
         )
+    if not os.access(path, os.R_OK):
+        raise DestinationError(
+            f"{path} was staged by the site's account (uid {cache.uid}), and you may not read it; "
+            "choose another destination"
+        )
     return Survey(node, None, record.digest)
+
+
+def _is_intact(path: str, record: Record) -> bool:
+    """Return whether the copy has the recorded bytes, as far as this user may read it."""
+    return not os.access(path, os.R_OK) or _has_digest(path, record.digest)
 
 
 def correct_permissions(path: str, source: Source, share: Share) -> None:
