@@ -376,7 +376,7 @@ class _Run:
         if not self._command.dry_run and os.path.lexists(path):
             if is_copy:
                 raise IntegrityError(
-                    f"{destination} was deleted, but for what a program wrote into it meanwhile"
+                    f"{destination} was deleted, except what a program wrote into it meanwhile"
                 )
             raise IntegrityError(
                 f"{destination} was replaced by something else, so it was not deleted, and "

@@ -95,7 +95,7 @@ def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> No
     nothing = f"stage: kept {stays}stage: nothing to evict on node[1,3] (2 nodes)\n"
     assert desk.simulated("evict", "--older", "1s") == Ran(0, nothing, "")
     assert desk.copy(2, "/nvme/set/r1").read_text() == "mine"
-    note = f"stage: /nvme/set: note: on node2, {files}, {{}} deleted: r1, r2, r3 and 1 more\n"
+    note = f"stage: /nvme/set: note: on node2, {files} {{}} deleted: r1, r2, r3 and 1 more\n"
     assert desk.simulated("evict", "--dry-run", "--force", "/nvme/set") == Ran(
         0, where.format("would be evicted", 2) + note.format("would be"), ""
     )

@@ -425,7 +425,7 @@ def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(
         return gone
 
     monkeypatch.setattr(removal, "remove", remove_and_write)
-    message = "/nvme/a was deleted, but for what a program wrote into it meanwhile"
+    message = "/nvme/a was deleted, except what a program wrote into it meanwhile"
     assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
 
 
