@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from stager.base import linux
-from stager.disk.files import opened
+from stager.disk.files import opened, writable
 
 #: The longest name that stays whole with a suffix and a number, in bytes, as a name has at most
 #: 255; and how many characters, of up to 4 bytes, stay of a longer one.
@@ -50,13 +50,8 @@ def rename_to_free(path: str, name: str, folder: int, suffix: Aside = Aside.STAG
         if not stat.S_ISDIR(mode) or mode & stat.S_IWUSR:
             raise
     # The kernel rewrites the '..' of a folder that gets to another one.
-    with opened(path, linux.PASS_FOLDER) as entry:
-        mode = stat.S_IMODE(os.fstat(entry).st_mode)
-        os.chmod(f"/proc/self/fd/{entry}", mode | stat.S_IWUSR)
-        try:
-            return _rename(path, name, folder, suffix)
-        finally:
-            os.chmod(f"/proc/self/fd/{entry}", mode)
+    with opened(path, linux.PASS_FOLDER) as entry, writable(entry):
+        return _rename(path, name, folder, suffix)
 
 
 def _rename(path: str, name: str, folder: int, suffix: Aside) -> str:

@@ -107,6 +107,23 @@ def make_movable(name: str, folder: int) -> bool:
 
 
 @contextmanager
+def writable(folder: int) -> Iterator[None]:
+    """Let the user write in a ``folder``, which its copy may forbid; it is a descriptor.
+
+    Raise OSError.
+    """
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & stat.S_IWUSR:
+        yield
+        return
+    os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IWUSR)
+    try:
+        yield
+    finally:
+        os.chmod(f"/proc/self/fd/{folder}", mode)
+
+
+@contextmanager
 def locked_folder(name: str, folder: int) -> Iterator[None]:
     """Lock the folder ``name`` in the descriptor ``folder`` for the body.
 

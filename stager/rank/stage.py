@@ -238,12 +238,11 @@ class StageRun:
     def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
         sources, asked = looks[0].sources, self._context.request.items
         items = settle(asked, sources, [look.is_folder for look in looks])
-        self._folders = {
-            item.destination: (one.destination, where)
-            for index, (item, one) in enumerate(zip(items, asked, strict=True))
-            if item is not one
-            for where in [next(look.node for look in looks if look.is_folder[index])]
-        }
+        self._folders.clear()
+        for index, (item, one) in enumerate(zip(items, asked, strict=True)):
+            if item is not one:
+                node = next(look.node for look in looks if look.is_folder[index])
+                self._folders[item.destination] = one.destination, node
         return [
             SettledItem(item, source, cache)
             for item, source, cache in zip(items, sources, self._caches, strict=True)

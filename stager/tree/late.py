@@ -16,7 +16,7 @@ from stager.base import linux
 from stager.base.paths import COMPILED_FOLDER
 from stager.base.progress import count
 from stager.disk.aside import free_name, rename_to_free
-from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened
+from stager.disk.files import CREATE, OPEN_FOLDER, READ_FILE, opened, writable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
@@ -88,7 +88,7 @@ def remove_old(old: str, new: str, before: Before) -> None:
     with _closed(old, before) as folders:
         for path in list(late(old, before, folders)):
             # A program in that folder moved it meanwhile, or it is a folder of another user.
-            with suppress(FileNotFoundError, PermissionError):
+            with suppress(*_UNSEEN):
                 moves.move(path)
         _Removal(old, folders, moves, before).finish()
 
@@ -206,7 +206,7 @@ class _Moves:
             stack.callback(os.close, folder)
             if {os.fstat(new).st_uid, os.fstat(folder).st_uid} != {os.getuid()}:
                 raise NotADirectoryError(errno.ENOTDIR, "not a folder of this user's", place)
-            stack.enter_context(_writable(folder))
+            stack.enter_context(writable(folder))
             yield folder
 
     def _separate(self, path: str) -> None:
@@ -459,17 +459,3 @@ def is_late(there: os.stat_result, since: int) -> bool:
 
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
-
-
-@contextmanager
-def _writable(folder: int) -> Iterator[None]:
-    """Let the user write in a ``folder``, which its copy may forbid; it is a descriptor."""
-    mode = stat.S_IMODE(os.fstat(folder).st_mode)
-    if mode & stat.S_IWUSR:
-        yield
-        return
-    os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IWUSR)
-    try:
-        yield
-    finally:
-        os.chmod(f"/proc/self/fd/{folder}", mode)
