@@ -39,6 +39,13 @@ HOSTS_REMEDY = (
 )
 
 
+#: Behind the path of the library by which ranks know each other (``prolog/peers``).
+NOT_LOADABLE = (
+    " cannot be loaded, without which ranks accept connections from anyone; tell the administrator "
+    "to install slurm-stage there again"
+)
+
+
 class StageError(Exception):
     """A failure that the user understands by its message alone.
 

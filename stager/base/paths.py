@@ -22,5 +22,7 @@ SHARD_LIST = ".stage-shards.tsv"
 COMPILED_FOLDER = "__pycache__"
 #: Where `packaging/install` puts the library that ranks preload, beneath its prefix.
 PEERS_LIBRARY = "lib/stage_peers.so"
+#: The variable in which that library finds the key of a stage.
+PEERS_KEY = "STAGE_PEER_KEY"
 #: One of the scripts that it puts there, too, and pip does not.
 SITE_SCRIPT = "libexec/job_epilog"

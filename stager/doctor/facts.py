@@ -180,6 +180,8 @@ class NodeFacts:
     #: plugstack.conf and the plugin, if users cannot read them, each with the file, or the folder
     #: above it, that is closed to them.
     closed: dict[str, str] = field(default_factory=dict)
+    #: The same of the library of ``peers``.
+    peers_closed: str = ""
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
 
@@ -243,6 +245,7 @@ def node_facts(
     """
     roots, scripts = list(roots), list(scripts)
     plugins = list(_plugin_lines(plugstack))
+    peers = f"{sys.prefix}/{paths.PEERS_LIBRARY}"
     folders = [tmpfs.replace("%h", os.uname().nodename).replace("%n", name)] if tmpfs else []
     library, library_fault = mpi_library(environment) if computes else ("", "")
     return NodeFacts(
@@ -262,7 +265,7 @@ def node_facts(
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
         plugin_ended=bool(plugins) and _plugin_ended(),
-        peers=place(f"{sys.prefix}/{paths.PEERS_LIBRARY}"),
+        peers=place(peers),
         fuse=[
             path
             for path in map(shutil.which, _MOUNTERS)
@@ -287,6 +290,7 @@ def node_facts(
             if words[0] not in _KINDS and any(word.endswith(f"/{PLUGIN}") for word in words)
         ],
         closed=_closed([plugstack, *(line.plugin for line in plugins)]),
+        peers_closed=_closed_at(peers, stat.S_IROTH),
         metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
 

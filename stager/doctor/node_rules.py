@@ -365,6 +365,11 @@ def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     elif node.peers.owner == ABSENT:
         text = f"{node.peers.path} is not there, by which ranks know each other"
         yield problem("connections", text, "install by a package or by packaging/install")
+    elif node.peers_closed:
+        file, closed = node.peers.path, node.peers_closed
+        why = "" if file == closed else f", as {closed} is closed to them"
+        text = f"users cannot load {file}, by which ranks know each other{why}"
+        yield problem("connections", text, f"chmod o+{'r' if file == closed else 'x'} {closed}")
     else:
         yield ok("connections", "ranks accept connections from ranks of their stage alone")
 

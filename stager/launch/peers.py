@@ -8,13 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base import paths
-from stager.base.errors import LaunchError
+from stager.base.errors import NOT_LOADABLE, LaunchError
 
 if TYPE_CHECKING:
     from stager.request.policy import Policy
 
-#: The variable in which the library finds its key.
-_KEY_VARIABLE = "STAGE_PEER_KEY"
 _KEY_BYTES = 16
 #: How a library begins (elf(5)).
 _ELF = b"\x7fELF"
@@ -31,13 +29,21 @@ def library_for(nodes: int, policy: Policy) -> str | None:
     library = os.path.join(sys.prefix, paths.PEERS_LIBRARY)
     if _is_loadable(library):
         return library
-    is_of_site = os.path.exists(os.path.join(sys.prefix, paths.SITE_SCRIPT))
-    if is_of_site or os.path.exists(library):
-        raise LaunchError(
-            f"{library} cannot be loaded, without which ranks accept connections from anyone; tell "
-            "the administrator to install slurm-stage there again"
-        )
+    of_a_site = (library, os.path.join(sys.prefix, paths.SITE_SCRIPT))
+    if any(map(_may_be_there, of_a_site)):
+        raise LaunchError(library + NOT_LOADABLE)
     return None
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether ``path`` exists, or lies in a folder that this user may not look into."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _is_loadable(library: str) -> bool:
@@ -48,4 +54,4 @@ def _is_loadable(library: str) -> bool:
 
 def peer_key() -> dict[str, str]:
     """Return the variable with a new key, for the ranks of one stage alone."""
-    return {_KEY_VARIABLE: os.urandom(_KEY_BYTES).hex()}
+    return {paths.PEERS_KEY: os.urandom(_KEY_BYTES).hex()}

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 
 from stager.rank.orphan import end_with_parent
+from stager.rank.preloaded import require_library
 
 #: How the Open MPI of Debian and Ubuntu names itself.
 _DEBIAN = "package: Debian OpenMPI"
@@ -28,6 +29,7 @@ def main() -> None:
         from stager.rank.root import refuse_root  # which users do without
 
         refuse_root()
+    require_library()
     import mpi4py
 
     # A single thread calls MPI, so the library needs no locks. It is finalised below.

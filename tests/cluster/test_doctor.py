@@ -251,6 +251,11 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
              "other: install by a package or by packaging/install"),),
         ),
         Fault(
+            "n2", f"chmod 700 {PREFIX}/lib/stage_peers.so", "",
+            ((f"problem  n2: users cannot load {PREFIX}/lib/stage_peers.so, by which ranks know "
+             f"each other: chmod o+r {PREFIX}/lib/stage_peers.so"),),
+        ),
+        Fault(
             "n1", "mkdir -m 700 /run/tmpfs/spmix_appdir_5001_9.0; "
             f"chown {bob} /run/tmpfs/spmix_appdir_5001_9.0", "rmdir /run/tmpfs/spmix*",
             (("problem  n1: /run/tmpfs/spmix_appdir_5001_9.0 belongs to uid 5002, who keeps your "

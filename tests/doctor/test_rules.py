@@ -656,6 +656,11 @@ def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
     text = f"{path} is not there, by which ranks know each other: install by a "
     absent = Place(path, ABSENT, 0)
     assert news(peers=absent) == [(PROBLEM, f"{text}package or by packaging/install")]
+    cannot = f"users cannot load {path}, by which ranks know each other"
+    assert news(peers_closed=path) == [(PROBLEM, f"{cannot}: chmod o+r {path}")]
+    folder = "/opt/x/lib"
+    text = f"{cannot}, as {folder} is closed to them: chmod o+x {folder}"
+    assert news(peers_closed=folder) == [(PROBLEM, text)]
     off = "ranks accept connections from anyone: set authenticate = true in [launch]"
     launch = POLICY.launch.model_copy(update={"authenticate": False})
     assert site_news(launch=launch) == [(PROBLEM, off)]

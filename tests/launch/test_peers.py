@@ -11,6 +11,7 @@ import pytest
 from stager.base.errors import LaunchError
 from stager.launch.peers import library_for, peer_key
 from stager.request.policy import Launch, Policy
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,21 @@ def test_a_site_that_has_lost_the_library_cannot_stage_without(
     with pytest.raises(LaunchError) as caught:
         library_for(4, POLICY)
     assert caught.value.message == CANNOT.format(library)
+
+
+def test_a_site_that_has_closed_its_scripts_cannot_stage_without_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ordinary_home() as home:
+
+        def said() -> str:
+            monkeypatch.setattr(sys, "prefix", str(home))
+            (home / "libexec").mkdir(mode=0o000)
+            with pytest.raises(LaunchError) as caught:
+                library_for(4, POLICY)
+            return caught.value.message
+
+        assert as_ordinary_user(said) == CANNOT.format(home / "lib/stage_peers.so")
 
 
 def test_a_library_that_was_cut_off_as_it_was_installed_is_refused(library: str) -> None:

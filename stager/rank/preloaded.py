@@ -1,0 +1,33 @@
+"""Refuse to run a rank without the library by which ranks know each other (``prolog/peers``).
+
+The loader goes on without a library that it cannot read. This is called before MPI_Init, which
+opens ports, and imports little, as MPI_Init of all ranks waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from stager.base import paths
+
+
+def require_library() -> None:
+    """End this process and tell the launcher why, if the library is wanted here and not loaded.
+
+    It is wanted where the environment has a key for it.
+    """
+    if paths.PEERS_KEY not in os.environ:
+        return
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        if any(line.rstrip("\n").endswith(f"/{paths.PEERS_LIBRARY}") for line in maps):
+            return
+    from stager.base.errors import NOT_LOADABLE, Failure, LaunchError  # only for this failure
+    from stager.base.outcome import Outcome, event
+
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    message = os.path.join(sys.prefix, paths.PEERS_LIBRARY) + NOT_LOADABLE
+    outcome = Outcome([], [Failure(LaunchError.code, message, node)], 0.0)
+    sys.stdout.write(event("result", outcome=outcome.to_json()) + "\n")
+    sys.stdout.flush()
+    os._exit(LaunchError.code)
