@@ -19,6 +19,7 @@ from stager.base.options import Share
 from stager.base.outcome import Counts, ItemReport, event
 from stager.base.text import printable
 from stager.copies.survey import Reason
+from stager.disk.permissions import other_group_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -138,7 +139,9 @@ def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
     """Yield the notes to the user on one item; some may be empty."""
     yield _unmatched_note(task)
     yield delivered.note or _note(task.source)
-    yield _closed_note(task)
+    if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
+        yield _closed_note(task)
+        yield _group_note(task)
 
 
 def _unmatched_note(task: Task) -> str:
@@ -167,8 +170,7 @@ def _closed_note(task: Task) -> str:
     Copies that are current do so too: a folder above the source may have been closed since.
     """
     source = task.source
-    is_of_site = task.cache.uid != task.node.uid
-    if not source.closed_by or is_of_site or task.item.options.share is not Share.SOURCE:
+    if not source.closed_by or task.item.options.share is not Share.SOURCE:
         return ""
     who, remedy = "only you can", "share=group or share=all"
     if source.mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -176,4 +178,18 @@ def _closed_note(task: Task) -> str:
     return (
         f"note: {who} read the copy, because of the permissions of {printable(source.closed_by)}; "
         f"{remedy} would change that, if the site allows it"
+    )
+
+
+def _group_note(task: Task) -> str:
+    """Return the note to a user whose ``share=group`` opens the copy to no group."""
+    source = task.source
+    is_member = source.group in (os.getegid(), *os.getgroups())
+    if task.item.options.share is not Share.GROUP or is_member:
+        return ""
+    if other_group_mode(source.mode) & stat.S_IRGRP:
+        return ""
+    return (
+        "note: share=group opens the copy to nobody, because you are not in the source's group; "
+        "share=all would open it to everybody, if the site allows it"
     )

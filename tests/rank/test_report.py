@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -98,6 +99,30 @@ def test_an_interpreter_on_shared_storage_is_noted(at: str, note: str, *, is_sha
     source = Source(FILE.facts, 0o755, 0, 9, 3, "digest", interpreter)
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
     assert item_report(task(plan, source), SURVEYS, Delivered("digest"), 1.0).note == note
+
+
+@pytest.mark.parametrize(
+    ("group", "mode", "share", "is_noted"),
+    [
+        (47110, 0o640, Share.GROUP, True),
+        (47110, 0o644, Share.GROUP, False),  # everybody can read it
+        (47110, 0o644, Share.ALL, False),
+        (47110, 0o640, Share.SOURCE, False),
+        (os.getegid(), 0o640, Share.GROUP, False),
+    ],
+)  # fmt: skip
+def test_a_copy_is_noted_that_cannot_be_opened_to_the_sources_group(
+    group: int, mode: int, share: Share, *, is_noted: bool
+) -> None:
+    plan = TransferPlan(9, (), (0,), (0,), False, "digest")
+    source = replace(FILE, mode=mode, group=group)
+    note = (
+        "note: share=group opens the copy to nobody, because you are not in the source's group; "
+        "share=all would open it to everybody, if the site allows it"
+    )
+    for owner, expected in ((1000, note if is_noted else ""), (990, "")):
+        one = task(plan, source, Options(share=share), owner)
+        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == expected
 
 
 CLOSED = "because of the permissions of /home/alice?x;"
