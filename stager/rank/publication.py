@@ -53,7 +53,7 @@ def announce_tree(
     table = Table.of(source, copy, digests, dict(originals)).to_bytes()
     facts = TreeFacts(
         files=copy.files - bool(split),  # the list of all parts is not a file of the source
-        allocated=copy.allocated(),
+        allocated=tree.allocated,
         source_digest=task.source.listing or source.digest(),
         copy_digest=as_copy(copy).digest(),
         table_digest=task.cache.announce_table(task.item.destination, table),

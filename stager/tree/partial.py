@@ -286,7 +286,13 @@ class PartialTree:
 
     def adopt(self) -> None:
         """List what is in the folder instead: others have filled it, as the unpackers do."""
-        self._listing = self.copy = walk(self.path, holes=False)
+        self._listing = walk(self.path)
+        self.copy = replace(self._listing, extents={})
+
+    @property
+    def allocated(self) -> int:
+        """The bytes that the sealed tree takes on a disk, without holes."""
+        return replace(self.copy, extents=self._listing.extents).allocated()
 
     def share(self, share: Share) -> None:
         """Open the adopted files and folders to others, as far as they may enter the top folder."""

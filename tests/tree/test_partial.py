@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import stat
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -120,6 +121,24 @@ def test_a_published_tree_equals_its_source(cache: Cache, source: Path, disk: Pa
         there.st_ino, os.getuid(), walk(str(source)).size,
     )  # fmt: skip
     assert partial_names(cache) == []
+
+
+def test_what_a_tree_takes_on_the_disk_is_counted_without_holes(
+    cache: Cache, source: Path, disk: Path
+) -> None:
+    staged = build(cache, source, walk(str(source)))
+    unpacked = PartialTree(cache, Listing.of([Row(b"", Kind.FOLDER)]))
+    copying = ["cp", "--archive", "--sparse=always", f"{source}/.", unpacked.path]
+    subprocess.run(copying, check=True)
+    unpacked.adopt()
+    for tree, name in ((staged, "staged"), (unpacked, "unpacked")):
+        tree.publish(f"{disk}/{name}")
+        taken = sum(path.lstat().st_blocks for path in (disk / name).rglob("*")) * 512
+        assert (disk / name / "sparse").stat().st_size == 3 << 20
+        # An empty file or a link counts as a block.
+        assert taken <= tree.allocated < taken + (64 << 10), name
+        assert as_copy(tree.copy) == as_copy(walk(f"{disk}/{name}", holes=False))
+        tree.close()
 
 
 def make_closed(path: Path) -> None:
