@@ -38,6 +38,22 @@ def check_mounter(descriptor: int, path: str) -> None:
         )
 
 
+def changed(path: str, *, is_another: bool = False) -> IntegrityError:
+    """Return the error for a source that changed, or if ``is_another`` is not the one looked at.
+
+    Of one on a disk of the nodes, each node has another.
+    """
+    if is_another:
+        return IntegrityError(
+            f"{path} was replaced while it was read, or each node has another one of this name; "
+            "submit again when nothing replaces it, or copy it first to storage that all nodes "
+            "share"
+        )
+    return IntegrityError(
+        f"{path} changed while it was read; submit again when nothing writes to it"
+    )
+
+
 class Pace:
     """Reads little at a time while storage is slow, so that others see that it moves."""
 

@@ -15,7 +15,7 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
 from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
-from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
+from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
 from stager.disk.record import SourceFacts
 from stager.source.facts import EVERYTHING, Listings, Selection, Source
 from stager.source.way import READ, reach
@@ -59,8 +59,18 @@ def look_at_source(
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
         raise SourceError(f"{path} is {kind_of(facts.st_mode)}; {what}")
+    if not facts.st_size:
+        _check_empty(path)
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
     return Source(facts_of(facts), mode, facts.st_gid, allocated, closed_by=closed_by)
+
+
+def _check_empty(path: str) -> None:
+    """Raise SourceError if a file whose size is 0 has bytes all the same."""
+    with suppress(OSError), opened(path, OPEN_FILE) as descriptor:
+        if not os.fstat(descriptor).st_size and os.read(descriptor, 1):
+            text = "is not empty, but its size is given as 0, as of files in /proc"
+            raise SourceError(f"{path} {text}; copy it to a plain file, and stage that")
 
 
 def _list(path: str, facts: os.stat_result, patterns: Patterns | None) -> Listing:
@@ -111,9 +121,10 @@ class PosixFile(FileReader):
         return True
 
     def _changed(self) -> IntegrityError:
-        return IntegrityError(
-            f"{self._path} changed while it was read; submit again when nothing writes to it"
-        )
+        with suppress(OSError), doing(Kind.READ, self._path):
+            inode = os.fstat(self.descriptor).st_ino
+            return changed(self._path, is_another=inode != self._source.facts.inode)
+        return changed(self._path)
 
 
 def data_size(path: str, source: Source) -> int:

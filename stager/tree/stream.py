@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import xxhash
 
 from stager.base.digest import Digest
-from stager.base.errors import IntegrityError, SourceError
+from stager.base.errors import SourceError
 from stager.base.linux import IS_LINK, PASS_FOLDER, open_beneath
 from stager.base.progress import Kind as Doing
 from stager.base.progress import doing
 from stager.base.spans import Spans
-from stager.disk.reader import OPEN_FILE, Pace
+from stager.disk.reader import OPEN_FILE, Pace, changed
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 
@@ -174,7 +174,7 @@ class StreamReader:
     def _copy(self, buffer: memoryview, part: Part) -> None:
         data = self._originals[part.row][part.offset : part.offset + part.length]
         if len(data) != part.length:
-            raise _changed(self._path(part.row))
+            raise changed(text_of(self._path(part.row)))
         buffer[part.start : part.start + part.length] = data
 
     def _read_large(self, buffer: memoryview, part: Part) -> None:
@@ -193,9 +193,9 @@ class StreamReader:
         try:
             self._root = os.open(self._folder, _FOLDER)
             if self._source not in (None, os.fstat(self._root).st_ino):
-                raise _changed(self._folder)
+                raise changed(text_of(self._folder), is_another=True)
         except FileNotFoundError:
-            raise _changed(self._folder) from None
+            raise changed(text_of(self._folder)) from None
         except OSError as error:
             raise SourceError(f"{text_of(self._folder)}: {error.strerror}") from None
 
@@ -205,7 +205,7 @@ class StreamReader:
             return opener(self._stream.listing.source_path(row))
         except OSError as error:
             if error.errno in _REPLACED:
-                raise _changed(self._path(row)) from None
+                raise changed(text_of(self._path(row))) from None
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
 
     def _open_large(self, row: int) -> int:
@@ -224,7 +224,7 @@ class StreamReader:
             while at < end:
                 done = self._pace.read(descriptor, buffer[at:end], offset)
                 if not done:
-                    raise _changed(self._path(part.row))
+                    raise changed(text_of(self._path(part.row)))
                 at += done
                 offset += done
         except OSError as error:
@@ -245,7 +245,8 @@ class StreamReader:
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
         was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], listing.inodes[row]
         if was != (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino):
-            raise _changed(self._path(row))
+            is_another = listing.inodes[row] != facts.st_ino
+            raise changed(text_of(self._path(row)), is_another=is_another)
 
     def _close_large(self) -> None:
         if self._large:
@@ -260,12 +261,6 @@ class StreamReader:
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
-
-
-def _changed(path: bytes) -> IntegrityError:
-    return IntegrityError(
-        f"{text_of(path)} changed while it was read; submit again when nothing writes to it"
-    )
 
 
 class _Opener:

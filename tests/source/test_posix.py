@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import SourceError
+from stager.base.errors import IntegrityError, SourceError
 from stager.disk.record import SourceFacts
 from stager.source.facts import Listings, Selection, Source
-from stager.source.posix import data_size, facts_of, look_at_source
+from stager.source.posix import PosixFile, data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home
 
@@ -51,6 +51,30 @@ def test_the_holes_of_a_source_are_not_allocated(tmp_path: Path) -> None:
     os.truncate(path, 1 << 30)
     source = look_at_source(str(path))
     assert (source.facts.size, source.allocated) == (1 << 30, 4096)
+
+
+def test_a_file_without_a_size_is_no_source() -> None:
+    with pytest.raises(SourceError) as caught:
+        look_at_source("/proc/version")
+    assert str(caught.value) == (
+        "/proc/version is not empty, but its size is given as 0, as of files in /proc; copy it to "
+        "a plain file, and stage that"
+    )
+
+
+def test_a_file_that_is_another_one_than_the_source_is_told_so(tmp_path: Path) -> None:
+    """As each node reads its own file, where the source is on the nodes' disks."""
+    path = tmp_path / "img.sqsh"
+    path.write_bytes(BYTES)
+    source = look_at_source(str(path))
+    (tmp_path / "other").write_bytes(BYTES)
+    (tmp_path / "other").rename(path)
+    with pytest.raises(IntegrityError) as caught:
+        PosixFile(str(path), source)
+    assert str(caught.value) == (
+        f"{path} was replaced while it was read, or each node has another one of this name; submit "
+        "again when nothing replaces it, or copy it first to storage that all nodes share"
+    )
 
 
 def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
