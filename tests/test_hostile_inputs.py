@@ -166,6 +166,7 @@ ENTRY = list(STATUS.entries[0])
         (RESULT, {"stay": [{"destination": "huge", "why": ""}]}),
         (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge", "own": 0, "names": []}]}),
         (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "own": "huge", "names": []}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "names": [], "gone": "huge"}]}),
     ],
 )
 def test_numbers_with_which_arithmetic_fails(

@@ -191,16 +191,19 @@ def _with_names(failures: Sequence[Failure]) -> list[Failure]:
 
 def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) -> list[str]:
     """Return a line for each copy with its nodes; one line for a long list of what was done."""
-    nodes: dict[str, list[str]] = {}
+    nodes: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
         for one in result.done:
-            nodes.setdefault(one.destination, []).append(name)
+            what = "was gone already" if one.gone else done
+            nodes.setdefault((one.destination, what), []).append(name)
     if len(nodes) > _MOST_NAMED and not command.dry_run:
         everywhere = [name for name, result in results.items() if result.done]
         sizes = [one.size for result in results.values() for one in result.done]
         where = nodes_text(everywhere, job.fold)
         return [f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"]
-    return [f"{path}: {done} on {nodes_text(names, job.fold)}" for path, names in nodes.items()]
+    return [
+        f"{path}: {what} on {nodes_text(names, job.fold)}" for (path, what), names in nodes.items()
+    ]
 
 
 def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:

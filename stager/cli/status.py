@@ -164,7 +164,7 @@ class _Found:
         if found:
             yield from table(headers, found, columns, paint=_paint)
             yield total_line(self.known)
-        else:
+        elif not any(one.unread or one.silent for one in self.known.values()):
             roots = (*self.rules.roots, *self.rules.shared_roots)
             where = " or ".join(root or "/" for root in roots)
             nodes = job.fold([*self.known])

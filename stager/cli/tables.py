@@ -182,8 +182,17 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
     """Return how many records of each node cannot be read, and why the first one cannot."""
     lines: list[str] = []
     for node, one in nodes.items():
-        if one.unread:
-            count, first = len(one.unread), min(one.unread)
+        records = [each for each in one.unread if not each.folder]
+        lines += [
+            printable(
+                f"{node}: copies are not listed, because the folder of their records cannot be "
+                f"read: {each.path}: {each.why}; its user can open it (chmod -R u+rwX)"
+            )
+            for each in one.unread
+            if each.folder
+        ]
+        if records:
+            count, first = len(records), min(records)
             text = (
                 "1 copy of yours is not listed, because its record cannot be read; stage it again "
                 "(if it is a folder, first delete that folder). The record:"

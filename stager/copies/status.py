@@ -99,10 +99,11 @@ class DiskRoom(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """The file of a record that cannot be read, and why not."""
+    """The file of a record, or the ``folder`` of all records, that cannot be read, and why not."""
 
     path: str
     why: str
+    folder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class NodeStatus:
         return cls(
             [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
             [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
-            [Unread(*_checked(one, (str, str))) for one in data["unread"]],
+            [Unread(*_checked(one, (str, str, bool))) for one in data["unread"]],
             list(data["silent"]),
         )
 
@@ -272,9 +273,11 @@ def _jobs_using(uid: int | None, root: str) -> dict[str, list[int]]:
 
 def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
     """Yield the records of ``cache``; add those that cannot be trusted to ``unread``."""
-    paths: list[str] = []
-    with suppress(OSError):
+    try:
         paths = cache.record_paths()
+    except OSError as error:
+        unread.append(Unread(cache.folder, error.strerror or str(error), folder=True))
+        return
     for path in paths:
         try:
             record = cache.read(path)

@@ -127,7 +127,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A copy that the action was done to, and its bytes.
+    """A copy that the action was done to, and its bytes. One to evict may have been ``gone``.
 
     Of a folder that was evicted or verified also the number of files in it that the user had made
     or changed, and the paths of the first few.
@@ -137,6 +137,7 @@ class Done:
     size: int
     own: int = 0
     names: tuple[str, ...] = ()
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ class NodeResult:
             all(type(one.destination) is str for one in result.done)
             and all(is_integer(count) for one in result.done for count in (one.size, one.own))
             and all(type(name) is str for one in result.done for name in one.names)
+            and all(type(one.gone) is bool for one in result.done)
             and all(one.code in range(1, 10) for one in result.refused)
             and all(
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
@@ -364,7 +366,7 @@ class _Run:
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
-        size = evict.size_on_disk(cache, path, record)
+        size, gone = evict.size_on_disk(cache, path, record), not os.path.lexists(path)
         is_copy = removal.is_removable(cache, record, path)
         if self._command.dry_run and not is_copy:
             raise IntegrityError(
@@ -383,7 +385,7 @@ class _Run:
                 "slurm-stage no longer manages it; if you do not need it, delete it there: "
                 f"{delete_command(destination)}"
             )
-        self._note(destination, size, files)
+        self._note(destination, size, files, gone=gone)
 
     def _job_that_staged(self, destination: str) -> int:
         """Return the job that the command comes from, if it staged the copy by hand; else 0."""
@@ -441,6 +443,7 @@ class _Run:
     def _evict_or_keep(self, one: Candidate) -> None:
         why: str = one.held or evict.Held.IN_USE
         path = f"{self._disk}{one.destination}"
+        gone = not os.path.lexists(path)
         is_copy = not one.may_go or removal.is_removable(one.cache, one.record, path)
         files = None
         try:
@@ -450,7 +453,7 @@ class _Run:
         if files is not None and not is_copy:
             why, files = _FORGOTTEN, None
         if files is not None:
-            self._note(one.destination, one.size, files)
+            self._note(one.destination, one.size, files, gone=gone)
         else:
             self.result.stay.append(Stays(one.destination, str(why)))
 
@@ -490,8 +493,11 @@ class _Run:
             cache.save(replace(now, pinned=self._command.action is Action.PIN))
         self._note(destination, record.copy_facts.size)
 
-    def _note(self, destination: str, size: int, own: Sequence[str] = ()) -> None:
-        self.result.done.append(Done(destination, size, len(own), tuple(own[:_MOST_NAMED])))
+    def _note(
+        self, destination: str, size: int, own: Sequence[str] = (), *, gone: bool = False
+    ) -> None:
+        names = tuple(own[:_MOST_NAMED])
+        self.result.done.append(Done(destination, size, len(own), names, gone))
 
 
 def _wanted_text(size: int) -> str:

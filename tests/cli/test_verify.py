@@ -31,7 +31,13 @@ def test_a_damaged_copy_ends_verify_with_7(copies: Desk) -> None:
     ran = copies.simulated("verify", "--json", "/nvme/img.sqsh")
     printed = json.loads(ran.out)
     assert (ran.code, ran.err, printed["code"], printed["dry_run"]) == (7, "", 7, False)
-    verified = {"destination": "/nvme/img.sqsh", "size": 300_000, "own": 0, "names": []}
+    verified = {
+        "destination": "/nvme/img.sqsh",
+        "size": 300_000,
+        "own": 0,
+        "names": [],
+        "gone": False,
+    }
     done = {"done": [verified], "refused": [], "stay": [], "enough": []}
     refused = [{"code": 7, "message": f"/nvme/img.sqsh: {fault}", "absent": ""}]
     assert printed["nodes"] == [

@@ -358,6 +358,10 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
         (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
     ]  # fmt: skip
     assert (seen.unread, seen.silent) == ([], [])
+    (parent / str(USER)).chmod(0o000)
+    closed = node_status(str(node.disk), ["/nvme"], [], everyone=True)
+    assert [entry.user for entry in closed.entries] == [0]
+    assert closed.unread == [Unread(f"{parent}/{USER}", "Permission denied", folder=True)]
 
 
 @pytest.mark.root
@@ -445,7 +449,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
             }
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
-        "unreadable": [{"path": "/p", "why": "why"}],
+        "unreadable": [{"path": "/p", "why": "why", "folder": False}],
         "silent": [1001],
     }
 
