@@ -25,7 +25,6 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: (pidfd_getfd), and could fill /run by it.
 _LOCK_FILE = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 REPLACE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_REMEDY = "remove this folder"
 #: Seconds between two attempts to get a lock.
 _PAUSE = 0.01
 
@@ -56,7 +55,10 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
     with opened(root) as base, made(base, folder, 0o755, enter_mounts=False) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
-            raise UnsafeError(f"{path} belongs to uid {facts.st_uid}, not to root; {_REMEDY}")
+            raise UnsafeError(
+                f"{path} belongs to uid {facts.st_uid}, not to root; if it has folders of several "
+                f"users, it has the records of all copies: chown root {path}; else remove it"
+            )
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise UnsafeError(
                 f"{path} can be written to by users other than root; make it root's alone: "
@@ -69,7 +71,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
                 os.fchmod(home, 0o700)
                 os.fchown(home, uid, gid)
             if os.fstat(home).st_uid != uid:
-                raise UnsafeError(f"{path}/{uid} does not belong to uid {uid}; {_REMEDY}")
+                raise UnsafeError(f"{path}/{uid} does not belong to uid {uid}; remove this folder")
 
 
 @contextmanager

@@ -129,7 +129,10 @@ def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> N
     (root / ".slurm-stage").mkdir()
     os.chown(root / ".slurm-stage", owner, GROUP)
     path = f"{root}/.slurm-stage"
-    assert refusal(root) == f"{path} belongs to uid {owner}, not to root; remove this folder"
+    assert refusal(root) == (
+        f"{path} belongs to uid {owner}, not to root; if it has folders of several users, it has "
+        f"the records of all copies: chown root {path}; else remove it"
+    )
 
 
 @pytest.mark.root

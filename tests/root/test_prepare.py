@@ -129,7 +129,11 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
         (root / name).mkdir()
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
-    complaint = f"{root}/bad/.slurm-stage belongs to uid {USER}, not to root; remove this folder"
+    bad = f"{root}/bad/.slurm-stage"
+    complaint = (
+        f"{bad} belongs to uid {USER}, not to root; if it has folders of several users, it has the "
+        f"records of all copies: chown root {bad}; else remove it"
+    )
     assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], [])
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
 
