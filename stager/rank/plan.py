@@ -98,7 +98,7 @@ def _settings_for_objects(settings: Settings, requests: int) -> Settings:
     first, most = settings.readers[0], settings.readers[-1]
     chunk = max(settings.chunk, _OBJECT_CHUNK if most == 1 else _OBJECT_CHUNKS)
     depth = min(2 * requests * most, max(2, _OBJECT_MEMORY // chunk))
-    depth = max(settings.depth, depth)
+    depth = max(settings.depth * settings.chunk // chunk, depth)
     readers = tuple(count for count in settings.readers if count * requests <= depth) or (first,)
     return replace(settings, readers=readers, chunk=chunk, depth=depth, requests=requests)
 

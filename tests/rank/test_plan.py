@@ -244,6 +244,23 @@ def test_all_readers_of_an_object_have_buffers_for_their_requests(
     assert (settings.chunk, settings.depth) == (chunk, depth)
 
 
+@pytest.mark.parametrize(
+    ("memory", "readers", "depth"),
+    [
+        (16 << 20, (4, 8), 64),  # as much as the requests of the readers need
+        (256 << 20, (4, 8), 64),
+        (512 << 20, (4, 8, 16), 128),
+    ],
+)
+def test_the_buffers_for_an_object_take_the_memory_that_the_site_gives(
+    memory: int, readers: tuple[int, ...], depth: int
+) -> None:
+    chosen = Settings(chunk=2 << 20, depth=memory >> 21)
+    file = replace(FILE, facts=replace(FILE.facts, size=LARGE))
+    found = settings_for(replace(item(), source=FILE_URL), file, chosen, DEFAULT_REMOTE, 32)
+    assert (found.chunk, found.readers, found.depth) == (4 << 20, readers, depth)
+
+
 def test_one_thread_reads_a_copy_that_is_sent() -> None:
     settings = Settings(requests=8)
     from_source, from_copy = make_plan(9, surveys([False])), make_plan(9, surveys([True, False]))
