@@ -424,6 +424,13 @@ class Policy(_Section):
 
 #: For `stagectl --local` on a machine without stage.toml: all of the simulated nodes' disks.
 LOCAL = Policy.model_construct(roots=("",))
+#: For `stagectl check` there: what some site may allow.
+ANY = LOCAL.model_copy(
+    update={
+        "source": SourceSection.model_construct(allow=tuple(f"{one}://" for one in Scheme)),
+        "launch": Launch.model_construct(tolerate_limit=Tolerance(100, is_percent=True)),
+    }
+)
 
 
 def load(path: Path) -> Policy:

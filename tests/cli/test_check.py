@@ -231,6 +231,20 @@ def test_check_without_stage_toml_checks_only_the_syntax(desk: Desk) -> None:
     )
 
 
+def test_check_without_stage_toml_knows_no_rules_of_a_site(desk: Desk) -> None:
+    desk.config.unlink()
+    unchecked = f"stage: only the syntax was checked: there is no {desk.config} here\n"
+    values = (
+        "s3://b/k:/nvme/k",
+        "http://h/f:/nvme/f",
+        "hf://o/m:/nvme/m",
+        "docker://r.org/n:1:/nvme/n",
+    )
+    assert desk.stagectl("check", "--quiet", "--stage-tolerate", "80%", *values) == Ran(0, "", "")
+    ran = desk.stagectl("check", *values)
+    assert (ran.code, ran.out.count("stage: ok: "), ran.out.endswith(unchecked)) == (0, 4, True)
+
+
 def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
     path = os.fsdecode(b"/caf\xe9")
     text = "stage: ok: /caf\\udce9 to /nvme/b (validate=stat)\n"
