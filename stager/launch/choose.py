@@ -50,6 +50,6 @@ def choose(
             if launcher:
                 raise UsageError(
                     f"not inside a job of {launcher}: {_SETS[launcher]} is not set; name the nodes "
-                    "by --hosts or --hostfile"
+                    "by --hostfile"
                 )
     return SLURM, None

@@ -137,7 +137,7 @@ def test_what_the_user_names_comes_first_then_slurm_then_the_others_in_their_ord
 
 def test_a_launcher_outside_of_its_jobs_is_refused() -> None:
     assert refused(chosen, {"SLURM_JOB_ID": "17"}, launcher="pbs") == (
-        "not inside a job of pbs: PBS_NODEFILE is not set; name the nodes by --hosts or --hostfile"
+        "not inside a job of pbs: PBS_NODEFILE is not set; name the nodes by --hostfile"
     )
     only = "use only one of --hosts, --hostfile and --launcher"
     assert refused(chosen, {}, hosts="n1", file="/pbs") == only
