@@ -53,6 +53,8 @@ class Reason(StrEnum):
     REPLACED = "replaced"
     OTHER_SOURCE = "staged from another source"
     SOURCE_CHANGED = "the source changed"
+    #: A folder's listing is another one: by a change, or by other options include and exclude.
+    LISTING_CHANGED = "the source changed, or other files of it are wanted"
     COPY_CHANGED = "the copy changed"
     DAMAGED = "its bytes differ from its checksum"
     TOO_OPEN = "its permissions are wider than the source's"
@@ -269,7 +271,7 @@ def or_other_source(item: StageItem, record: Record | None, reason: Reason | Non
     That says more than that the source changed. Pure.
     """
     is_other = bool(record and record.source != item.source)
-    vague = reason in (None, Reason.SOURCE_CHANGED)
+    vague = reason in (None, Reason.SOURCE_CHANGED, Reason.LISTING_CHANGED)
     return Reason.OTHER_SOURCE if is_other and vague else reason
 
 

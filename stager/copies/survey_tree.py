@@ -203,7 +203,9 @@ def judge_tree(
     if _is_too_open(item, source, there):
         return Reason.TOO_OPEN
     same = _is_same(item.options.validate, source, record, tree)
-    return None if same else Reason.SOURCE_CHANGED
+    if same:
+        return None
+    return Reason.SOURCE_CHANGED if item.options.extract else Reason.LISTING_CHANGED
 
 
 def _made_differently(item: StageItem, source: Source, tree: TreeFacts) -> Reason | None:

@@ -126,6 +126,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "replaced",
         "staged from another source",
         "the source changed",
+        "the source changed, or other files of it are wanted",
         "the copy changed",
         "its bytes differ from its checksum",
         "its permissions are wider than the source's",

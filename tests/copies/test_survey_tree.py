@@ -104,12 +104,12 @@ def test_a_folder_that_more_users_may_enter_than_a_new_copy_is_not_current(
 
 def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:
     changed = replace(FOLDER, listing="3" * 32)
-    assert judged(SPREAD, PART, changed) == Reason.SOURCE_CHANGED
+    assert judged(SPREAD, PART, changed) == Reason.LISTING_CHANGED
     by_size = having(SPREAD, validate=Validate.SIZE)
     assert judged(by_size, PART, changed) is None
     larger = replace(changed, facts=replace(FACTS, size=11))
-    assert judged(by_size, PART, larger) == Reason.SOURCE_CHANGED
-    assert judged(by_size, PART, replace(changed, files=6)) == Reason.SOURCE_CHANGED
+    assert judged(by_size, PART, larger) == Reason.LISTING_CHANGED
+    assert judged(by_size, PART, replace(changed, files=6)) == Reason.LISTING_CHANGED
 
 
 @pytest.mark.parametrize(
