@@ -138,6 +138,11 @@ def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
 def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
     """Yield the notes to the user on one item; some may be empty."""
     yield _unmatched_note(task)
+    if task.source.is_left_alone and task.plan.receivers:
+        yield (
+            f"note: {printable(task.item.source)} is a Python environment: without relocate=venv, "
+            "the scripts of the copy still use the environment there"
+        )
     yield delivered.note or _note(task.source)
     if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
         yield _closed_note(task)

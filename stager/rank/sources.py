@@ -68,6 +68,7 @@ SOURCES = tuple_of(
         ),
         closed_by=TEXT,
         unmatched=tuple_of(TEXT),
+        is_left_alone=FLAG,
     )
 )
 
@@ -134,6 +135,11 @@ def _look_at(
     source = replace(source, unmatched=listings.unmatched(item.source, selection))
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
+    elif source.is_tree and item.destination != item.source:
+        from stager.tree.venv import CONFIG  # not needed for a file
+
+        listing = listings.get(item.source, selection)
+        source = replace(source, is_left_alone=bool(listing and listing.has(CONFIG)))
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
     return replace(source, mode=mode)
 

@@ -40,6 +40,8 @@ class Source:
     closed_by: str = ""
     #: The options of the item with a pattern that matches nothing in the folder.
     unmatched: tuple[str, ...] = ()
+    #: Whether it is a virtual environment that is not to be relocated.
+    is_left_alone: bool = False
 
     @property
     def interpreter_at(self) -> str:

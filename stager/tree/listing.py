@@ -153,6 +153,11 @@ class Listing:
         """Yield the numbers of the rows of ``kind``, in order."""
         return (number for number, one in enumerate(self.kinds) if one == kind)
 
+    def has(self, path: bytes) -> bool:
+        """Return whether there is an entry at ``path``."""
+        row = bisect_left(self.paths, path)
+        return row < len(self.paths) and self.paths[row] == path
+
     def file_of(self, row: int) -> int:
         """Return the row of the file that a hard link is, or of a file itself; -1 of any other."""
         if self.kinds[row] == Kind.HARD_LINK:

@@ -64,6 +64,18 @@ def check_environment(world: TreeWorld) -> None:
 VENV = {"relocate": Relocate.VENV}
 
 
+def test_an_environment_that_is_not_to_be_relocated_gets_a_note(world: TreeWorld) -> None:
+    make_environment(world)
+    (item,) = world.run(items=world.items()).items
+    assert item.note == (
+        f"note: {world.source} is a Python environment: without relocate=venv, the scripts of the "
+        "copy still use the environment there"
+    )
+    assert world.run(items=world.items()).items[0].note == ""  # it is current
+    assert world.run(items=world.items(**VENV)).items[0].note == ""
+    assert world.run(items=world.items(exclude=("/pyvenv.cfg",))).items[0].note == ""
+
+
 @pytest.mark.parametrize("verify", Verify)
 def test_an_environment_names_its_destination(world: TreeWorld, verify: Verify) -> None:
     make_environment(world)

@@ -125,6 +125,17 @@ def test_a_copy_is_noted_that_cannot_be_opened_to_the_sources_group(
         assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == expected
 
 
+def test_an_environment_that_is_not_relocated_is_noted_when_it_moves() -> None:
+    source = replace(FOLDER, is_left_alone=True)
+    current = TransferPlan(9, (), (0,), (0,), False, "digest")
+    assert item_report(task(current, source), SURVEYS, Delivered("digest"), 1.0).note == ""
+    moved = task(replace(current, receivers=(1, 2)), source)
+    assert item_report(moved, SURVEYS, Delivered("digest"), 1.0).note == (
+        "note: /shared/x is a Python environment: without relocate=venv, the scripts of the copy "
+        "still use the environment there"
+    )
+
+
 CLOSED = "because of the permissions of /home/alice?x;"
 
 
