@@ -31,8 +31,8 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Files in the old copy of a folder on a node that nobody staged, or that were changed since.
+class OwnFiles:
+    """Files in a staged folder on a node that nobody staged, or that were changed since.
 
     ``names`` are the first few of their paths in the folder.
     """
@@ -86,7 +86,9 @@ class ItemReport:
     cached: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
     #: The user's own files that a new version of a folder deleted or replaced.
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[OwnFiles] = field(default_factory=list)
+    #: Those that were written there during the stage, and are in the new version.
+    kept: list[OwnFiles] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,11 @@ class Outcome:
 def _read_item(data: dict[str, Any]) -> ItemReport:
     tree = data["tree"]
     counts = _checked(Counts(**{**tree, "parts": tuple(tree["parts"])})) if tree else None
-    lost = [_checked(Lost(**{**one, "names": tuple(one["names"])})) for one in data["lost"]]
-    return _checked(ItemReport(**{**data, "tree": counts, "lost": lost}))
+    own = {
+        key: [_checked(OwnFiles(**{**one, "names": tuple(one["names"])})) for one in data[key]]
+        for key in ("lost", "kept")
+    }
+    return _checked(ItemReport(**{**data, "tree": counts, **own}))
 
 
 #: The types of the fields that hold plain values, as they are annotated above.

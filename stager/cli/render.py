@@ -100,7 +100,7 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
 
 
 def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
-    """Yield what a user lost on which nodes, as a copy was replaced; its own files by name."""
+    """Yield what became of a user's own files on which nodes, as a copy was replaced."""
     nodes: dict[str, list[str]] = {}
     for one in (one for one in item.lost if one.count):
         files = own_files_text(one.count, one.names, dry_run=False)
@@ -112,6 +112,14 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
         yield (
             f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "
             "to keep elsewhere"
+        )
+    kept: dict[str, list[str]] = {}
+    for one in item.kept:
+        kept.setdefault(listed(one.names, of=one.count), []).append(one.node)
+    for names, where in kept.items():
+        yield (
+            f"{item.destination}: note: on {nodes_text(where, fold)}, what was written there "
+            f"during the stage was kept: {names}"
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.extents import Extent
-from stager.base.outcome import Counts, Lost
+from stager.base.outcome import Counts, OwnFiles
 from stager.rank.agree import FAILURE
 from stager.wire.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.wire.ring import Reader
@@ -60,14 +60,18 @@ OPENED = record_of(
 class Published:
     """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user.
 
-    ``lost`` are the user's own files in the folder that a tree replaced.
+    ``lost`` are the user's own files in the folder that a tree replaced, ``kept`` those that were
+    moved from there to the tree.
     """
 
     digest: str = ""
     tree: Counts | None = None
     note: str = ""
-    lost: Lost | None = None
+    lost: OwnFiles | None = None
+    kept: OwnFiles | None = None
 
+
+_OWN_FILES = optional(record_of(OwnFiles, node=TEXT, count=NUMBER, names=tuple_of(TEXT)))
 
 PUBLISHED = record_of(
     Published,
@@ -83,7 +87,8 @@ PUBLISHED = record_of(
         )
     ),
     note=TEXT,
-    lost=optional(record_of(Lost, node=TEXT, count=NUMBER, names=tuple_of(TEXT))),
+    lost=_OWN_FILES,
+    kept=_OWN_FILES,
 )
 
 

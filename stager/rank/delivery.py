@@ -115,7 +115,10 @@ def deliver(
         digests = (one.digest for one in published)
         digest = joint_digest(digests) if task.plan.apart else first.digest
         lost = tuple(one.lost for one in published if one.lost)
-        return replace(delivered, digest=digest, tree=tree, note=first.note, lost=lost, paces=paces)
+        kept = tuple(one.kept for one in published if one.kept)
+        return replace(
+            delivered, digest=digest, tree=tree, note=first.note, lost=lost, kept=kept, paces=paces
+        )
 
 
 def _timed(step: Callable[[], None]) -> float:

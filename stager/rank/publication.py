@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.outcome import OwnFiles
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
 from stager.tree.late import Before
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from stager.rank.task import Task
     from stager.tree.listing import Listing
     from stager.tree.partial import PartialTree
+
+#: Files of the user's own that are named.
+_MOST_NAMED = 3
 
 
 def verify_tree(
@@ -82,5 +87,7 @@ def publish_tree(
     a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
     """
     before = Before(task.since, names=names, folders=task.folders)
-    tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
-    return Published(record.digest, counts)
+    kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
+    first = tuple(text_of(os.fsencode(name)) for name in sorted(kept)[:_MOST_NAMED])
+    own = OwnFiles(task.node.name, len(kept), first) if kept else None
+    return Published(record.digest, counts, kept=own)

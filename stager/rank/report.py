@@ -24,7 +24,7 @@ from stager.disk.permissions import other_group_mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.base.outcome import Lost
+    from stager.base.outcome import OwnFiles
     from stager.base.slow import Pace
     from stager.copies.survey import Survey
     from stager.rank.task import Task
@@ -54,7 +54,8 @@ class Delivered:
     note: str = ""
     retries: int = 0
     #: The user's own files that the new version of a folder deleted or replaced.
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[OwnFiles, ...] = ()
+    kept: tuple[OwnFiles, ...] = ()
     #: How fast each node wrote it, in rank order; nothing if nothing moved.
     paces: tuple[Pace, ...] = ()
 
@@ -111,6 +112,7 @@ def item_report(
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
         lost=list(delivered.lost),
+        kept=list(delivered.kept),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,

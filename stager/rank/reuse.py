@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.options import Validate
-from stager.base.outcome import Lost
+from stager.base.outcome import OwnFiles
 from stager.copies.own import HoldsOwnError, find_own, own_in_listing
 from stager.disk.files import digest_of, read_back
 from stager.tree.late import Before, is_late
@@ -133,13 +133,13 @@ def find_replaced(task: Task) -> Sequence[str]:
         return ()
 
 
-def lost_files(task: Task, own: Sequence[str]) -> Lost | None:
+def lost_files(task: Task, own: Sequence[str]) -> OwnFiles | None:
     """Return those of the user's ``own`` files that go with the old copy now; None without any own.
 
     What was written or moved since the survey is kept: see `tree.late`.
     """
     gone = [name for name in own if _is_as_found(task, name)]
-    return Lost(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if own else None
+    return OwnFiles(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if own else None
 
 
 def _is_as_found(task: Task, name: str) -> bool:

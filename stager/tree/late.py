@@ -75,14 +75,14 @@ class Before:
         return there.st_ctime_ns < self.since
 
 
-def remove_old(old: str, new: str, before: Before) -> None:
+def remove_old(old: str, new: str, before: Before) -> list[str]:
     """Remove the folder ``old``, but move what was not there ``before`` to the same places in
     ``new``; beside what is there already.
 
     A program whose working folder is in it can write there until it is gone. A subfolder that it
     fills faster than it can be emptied is moved to ``new`` with what is in it; ``old`` itself
-    stays then. A file that is another name of one in ``new`` gets bytes of its own. Raise OSError
-    if files cannot be moved.
+    stays then. A file that is another name of one in ``new`` gets bytes of its own. Return the
+    paths in ``new`` to which something was moved. Raise OSError if files cannot be moved.
     """
     moves = _Moves(old, new, before.shared)
     with _closed(old, before) as folders:
@@ -91,6 +91,7 @@ def remove_old(old: str, new: str, before: Before) -> None:
             with suppress(*_UNSEEN):
                 moves.move(path)
         _Removal(old, folders, moves, before).finish()
+    return moves.made
 
 
 def remove_but_late(old: str, new: str, before: Before) -> None:
@@ -143,6 +144,8 @@ class _Moves:
         self._old, self._new, self._shared = old, new, shared
         #: Where what is in a folder of ``old`` gets, by the folder's path.
         self._places: dict[str, str] = {}
+        #: The paths in ``new`` that something got.
+        self.made: list[str] = []
 
     def move(self, path: str) -> None:
         """Move what is at ``path``. If both are folders, move what is in the one into the other."""
@@ -194,6 +197,7 @@ class _Moves:
         with self._opened(above) as folder:
             name = rename_to_free(source, name, folder)
             self._separate(f"{above}/{name}")
+        self.made.append(f"{above}/{name}".removeprefix(self._new).lstrip("/"))
 
     @contextmanager
     def _opened(self, place: str) -> Iterator[int]:

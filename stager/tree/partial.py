@@ -312,10 +312,11 @@ class PartialTree:
 
     def publish(
         self, path: str, before: Before | None = None, note: Callable[[], object] = lambda: None
-    ) -> None:
+    ) -> list[str]:
         """Move the sealed tree to ``path`` in one step, ``note`` that, and remove what was there.
 
         What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
+        Return the paths in the tree to which it was moved.
         """
         above, name = os.path.split(path)
         with stage_errors(path), opened_beneath(self._root, above) as folder:
@@ -327,7 +328,8 @@ class PartialTree:
                 os.rename(self.path, name, dst_dir_fd=folder)
                 self._settle(folder, note)
             else:
-                self._replace(path, folder, before, note)
+                return self._replace(path, folder, before, note)
+        return []
 
     def _settle(self, folder: int, note: Callable[[], object]) -> None:
         """Give the published tree its mode; write its name in the descriptor ``folder``."""
@@ -337,8 +339,11 @@ class PartialTree:
 
     def _replace(
         self, path: str, folder: int, before: Before | None, note: Callable[[], object]
-    ) -> None:
-        """Exchange the tree with what is at ``path``, in the descriptor ``folder``."""
+    ) -> list[str]:
+        """Exchange the tree with what is at ``path``, in the descriptor ``folder``.
+
+        Return as `publish` does.
+        """
         inode = os.fstat(self._descriptor).st_ino
         with replacing(self._partial, path, self._root, inode) as kept:
             name = os.path.basename(path)
@@ -350,9 +355,10 @@ class PartialTree:
                 if not before or (_is_same(seen, there) and not is_late(seen, before.since)):
                     os.unlink(kept.old)
             elif before:
-                self._remove_old(kept, path, before)
+                return self._remove_old(kept, path, before)
             else:
                 remove_tree(kept.old)
+        return []
 
     def _exchange(self, name: str, folder: int, kept: Replaced) -> None:
         """Rename the tree to ``name``, and what is there to its place in ``kept``."""
@@ -372,12 +378,15 @@ class PartialTree:
         if exchanged:
             os.rename(kept.new, kept.old)
 
-    def _remove_old(self, kept: Replaced, path: str, before: Before) -> None:
-        """Remove the folder that was replaced at ``path``, but what was not there ``before``."""
+    def _remove_old(self, kept: Replaced, path: str, before: Before) -> list[str]:
+        """Remove the folder that was replaced at ``path``, but what was not there ``before``.
+
+        Return as `publish` does.
+        """
         shared = dict.fromkeys(self.copy.inodes, before.since)
         new = f"/proc/self/fd/{self._descriptor}/."  # whatever has the path now
         try:
-            remove_old(kept.old, new, replace(before, shared=shared))
+            return remove_old(kept.old, new, replace(before, shared=shared))
         except OSError as error:
             raise DestinationError(
                 f"{path} was staged, but not all of the old version could be removed, or moved "

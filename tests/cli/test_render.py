@@ -14,6 +14,7 @@ from stager.base.outcome import (
     ItemReport,
     NodeRates,
     Outcome,
+    OwnFiles,
     Rate,
     Slow,
     event,
@@ -118,6 +119,18 @@ def test_the_nodes_that_a_stage_went_on_without_are_named_first() -> None:
 )
 def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> None:
     assert line(report) == text
+
+
+def test_what_was_written_into_a_folder_while_it_was_staged_is_told() -> None:
+    kept = [
+        OwnFiles("n1", 1, ("a",)),
+        OwnFiles("n3", 1, ("a",)),
+        OwnFiles("n2", 4, ("b", "c", "d")),
+    ]
+    _, first, second = summary(Outcome([replace(item(ALL, []), kept=kept)], [], 2.0), fold)
+    begin, end = "/nvme/img: note: on", "what was written there during the stage was kept:"
+    assert first == f"{begin} n[1,3] (2 nodes), {end} a"
+    assert second == f"{begin} n2, {end} b, c, d and 1 more"
 
 
 def test_a_file_of_the_users_own_is_not_replaced_silently() -> None:
@@ -339,6 +352,7 @@ def test_the_json_of_an_outcome() -> None:
                 "cached": [],
                 "pinned": [],
                 "lost": [],
+                "kept": [],
             }
         ],
         "failures": [],

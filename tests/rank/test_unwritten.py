@@ -12,7 +12,7 @@ import pytest
 
 from stager.base.errors import DestinationError
 from stager.base.options import Options
-from stager.base.outcome import Counts, Lost
+from stager.base.outcome import Counts, OwnFiles
 from stager.disk.cache import open_cache
 from stager.disk.files import TICK
 from stager.disk.record import CopyFacts, SourceFacts, TreeFacts
@@ -112,19 +112,21 @@ def test_only_files_that_were_there_before_are_told_as_deleted(late: Task) -> No
         (Path(late.path) / name).touch()
         late = replace(late, since=time.time_ns()) if name == "before" else late
         time.sleep(2 * TICK / 1e9)
-    assert lost_files(late, ["before", "meanwhile"]) == Lost("n0", 1, ("before",))
-    assert lost_files(late, ["meanwhile", "renamed meanwhile"]) == Lost("n0", 0, ())
-    assert lost_files(late, [r"a name with \xff"]) == Lost("n0", 1, (r"a name with \xff",))
+    assert lost_files(late, ["before", "meanwhile"]) == OwnFiles("n0", 1, ("before",))
+    assert lost_files(late, ["meanwhile", "renamed meanwhile"]) == OwnFiles("n0", 0, ())
+    assert lost_files(late, [r"a name with \xff"]) == OwnFiles("n0", 1, (r"a name with \xff",))
     assert lost_files(late, []) is None
     os.mkdir(f"{late.path}/renamed")
     os.rename(f"{late.path}/before", f"{late.path}/renamed/before")
     later = replace(late, since=time.time_ns() + TICK)
     by_folders = replace(later, folders={os.lstat(late.path).st_ino: b""})
-    assert lost_files(later, ["renamed/before"]) == Lost("n0", 1, ("renamed/before",))
-    assert lost_files(by_folders, ["renamed/before", "renamed/"]) == Lost("n0", 0, ())
+    assert lost_files(later, ["renamed/before"]) == OwnFiles("n0", 1, ("renamed/before",))
+    assert lost_files(by_folders, ["renamed/before", "renamed/"]) == OwnFiles("n0", 0, ())
     os.rename(late.path, f"{late.path}.away")
     write(late)
-    assert lost_files(late, [os.path.basename(late.path)]) == Lost("n0", 0, ()), "it was put there"
+    assert lost_files(late, [os.path.basename(late.path)]) == OwnFiles("n0", 0, ()), (
+        "it was put there"
+    )
 
 
 @pytest.mark.parametrize("options", [Options(), Options(replace=True)])
@@ -133,10 +135,12 @@ def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Op
     kept: list[object] = []
 
     class Tree:
-        def publish(self, path: str, before: Before, note: Callable[[], object]) -> None:
+        def publish(self, path: str, before: Before, note: Callable[[], object]) -> list[str]:
             kept.append((path, before))
             note()
+            return ["d", "b", "a\udcff", "c"]
 
     folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
-    publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
+    published = publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
+    assert published.kept == OwnFiles("n0", 4, (r"a\udcff", "b", "c"))
     assert kept == [(task.path, Before(task.since, folders={7: b""}))]

@@ -66,7 +66,8 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     time.sleep(0.02)
     make(old, result="r", sub__deep__result="s", gone__result="t", a="mine")
     os.symlink("a", old / "link")
-    remove_old(str(old), str(new), Before(since, inodes(new)))
+    moved = remove_old(str(old), str(new), Before(since, inodes(new)))
+    assert sorted(moved) == ["a.before-staging", "gone/result", "link", "result", "sub/deep/result"]
     assert content(new) == {
         "a": "1 anew", "a.before-staging": "mine", "gone/result": "t", "link": "1 anew",
         "result": "r", "sub/b": "2 anew", "sub/deep/result": "s",
