@@ -174,7 +174,9 @@ def _moved(item: ItemReport) -> str:
         return _size(item)
     counts = {"kept": tree.files - tree.moved, "deleted": tree.deleted}
     others = ", ".join(f"{files_text(count)} {what}" for what, count in counts.items() if count)
-    return f"{files_text(tree.moved)}, {bytes_text(tree.moved_size)} ({others})"
+    # Of all files, their size, as of a folder that was not there; it has the holes in it.
+    size = item.size if tree.moved == tree.files else tree.moved_size
+    return f"{files_text(tree.moved)}, {bytes_text(size)} ({others})"
 
 
 def evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
