@@ -20,7 +20,7 @@ def require_library() -> None:
     if paths.PEERS_KEY not in os.environ:
         return
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        if any(line.rstrip("\n").endswith(f"/{paths.PEERS_LIBRARY}") for line in maps):
+        if any(f"/{paths.PEERS_LIBRARY}" in line for line in maps):  # or "… (deleted)" by an update
             return
     from stager.base.errors import NOT_LOADABLE, Failure, LaunchError  # only for this failure
     from stager.base.outcome import Outcome, event
