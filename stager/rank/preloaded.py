@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from stager.base import paths
+
+#: Seconds in which the report reaches the launcher: srun drops what comes as it ends the step.
+_REPORT_LEAD = 0.5
 
 
 def require_library() -> None:
@@ -30,4 +34,5 @@ def require_library() -> None:
     outcome = Outcome([], [Failure(LaunchError.code, message, node)], 0.0)
     sys.stdout.write(event("result", outcome=outcome.to_json()) + "\n")
     sys.stdout.flush()
+    time.sleep(_REPORT_LEAD)
     os._exit(LaunchError.code)

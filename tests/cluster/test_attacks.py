@@ -58,6 +58,30 @@ def check_copies(site: Site, path: str = "/nvme/data") -> None:
         assert (copy.stat().st_uid, copy.stat().st_nlink) == (ALICE, 1)
 
 
+# The library by which ranks know each other
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_no_stage_goes_on_without_the_library_that_closes_strangers_connections(
+    site: Site, node: str
+) -> None:
+    library = f"{PREFIX}/lib/stage_peers.so"
+    closed = f"cp {library} /run/closed; chmod 600 /run/closed; mount --bind /run/closed {library}"
+    site.run(closed, user="root", on=node)
+    try:
+        output = stage(site)
+    finally:
+        site.run(f"umount {library}", user="root", on=node)
+    where = "" if node == "n1" else f"{node}: "  # the first node starts no rank
+    assert output == (
+        f"stage: {where}{library} cannot be loaded, without which ranks accept connections from "
+        "anyone; tell the administrator to install slurm-stage there again\n"
+        f"{NOT_STARTED.format(8)}"
+    )
+    stage(site)
+    check_copies(site)
+
+
 # Records and locks
 
 
