@@ -21,7 +21,7 @@ from stager.cli.console import complain, say
 from stager.cli.render import failure_lines, nodes_text, own_files_text
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command, NodeResult
-from stager.copies.verify import BY_SRUN, NODE
+from stager.copies.verify import NODE
 from stager.launch import job
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def run_action(
     results, problems = read_answers(answers, NodeResult.from_wire)
     hints = {path: _hint(text) for path, text in typed.items()}
     failures = _failures(command, results, problems, hints)
-    failures = with_commands(failures, by_srun=not scope.by_name)
     code = failures[0].code if failures else 0
     if as_json:
         click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
@@ -174,26 +173,20 @@ def _failures(
         if one.absent not in tolerated
     ]
     return [
-        *refused,
+        *_with_names(refused),
         *(Failure(LaunchError.code, problem, name) for name, problem in problems.items()),
     ]
 
 
-def with_commands(failures: Sequence[Failure], *, by_srun: bool) -> list[Failure]:
-    """Write the node's name into commands to type, if a message is about one node alone.
-
-    Leave out the srun of commands for nodes that are not reached ``by_srun``.
-    """
+def _with_names(failures: Sequence[Failure]) -> list[Failure]:
+    """Write the node's name into commands to type, if a message is about one node alone."""
     nodes = Counter(one.message for one in failures)
-
-    def text(one: Failure) -> str:
-        if not by_srun:
-            return one.message.replace(BY_SRUN, "")
-        if nodes[one.message] == 1:
-            return one.message.replace(NODE, f"-w {one.node}")
-        return one.message
-
-    return [replace(one, message=text(one)) for one in failures]
+    return [
+        replace(one, message=one.message.replace(NODE, f"-w {one.node}"))
+        if nodes[one.message] == 1
+        else one
+        for one in failures
+    ]
 
 
 def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) -> list[str]:

@@ -40,7 +40,6 @@ class Scope:
     ``disks`` maps the nodes whose disks this process sees to the folders where it sees them. The
     other ``nodes`` are asked; those of the job ``context`` by a step. ``whole_job`` says that the
     nodes are all nodes of one job, and ``other_job`` is its number if this process is not in it.
-    ``by_name`` are nodes that Slurm may not know: simulated ones, and those of a list of hosts.
     """
 
     disks: dict[str, str] = field(default_factory=dict)
@@ -48,7 +47,6 @@ class Scope:
     context: JobContext | None = None
     whole_job: bool = False
     other_job: int = 0
-    by_name: bool = False
 
     @property
     def is_here_alone(self) -> bool:
@@ -99,11 +97,7 @@ class Scope:
     def of_hosts(cls, names: Sequence[str]) -> Scope:
         """Return these hosts, of which this machine may be one."""
         own = name_here(names)
-        return cls(
-            disks={own: ""} if own else {},
-            nodes=[name for name in names if name != own],
-            by_name=True,
-        )
+        return cls(disks={own: ""} if own else {}, nodes=[name for name in names if name != own])
 
     @classmethod
     def of_simulated(cls, root: Path) -> Scope:
@@ -119,7 +113,7 @@ class Scope:
                 "`stagectl stage --local` used"
             )
         disks.sort(key=lambda path: (len(path.name), path.name))
-        return cls(disks={path.name: str(path) for path in disks}, by_name=True)
+        return cls(disks={path.name: str(path) for path in disks})
 
     def without_ssh(self, words: Sequence[str], answers: Iterable[Answer]) -> str:
         """Return how to run stagectl without ssh, if a node gave no answer that needs ssh.

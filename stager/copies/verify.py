@@ -36,8 +36,6 @@ _TELL = "tell the administrator"
 _REPLACED = "the copy was replaced by something else"
 #: What stands for the node's name in a message; `stagectl` knows the name.
 NODE = "-w NODE"
-#: By what a command is run there.
-BY_SRUN = f"srun -N1 -n1 {NODE} "
 #: Damaged files of a folder that are named.
 _MOST_NAMED = 5
 
@@ -95,7 +93,7 @@ def _own(cache: Cache, record: Record, path: str) -> list[str]:
 
 def delete_command(destination: str) -> str:
     """Return the command that deletes what is at ``destination`` on a node."""
-    return f"{BY_SRUN}rm -r {quote(destination)}"
+    return f"srun -N1 -n1 {NODE} rm -r {quote(destination)}"
 
 
 def _remedy(

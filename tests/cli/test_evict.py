@@ -6,13 +6,10 @@ import os
 import re
 import shutil
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import Failure
-from stager.cli.action import with_commands
 from tests.support.stagectl import Ran
 from tests.support.users import USER
 
@@ -131,24 +128,12 @@ def test_a_dry_run_says_what_evict_would_refuse(copies: Desk) -> None:
     )
 
 
-def test_a_command_to_type_names_the_node_if_the_message_is_about_one_alone() -> None:
-    text = "/nvme/a was replaced: srun -N1 -n1 -w {} rm -r /nvme/a"
-    of_one, of_two = Failure(7, text.format("NODE"), "n1"), Failure(7, "srun -w NODE", "n1")
-    failures = [of_one, of_two, replace(of_two, node="n2")]
-    assert with_commands(failures, by_srun=True) == [
-        replace(of_one, message=text.format("n1")), *failures[1:],
-    ]  # fmt: skip
-    assert with_commands(failures[:1], by_srun=False) == [
-        replace(of_one, message="/nvme/a was replaced: rm -r /nvme/a")
-    ]
-
-
 @pytest.mark.parametrize(
-    ("nodes", "folded", "others"),
-    [([2], "node2", "node[1,3] (2 nodes)"), ([1, 3], "node[1,3]", "node2")],
+    ("nodes", "folded", "others", "name"),
+    [([2], "node2", "node[1,3] (2 nodes)", "node2"), ([1, 3], "node[1,3]", "node2", "NODE")],
 )
 def test_what_took_a_copy_s_place_is_kept_and_the_command_to_delete_it_is_named(
-    copies: Desk, nodes: list[int], folded: str, others: str
+    copies: Desk, nodes: list[int], folded: str, others: str, name: str
 ) -> None:
     path = "/nvme/img.sqsh"
     for node in nodes:
@@ -163,7 +148,7 @@ def test_what_took_a_copy_s_place_is_kept_and_the_command_to_delete_it_is_named(
         7,
         went.format("evicted"),
         f"{replaced} was not deleted, and slurm-stage no longer manages it; if you do not need it, "
-        f"delete it there: rm -r {path}\n",
+        f"delete it there: srun -N1 -n1 -w {name} rm -r {path}\n",
     )
     assert all((copies.copy(node) / "mine").is_dir() for node in nodes)
 

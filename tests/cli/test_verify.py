@@ -207,10 +207,10 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _move(path: str, holding: str = "") -> str:
+def _move(node: str, path: str, holding: str = "") -> str:
     return (
         f"move it{holding} elsewhere, or delete it there if you do not need it "
-        f"(rm -r {path}), and stage it again"
+        f"(srun -N1 -n1 -w {node} rm -r {path}), and stage it again"
     )
 
 
@@ -236,13 +236,13 @@ def test_nobody_is_told_to_delete_what_was_not_staged(desk: Desk) -> None:
         "",
         _lines(
             f"node1: /nvme/img.sqsh: {replaced}; "
-            + _move("/nvme/img.sqsh", " with what is yours in it (sub/results.csv)"),
+            + _move("node1", "/nvme/img.sqsh", " with what is yours in it (sub/results.csv)"),
             f"node1: /nvme/set: {replaced}; "
-            + _move("/nvme/set", f" with what is yours in it ({mine})"),
-            f"node[2-3]: /nvme/img.sqsh: {replaced}; " + _move("/nvme/img.sqsh"),
+            + _move("node1", "/nvme/set", f" with what is yours in it ({mine})"),
+            f"node[2-3]: /nvme/img.sqsh: {replaced}; " + _move("NODE", "/nvme/img.sqsh"),
             f"node2: /nvme/set: {replaced}; keep what is yours (set) elsewhere, then stage it "
             "again with the option replace",
-            f"node3: /nvme/set: {replaced}; " + _move("/nvme/set"),
+            f"node3: /nvme/set: {replaced}; " + _move("node3", "/nvme/set"),
         ),
     )
     assert desk.simulated("verify") == expected
