@@ -58,6 +58,6 @@ def hello(
         Pulses(lambda: [*nodes], own_name(environment), PATIENCE),
     )
     found = min(worlds, default=0)
-    if outcome.failures and found == HELLO_RANKS:
+    if outcome.failures and found in (0, HELLO_RANKS):  # a rank refused to begin, or both are there
         raise LaunchError(outcome.failures[0].message)
     return found
