@@ -143,7 +143,7 @@ def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
     if task.source.is_left_alone and task.plan.receivers:
         yield (
             f"note: {printable(task.item.source)} is a Python environment: without relocate=venv, "
-            "the scripts of the copy still use the environment there"
+            "the scripts of the copy may still use the environment there"
         )
     yield delivered.note or _note(task.source)
     if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it

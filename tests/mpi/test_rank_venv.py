@@ -69,7 +69,7 @@ def test_an_environment_that_is_not_to_be_relocated_gets_a_note(world: TreeWorld
     (item,) = world.run(items=world.items()).items
     assert item.note == (
         f"note: {world.source} is a Python environment: without relocate=venv, the scripts of the "
-        "copy still use the environment there"
+        "copy may still use the environment there"
     )
     assert world.run(items=world.items()).items[0].note == ""  # it is current
     assert world.run(items=world.items(**VENV)).items[0].note == ""

@@ -132,7 +132,7 @@ def test_an_environment_that_is_not_relocated_is_noted_when_it_moves() -> None:
     moved = task(replace(current, receivers=(1, 2)), source)
     assert item_report(moved, SURVEYS, Delivered("digest"), 1.0).note == (
         "note: /shared/x is a Python environment: without relocate=venv, the scripts of the copy "
-        "still use the environment there"
+        "may still use the environment there"
     )
 
 
