@@ -36,13 +36,14 @@ from stager.base.errors import (
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.base.linux import IS_LINK, open_beneath
 from stager.base.options import Share
+from stager.base.paths import VENV_CONFIG
 from stager.disk.files import OPEN_FOLDER, write_all
 from stager.disk.permissions import beneath_mode, other_group_mode
 from stager.disk.reader import OPEN_FILE
 from stager.source.permitted import permitted
 from stager.source.way import READ, reach
 from stager.tree.listing import Kind, text_of
-from stager.tree.venv import CONDA, CONFIG
+from stager.tree.venv import CONDA
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _check_nothing_lost(folder: str, archive: str) -> None:
 def _options(listing: Listing, archive: str) -> str:
     if is_image(archive):
         return ""
-    return ",extract,relocate=venv" if CONFIG in listing.paths else ",extract"
+    return ",extract,relocate=venv" if listing.has(VENV_CONFIG) else ",extract"
 
 
 @contextmanager

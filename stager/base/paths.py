@@ -20,6 +20,8 @@ JOBS_FOLDER = f"{RUN_FOLDER}/jobs"
 SHARD_LIST = ".stage-shards.tsv"
 #: Where Python keeps what it compiled, and can make again.
 COMPILED_FOLDER = "__pycache__"
+#: The file at the top of every virtual environment of Python.
+VENV_CONFIG = b"pyvenv.cfg"
 #: Where `packaging/install` puts the library that ranks preload, beneath its prefix.
 PEERS_LIBRARY = "lib/stage_peers.so"
 #: The variable in which that library finds the key of a stage.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import SourceError
 from stager.base.options import ITSELF, FolderLayout, Options, Relocate
+from stager.base.paths import VENV_CONFIG
 from stager.base.progress import Kind, doing
 from stager.base.text import listed
 from stager.disk.permissions import copied_mode, shared_mode
@@ -136,10 +137,8 @@ def _look_at(
     if item.options.relocate is Relocate.VENV:
         source = _environment(item, source, copied)
     elif source.is_tree and item.destination != item.source:
-        from stager.tree.venv import CONFIG  # not needed for a file
-
         listing = listings.get(item.source, selection)
-        source = replace(source, is_left_alone=bool(listing and listing.has(CONFIG)))
+        source = replace(source, is_left_alone=bool(listing and listing.has(VENV_CONFIG)))
     mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
     return replace(source, mode=mode)
 

@@ -20,6 +20,7 @@ import xxhash
 
 from stager.base.errors import UsageError
 from stager.base.mounts import mounts
+from stager.base.paths import VENV_CONFIG
 from stager.base.text import printable
 from stager.tree.listing import Kind, text_of
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from stager.tree.listing import Listing
     from stager.tree.partial import PartialTree
 
-#: A file that every virtual environment has, and a folder that every conda environment has.
-CONFIG, CONDA = b"pyvenv.cfg", b"conda-meta"
+#: A folder that every conda environment has.
+CONDA = b"conda-meta"
 #: The script that names the folder in which the environment was made.
 ACTIVATE = b"bin/activate"
 _VARIABLE = b"VIRTUAL_ENV="
@@ -116,7 +117,7 @@ def relocate(
     """
     check_place(relocation.destination)
     rows = _rows_to_rewrite(listing)
-    if CONFIG not in rows:
+    if VENV_CONFIG not in rows:
         raise _not_relocatable(listing, relocation)
     script = b""
     if (activate := rows.get(ACTIVATE)) is not None:
@@ -126,7 +127,7 @@ def relocate(
     for row in dict.fromkeys(rows.values()):
         if fresh[row] and (original := _rewritable(tree, row, listing.sizes[row])):
             data = rewritten(original, folders, os.fsencode(relocation.destination))
-            if row == rows[CONFIG] and relocation.interpreter:
+            if row == rows[VENV_CONFIG] and relocation.interpreter:
                 data = with_home(data, relocation.interpreter)
             if data != original:
                 tree.rewrite(row, data)
@@ -143,7 +144,7 @@ def _not_relocatable(listing: Listing, relocation: Relocation) -> UsageError:
             "and stage FILE.tar.gz with extract and without relocate"
         )
     why = f"{source} has no pyvenv.cfg at its top"
-    beneath = [path for path in listing.paths if path.endswith(b"/" + CONFIG)]
+    beneath = [path for path in listing.paths if path.endswith(b"/" + VENV_CONFIG)]
     if beneath:
         folder = text_of(os.path.dirname(min(beneath, key=len)))
         return UsageError(
