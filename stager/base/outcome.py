@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+#: A user's own files that are named.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class OwnFiles:
     node: str
     count: int = 0
     names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, node: str, names: Sequence[str]) -> OwnFiles:
+        """Return the files with all these ``names``."""
+        return cls(node, len(names), tuple(names[:_MOST_NAMED]))
 
 
 def total(parts: Sequence[Counts]) -> Counts:

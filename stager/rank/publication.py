@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from stager.tree.listing import Listing
     from stager.tree.partial import PartialTree
 
-#: Files of the user's own that are named.
-_MOST_NAMED = 3
-
 
 def verify_tree(
     task: Task, tree: PartialTree, listing: Listing, expected: Iterable[tuple[int, bytes]]
@@ -88,6 +85,5 @@ def publish_tree(
     """
     before = Before(task.since, names=names, folders=task.folders)
     kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
-    first = tuple(text_of(os.fsencode(name)) for name in sorted(kept)[:_MOST_NAMED])
-    own = OwnFiles(task.node.name, len(kept), first) if kept else None
-    return Published(record.digest, counts, kept=own)
+    own = [text_of(os.fsencode(path)) for path in sorted(kept)]
+    return Published(record.digest, counts, kept=OwnFiles.of(task.node.name, own) if own else None)

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from stager.rank.task import Task
     from stager.tree.listing import Listing
 
-#: A user's own files that are named.
-_MOST_NAMED = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
@@ -139,7 +136,7 @@ def lost_files(task: Task, own: Sequence[str]) -> OwnFiles | None:
     What was written or moved since the survey is kept: see `tree.late`.
     """
     gone = [name for name in own if _is_as_found(task, name)]
-    return OwnFiles(task.node.name, len(gone), tuple(gone[:_MOST_NAMED])) if own else None
+    return OwnFiles.of(task.node.name, gone) if own else None
 
 
 def _is_as_found(task: Task, name: str) -> bool:
