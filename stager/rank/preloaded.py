@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from stager.base import paths
-
-#: Seconds in which the report reaches the launcher: srun drops what comes as it ends the step.
-_REPORT_LEAD = 0.5
 
 
 def require_library() -> None:
@@ -26,13 +22,7 @@ def require_library() -> None:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         if any(f"/{paths.PEERS_LIBRARY}" in line for line in maps):  # or "… (deleted)" by an update
             return
-    from stager.base.errors import NOT_LOADABLE, Failure, LaunchError  # only for this failure
-    from stager.base.outcome import Outcome, event
+    from stager.base.errors import NOT_LOADABLE, LaunchError  # only for this failure
+    from stager.rank.refusal import refuse
 
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    message = os.path.join(sys.prefix, paths.PEERS_LIBRARY) + NOT_LOADABLE
-    outcome = Outcome([], [Failure(LaunchError.code, message, node)], 0.0)
-    sys.stdout.write(event("result", outcome=outcome.to_json()) + "\n")
-    sys.stdout.flush()
-    time.sleep(_REPORT_LEAD)
-    os._exit(LaunchError.code)
+    refuse(LaunchError.code, os.path.join(sys.prefix, paths.PEERS_LIBRARY) + NOT_LOADABLE)

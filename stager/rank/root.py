@@ -6,12 +6,9 @@ opens them.
 
 from __future__ import annotations
 
-import os
-import sys
-
 from stager.base import linux
-from stager.base.errors import Failure, PolicyRefusal
-from stager.base.outcome import Outcome, event
+from stager.base.errors import PolicyRefusal
+from stager.rank.refusal import refuse
 
 _MESSAGE = (
     "root cannot stage: submit as an ordinary user; to stage for all users, submit as the owner in "
@@ -27,8 +24,4 @@ def refuse_root() -> None:
     """
     if linux.is_alone():
         return
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    outcome = Outcome([], [Failure(PolicyRefusal.code, _MESSAGE, node)], 0.0)
-    sys.stdout.write(event("result", outcome=outcome.to_json()) + "\n")
-    sys.stdout.flush()
-    os._exit(PolicyRefusal.code)
+    refuse(PolicyRefusal.code, _MESSAGE)
