@@ -42,7 +42,10 @@ def staging(desk: Desk, directive: str) -> Iterator[subprocess.Popen[bytes]]:
         *STAGECTL, "stage", "--config", str(desk.config), "--local", "3",
         "--local-root", str(desk.nodes), directive,
     ]  # fmt: skip
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, env=environment()) as stage:
+    with (
+        (desk.folder / "output").open("wb") as output,
+        subprocess.Popen(line, stdout=output, env=environment()) as stage,
+    ):
         yield stage
 
 
@@ -91,6 +94,8 @@ def test_a_folder_that_is_moved_to_the_destination_meanwhile_is_kept(
     kept = [path for path in copy.rglob("*") if path.is_file() and path.read_text() == "mine"]
     beside = "a/x/f1.before-staging" if (source / "a/x/f1").exists() else "a/x/f1"
     assert {str(path.relative_to(copy)) for path in kept} == {"notes", beside, "deep/er/inner"}
+    note = "stage: /nvme/set: note: on node1, what was written there during the stage was kept: "
+    assert (desk.folder / "output").read_text().endswith(f"{note}{beside}, deep, notes\n")
 
 
 @pytest.mark.parametrize("option", ["", ",replace"])
