@@ -25,7 +25,7 @@ from stager.copies.verify import NODE
 from stager.launch import job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.launch.answers import Answer
@@ -190,20 +190,33 @@ def _with_names(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) -> list[str]:
-    """Return a line for each copy with its nodes; one line for a long list of what was done."""
+    """Return a line for each copy with its nodes; of many copies, what was done with all."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
         for one in result.done:
             what = "was gone already" if one.gone else done
             nodes.setdefault((one.destination, what), []).append(name)
     if len(nodes) > _MOST_NAMED and not command.dry_run:
-        everywhere = [name for name, result in results.items() if result.done]
-        sizes = [one.size for result in results.values() for one in result.done]
-        where = nodes_text(everywhere, job.fold)
-        return [f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"]
+        return [*_sum_lines(results, done)]
     return [
         f"{path}: {what} on {nodes_text(names, job.fold)}" for (path, what), names in nodes.items()
     ]
+
+
+def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
+    """Yield how many copies ``done`` is said of, and how many were gone already."""
+    for gone in (False, True):
+        copies = {
+            name: [one.size for one in result.done if one.gone is gone]
+            for name, result in results.items()
+        }
+        where = nodes_text([name for name, sizes in copies.items() if sizes], job.fold)
+        sizes = [size for each in copies.values() for size in each]
+        if sizes and gone:
+            copies_were = "copy was" if len(sizes) == 1 else "copies were"
+            yield f"{len(sizes)} {copies_were} gone already on {where}"
+        elif sizes:
+            yield f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"
 
 
 def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:

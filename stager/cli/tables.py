@@ -186,7 +186,7 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         lines += [
             printable(
                 f"{node}: copies are not listed, because the folder of their records cannot be "
-                f"read: {each.path}: {each.why}; its user can open it (chmod -R u+rwX)"
+                f"read: {each.path}: {each.why}"
             )
             for each in one.unread
             if each.folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -276,7 +277,10 @@ def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
     try:
         paths = cache.record_paths()
     except OSError as error:
-        unread.append(Unread(cache.folder, error.strerror or str(error), folder=True))
+        why = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            why += f"; its user can open it: chmod -R u+rwX {shlex.quote(cache.folder)}"
+        unread.append(Unread(cache.folder, why, folder=True))
         return
     for path in paths:
         try:

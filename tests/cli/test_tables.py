@@ -196,7 +196,7 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
         "n1": NodeStatus(),
         "n2": NodeStatus(unread=[one]),
         "n3": NodeStatus(unread=[two, one]),
-        "n4": NodeStatus(unread=[Unread("/nvme/.slurm-stage/5001", "Permission denied", True)]),
+        "n4": NodeStatus(unread=[Unread("/nvme/.slurm-stage/5001", "Input/output error", True)]),
     }
     path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
     one_copy = (
@@ -212,7 +212,7 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
         f"n3: {two_copies}: {path}",
         (
             "n4: copies are not listed, because the folder of their records cannot be read: "
-            "/nvme/.slurm-stage/5001: Permission denied; its user can open it (chmod -R u+rwX)"
+            "/nvme/.slurm-stage/5001: Input/output error"
         ),
     ]
 

@@ -361,7 +361,8 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
     (parent / str(USER)).chmod(0o000)
     closed = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert [entry.user for entry in closed.entries] == [0]
-    assert closed.unread == [Unread(f"{parent}/{USER}", "Permission denied", folder=True)]
+    why = f"Permission denied; its user can open it: chmod -R u+rwX {parent}/{USER}"
+    assert closed.unread == [Unread(f"{parent}/{USER}", why, folder=True)]
 
 
 @pytest.mark.root
