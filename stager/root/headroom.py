@@ -7,11 +7,12 @@ of each user to remove the oldest.
 from __future__ import annotations
 
 import json
+import math
 import os
 import syslog
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stager.base import paths
 from stager.base.mounts import stranger_at
@@ -83,13 +84,14 @@ class _Run:
         for uid in sorted(users_of(root), key=self._is_slow):
             answer = self._answer(uid, ["--root", root])
             may_go[uid] = _pairs(answer.get("may_go"))
-        while counts := shares(may_go, goal):
-            for uid in sorted(counts, key=self._is_slow):  # else the oldest copy first
-                count = counts[uid]
-                answer = self._answer(uid, ["--root", root, "--oldest", str(count)])
-                self.gone += int(min(or_zero(answer.get("evicted")), count))
+        while chosen := shares(may_go, goal):
+            for uid in sorted(chosen, key=self._is_slow):  # else the oldest copy first
+                share = chosen[uid]
+                size = math.ceil(share.size or goal)
+                answer = self._answer(uid, ["--root", root, "--free", str(size)])
+                self.gone += int(min(or_zero(answer.get("evicted")), len(may_go[uid])))
                 # What is left counts for nothing: this user's figures were not enough once.
-                may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][count:]]
+                may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][share.copies :]]
                 if shortfall(root, self._rules) <= 0:
                     return
             goal = shortfall(root, self._rules)
@@ -134,19 +136,28 @@ def shortfall(root: str, rules: Rules) -> int:
     return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
 
 
-def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:
-    """Choose how many copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
+class Share(NamedTuple):
+    """What one user has to evict: so many ``copies``, the oldest, or others of ``size`` bytes."""
 
-    ``may_go`` has the time of use and the bytes of each user's copies, the oldest first.
+    copies: int = 0
+    size: float = 0.0
+
+
+def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, Share]:
+    """Choose the copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
+
+    ``may_go`` has the time of use and the bytes of each user's copies, the oldest first. The sizes
+    of all shares add up to the ``goal``, or to all bytes.
     """
-    counts: dict[int, int] = {}
+    chosen: dict[int, Share] = {}
     every = sorted((pair[0], uid, pair[1]) for uid, pairs in may_go.items() for pair in pairs)
     for _, uid, size in every:
         if goal <= 0:
             break
-        counts[uid] = counts.get(uid, 0) + 1
+        share = chosen.get(uid, Share())
+        chosen[uid] = Share(share.copies + 1, share.size + min(size, goal))
         goal -= size
-    return counts
+    return chosen
 
 
 def _pairs(answer: object) -> Pairs:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.root.headroom import make_headroom, shares, shortfall
+from stager.root.headroom import Share, make_headroom, shares, shortfall
 from stager.root.rules import Rules
 
 if TYPE_CHECKING:
@@ -26,10 +26,13 @@ ENTRIES = st.lists(
 def test_the_oldest_copies_are_chosen_and_no_more_than_necessary(
     may_go: dict[int, list[tuple[float, float]]], goal: int
 ) -> None:
-    counts = shares(may_go, goal)
-    gone = [pair for uid, count in counts.items() for pair in may_go[uid][:count]]
-    left = [pair for uid, pairs in may_go.items() for pair in pairs[counts.get(uid, 0) :]]
+    chosen = shares(may_go, goal)
+    gone = [pair for uid, share in chosen.items() for pair in may_go[uid][: share.copies]]
+    left = [
+        pair for uid, pairs in may_go.items() for pair in pairs[chosen.get(uid, Share()).copies :]
+    ]
     freed = sum(size for _, size in gone)
+    assert sum(share.size for share in chosen.values()) == max(0, min(goal, freed))
     assert freed >= goal or not left
     assert not gone or max(gone)[0] <= min([*left, (9.0, 0.0)])[0]
     # Without the last of them it were too little.
@@ -55,13 +58,17 @@ class Users:
     def ask(
         self, uid: int, options: Sequence[str], rules: Rules, limit: float
     ) -> dict[str, Any] | None:
-        count = int(options[3]) if "--oldest" in options else 0
-        self.asked.append((uid, count))
+        size = int(options[3]) if "--free" in options else 0
+        self.asked.append((uid, size))
         if uid in self.silent:
             return None
-        gone, self.copies[uid] = self.copies[uid][:count], self.copies[uid][count:]
-        self.free += sum(freed for _, _, freed in gone)
-        return {"evicted": len(gone), "may_go": [[at, size] for at, size, _ in self.copies[uid]]}
+        gone = 0
+        while size > 0 and self.copies[uid]:
+            _, claimed, freed = self.copies[uid].pop(0)
+            self.free += freed
+            size -= int(claimed)
+            gone += 1
+        return {"evicted": gone, "may_go": [[at, size] for at, size, _ in self.copies[uid]]}
 
     def shortfall(self, root: str, rules: Rules) -> float:
         return rules.headroom - self.free
@@ -83,7 +90,7 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
 def test_users_are_asked_only_where_headroom_is_missing(users: Users) -> None:
     users.add(5001, (1, 50, 50), (2, 50, 50))
     assert (users.make_headroom(100), users.asked) == (0, [])
-    assert (users.make_headroom(140), users.asked) == (1, [(5001, 0), (5001, 1)])
+    assert (users.make_headroom(140), users.asked) == (1, [(5001, 0), (5001, 40)])
 
 
 def test_a_forged_size_keeps_no_copy_of_others(users: Users) -> None:
@@ -91,7 +98,7 @@ def test_a_forged_size_keeps_no_copy_of_others(users: Users) -> None:
     users.add(5002, (1, 9e14, 1), (2, 9e14, 1))
     assert users.make_headroom(140) == 3
     # The second time user 5002's sizes count for nothing.
-    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 1), (5001, 1)]
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 40), (5002, 39), (5001, 39)]
     assert [at for at, _, _ in users.copies[5001]] == [6]
 
 
@@ -109,7 +116,7 @@ def test_a_silent_user_is_asked_once_and_last_the_next_time(users: Users) -> Non
     users.add(5002, (2, 50, 50))
     users.silent.add(5001)
     assert users.make_headroom(1000, roots=2) == 1
-    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 0)]
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 50), (5002, 0)]
     users.make_headroom(1000)
     assert users.asked == [(5002, 0), (5001, 0)]
     users.silent.clear()
@@ -133,9 +140,9 @@ def test_a_slow_user_is_asked_last_at_once_and_the_next_time(
 
     monkeypatch.setattr(users, "ask", ask)
     users.make_headroom(140)
-    assert users.asked == [(5001, 0), (5002, 0), (5001, 1), (5002, 1)]
+    assert users.asked == [(5001, 0), (5002, 0), (5001, 40), (5002, 40)]
     users.make_headroom(1000)
-    assert users.asked == [(5002, 0), (5001, 0), (5002, 1), (5001, 1)]
+    assert users.asked == [(5002, 0), (5001, 0), (5002, 50), (5001, 50)]
 
 
 def test_no_user_is_asked_after_the_time_is_up(
