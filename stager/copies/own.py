@@ -219,6 +219,29 @@ def own_in_listing(
     return _Search(record, path, copy, table, reading or Reading()).files()
 
 
+def has_new_caches_alone(cache: Cache, record: Record, path: str) -> bool:
+    """Return whether the folder at ``path`` is as it was staged but for what does not count.
+
+    That is what programs have added in ``__pycache__`` and in folders with a CACHEDIR.TAG.
+    """
+    from stager.tree.table import Table, as_copy
+    from stager.tree.walk import walk
+
+    table = Table.load(cache, record)
+    if table is None or record.tree is None:
+        return False
+    try:
+        copy = walk(path, holes=False)
+    except (OSError, StageError):
+        return False
+    added = {row for row, before in table.unlike(copy) if before < 0}
+    caches = _Search(record, path, copy, table, Reading()).caches()
+    rows = (
+        row for row in range(len(copy)) if not (row in added and _lies_in(copy.paths[row], caches))
+    )
+    return as_copy(copy.part(rows)).digest() == record.tree.copy_digest
+
+
 class _Search:
     """Looks for a user's own files in the listing of one ``copy``.
 
@@ -246,7 +269,7 @@ class _Search:
         for row, before in self._candidates():
             path, is_folder = self._copy.paths[row], self._copy.kinds[row] == Kind.FOLDER
             if caches is None:  # only now, as there is something to look for
-                caches = self._caches()
+                caches = self.caches()
                 parents = {
                     one.rpartition(b"/")[0]
                     for one in self._copy.paths
@@ -264,7 +287,7 @@ class _Search:
             return ((row, -1) for row in range(1, len(self._copy)))
         return self._table.unlike(self._copy)
 
-    def _caches(self) -> set[bytes]:
+    def caches(self) -> set[bytes]:
         """Return the subfolders of which nothing counts."""
         from stager.tree.listing import Kind
 

@@ -1,7 +1,8 @@
 """Survey one node for a folder: is its copy current, and what would a new one replace?
 
-A tree is current if the listing of its source is as recorded, and so is every entry of the copy.
-For that all of the copy is statted and nothing of it is read.
+A tree is current if the listing of its source is as recorded, and so is every entry of the copy,
+but for what programs have added in ``__pycache__`` and other caches. For that all of the copy is
+statted, and nothing of it is read but the tags of such caches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.options import Mode, Validate
-from stager.copies.own import HoldsOwnError, find_own, is_copy, is_same_file, own_text, them
+from stager.copies.own import (
+    HoldsOwnError,
+    find_own,
+    has_new_caches_alone,
+    is_copy,
+    is_same_file,
+    own_text,
+    them,
+)
 from stager.copies.survey import (
     Reason,
     Survey,
@@ -73,11 +82,12 @@ def survey_tree(
     record = cache.load(item.destination)
     tree = record.tree if record else None
     reason = or_other_source(item, record, judge_tree(item, source, record, there))
-    if not reason and tree:
+    if not reason and record and tree:
         if item.destination not in walked:
             walked[item.destination] = walk_copy(path)
         is_same = walked[item.destination].digest == tree.copy_digest
-        reason = None if is_same else Reason.COPY_CHANGED
+        if not is_same and not has_new_caches_alone(cache, record, path):
+            reason = Reason.COPY_CHANGED
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
         is_own = _check_loss(item, path, there, cache, record)

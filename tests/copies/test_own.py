@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.copies.own import HoldsOwnError, find_own, is_copy
+from stager.copies.own import HoldsOwnError, find_own, has_new_caches_alone, is_copy
 from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
 from stager.tree.walk import _Found, _Walker
@@ -160,6 +160,21 @@ def test_what_can_be_made_again_is_not_a_users_own(
     record = node.stage()
     change(node.path)
     assert node.own(record) == []
+
+
+#: Of `NOTHING`, what leaves the copy current.
+CACHES = {
+    "unchanged", "compiled", "no file compiled", "in a folder with a tag",
+    "a new folder with a tag",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [*OWN, *NOTHING])
+def test_only_what_programs_added_in_caches_leaves_a_copy_as_it_was(node: Node, what: str) -> None:
+    record = node.stage()
+    change = NOTHING[what] if what in NOTHING else OWN[what][0]
+    change(node.path)
+    assert has_new_caches_alone(node.cache, record, str(node.path)) is (what in CACHES)
 
 
 def test_what_the_disk_damaged_is_not_a_users_own(node: Node) -> None:
