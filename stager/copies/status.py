@@ -279,6 +279,8 @@ def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
     except OSError as error:
         why = error.strerror or str(error)
         if isinstance(error, PermissionError):
+            if cache.uid != os.getuid():
+                return  # the site's account opens its folder when it first stages there
             why += f"; its user can open it: chmod -R u+rwX {shlex.quote(cache.folder)}"
         unread.append(Unread(cache.folder, why, folder=True))
         return

@@ -315,8 +315,16 @@ def test_all_users_see_what_the_sites_account_staged(open_node: Node, reader: in
     for path in (site, site / "a"):
         os.chown(path, OWNER, OWNER)
     open_node.disk.parent.chmod(0o755)
+
+    def status() -> NodeStatus:
+        return node_status(str(open_node.disk), ("/nvme",), ("/site",), OWNER)
+
+    own = site / f".slurm-stage/{OWNER}"
+    own.mkdir(parents=True, mode=0o700)  # as root makes it, before anything is staged
+    os.chown(own, OWNER, OWNER)
+    assert as_user(reader, status).unread == []
     as_user(OWNER, lambda: open_cache(str(site), OWNER, shared=True).save(record))
-    seen = as_user(reader, lambda: node_status(str(open_node.disk), ("/nvme",), ("/site",), OWNER))
+    seen = as_user(reader, status)
     # Root follows no path that another account named.
     state = "current" if reader else "whole"
     assert [entry for entry in seen.entries if entry.shared] == [
