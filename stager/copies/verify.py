@@ -8,8 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
 
 from stager.base.errors import StageError
 from stager.base.text import listed
@@ -79,6 +82,12 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
     return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
+
+
+def as_mended(cache: Cache, record: Record) -> Record:
+    """Return the record of a folder in which no fault is left, with the digest that it had."""
+    table = Table.load(cache, record)
+    return replace(record, digest=xxh3_128_hexdigest(table.digests)) if table else record
 
 
 def _own(cache: Cache, record: Record, path: str) -> list[str]:

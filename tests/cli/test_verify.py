@@ -127,8 +127,13 @@ def test_changed_permissions_in_a_folder_end_verify_with_7(desk: Desk) -> None:
             f"node3: {changed} .; stage it again",
         ),
     )
-    assert desk.local("stage", value).code == 0
+    assert desk.simulated("status", "--by", "file").out.count("damaged") == 1
+    desk.copy(1, "/nvme/set/twin").chmod(0o755)
+    desk.copy(2, "/nvme/set/sub").chmod(0o755)
+    desk.copy(3, "/nvme/set").chmod(0o755)
     assert desk.simulated("verify").code == 0
+    assert "damaged" not in desk.simulated("status").out
+    assert "current on" in desk.local("stage", value).out
 
 
 def test_links_pipes_and_sockets_that_were_added_to_a_folder_are_no_damage(desk: Desk) -> None:
