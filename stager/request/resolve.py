@@ -33,9 +33,12 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
     destination, has_name = _destination(directive, policy)
-    if is_url(directive.source):
-        _check_url(directive.source, policy)
-    _check_paths(_plain(directive.source), destination)
+    source = directive.source
+    if is_url(source):
+        _check_url(source, policy)
+    else:
+        source = _plain(source) or "/"
+    _check_paths(_plain(source), destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
@@ -49,7 +52,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         from stager.tree.venv import check_place  # not needed for most requests
 
         check_place(destination)
-    return StageItem(directive.source, destination, root, directive.options, shared, has_name)
+    return StageItem(source, destination, root, directive.options, shared, has_name)
 
 
 def _check_url(url: str, policy: Policy) -> None:

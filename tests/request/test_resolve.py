@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -42,6 +43,13 @@ LOOSE_DIRECTIVES = st.builds(
 def destination_of(source: str, destination: str) -> tuple[str, str]:
     (item,) = resolve([Directive(source, destination)], SITE)
     return item.destination, item.root
+
+
+@pytest.mark.parametrize("source", ["/data/img/", "//data/./img", "/data/img"])
+def test_a_source_is_one_however_it_is_written(source: str) -> None:
+    assert resolve([Directive(source, "/nvme/img"), Directive("/data/img", "/nvme/img")], SITE) == (
+        replace(ITEM, options=Options()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,10 +114,10 @@ def test_one_item_may_be_asked_for_with_its_name_and_without() -> None:
 
 def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
     directives = [
-        Directive("/data//./img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
+        Directive("/data/img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
     ]
     item = StageItem(
-        "/data//./img", "/nvme/img", "/nvme", Options(validate=SIZE, verify=Verify.READBACK)
+        "/data/img", "/nvme/img", "/nvme", Options(validate=SIZE, verify=Verify.READBACK)
     )
     assert resolve(directives, SITE) == (item,)
 
