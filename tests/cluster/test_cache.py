@@ -187,6 +187,19 @@ def test_headroom_evicts_copies_of_any_user(site: Site) -> None:
         assert held(site, "n2") == ["f1", "f2"]
 
 
+def test_headroom_takes_no_further_copy_for_a_folder_with_files_of_ones_own(site: Site) -> None:
+    site.run("mkdir -p /shared/few; echo staged >/shared/few/a")
+    with small_disk(site, size="250M"):
+        stage(site, "few", nodes="n1")
+        site.run("echo mine >/nvme/few/mine", on="n1")
+        stage(site, "f1", "f2", nodes="n1")
+        with site.policy('roots = ["/nvme"]\n[cache]\nheadroom = "80MB"\n'):
+            stage(site, "f3", nodes="n1")
+            site.assert_healthy()
+        assert held(site, "n1") == ["f2", "f3"]
+        assert (site.copy("n1", "/nvme/few/mine")).read_text() == "mine\n"
+
+
 # Sharing
 
 
