@@ -210,13 +210,14 @@ def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
             name: [one.size for one in result.done if one.gone is gone]
             for name, result in results.items()
         }
-        where = nodes_text([name for name, sizes in copies.items() if sizes], job.fold)
+        names = [name for name, sizes in copies.items() if sizes]
         sizes = [size for each in copies.values() for size in each]
+        where = nodes_text(names, job.fold) if names else ""
+        count = f"{len(sizes)} cop{'y' if len(sizes) == 1 else 'ies'}"
         if sizes and gone:
-            copies_were = "copy was" if len(sizes) == 1 else "copies were"
-            yield f"{len(sizes)} {copies_were} gone already on {where}"
+            yield f"{count} {'was' if len(sizes) == 1 else 'were'} gone already on {where}"
         elif sizes:
-            yield f"{len(sizes)} copies {done} on {where}: {bytes_text(sum(sizes))} in all"
+            yield f"{count} {done} on {where}: {bytes_text(sum(sizes))} in all"
 
 
 def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:

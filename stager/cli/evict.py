@@ -46,7 +46,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     metavar="SIZE",
     default="",
     help="Delete least recently used copies until this much of each disk is free: 200G (G is "
-    "10^9 bytes) or 200GiB. A copy stays if the other ones free enough without it. None is deleted "
+    "10^9 bytes) or 200GiB. Of those, one stays if the rest of them frees enough. None is deleted "
     "on a disk where all of them would not free enough.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")

@@ -222,24 +222,23 @@ def own_in_listing(
 def has_new_caches_alone(cache: Cache, record: Record, path: str) -> bool:
     """Return whether the folder at ``path`` is as it was staged but for what does not count.
 
-    That is what programs have added in ``__pycache__`` and in folders with a CACHEDIR.TAG.
+    That is what programs have added in ``__pycache__`` and in subfolders with a CACHEDIR.TAG.
     """
     from stager.tree.table import Table, as_copy
-    from stager.tree.walk import walk
 
     table = Table.load(cache, record)
     if table is None or record.tree is None:
         return False
     try:
-        copy = walk(path, holes=False)
+        copy, _, _ = _list(path)
     except (OSError, StageError):
         return False
     added = {row for row, before in table.unlike(copy) if before < 0}
-    caches = _Search(record, path, copy, table, Reading()).caches()
-    rows = (
-        row for row in range(len(copy)) if not (row in added and _lies_in(copy.paths[row], caches))
-    )
-    return as_copy(copy.part(rows)).digest() == record.tree.copy_digest
+    if added:
+        caches = _Search(record, path, copy, table, Reading()).caches()
+        dropped = {row for row in added if _lies_in(copy.paths[row], caches)}
+        copy = copy.part(row for row in range(len(copy)) if row not in dropped)
+    return as_copy(copy).digest() == record.tree.copy_digest
 
 
 class _Search:

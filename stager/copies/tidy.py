@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         may_go = sorted(
             evict.oldest(evict.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
         )
-        answer["evicted"], others = _evict(cache, may_go, options.free, way)
+        answer["evicted"], others = _evict(cache, may_go, options.oldest, options.free, way)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
         if options.usage and answer["evicted"]:
             usage[options.root] = _usage(cache)
@@ -96,7 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", type=int, default=0, help="a job that has ended on this node")
     parser.add_argument("--usage", action="store_true", help="report bytes and copies by root")
     parser.add_argument("--root", default="", help="list time of use and bytes of what may go")
-    parser.add_argument("--free", type=int, default=0, help="evict so many bytes of these first")
+    parser.add_argument("--oldest", type=int, default=0, help="evict so many of these first")
+    parser.add_argument(
+        "--free", type=float, default=math.inf, help="stop when so many more bytes are free"
+    )
     return parser
 
 
@@ -167,23 +171,36 @@ def _is_pinned(cache: Cache, destination: str) -> bool:
 
 
 def _evict(
-    cache: Cache, copies: Sequence[Candidate], goal: int, way: _Way
+    cache: Cache, copies: Sequence[Candidate], count: int, goal: float, way: _Way
 ) -> tuple[int, Sequence[Candidate]]:
-    """Evict the first copies until ``goal`` bytes are free. Return their number, and those behind.
+    """Evict the first ``count`` copies that can be. Return their number, and the copies behind.
 
-    One that cannot be removed stays, as it holds files of the user's own, say.
+    One with files of the user's own stays, and the next one is taken instead. Stop as soon as the
+    disk has ``goal`` more bytes free, as it says itself: what a copy frees may be less than its
+    size.
     """
     removed = at = 0
-    # Without the lock file, as on a read-only disk, nothing can be removed.
-    with suppress(StageError), closing(Locks(cache)) as locks:
-        while goal > 0 and at < len(copies):
-            one = copies[at]
-            at += 1
-            with suppress(OSError, StageError):
-                if _remove_one(cache, locks, one.destination, way):
-                    removed += 1
-                    goal -= one.size
+    before = _free(cache)
+    try:
+        with closing(Locks(cache)) as locks:
+            while count and at < len(copies) and _free(cache) - before < goal:
+                at += 1
+                try:
+                    removed += _remove_one(cache, locks, copies[at - 1].destination, way)
+                except HoldsOwnError:
+                    continue
+                except (OSError, StageError):
+                    pass
+                count -= 1
+    except StageError:  # without the lock file, as on a read-only disk, nothing can be removed
+        at = count
     return removed, copies[at:]
+
+
+def _free(cache: Cache) -> int:
+    """Return the free bytes of the disk."""
+    room = os.statvfs(cache.root)
+    return room.f_bavail * room.f_frsize
 
 
 def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool:

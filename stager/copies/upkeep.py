@@ -339,7 +339,7 @@ class _Run:
 
     def _verify(self, cache: Cache, record: Record) -> None:
         fault = fault_of(cache, record, self._disk)
-        if (fault.text or (record.tree and record.is_damaged)) and cache in self._own:
+        if fault.text and cache in self._own:
             # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
             with self._locked(cache, record.destination):
                 now = cache.load(record.destination)
@@ -347,13 +347,15 @@ class _Run:
                     return  # evicted meanwhile
                 record = now
                 fault = fault_of(cache, record, self._disk)
-                with suppress(StageError):  # the result is reported even if the disk is full
+                with suppress(StageError):  # the fault is reported even if the disk is full
                     if fault.is_damage:
                         cache.save(record.as_damaged())
-                    elif record.tree and record.is_damaged and not fault.text:
-                        cache.save(as_mended(cache, record))  # by its user
         if fault.text:
             raise IntegrityError(f"{record.destination}: {fault.text}")
+        if record.tree and record.is_damaged and cache in self._own:
+            with suppress(StageError), self._locked(cache, record.destination):
+                if cache.load(record.destination) == record:
+                    cache.save(as_mended(cache, record))  # by its user
         self._note(record.destination, record.copy_facts.size, fault.own)
 
     def _evict(self, cache: Cache, record: Record) -> None:

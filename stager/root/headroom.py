@@ -7,7 +7,6 @@ of each user to remove the oldest.
 from __future__ import annotations
 
 import json
-import math
 import os
 import syslog
 import time
@@ -87,9 +86,9 @@ class _Run:
         while chosen := shares(may_go, goal):
             for uid in sorted(chosen, key=self._is_slow):  # else the oldest copy first
                 share = chosen[uid]
-                size = math.ceil(share.size or goal)
-                answer = self._answer(uid, ["--root", root, "--free", str(size)])
-                self.gone += int(min(or_zero(answer.get("evicted")), len(may_go[uid])))
+                oldest = ["--oldest", str(share.copies), "--free", str(share.size or goal)]
+                answer = self._answer(uid, ["--root", root, *oldest])
+                self.gone += int(min(or_zero(answer.get("evicted")), share.copies))
                 # What is left counts for nothing: this user's figures were not enough once.
                 may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][share.copies :]]
                 if shortfall(root, self._rules) <= 0:
@@ -137,7 +136,7 @@ def shortfall(root: str, rules: Rules) -> int:
 
 
 class Share(NamedTuple):
-    """What one user has to evict: so many ``copies``, the oldest, or others of ``size`` bytes."""
+    """What one user has to evict: so many ``copies``, until ``size`` more bytes are free."""
 
     copies: int = 0
     size: float = 0.0

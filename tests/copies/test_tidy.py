@@ -91,15 +91,14 @@ def test_a_read_only_disk_is_reported_and_does_not_end_the_clean_up(tmp_path: Pa
         node.run_job(17, "a")
         node.end_job(17)
         remount_read_only(node.disk)
-        return node.tidy("--job=17", "--usage", f"--root={node.disk}", "--free=1")
+        return node.tidy("--job=17", "--usage", f"--root={node.disk}", "--oldest=1")
 
     disk = tmp_path / "disk"
     disk.mkdir()
     assert on_tmpfs(
         Path("/run"), "mode=755", lambda: on_tmpfs(disk, "size=1m", act)
     ) == {
-        "removed": 0, "figures": [], "usage": {str(disk): [8192, 1]}, "evicted": 0,
-        "may_go": [[0, 8192]],
+        "removed": 0, "figures": [], "usage": {str(disk): [8192, 1]}, "evicted": 0, "may_go": [],
     }  # fmt: skip
 
 
@@ -249,11 +248,28 @@ def test_the_next_copy_is_evicted_instead_of_one_that_the_user_changed(tmp_path:
             node.put_folder(name, used_at=number)
         (node.disk / "a/results").write_bytes(b"mine")
         node.run_job(17)
-        return node.tidy(f"--root={node.disk}", "--free=1"), node.names()
+        return node.tidy(f"--root={node.disk}", "--oldest=1"), node.names()
 
     done, names = on_node(tmp_path, act)
     assert (done["evicted"], [used for used, _ in done["may_go"]]) == (1, [2])
     assert names == ["a", "c"]
+
+
+def test_no_further_copy_is_evicted_when_enough_is_free(tmp_path: Path) -> None:
+    def act(node: Node) -> list[str]:
+        for number, name in enumerate("abcd"):
+            node.put_folder(name, used_at=number)
+        (node.disk / "a/results").write_bytes(b"mine")
+        node.run_job(17)
+        node.tidy(f"--root={node.disk}", "--oldest=3", "--free=1500000")
+        return node.names()
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    names = on_tmpfs(
+        Path("/run"), "mode=755", lambda: on_tmpfs(disk, "size=64m", lambda: act(Node(disk)))
+    )
+    assert names == ["a", "d"]
 
 
 def test_copies_for_a_job_whose_end_went_unnoticed_go_with_the_users_next_job(
@@ -294,7 +310,7 @@ def test_the_oldest_are_removed_in_the_order_in_which_they_are_reported(tmp_path
             node.put(name, used_at=number)
         node.run_job(17, "c")
         listed = node.tidy(f"--root={node.disk}")
-        return listed, node.tidy(f"--root={node.disk}", "--free=8193"), node.names()
+        return listed, node.tidy(f"--root={node.disk}", "--oldest=2"), node.names()
 
     listed, done, names = on_node(tmp_path, act)
     assert listed == {"removed": 0, "evicted": 0, "may_go": [[0, 8192], [2, 8192], [3, 8192]]}

@@ -58,15 +58,14 @@ class Users:
     def ask(
         self, uid: int, options: Sequence[str], rules: Rules, limit: float
     ) -> dict[str, Any] | None:
-        size = int(options[3]) if "--free" in options else 0
-        self.asked.append((uid, size))
+        count = int(options[3]) if "--oldest" in options else 0
+        goal = float(options[5]) if count else 0
+        self.asked.append((uid, count))
         if uid in self.silent:
             return None
-        gone = 0
-        while size > 0 and self.copies[uid]:
-            _, claimed, freed = self.copies[uid].pop(0)
-            self.free += freed
-            size -= int(claimed)
+        gone, begun = 0, self.free
+        while gone < count and self.free - begun < goal and self.copies[uid]:
+            self.free += self.copies[uid].pop(0)[2]
             gone += 1
         return {"evicted": gone, "may_go": [[at, size] for at, size, _ in self.copies[uid]]}
 
@@ -90,7 +89,7 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
 def test_users_are_asked_only_where_headroom_is_missing(users: Users) -> None:
     users.add(5001, (1, 50, 50), (2, 50, 50))
     assert (users.make_headroom(100), users.asked) == (0, [])
-    assert (users.make_headroom(140), users.asked) == (1, [(5001, 0), (5001, 40)])
+    assert (users.make_headroom(140), users.asked) == (1, [(5001, 0), (5001, 1)])
 
 
 def test_a_forged_size_keeps_no_copy_of_others(users: Users) -> None:
@@ -98,8 +97,21 @@ def test_a_forged_size_keeps_no_copy_of_others(users: Users) -> None:
     users.add(5002, (1, 9e14, 1), (2, 9e14, 1))
     assert users.make_headroom(140) == 3
     # The second time user 5002's sizes count for nothing.
-    assert users.asked == [(5001, 0), (5002, 0), (5002, 40), (5002, 39), (5001, 39)]
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 1), (5001, 1)]
     assert [at for at, _, _ in users.copies[5001]] == [6]
+
+
+def test_copies_that_free_less_than_their_size_are_made_up_for_and_no_more(users: Users) -> None:
+    users.add(5001, *((at, 10, 5) for at in range(40)))
+    assert users.make_headroom(180) == 16
+    assert users.free == 180
+
+
+def test_the_copies_of_a_forger_go_before_newer_ones_of_others(users: Users) -> None:
+    users.add(5001, *((at, 10, 10) for at in range(20, 30)))
+    users.add(5002, *((at, 9e14, 10) for at in range(10)))
+    users.make_headroom(200)
+    assert (len(users.copies[5001]), len(users.copies[5002])) == (10, 0)
 
 
 def test_an_answer_that_is_no_list_of_numbers_evicts_nothing(
@@ -116,7 +128,7 @@ def test_a_silent_user_is_asked_once_and_last_the_next_time(users: Users) -> Non
     users.add(5002, (2, 50, 50))
     users.silent.add(5001)
     assert users.make_headroom(1000, roots=2) == 1
-    assert users.asked == [(5001, 0), (5002, 0), (5002, 50), (5002, 0)]
+    assert users.asked == [(5001, 0), (5002, 0), (5002, 1), (5002, 0)]
     users.make_headroom(1000)
     assert users.asked == [(5002, 0), (5001, 0)]
     users.silent.clear()
@@ -140,9 +152,9 @@ def test_a_slow_user_is_asked_last_at_once_and_the_next_time(
 
     monkeypatch.setattr(users, "ask", ask)
     users.make_headroom(140)
-    assert users.asked == [(5001, 0), (5002, 0), (5001, 40), (5002, 40)]
+    assert users.asked == [(5001, 0), (5002, 0), (5001, 1), (5002, 1)]
     users.make_headroom(1000)
-    assert users.asked == [(5002, 0), (5001, 0), (5002, 50), (5001, 50)]
+    assert users.asked == [(5002, 0), (5001, 0), (5002, 1), (5001, 1)]
 
 
 def test_no_user_is_asked_after_the_time_is_up(
