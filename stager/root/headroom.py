@@ -88,9 +88,12 @@ class _Run:
                 share = chosen[uid]
                 oldest = ["--oldest", str(share.copies), "--free", str(share.size or goal)]
                 answer = self._answer(uid, ["--root", root, *oldest])
-                self.gone += int(min(or_zero(answer.get("evicted")), share.copies))
-                # What is left counts for nothing: this user's figures were not enough once.
-                may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][share.copies :]]
+                gone = int(min(or_zero(answer.get("evicted")), share.copies))
+                self.gone += gone
+                # What is left counts for nothing: this user's figures were not enough once. A user
+                # of whom nothing can be evicted is not asked for the same copies again.
+                left = may_go[uid][gone or share.copies :]
+                may_go[uid] = [(used_at, 0.0) for used_at, _ in left]
                 if shortfall(root, self._rules) <= 0:
                     return
             goal = shortfall(root, self._rules)
