@@ -161,7 +161,20 @@ def test_pinned_copies_are_kept_and_named(copies: Desk) -> None:
     )  # fmt: skip
 
 
-def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("gone", "evicted", "also"),
+    [
+        ((), "63 copies evicted on node[1-3] (3 nodes): 18.2 MiB in all", ""),
+        (
+            ((1, 5), (2, 5), (2, 6)), "60 copies evicted on node[1-3] (3 nodes): 17.3 MiB in all",
+            "stage: 3 copies were gone already on node[1-2] (2 nodes)\n",
+        ),
+    ],
+    ids=["all", "some"],
+)  # fmt: skip
+def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(
+    desk: Desk, gone: tuple[tuple[int, int], ...], evicted: str, also: str
+) -> None:
     assert desk.local("stage", *(f"{desk.source}:/nvme/{name}" for name in range(26))).code == 0
     desk.simulated("pin", *(f"/nvme/{name}" for name in range(5)))
     time.sleep(1.1)
@@ -169,11 +182,10 @@ def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(
     planned = desk.simulated("evict", "--older", "1s", "--dry-run").out.splitlines()
     free = {f"stage: /nvme/{i}: would be evicted on {where}" for i in range(5, 26)}
     assert set(planned[:-1]) == free
-    for node, name in ((1, 5), (2, 5), (2, 6)):
+    for node, name in gone:
         desk.copy(node, f"/nvme/{name}").unlink()
     assert desk.simulated("evict", "--older", "1s") == Ran(
-        0, f"stage: 60 copies evicted on {where}: 17.3 MiB in all\n"
-        "stage: 3 copies were gone already on node[1-2] (2 nodes)\n"
+        0, f"stage: {evicted}\n{also}"
         f"stage: kept on {where}: /nvme/0 (pinned), /nvme/1 (pinned), /nvme/2 (pinned) and 2 more"
         "\n", "",
     )  # fmt: skip
