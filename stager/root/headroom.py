@@ -11,7 +11,7 @@ import os
 import syslog
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stager.base import paths
 from stager.base.mounts import stranger_at
@@ -83,20 +83,17 @@ class _Run:
         for uid in sorted(users_of(root), key=self._is_slow):
             answer = self._answer(uid, ["--root", root])
             may_go[uid] = _pairs(answer.get("may_go"))
-        while chosen := shares(may_go, goal):
-            for uid in sorted(chosen, key=self._is_slow):  # else the oldest copy first
-                share = chosen[uid]
-                oldest = ["--oldest", str(share.copies), "--free", str(share.size or goal)]
+        while counts := shares(may_go, goal):
+            for uid in sorted(counts, key=self._is_slow):  # else the oldest copy first
+                count = counts[uid]
+                oldest = ["--oldest", str(count), "--free", str(goal)]
                 answer = self._answer(uid, ["--root", root, *oldest])
-                gone = int(min(or_zero(answer.get("evicted")), share.copies))
-                self.gone += gone
-                # What is left counts for nothing: this user's figures were not enough once. A user
-                # of whom nothing can be evicted is not asked for the same copies again.
-                left = may_go[uid][gone or share.copies :]
-                may_go[uid] = [(used_at, 0.0) for used_at, _ in left]
-                if shortfall(root, self._rules) <= 0:
+                self.gone += int(min(or_zero(answer.get("evicted")), count))
+                # What is left counts for nothing: this user's figures were not enough once.
+                may_go[uid] = [(used_at, 0.0) for used_at, _ in may_go[uid][count:]]
+                goal = shortfall(root, self._rules)
+                if goal <= 0:
                     return
-            goal = shortfall(root, self._rules)
 
     def _is_slow(self, uid: int) -> bool:
         return uid in self.slow or uid in self.slow_before
@@ -138,28 +135,19 @@ def shortfall(root: str, rules: Rules) -> int:
     return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
 
 
-class Share(NamedTuple):
-    """What one user has to evict: so many ``copies``, until ``size`` more bytes are free."""
+def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:
+    """Choose how many copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
 
-    copies: int = 0
-    size: float = 0.0
-
-
-def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, Share]:
-    """Choose the copies of each user to evict for ``goal`` bytes, the oldest first. Pure.
-
-    ``may_go`` has the time of use and the bytes of each user's copies, the oldest first. The sizes
-    of all shares add up to the ``goal``, or to all bytes.
+    ``may_go`` has the time of use and the bytes of each user's copies, the oldest first.
     """
-    chosen: dict[int, Share] = {}
+    counts: dict[int, int] = {}
     every = sorted((pair[0], uid, pair[1]) for uid, pairs in may_go.items() for pair in pairs)
     for _, uid, size in every:
         if goal <= 0:
             break
-        share = chosen.get(uid, Share())
-        chosen[uid] = Share(share.copies + 1, share.size + min(size, goal))
+        counts[uid] = counts.get(uid, 0) + 1
         goal -= size
-    return chosen
+    return counts
 
 
 def _pairs(answer: object) -> Pairs:
