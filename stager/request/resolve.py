@@ -33,12 +33,12 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
     destination, has_name = _destination(directive, policy)
-    source = directive.source
+    source, plain = directive.source, _plain(directive.source)
     if is_url(source):
         _check_url(source, policy)
     else:
-        source = _plain(source) or "/"
-    _check_paths(_plain(source), destination)
+        source = plain or "/"
+    _check_paths(plain, destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
