@@ -206,18 +206,21 @@ def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) 
 def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
     """Yield how many copies ``done`` is said of, and how many were gone already."""
     for gone in (False, True):
-        copies = {
-            name: [one.size for one in result.done if one.gone is gone]
+        copies = [
+            (name, one.size)
             for name, result in results.items()
-        }
-        names = [name for name, sizes in copies.items() if sizes]
-        sizes = [size for each in copies.values() for size in each]
-        where = nodes_text(names, job.fold) if names else ""
-        count = f"{len(sizes)} cop{'y' if len(sizes) == 1 else 'ies'}"
-        if sizes and gone:
-            yield f"{count} {'was' if len(sizes) == 1 else 'were'} gone already on {where}"
-        elif sizes:
-            yield f"{count} {done} on {where}: {bytes_text(sum(sizes))} in all"
+            for one in result.done
+            if one.gone is gone
+        ]
+        if not copies:
+            continue
+        where = nodes_text([*dict.fromkeys(name for name, _ in copies)], job.fold)
+        count = f"{len(copies)} cop{'y' if len(copies) == 1 else 'ies'}"
+        if gone:
+            yield f"{count} {'was' if len(copies) == 1 else 'were'} gone already on {where}"
+        else:
+            size = bytes_text(sum(size for _, size in copies))
+            yield f"{count} {done} on {where}: {size} in all"
 
 
 def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:
