@@ -42,6 +42,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
     ),
     "slurm-stage.7": (
         ("Description", README, ""),
+        ("What it does to your files", README, "What it does to your files"),
         ("How to ask for files", README, "How to ask for files"),
         ("What you should know", README, "What you should know"),
         ("Troubleshooting", README, "Troubleshooting"),
