@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import StageError
 from stager.base.options import Lifetime, Mode
 from stager.base.phases import Phase
-from stager.base.progress import about
+from stager.base.progress import Kind, about, doing
 from stager.copies.apart import check_apart
 from stager.copies.survey import (
     Reason,
@@ -391,7 +391,8 @@ class StageRun:
         def look() -> None:
             listing = self._listings.get(item.source, selection_of(options))
             if listing is not None:
-                found.append(permitted(item.source, listing, source.mode, options.share))
+                with doing(Kind.READ, item.source):
+                    found.append(permitted(item.source, listing, source.mode, options.share))
 
         together(self._context, look)
         channel = self._context.channel

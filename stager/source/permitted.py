@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.linux import leave_shared_folder, open_beneath
 from stager.base.options import Share
+from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER
 from stager.disk.permissions import copied_mode, private_mode, shared_mode
 from stager.source.way import READ, has_acl
@@ -82,16 +83,21 @@ def _look_everywhere(root: int, paths: Sequence[bytes]) -> list[bool]:
         try:
             if get_ident() == thread:
                 os.fchdir(descriptor)  # names in the current folder are the fastest to look up
-                return list(map(has_acl, names))
+                return list(map(_has_acl, names))
             # There is no listxattrat(2) before Linux 6.13.
             base = b"/proc/self/fd/%d/" % descriptor
-            return [has_acl(base + name) for name in names]
+            return [_has_acl(base + name) for name in names]
         finally:
             os.close(descriptor)
 
     with closing(Workers()) as workers:
         answers = workers.each(look, _by_folder(paths), len)
         return list(chain.from_iterable(answers))
+
+
+def _has_acl(path: bytes) -> bool:
+    count()  # there may be millions, on storage that answers slowly
+    return has_acl(path)
 
 
 def _by_folder(paths: Iterable[bytes]) -> list[_Siblings]:
