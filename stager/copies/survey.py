@@ -146,6 +146,26 @@ def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Recor
 
 def _would_overwrite(
     path: str, there: os.stat_result, record: Record | None, reason: Reason | None
+def check_contents(path: str, record: Record | None, digest: Callable[[], str]) -> None:
+    """Raise DestinationError if the file at ``path``, which `survey` let pass, is a user's own.
+
+    It may have had the size and time of the source, and other contents than those that are to be
+    put there, whose digest ``digest`` returns. ``record`` is that of the destination.
+    """
+    there = _lstat_or_none(path)
+    if there is None or (record and is_ours(there, record)):
+        return
+    from stager.copies.own import is_same_file  # not needed where a copy is current or absent
+    from stager.copies.reading import Reading
+
+    if record and is_same_file(path, there, record):
+        return
+    with suppress(OSError):
+        if Reading().digest(path) == digest():
+            return
+    raise _would_overwrite(path, there, record, Reason.NOT_RECORDED)
+
+
 ) -> DestinationError:
     kind = kind_of(there.st_mode)
     if reason is Reason.UNREADABLE_RECORD:
@@ -161,9 +181,9 @@ def _would_overwrite(
 
 
 def _is_alike(there: os.stat_result, source: SourceFacts) -> bool:
-    """Return whether nothing is lost if the source replaces what is there, which has no record.
+    """Return whether what is there is probably a copy of the source, as ``cp -p`` makes it.
 
-    It has the size and the time of the source, as a copy has that was staged or made by ``cp -p``.
+    It has the size and the time of the source. `check_contents` compares the rest.
     """
     alike = (there.st_size, there.st_mtime_ns) == (source.size, source.mtime_ns)
     return alike and stat.S_ISREG(there.st_mode)

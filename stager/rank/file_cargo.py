@@ -16,6 +16,7 @@ from stager.base.errors import (
 )
 from stager.base.extents import rounded
 from stager.base.options import Share
+from stager.copies.survey import check_contents
 from stager.disk.files import TICK, made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -103,7 +104,11 @@ class FileCargo(Cargo):
             raise self.task.readback_error()
 
     def announce(self) -> None:
-        """Do nothing: `publish` announces the file."""
+        """Check what is at the destination; `publish` announces the file."""
+        task, partial = self.task, self._partial
+        if partial and not task.item.options.replace:
+            record = task.cache.load(task.item.destination)
+            check_contents(task.path, record, partial.read_back)
 
     def publish(self, digest: str) -> Published:
         if self._partial:

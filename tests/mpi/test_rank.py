@@ -17,6 +17,7 @@ from stager.base.options import Lifetime, Validate, Verify
 from stager.base.text import bytes_text
 from stager.copies.room import FreeSpace
 from stager.disk.cache import Cache, open_cache
+from stager.disk.files import TICK
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import RefusedError, together
@@ -81,6 +82,34 @@ def test_the_last_node_gets_what_it_lacks_from_the_first(world: FileWorld) -> No
     assert item.received == [f"node{last}"]
     assert item.senders == ([] if alone else ["node0"])
     assert item.source_bytes_read == (len(DATA) if alone else 0)
+
+
+@pytest.mark.parametrize("mine", [DATA.swapcase(), DATA], ids=["other bytes", "the same bytes"])
+def test_an_own_file_with_the_time_of_the_source_is_overwritten_only_if_it_is_a_copy_of_it(
+    world: FileWorld, mine: bytes
+) -> None:
+    facts = world.source.stat()
+
+    def make() -> None:
+        world.copy.write_bytes(mine)
+        os.utime(world.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        time.sleep(2 * TICK / 1e9)  # it is there before the stage begins
+
+    world.on_last(make)
+    outcome = world.run()
+    if mine == DATA:
+        assert outcome.items[0].received == world.nodes
+        return
+    (failure,) = outcome.failures
+    assert (failure.code, failure.node) == (6, world.nodes[-1])
+    assert failure.message.endswith(
+        "/nvme/data is a plain file that was not staged; staging would overwrite it: move it, "
+        "delete it, choose another destination, or add the option replace"
+    )
+    is_last = world.comm.rank == world.comm.size - 1
+    assert world.copy.exists() == is_last
+    assert not is_last or world.copy.read_bytes() == mine
+    assert world.run(items=world.items(replace=True)).items[0].received == world.nodes
 
 
 def test_a_dry_run_reports_and_does_nothing(world: FileWorld) -> None:
