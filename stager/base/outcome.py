@@ -92,6 +92,8 @@ class ItemReport:
     #: With lifetime=job, nodes whose copy stays: it is kept from an earlier job, or is pinned.
     cached: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
+    #: The user's other jobs that use the copies that were replaced.
+    disturbed: list[int] = field(default_factory=list)
     #: The user's own files that a new version of a folder deleted or replaced.
     lost: list[OwnFiles] = field(default_factory=list)
     #: Those that were written there during the stage, and are in the new version.

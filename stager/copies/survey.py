@@ -92,6 +92,8 @@ class Survey:
     #: as it is pinned.
     cached: bool = False
     pinned: bool = False
+    #: The user's other jobs that use the copy there, which is not current.
+    jobs: tuple[int, ...] = ()
 
     @property
     def current(self) -> bool:

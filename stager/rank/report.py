@@ -117,6 +117,7 @@ def item_report(
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
         seconds=seconds,
+        disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,

@@ -91,6 +91,7 @@ _SURVEYS = list_of(
         changed=FLAG,
         cached=FLAG,
         pinned=FLAG,
+        jobs=tuple_of(NUMBER),
     )
 )
 
@@ -288,6 +289,9 @@ class StageRun:
         own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
+        if not found.current and os.path.lexists(path):
+            jobs = {*one.cache.jobs_using(item.destination)} - {self._context.request.job}
+            found = replace(found, jobs=tuple(sorted(jobs)))
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found

@@ -121,6 +121,22 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
     assert line(report) == text
 
 
+@pytest.mark.parametrize(
+    ("jobs", "dry_run", "note"),
+    [
+        ([17], False, "was replaced is in use by job 17, which sees the new one now"),
+        ([17, 20], False, "was replaced is in use by jobs 17, 20, which see the new one now"),
+        ([17], True, "would be replaced is in use by job 17"),
+        ([1, 2, 3, 4], True, "would be replaced is in use by jobs 1, 2, 3 and 1 more"),
+    ],
+)
+def test_other_jobs_that_use_what_was_replaced_are_named(
+    jobs: list[int], dry_run: bool, note: str
+) -> None:
+    outcome = Outcome([replace(item(ALL, []), disturbed=jobs)], [], 2.0, dry_run)
+    assert summary(outcome, fold)[1:] == [f"/nvme/img: note: the copy that {note}"]
+
+
 def test_what_was_written_into_a_folder_while_it_was_staged_is_told() -> None:
     kept = [
         OwnFiles("n1", 1, ("a",)),
@@ -351,6 +367,7 @@ def test_the_json_of_an_outcome() -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
+                "disturbed": [],
                 "lost": [],
                 "kept": [],
             }

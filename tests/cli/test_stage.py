@@ -221,6 +221,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
+                "disturbed": [],
                 "lost": [],
                 "kept": [],
             }

@@ -115,6 +115,20 @@ def test_a_requeued_and_a_cancelled_job_leave_no_mark(site: Site) -> None:
 
 
 # Room
+def test_the_jobs_that_use_a_copy_which_is_replaced_are_named(site: Site) -> None:
+    note = "note: the copy that was replaced is in use by job"
+    with using(site, "f1") as first:
+        second = site.sbatch("true", "-wn1,n2", "--stage=/shared/f2:/nvme/f1")
+        second.wait()
+        assert (
+            f"stage: /nvme/f1: {note} {first.id}, which sees the new one now\n" in second.output()
+        )
+        assert note not in stage(site, "f3", nodes="n1").output()
+    third = stage(site, "f1", nodes="n1")
+    assert third.wait().exit_code == "0:0"
+    assert note not in third.output()
+
+
 
 
 def test_the_least_recently_used_copy_is_evicted_unless_a_job_uses_it(site: Site) -> None:
