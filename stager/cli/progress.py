@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 from stager.base.interfaces import Interface, Kind
 from stager.base.text import seconds_text
 from stager.cli.console import is_screen
-from stager.cli.render import progress_line
+from stager.cli.render import evicted_lines, progress_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
+    from stager.base.outcome import Evicted
     from stager.cli.bars import Bars
 
 #: Seconds between two lines about the same stage.
@@ -42,6 +43,10 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
+        #: The item of which progress was last told, and when that was.
+        self._destination, self._moved_at = "", 0.0
+        #: The copies that were removed so far to make room.
+        self._evicted: list[Evicted] = []
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.close()
@@ -49,6 +54,15 @@ class Progress:
     def show(self, event: dict[str, Any]) -> None:
         """Show one event; events that are not about progress are ignored."""
         if event["event"] == "progress":
+        if kind and not issubclass(kind, Exception):  # a signal: no outcome will tell of them
+            self._tell_evicted()
+
+    def _tell_evicted(self) -> None:
+        if self._evicted:
+            from stager.launch.job import fold  # takes 20 ms
+
+            for line in evicted_lines(self._evicted, fold):
+                self._say(line)
             so_far = event["destination"], event["sent"], event["size"], event["seconds"]
             self._move(*so_far, quiet=event.get("quiet", []))
         elif event["event"] == "waiting":
@@ -62,6 +76,10 @@ class Progress:
             self._say(line)
 
     def _move(
+        elif event["event"] == "working":
+            self._work(event["text"], event["seconds"])
+        elif event["event"] == "evicted":
+            self._evicted.append(event["copy"])
         self, destination: str, sent: int, size: int, seconds: float, *, quiet: list[str]
     ) -> None:
         idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0

@@ -11,7 +11,7 @@ from stager.cli.tables import table
 
 if TYPE_CHECKING:
     from stager.base.errors import Failure
-    from stager.base.outcome import ItemReport, NodeRates, Outcome, Rate, Slow
+    from stager.base.outcome import Evicted, ItemReport, NodeRates, Outcome, Rate, Slow
 
 #: Returns node names in Slurm's short form.
 Fold = Callable[[list[str]], str]
@@ -29,7 +29,7 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         return [*failure_lines(outcome.failures, fold), *slow]
     line = _planned_line if outcome.dry_run else _item_line
     left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
-    evicted = evicted_lines(outcome, fold)
+    evicted = evicted_lines(outcome.evicted, fold, dry_run=outcome.dry_run)
     lines_of = _would_change_lines if outcome.dry_run else _changed_lines
     changed = [line for item in outcome.items for line in lines_of(item, fold)]
     notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
@@ -192,16 +192,16 @@ def _moved(item: ItemReport) -> str:
     return f"{files_text(tree.moved)}, {bytes_text(size)} ({others})"
 
 
-def evicted_lines(outcome: Outcome, fold: Fold) -> list[str]:
+def evicted_lines(evicted: Sequence[Evicted], fold: Fold, *, dry_run: bool = False) -> list[str]:
     """Return what was evicted, each file once with its nodes; one line for a long list."""
-    done = "would be evicted" if outcome.dry_run else "evicted"
+    done = "would be evicted" if dry_run else "evicted"
     nodes: dict[str, list[str]] = {}
-    for one in outcome.evicted:
+    for one in evicted:
         nodes.setdefault(one.destination, []).append(one.node)
     if len(nodes) > _MOST_EVICTED:
-        total = bytes_text(sum(one.size for one in outcome.evicted))
-        everywhere = nodes_text(sorted({one.node for one in outcome.evicted}), fold)
-        copies = f"{len(outcome.evicted)} copies"
+        total = bytes_text(sum(one.size for one in evicted))
+        everywhere = nodes_text(sorted({one.node for one in evicted}), fold)
+        copies = f"{len(evicted)} copies"
         return [f"{copies} {done} on {everywhere} to make room: {total} in all"]
     return [
         f"{path}: {done} on {nodes_text(where, fold)} to make room" for path, where in nodes.items()

@@ -353,7 +353,7 @@ def print_outcome(
     Nodes that the stage went on without have failed. Copies that were evicted are told also if the
     stage failed then.
     """
-    for line in evicted_lines(outcome, job.fold) if outcome.failures else ():
+    for line in evicted_lines(outcome.evicted, job.fold) if outcome.failures else ():
         say(line)
     lines = summary(outcome, job.fold)
     failed = len(lines) if outcome.failures else bool(outcome.failed_nodes)

@@ -497,7 +497,8 @@ class _Listener:
             self._over_at = self._over_at or now
         elif event["event"] == "evicted":
             gone = {name: event[name] for name in ("node", "destination", "size")}
-            self.evicted.append(Evicted.from_json(gone))
+            self.evicted.append(one := Evicted.from_json(gone))
+            self._on_event({"event": "evicted", "copy": one})
         elif event["event"] == "progress":
             self._on_event({**event, "quiet": self._pulses.quiet(now)})
         else:

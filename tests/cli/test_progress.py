@@ -7,6 +7,8 @@ import time
 import pytest
 
 from stager.cli.progress import Progress
+from stager.base.errors import LaunchError
+from stager.base.outcome import Evicted
 
 
 class Clock:
@@ -198,3 +200,53 @@ def test_it_is_told_what_starts_the_ranks_and_which_hosts_are_waited_for() -> No
         "by flux run on 4 nodes, from FLUX_JOB_NODELIST",
         "waiting for n[3-4] to answer, 10.0 s so far",
     ]
+
+
+def end_after_an_eviction(lines: list[str], by: BaseException | None) -> None:
+    """Show that a copy was removed on two nodes, and end by an exception, if there is one."""
+    with Progress(lines.append, bars=None) as progress:
+        for node in ("n1", "n2"):
+            progress.show({"event": "evicted", "copy": Evicted(node, "/nvme/old", 1 << 20)})
+        if by:
+            raise by
+
+
+def test_of_small_files_the_time_left_is_not_said(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        clock.now += 6
+        progress.show({**sent(2), "steady": False})
+    assert lines == ["/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 1.0 MiB/s"]
+
+
+def test_what_the_ranks_do_is_said_while_no_bytes_are_sent(clock: Clock) -> None:
+    lines: list[str] = []
+    with Progress(lines.append, bars=None) as progress:
+        clock.now += 6
+        progress.show(sent(2))
+        for seconds in (7.0, 9.0, 14.0, 16.0):  # at first it is progress that was told of
+            clock.now = 100 + seconds
+            event = {"event": "working", "text": "n[1-2] are writing /nvme/a", "seconds": seconds}
+            progress.show(event)
+    assert lines == [
+        "/nvme/a: 2.0 MiB of 4.0 MiB, 50 %, 1.0 MiB/s, 2.0 s left",
+        "n[1-2] are writing /nvme/a, 14.0 s so far",
+    ]
+
+
+@pytest.mark.parametrize("by", [SystemExit(143), KeyboardInterrupt()])
+def test_a_cancelled_stage_names_the_copies_that_it_had_removed(by: BaseException) -> None:
+    lines: list[str] = []
+    with pytest.raises(type(by)):
+        end_after_an_eviction(lines, by)
+    assert lines == ["/nvme/old: evicted on n[1-2] (2 nodes) to make room"]
+
+
+@pytest.mark.parametrize("by", [None, LaunchError("the ranks ended")])
+def test_copies_that_were_removed_are_otherwise_left_to_the_outcome(
+    by: BaseException | None,
+) -> None:
+    lines: list[str] = []
+    with suppress(LaunchError):
+        end_after_an_eviction(lines, by)
+    assert lines == []

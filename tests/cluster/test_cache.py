@@ -176,6 +176,23 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
 
 
 def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
+def test_a_cancelled_job_names_the_copies_that_it_had_removed(site: Site) -> None:
+    stage(site, "f1", nodes="n1")
+    stage(site, "f2", nodes="n1")
+    with (
+        site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'),
+        slow_source(site, 40 << 20),
+    ):
+        job = site.sbatch("true", "-wn1", f"--stage={SLOW}/data:/nvme/data")
+        job.wait_for(lambda _: "/nvme/data:" in job.written())  # a line on its progress
+        job.cancel()
+        job.wait()
+    site.assert_healthy()
+    assert "stage: /nvme/f1: evicted on n1 to make room\n" in job.output()
+    assert "stage: ended by signal 15; the job's own program was not started\n" in job.output()
+    assert held(site, "n1") == ["f2"]
+
+
     with site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'):
         for name in ("f1", "f2", "f3"):
             assert stage(site, name).wait().exit_code == "0:0"
