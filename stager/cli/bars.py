@@ -38,12 +38,19 @@ class Bars:
         self._progress.stop()
 
     def move(
-        self, destination: str, done: int, total: int, seconds: float, idle: float = 0.0
+        self,
+        destination: str,
+        done: int,
+        total: int,
+        seconds: float,
+        idle: float = 0.0,
+        *,
+        steady: bool = True,
     ) -> None:
         """Draw how many bytes of an item were sent within so many ``seconds``.
 
-        In the last ``idle`` seconds none was. Raise ValueError or OverflowError for what is no
-        number.
+        In the last ``idle`` seconds none was. The time left is drawn if the rate is ``steady``.
+        Raise ValueError or OverflowError for what is no number.
         """
         done, total = int(done), int(total)
         rate = done / seconds if seconds > 0 else 0.0
@@ -52,7 +59,7 @@ class Bars:
         if idle:
             words.append(f"no data for {seconds_text(idle)}" if is_wide else "no data")
         elif is_wide:
-            left = f"{seconds_text((total - done) / rate)} left" if rate else ""
+            left = f"{seconds_text((total - done) / rate)} left" if rate and steady else ""
             words += [f"{bytes_text(rate)}/s", left]
         self._draw(destination, "  ".join(words), total, done)
 

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines about the same stage.
 _LINE_PERIOD = 5.0
+#: Seconds without progress, told every second, after which it is told what the ranks do instead.
+_STILL = 2.5
 
 
 class Progress:
     """Shows events of the ranks until the block is left.
+
+    If a signal ends the block, the copies that were removed to make room are named.
 
     Lines are printed by ``say``; if the stream ``bars`` is a terminal, bars are drawn there
     instead. If ``verbose``, srun's MPI plugin, the network and nodes that do not watch each other
@@ -39,21 +43,17 @@ class Progress:
         self._waiting = False
         self._pace = _Pace()
         self._bars: Bars | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
         #: The item of which progress was last told, and when that was.
         self._destination, self._moved_at = "", 0.0
         #: The copies that were removed so far to make room.
         self._evicted: list[Evicted] = []
-    def __exit__(self, *_: object) -> None:
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bars is not None:
             self._bars.close()
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Show one event; events that are not about progress are ignored."""
-        if event["event"] == "progress":
         if kind and not issubclass(kind, Exception):  # a signal: no outcome will tell of them
             self._tell_evicted()
 
@@ -63,12 +63,23 @@ class Progress:
 
             for line in evicted_lines(self._evicted, fold):
                 self._say(line)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Show one event; events that are not about progress are ignored."""
+        if event["event"] in ("progress", "waiting", "making"):
+            self._destination, self._moved_at = event["destination"], time.monotonic()
+        if event["event"] == "progress":
             so_far = event["destination"], event["sent"], event["size"], event["seconds"]
-            self._move(*so_far, quiet=event.get("quiet", []))
+            steady = event.get("steady", True)
+            self._move(*so_far, steady=steady, quiet=event.get("quiet", []))
         elif event["event"] == "waiting":
             words = f"waiting for {event['holder']} on {event['node']}"
             self._wait(event["destination"], words, event["seconds"], at_once=not self._waiting)
             self._waiting = True
+        elif event["event"] == "working":
+            self._work(event["text"], event["seconds"])
+        elif event["event"] == "evicted":
+            self._evicted.append(event["copy"])
         elif event["event"] == "making":
             words = f"{event['node']} makes a file of the image"
             self._wait(event["destination"], words, event["seconds"])
@@ -76,17 +87,20 @@ class Progress:
             self._say(line)
 
     def _move(
-        elif event["event"] == "working":
-            self._work(event["text"], event["seconds"])
-        elif event["event"] == "evicted":
-            self._evicted.append(event["copy"])
-        self, destination: str, sent: int, size: int, seconds: float, *, quiet: list[str]
+        self,
+        destination: str,
+        sent: int,
+        size: int,
+        seconds: float,
+        *,
+        steady: bool,
+        quiet: list[str],
     ) -> None:
         idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0
         if self._screen:
-            self._drawn(self._screen).move(destination, sent, size, seconds, idle)
+            self._drawn(self._screen).move(destination, sent, size, seconds, idle, steady=steady)
         elif self._is_time():
-            line = progress_line(destination, sent, size, seconds, idle)
+            line = progress_line(destination, sent, size, seconds, idle, steady=steady)
             self._say(line + (_quiet_text(quiet) if idle else ""))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
@@ -95,6 +109,16 @@ class Progress:
             self._drawn(self._screen).wait(destination, words)
         elif at_once or self._is_time():
             self._say(f"{destination}: {words}")
+
+    def _work(self, text: str, seconds: float) -> None:
+        """Show what the ranks do while no bytes are sent, as when a disk takes them."""
+        if time.monotonic() - self._moved_at < _STILL:
+            return
+        words = f"{text}, {seconds_text(seconds)} so far"
+        if self._screen and self._destination:
+            self._drawn(self._screen).wait(self._destination, words)
+        elif not self._screen and self._is_time():
+            self._say(words)
 
     def _is_time(self) -> bool:
         now = time.monotonic()

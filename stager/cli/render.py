@@ -307,11 +307,18 @@ def nodes_text(names: list[str], fold: Fold) -> str:
 
 
 def progress_line(
-    destination: str, done: int, total: int, seconds: float, idle: float = 0.0
+    destination: str,
+    done: int,
+    total: int,
+    seconds: float,
+    idle: float = 0.0,
+    *,
+    steady: bool = True,
 ) -> str:
     """Return how far a transfer is: bytes, percent, rate and time left.
 
-    If no byte moved for the last ``idle`` seconds, there is neither a rate nor a time.
+    If no byte moved for the last ``idle`` seconds, there is neither a rate nor a time; if the rate
+    is not ``steady``, as with small files, there is no time.
     """
     share = 100 * done // total if total else 100
     so_far = f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %"
@@ -319,4 +326,4 @@ def progress_line(
         return f"{so_far}, no data for {seconds_text(idle)}"
     rate = done / seconds if seconds > 0 else 0.0
     left = seconds_text((total - done) / rate) if rate else "?"
-    return f"{so_far}, {bytes_text(rate)}/s, {left} left"
+    return f"{so_far}, {bytes_text(rate)}/s" + (f", {left} left" if steady else "")

@@ -146,8 +146,6 @@ def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Recor
     return not is_same_file(path, there, record)
 
 
-def _would_overwrite(
-    path: str, there: os.stat_result, record: Record | None, reason: Reason | None
 def check_contents(path: str, record: Record | None, digest: Callable[[], str]) -> None:
     """Raise DestinationError if the file at ``path``, which `survey` let pass, is a user's own.
 
@@ -168,6 +166,8 @@ def check_contents(path: str, record: Record | None, digest: Callable[[], str]) 
     raise _would_overwrite(path, there, record, Reason.NOT_RECORDED)
 
 
+def _would_overwrite(
+    path: str, there: os.stat_result, record: Record | None, reason: Reason | None
 ) -> DestinationError:
     kind = kind_of(there.st_mode)
     if reason is Reason.UNREADABLE_RECORD:

@@ -92,6 +92,8 @@ _LOST_PATIENCE, _STARTS = 5.0, 3
 _HANG = 40.0
 #: Seconds between two reports that the ranks have not begun.
 _TELL = 30.0
+#: The least seconds between two reports of what the ranks do.
+_TELL_WORK = 4.0
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun says of a node that it does not reach, or where slurmd refuses the step (22.05).
@@ -297,6 +299,7 @@ class _Listener:
         #: RunningClock.
         self.stall: Stall | None = None
         self._over_at = 0.0
+        self._work_told_at = 0.0
         #: The first rank of which an unexpected failure was told, and why.
         self._crash = ""
         #: The nodes that ranks blame, with the reason; the first whose rank ended, as the launcher
@@ -483,6 +486,7 @@ class _Listener:
             self._pulses.hear(event, now)
             for slow in self._paces.hear(event):
                 self._on_event({"event": "slow", "text": slow.text})
+            self._tell_work(now)
             return
         if not self.begun:
             self.begun = True
@@ -503,6 +507,13 @@ class _Listener:
             self._on_event({**event, "quiet": self._pulses.quiet(now)})
         else:
             self._on_event(event)
+
+    def _tell_work(self, now: float) -> None:
+        """Tell what the ranks do, if that was not told lately: there may be thousands of pulses."""
+        if now - self._work_told_at >= _TELL_WORK:
+            self._work_told_at = now
+            if work := self._pulses.work():
+                self._on_event({"event": "working", "text": work, "seconds": now})
 
     def _note_crash(self, node: str, why: str, reporter: str) -> None:
         """Note that a rank has failed, or that the one on node ``reporter`` ends because of it."""

@@ -181,8 +181,21 @@ class Pulses:
         return Stall(tuple(silent), why)
 
     def _about_standing(self) -> Stall:
+        worst, nodes, what = self._behind()
+        why = f"no progress for {self.limit:g} s while {what}"
+        return Stall(nodes, why, is_nodes_own=worst in (Kind.WRITE, Kind.STEP))
+
+    def work(self) -> str:
+        """Return which nodes all others wait for, and what these do; empty if that is not known."""
+        if not self._nodes:
+            return ""
+        kind, nodes, what = self._behind()
+        verb = "are" if len(nodes) > 1 else "is"
+        return "" if kind is Kind.WAIT else f"{fold(list(nodes))} {verb} {what}"
+
+    def _behind(self) -> tuple[Kind, tuple[str, ...], str]:
+        """Return the activity that all others wait for, its nodes, and what these are doing."""
         worst = min(node.kind for node in self._nodes.values())
         behind = {name: node for name, node in self._nodes.items() if node.kind is worst}
         what = " or ".join(sorted({node.doing for node in behind.values()}))
-        why = f"no progress for {self.limit:g} s while {what}"
-        return Stall(tuple(behind), why, is_nodes_own=worst in (Kind.WRITE, Kind.STEP))
+        return worst, tuple(behind), what

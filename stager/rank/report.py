@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Seconds between two progress events of an item.
 _PROGRESS_PERIOD = 1.0
+#: The least bytes of a file, on average, with which the bytes tell how long the rest of a folder
+#: takes: smaller ones take as long as they are many.
+_LARGE_FILES = 1 << 20
 #: One line at a time: a long one is written in several pieces.
 _line = allocate_lock()
 
@@ -80,8 +83,9 @@ def tell_at_once(kind: str, **fields: object) -> None:
 class Progress:
     """Reports how many bytes of an item were sent, at most once in `_PROGRESS_PERIOD`."""
 
-    def __init__(self, destination: str) -> None:
-        self._destination = destination
+    def __init__(self, destination: str, files: int = 0) -> None:
+        """``files`` is the number of files in a folder."""
+        self._destination, self._files = destination, files
         self._begun = self._last = time.monotonic()
 
     def tell(self, sent: int, size: int) -> None:
@@ -90,8 +94,10 @@ class Progress:
         if now - self._last < _PROGRESS_PERIOD:
             return
         self._last = now
-        seconds = now - self._begun
-        tell("progress", destination=self._destination, sent=sent, size=size, seconds=seconds)
+        tell(
+            "progress", destination=self._destination, sent=sent, size=size,
+            seconds=now - self._begun, steady=self._files * _LARGE_FILES <= size,
+        )  # fmt: skip
 
 
 def item_report(
@@ -111,13 +117,13 @@ def item_report(
         changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
+        disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
         lost=list(delivered.lost),
         kept=list(delivered.kept),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
         seconds=seconds,
-        disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,

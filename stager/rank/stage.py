@@ -471,7 +471,7 @@ class StageRun:
             return _nothing_sent(task)
         from stager.rank.delivery import deliver  # not needed where all copies are current
 
-        progress = Progress(task.item.destination)
+        progress = Progress(task.item.destination, task.source.files)
         return deliver(self._context, one.cargo, self._watch, progress.tell)
 
 

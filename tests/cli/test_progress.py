@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
-from stager.cli.progress import Progress
 from stager.base.errors import LaunchError
 from stager.base.outcome import Evicted
+from stager.cli.progress import Progress
 
 
 class Clock:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
+from tests.cluster.mid_transfer import SLOW, slow_source
 from tests.cluster.site import PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
@@ -114,7 +115,6 @@ def test_a_requeued_and_a_cancelled_job_leave_no_mark(site: Site) -> None:
         assert not site.path(node, "/run/slurm-stage/5001").exists()
 
 
-# Room
 def test_the_jobs_that_use_a_copy_which_is_replaced_are_named(site: Site) -> None:
     note = "note: the copy that was replaced is in use by job"
     with using(site, "f1") as first:
@@ -129,6 +129,7 @@ def test_the_jobs_that_use_a_copy_which_is_replaced_are_named(site: Site) -> Non
     assert note not in third.output()
 
 
+# Room
 
 
 def test_the_least_recently_used_copy_is_evicted_unless_a_job_uses_it(site: Site) -> None:
@@ -175,7 +176,6 @@ def test_a_job_without_enough_room_evicts_nothing(site: Site) -> None:
         }
 
 
-def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
 def test_a_cancelled_job_names_the_copies_that_it_had_removed(site: Site) -> None:
     stage(site, "f1", nodes="n1")
     stage(site, "f2", nodes="n1")
@@ -193,6 +193,7 @@ def test_a_cancelled_job_names_the_copies_that_it_had_removed(site: Site) -> Non
     assert held(site, "n1") == ["f2"]
 
 
+def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
     with site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'):
         for name in ("f1", "f2", "f3"):
             assert stage(site, name).wait().exit_code == "0:0"

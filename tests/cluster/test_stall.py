@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
@@ -45,7 +46,8 @@ def slow_site(installed_site: Site) -> Iterator[Site]:
     subprocess.run(["gcc", "-o", str(site.shared("slow_folder")), *flags], check=True)
     site.run(
         f"mkdir {BEHIND} {SLOW} {SLOWER}; cd {BEHIND}\n"
-        "head -c 48M /dev/urandom > large; head -c 6M large > middle; head -c 2M large > small"
+        "head -c 48M /dev/urandom > large; head -c 6M large > middle; head -c 2M large > small\n"
+        "mkdir many; cd many; for i in $(seq 80); do echo $i >$i; done"
     )
     with ExitStack() as stack:
         for folder, microseconds in LATENCY.items():
@@ -258,3 +260,10 @@ def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) 
     _, complaint = shell.communicate(timeout=60)
     assert shell.returncode == 0, complaint
     assert site.shared("started").exists()
+
+
+def test_what_a_node_does_is_told_while_no_bytes_move(site: Site) -> None:
+    job = site.sbatch("true", "-wn1,n2", f"--stage={SLOW}/many:/nvme/many")
+    assert job.wait().exit_code == "0:0", job.output()
+    told = rf"^stage: n1 is reading {SLOW}/many, [0-9]+\.[0-9] s so far$"
+    assert re.search(told, job.written(), re.MULTILINE)

@@ -55,6 +55,17 @@ def test_progress_on_one_node_is_enough_while_all_answer() -> None:
         assert stage.verdict(second) == ""
 
 
+def test_the_nodes_that_all_others_wait_for_are_named_with_what_they_do() -> None:
+    stage = Stage()
+    assert stage.pulses.work() == ""
+    stage.hear(1)
+    assert stage.pulses.work() == ""
+    stage.does(2, "n2", Kind.WRITE, "writing /nvme/a")
+    assert stage.pulses.work() == "n2 is writing /nvme/a"
+    stage.does(2, "n1", Kind.WRITE, "writing /nvme/a")
+    assert stage.pulses.work() == "n[1-2] are writing /nvme/a"
+
+
 def test_a_short_stage_needs_no_pulse() -> None:
     assert Stage().verdict(10) == ""
 

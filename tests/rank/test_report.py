@@ -53,10 +53,23 @@ def test_progress_is_reported_at_intervals(
     for clock in (100.5, 101.0, 101.5, 103.0):
         progress.tell(int(clock), 1000)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events == [
-        {"event": "progress", "destination": "/nvme/x", "sent": 101, "size": 1000, "seconds": 1.0},
-        {"event": "progress", "destination": "/nvme/x", "sent": 103, "size": 1000, "seconds": 3.0},
-    ]
+    same = {"event": "progress", "destination": "/nvme/x", "size": 1000, "steady": True}
+    assert events == [{**same, "sent": 101, "seconds": 1.0}, {**same, "sent": 103, "seconds": 3.0}]
+
+
+@pytest.mark.parametrize(("files", "steady"), [(0, True), (4, True), (5, False)])
+def test_small_files_let_nobody_guess_the_time_that_is_left(
+    files: int,
+    steady: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    progress = Progress("/nvme/x", files)
+    clock = 101.0
+    progress.tell(1, 4 << 20)
+    assert json.loads(capsys.readouterr().out)["steady"] is steady
 
 
 def test_a_report_names_the_nodes_that_received_sent_and_were_current() -> None:
