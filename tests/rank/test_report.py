@@ -90,6 +90,16 @@ def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
     assert report.reasons == ["spread over other nodes"]
 
 
+def test_that_a_copy_of_another_source_is_replaced_is_noted() -> None:
+    plan = TransferPlan(9, (0,), (), (0,), True, "")
+    for reason, note in (
+        (Reason.OTHER_SOURCE, "note: it replaces a copy of another source"),
+        (Reason.SOURCE_CHANGED, ""),
+    ):
+        report = item_report(task(plan), [Survey("n0", reason, "")], Delivered("digest"), 1.0)
+        assert report.note == note
+
+
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
     surveys = [Survey("n0", None, "digest", files=7)]
