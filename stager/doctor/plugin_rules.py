@@ -43,8 +43,9 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield problem("plugin", text, "remove all these lines but one")
     elif not (node.plugins or node.ignored_lines or _is_named_otherwise(node, path)):
         remedy = (
-            f"write one line: required /PATH/{PLUGIN} python={node.prefix}/bin/python3 "
-            f"config={node.config} (without it, TaskProlog must stage)"
+            f"write one line, there or in a file that it includes: required /PATH/{PLUGIN} "
+            f"python={node.prefix}/bin/python3 config={node.config} (without it, TaskProlog must "
+            "stage)"
         )
         yield problem("plugin", f"spank_stage.so is not named in {path}", remedy)
     for ignored in node.ignored_lines:

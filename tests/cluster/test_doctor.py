@@ -241,8 +241,9 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
         ),
         Fault(
             "n1", f"changed {PLUGSTACK} truncate --size=0", f"umount {PLUGSTACK}",
-            ((f"problem  n1: spank_stage.so is not named in {PLUGSTACK}: write one line: "
-             f"required /PATH/spank_stage.so python={PREFIX}/bin/python3 "
+            ((f"problem  n1: spank_stage.so is not named in {PLUGSTACK}: write one line, "
+             "there or in a file that it includes: required /PATH/spank_stage.so "
+             f"python={PREFIX}/bin/python3 "
              "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"),),
         ),
         Fault(

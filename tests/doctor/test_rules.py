@@ -405,7 +405,8 @@ def test_a_slurmd_that_was_started_without_the_plugin_is_told() -> None:
 
 
 ONCE = (
-    "write one line: required /PATH/spank_stage.so python=/opt/x/bin/python3 "
+    "write one line, there or in a file that it includes: required /PATH/spank_stage.so "
+    "python=/opt/x/bin/python3 "
     "config=/etc/slurm/stage.toml (without it, TaskProlog must stage)"
 )
 TWICE = "remove all these lines but one"
