@@ -146,14 +146,17 @@ def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Recor
     return not is_same_file(path, there, record)
 
 
-def check_contents(path: str, record: Record | None, digest: Callable[[], str]) -> None:
-    """Raise DestinationError if the file at ``path``, which `survey` let pass, is a user's own.
+def check_contents(
+    path: str, source: SourceFacts, record: Record | None, digest: Callable[[], str]
+) -> None:
+    """Raise DestinationError if the file at ``path`` is a user's own that only looks like a copy.
 
-    It may have had the size and time of the source, and other contents than those that are to be
-    put there, whose digest ``digest`` returns. ``record`` is that of the destination.
+    `survey` lets a file pass that has the size and time of the ``source``. What is to be put there
+    may have other contents, of which ``digest`` returns the digest. ``record`` is that of the
+    destination.
     """
     there = _lstat_or_none(path)
-    if there is None or (record and is_ours(there, record)):
+    if not (there and _is_alike(there, source)) or (record and is_ours(there, record)):
         return
     from stager.copies.own import is_same_file  # not needed where a copy is current or absent
     from stager.copies.reading import Reading

@@ -108,7 +108,7 @@ class FileCargo(Cargo):
         task, partial = self.task, self._partial
         if partial and not task.item.options.replace:
             record = task.cache.load(task.item.destination)
-            check_contents(task.path, record, partial.read_back)
+            check_contents(task.path, task.source.facts, record, partial.read_back)
 
     def publish(self, digest: str) -> Published:
         if self._partial:
