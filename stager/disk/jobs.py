@@ -38,6 +38,8 @@ _USES, _USES_LIMIT = ".uses", 1 << 20
 #: The suffix of the list of what a job staged by hand: '+' and a destination, or '-' when the job
 #: staged it otherwise afterwards. The last entry for a destination counts.
 _BY_HAND = ".by-hand"
+#: The id of a job in a list's name: 32 bits (slurm.h).
+_JOB = re.compile("[1-9][0-9]{0,9}")
 #: The lists that are read of another user, who may have made any number, and the destinations that
 #: are taken from them.
 _MOST_LISTS, _MOST_FOREIGN = 16, 1000
@@ -211,7 +213,7 @@ def _jobs_with_lists(uid: int) -> list[str]:
     with suppress(FileNotFoundError, PermissionError):  # root has just removed the room
         names = sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}"))
         jobs = (name.removesuffix(_USES) for name in names if name.endswith(_USES))
-        return [job for job in jobs if job.isdecimal()]
+        return [job for job in jobs if _JOB.fullmatch(job)]
     return []
 
 

@@ -156,6 +156,12 @@ def test_anything_but_a_list_of_destinations_names_none(
     assert uses_of(5001, 17) == frozenset()
 
 
+@pytest.mark.parametrize("job", ["0", "017", "99999999999", "9" * 60, "\uff11\uff17", "-1", "a"])
+def test_a_list_under_a_name_that_is_no_jobs_counts_for_nothing(run: Path, job: str) -> None:
+    (run / f"5001/{job}.uses").write_bytes(b"/nvme/a\0")
+    assert as_user(5001, lambda: uses(5001)) == frozenset()
+
+
 def test_an_endless_list_is_read_up_to_the_limit(run: Path) -> None:
     (run / "5001/17.uses").write_bytes(b"/nvme/a\0" * 300_000 + b"/nvme/b\0")
     assert uses_of(5001, 17) == {"/nvme/a"}
