@@ -146,14 +146,11 @@ def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Recor
     return not is_same_file(path, there, record)
 
 
-def check_contents(
-    path: str, source: SourceFacts, record: Record | None, digest: Callable[[], str]
-) -> None:
+def check_contents(path: str, source: SourceFacts, record: Record | None, digest: str) -> None:
     """Raise DestinationError if the file at ``path`` is a user's own that only looks like a copy.
 
     `survey` lets a file pass that has the size and time of the ``source``. What is to be put there
-    may have other contents, of which ``digest`` returns the digest. ``record`` is that of the
-    destination.
+    has this ``digest``. ``record`` is that of the destination.
     """
     there = _lstat_or_none(path)
     if not (there and _is_alike(there, source)) or (record and is_ours(there, record)):
@@ -164,7 +161,7 @@ def check_contents(
     if record and is_same_file(path, there, record):
         return
     with suppress(OSError):
-        if Reading().digest(path) == digest():
+        if Reading().digest(path) == digest:
             return
     raise _would_overwrite(path, there, record, Reason.NOT_RECORDED)
 

@@ -135,7 +135,7 @@ class ArchiveCargo(Cargo):
         for row in listing.rows(Kind.FILE):
             yield row, self._unpacker.digests[listing.paths[row]]
 
-    def announce(self) -> None:
+    def announce(self, digest: str) -> None:
         if self._tree:
             listing = self._tree.copy
             digests = bytearray(DIGEST_SIZE * len(listing))

@@ -164,8 +164,8 @@ class Cargo(ABC):
         """
 
     @abstractmethod
-    def announce(self) -> None:
-        """Record a tree before it is published.
+    def announce(self, digest: str) -> None:
+        """Record a tree before it is published, or check what a file is to replace.
 
         If this process dies in between, the tree at the destination is still known to be staged.
         """

@@ -79,6 +79,9 @@ class DecompressCargo(FileCargo):
     def verify(self, digest: str) -> None:
         super().verify(self._digest)
 
+    def announce(self, digest: str) -> None:
+        super().announce(self._digest)
+
     def publish(self, digest: str) -> Published:
         return super().publish(self._digest)
 

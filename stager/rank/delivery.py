@@ -108,7 +108,7 @@ def deliver(
             watch.enter(Phase.VERIFY)
             together(context, partial(cargo.verify, delivered.digest))
         watch.enter(Phase.PUBLISH)
-        together(context, cargo.announce)
+        together(context, partial(cargo.announce, delivered.digest))
         published = together(context, partial(cargo.publish, delivered.digest), PUBLISHED)
         tree = _counts(task.plan, [one.tree for one in published if one.tree])
         first = published[task.plan.receivers[0]]

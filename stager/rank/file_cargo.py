@@ -103,12 +103,12 @@ class FileCargo(Cargo):
         if self._partial and self._partial.read_back() != digest:
             raise self.task.readback_error()
 
-    def announce(self) -> None:
+    def announce(self, digest: str) -> None:
         """Check what is at the destination; `publish` announces the file."""
-        task, partial = self.task, self._partial
-        if partial and not task.item.options.replace:
+        task = self.task
+        if self._partial and not task.item.options.replace:
             record = task.cache.load(task.item.destination)
-            check_contents(task.path, task.source.facts, record, partial.read_back)
+            check_contents(task.path, task.source.facts, record, digest)
 
     def publish(self, digest: str) -> Published:
         if self._partial:

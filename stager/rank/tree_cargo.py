@@ -260,7 +260,7 @@ class TreeCargo(Cargo):
             expected = ((row, self._digest(row)) for row in received)
             verify_tree(self.task, self._tree, self._listing, expected)
 
-    def announce(self) -> None:
+    def announce(self, digest: str) -> None:
         if self._tree:
             self._announced = announce_tree(
                 self.task,

@@ -17,6 +17,7 @@ from stager.base.options import ITSELF, Options, Share, Validate
 from stager.copies.survey import (
     Reason,
     Survey,
+    check_contents,
     correct_permissions,
     judge,
     made_differently,
@@ -300,6 +301,32 @@ def test_a_file_without_a_record_is_replaced_if_it_is_like_the_source(node: Node
     os.utime(node.copy, ns=(1, 1))
     with pytest.raises(DestinationError):
         node.survey()
+
+
+def test_a_file_that_looks_like_the_source_is_read_before_it_is_overwritten(
+    node: Node,
+) -> None:
+    node.stage()
+    facts = node.source.stat()
+    source = look_at_source(str(node.source)).facts
+    same, other = digest_of(str(node.source)), "0" * 32
+
+    def check(digest: str) -> None:
+        check_contents(str(node.copy), source, None, digest)
+
+    check(same)
+    with pytest.raises(DestinationError) as caught:
+        check(other)
+    assert str(caught.value) == (
+        f"{node.copy} is a plain file that was not staged; staging would overwrite it: {REMEDY}"
+    )
+    check_contents(str(node.copy), source, node.cache.load(str(node.copy)), other)  # as staged
+    os.utime(node.copy, ns=(1, 1))
+    check(other)  # the survey has judged it
+    node.copy.unlink()
+    node.copy.mkdir()  # it has come since then: `check_unwritten` judges it
+    os.utime(node.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    check(other)
 
 
 @pytest.mark.parametrize("validate", [Validate.STAT, Validate.SIZE, Validate.CHECKSUM])
