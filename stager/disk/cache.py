@@ -97,9 +97,13 @@ class Cache:
         """Return the destinations that jobs running on this node use."""
         return uses(None if self.shared else self.uid, self.root)
 
+    def jobs(self) -> dict[str, list[int]]:
+        """Return the jobs running on this node that use each destination."""
+        return jobs_using(None if self.shared else self.uid, self.root)
+
     def jobs_using(self, destination: str) -> list[int]:
         """Return the jobs running on this node that use the copy."""
-        return jobs_using(None if self.shared else self.uid, self.root).get(destination, [])
+        return self.jobs().get(destination, [])
 
     def record_path(self, destination: str) -> str:
         """Return the path of the record of ``destination``."""

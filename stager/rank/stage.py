@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from stager.request.items import StageItem
     from stager.tree.listing import Listing
 
+#: Other jobs with the same copy that a node names.
+_MOST_JOBS = 16
 #: Attempts in which the source changed while it was read, after which the stage fails.
 _ATTEMPTS = 3
 
@@ -132,6 +134,8 @@ class StageRun:
         self._rank = context.comm.rank
         self.to_evict: list[Evicted] = []
         self.evictions = 0
+        #: The jobs that use each destination, of the caches that were looked at in this survey.
+        self._jobs: dict[Cache, dict[str, list[int]]] = {}
         #: How fast each node wrote what was staged, in rank order; empty if nothing moved.
         self.paces: list[Pace] = []
         #: This node's cache of each item.
@@ -275,6 +279,7 @@ class StageRun:
             reader = request.shared_owner if of_site else 0
             destinations = [one.item.destination for one in items]
             note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)
+        self._jobs.clear()
         return [self._survey_item(one) for one in items]
 
     def _survey_item(self, one: SettledItem) -> Survey:
@@ -289,12 +294,19 @@ class StageRun:
         own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
-        if not found.current and os.path.lexists(path):
-            jobs = {*one.cache.jobs_using(item.destination)} - {self._context.request.job}
-            found = replace(found, jobs=tuple(sorted(jobs)))
+        is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
+        if (is_part or not found.current) and not node.disk and os.path.lexists(path):
+            found = replace(found, jobs=self._other_jobs(one.cache, item.destination))
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found
+
+    def _other_jobs(self, cache: Cache, destination: str) -> tuple[int, ...]:
+        """Return the user's other jobs that use a copy, as far as they are few. Read them once."""
+        if cache not in self._jobs:
+            self._jobs[cache] = cache.jobs()
+        jobs = {*self._jobs[cache].get(destination, ())} - {self._context.request.job}
+        return tuple(sorted(jobs)[:_MOST_JOBS])
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
         if self._is_of_site(one):

@@ -129,6 +129,23 @@ def test_the_jobs_that_use_a_copy_which_is_replaced_are_named(site: Site) -> Non
     assert note not in third.output()
 
 
+def test_the_jobs_that_use_a_part_which_is_replaced_are_named(site: Site) -> None:
+    """Each node's part is current, but of another split: the next job has one node less."""
+    site.run("mkdir /shared/set; cd /shared/set; for i in 1 2 3 4 5 6; do echo $i >part-$i; done")
+    wish = "--stage=/shared/set:/nvme/set,mode=shard"
+    first = site.sbatch("echo started; sleep 60", "-wn1,n2,n3", wish)
+    first.wait_for(lambda _: "started" in first.output())
+    second = site.sbatch("true", "-wn1,n2", wish)
+    second.wait()
+    first.cancel()
+    first.wait()
+    site.run("rm -r /shared/set")
+    assert (
+        "stage: /nvme/set: note: the copy that was replaced is in use by job "
+        f"{first.id}, which sees the new one now\n"
+    ) in second.output()
+
+
 # Room
 
 
