@@ -199,6 +199,7 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
     "int": is_integer,
     "bool": lambda value: type(value) is bool,
     "float": lambda value: type(value) in (int, float),
+    "list[int]": lambda value: type(value) is list and all(map(is_integer, value)),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
     "tuple[str, ...]": lambda value: all(type(one) is str for one in value),
     "tuple[int, ...]": lambda value: all(map(is_integer, value)),

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from stager.base.errors import Failure
-from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, event, total
+from stager.base.outcome import (
+    Counts,
+    Evicted,
+    ItemReport,
+    Outcome,
+    Rate,
+    _checked,
+    event,
+    total,
+)
 
 FILE = ItemReport(
     source="/shared/a", destination="/nvme/a", size=5, received=["n1"], current=["n2"], senders=[],
@@ -30,6 +41,15 @@ SPREAD = ItemReport(
 )
 def test_an_outcome_is_read_back_from_its_json(outcome: Outcome) -> None:
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+def test_each_field_of_a_report_is_checked_when_it_is_read() -> None:
+    """So a rank that tells anything else ends the stage, and not the launcher."""
+    for one in fields(ItemReport):
+        if one.name not in ("tree", "lost", "kept"):  # these are read apart
+            wrong: dict[str, Any] = {one.name: object()}
+            with pytest.raises(ValueError, match=f"^{one.name} is not "):
+                _checked(replace(FILE, **wrong))
 
 
 def test_the_code_is_that_of_the_first_failure() -> None:
