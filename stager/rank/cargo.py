@@ -113,6 +113,11 @@ class Cargo(ABC):
         #: What `close` closes.
         self.stack = ExitStack()
 
+    @property
+    def files(self) -> int:
+        """The number of files of a folder that are sent, known after `layout`."""
+        return 0
+
     @abstractmethod
     def need(self) -> int:
         """Return the bytes to write on this node's disk.

@@ -84,13 +84,13 @@ def deliver(
     context: Context,
     cargo: Cargo,
     watch: Stopwatch,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int, int], None],
 ) -> Delivered:
     """Bring one item to the receivers of its plan, of which there is at least one. Collective.
 
     The first sender calls ``on_progress`` with the bytes sent so far and all bytes to send, holes
-    not counted. Raise RefusedError if a step fails on any rank; StaleError if the source changed or
-    a sender's copy is damaged.
+    not counted, and the files of a folder that are sent. Raise RefusedError if a step fails on any
+    rank; StaleError if the source changed or a sender's copy is damaged.
     """
     task = cargo.task
     watch.enter(Phase.OPEN)
@@ -153,7 +153,7 @@ def _open(context: Context, cargo: Cargo) -> Layout:
 
 
 def _broadcast(
-    context: Context, cargo: Cargo, layout: Layout, on_progress: Callable[[int, int], None]
+    context: Context, cargo: Cargo, layout: Layout, on_progress: Callable[[int, int, int], None]
 ) -> Transferred:
     """Move the bytes among the plan's members; other ranks return at once. Collective."""
     task, plan = cargo.task, cargo.task.plan
@@ -170,7 +170,7 @@ def _broadcast(
             task.settings,
             reader=cargo.reader,
             writer=cargo.writer,
-            progress=lambda sent: on_progress(sent, layout.data) if reports else None,
+            progress=lambda sent: on_progress(sent, layout.data, cargo.files) if reports else None,
             digest=_digester(cargo),
             keyed=keyed,
         )

@@ -83,20 +83,22 @@ def tell_at_once(kind: str, **fields: object) -> None:
 class Progress:
     """Reports how many bytes of an item were sent, at most once in `_PROGRESS_PERIOD`."""
 
-    def __init__(self, destination: str, files: int = 0) -> None:
-        """``files`` is the number of files in a folder."""
-        self._destination, self._files = destination, files
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
         self._begun = self._last = time.monotonic()
 
-    def tell(self, sent: int, size: int) -> None:
-        """Print a progress event, unless the last one is too recent."""
+    def tell(self, sent: int, size: int, files: int) -> None:
+        """Print a progress event, unless the last one is too recent.
+
+        ``files`` of a folder are sent, 0 for a file.
+        """
         now = time.monotonic()
         if now - self._last < _PROGRESS_PERIOD:
             return
         self._last = now
         tell(
             "progress", destination=self._destination, sent=sent, size=size,
-            seconds=now - self._begun, steady=self._files * _LARGE_FILES <= size,
+            seconds=now - self._begun, steady=files * _LARGE_FILES <= size,
         )  # fmt: skip
 
 

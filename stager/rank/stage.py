@@ -483,7 +483,7 @@ class StageRun:
             return _nothing_sent(task)
         from stager.rank.delivery import deliver  # not needed where all copies are current
 
-        progress = Progress(task.item.destination, task.source.files)
+        progress = Progress(task.item.destination)
         return deliver(self._context, one.cargo, self._watch, progress.tell)
 
 

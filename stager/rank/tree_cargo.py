@@ -103,6 +103,10 @@ class TreeCargo(Cargo):
         self.stream: Stream | None = None
         self._digests: StreamDigest | None = None
 
+    @property
+    def files(self) -> int:
+        return len(self.stream.rows) if self.stream else 0
+
     def need(self) -> int:
         if not self.task.receives:
             return 0

@@ -51,7 +51,7 @@ def test_progress_is_reported_at_intervals(
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     progress = Progress("/nvme/x")
     for clock in (100.5, 101.0, 101.5, 103.0):
-        progress.tell(int(clock), 1000)
+        progress.tell(int(clock), 1000, 0)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     same = {"event": "progress", "destination": "/nvme/x", "size": 1000, "steady": True}
     assert events == [{**same, "sent": 101, "seconds": 1.0}, {**same, "sent": 103, "seconds": 3.0}]
@@ -66,9 +66,9 @@ def test_small_files_let_nobody_guess_the_time_that_is_left(
 ) -> None:
     clock = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    progress = Progress("/nvme/x", files)
+    progress = Progress("/nvme/x")
     clock = 101.0
-    progress.tell(1, 4 << 20)
+    progress.tell(1, 4 << 20, files)
     assert json.loads(capsys.readouterr().out)["steady"] is steady
 
 
