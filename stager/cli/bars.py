@@ -67,6 +67,13 @@ class Bars:
         """Draw what an item waits for before its first byte; nobody knows how long it takes."""
         self._draw(destination, printable(words), None, 0)
 
+    def say(self, destination: str, words: str) -> None:
+        """Draw what is done for an item while none of its bytes moves."""
+        task = self._task(destination)
+        known = next(one for one in self._progress.tasks if one.id == task)
+        total = None if known.total is None else int(known.total)
+        self._draw(destination, printable(words), total, int(known.completed))
+
     def _draw(self, destination: str, words: str, total: int | None, done: int) -> None:
         width = self._console.width
         of_words = _WORDS if width >= _WIDE else _PERCENT

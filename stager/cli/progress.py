@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines about the same stage.
 _LINE_PERIOD = 5.0
-#: Seconds without progress, told every second, after which it is told what the ranks do instead.
-_STILL = 2.5
 
 
 class Progress:
@@ -43,8 +41,8 @@ class Progress:
         self._waiting = False
         self._pace = _Pace()
         self._bars: Bars | None = None
-        #: The item of which progress was last told, and when that was.
-        self._destination, self._moved_at = "", 0.0
+        #: The item that was last told of.
+        self._destination = ""
         #: The copies that were removed so far to make room.
         self._evicted: list[Evicted] = []
 
@@ -66,8 +64,7 @@ class Progress:
 
     def show(self, event: dict[str, Any]) -> None:
         """Show one event; events that are not about progress are ignored."""
-        if event["event"] in ("progress", "waiting", "making"):
-            self._destination, self._moved_at = event["destination"], time.monotonic()
+        self._destination = event.get("destination", self._destination)
         if event["event"] == "progress":
             so_far = event["destination"], event["sent"], event["size"], event["seconds"]
             steady = event.get("steady", True)
@@ -112,11 +109,9 @@ class Progress:
 
     def _work(self, text: str, seconds: float) -> None:
         """Show what the ranks do while no bytes are sent, as when a disk takes them."""
-        if time.monotonic() - self._moved_at < _STILL:
-            return
-        words = f"{text}, {seconds_text(seconds)} so far"
+        words = f"{text}, {seconds_text(seconds)} since the start"
         if self._screen and self._destination:
-            self._drawn(self._screen).wait(self._destination, words)
+            self._drawn(self._screen).say(self._destination, words)
         elif not self._screen and self._is_time():
             self._say(words)
 

@@ -92,8 +92,9 @@ _LOST_PATIENCE, _STARTS = 5.0, 3
 _HANG = 40.0
 #: Seconds between two reports that the ranks have not begun.
 _TELL = 30.0
-#: The least seconds between two reports of what the ranks do.
-_TELL_WORK = 4.0
+#: Seconds without a report on bytes or on a wait, which come every second, after which it is told
+#: what the ranks do; and seconds from the first rank's pulse to those of the others.
+_STILL, _OTHERS = 2.5, 0.5
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun says of a node that it does not reach, or where slurmd refuses the step (22.05).
@@ -299,7 +300,8 @@ class _Listener:
         #: RunningClock.
         self.stall: Stall | None = None
         self._over_at = 0.0
-        self._work_told_at = 0.0
+        #: When it is to be told what the ranks do, 0 while it is not; when progress was last told.
+        self._work_at = self._shown_at = 0.0
         #: The first rank of which an unexpected failure was told, and why.
         self._crash = ""
         #: The nodes that ranks blame, with the reason; the first whose rank ended, as the launcher
@@ -412,6 +414,7 @@ class _Listener:
                 waits = {"nodes": self.absent(), "seconds": now - started}
                 self._on_event({"event": "starting", **waits})
             if self.begun and not self._over_at:
+                self._tell_work(self._clock.seconds())
                 self.stall = self._too_slow() or self._pulses.verdict(self._clock.seconds())
 
     def _too_slow(self) -> Stall | None:
@@ -482,11 +485,7 @@ class _Listener:
             self._again_at = max(self._again_at, time.monotonic() + _HANG)
             return
         if event["event"] == "pulse":
-            self.has_pulse = True
-            self._pulses.hear(event, now)
-            for slow in self._paces.hear(event):
-                self._on_event({"event": "slow", "text": slow.text})
-            self._tell_work(now)
+            self._hear(event, now)
             return
         if not self.begun:
             self.begun = True
@@ -499,21 +498,37 @@ class _Listener:
         elif event["event"] == "crashed":
             self._note_crash(event["node"], event["error"], event.get("by", ""))
             self._over_at = self._over_at or now
-        elif event["event"] == "evicted":
+        else:
+            self._show(event, now)
+
+    def _hear(self, pulse: dict[str, Any], now: float) -> None:
+        """Take one pulse."""
+        self.has_pulse = True
+        self._pulses.hear(pulse, now)
+        for slow in self._paces.hear(pulse):
+            self._on_event({"event": "slow", "text": slow.text})
+        if not self._work_at and now - self._shown_at >= _STILL:
+            self._work_at = now + _OTHERS
+
+    def _show(self, event: dict[str, Any], now: float) -> None:
+        """Pass an event on that a user may be shown."""
+        if event["event"] in ("progress", "waiting", "making"):
+            self._shown_at = now
+        if event["event"] == "evicted":
             gone = {name: event[name] for name in ("node", "destination", "size")}
             self.evicted.append(one := Evicted.from_json(gone))
-            self._on_event({"event": "evicted", "copy": one})
+            event = {"event": "evicted", "copy": one}
         elif event["event"] == "progress":
-            self._on_event({**event, "quiet": self._pulses.quiet(now)})
-        else:
-            self._on_event(event)
+            event = {**event, "quiet": self._pulses.quiet(now)}
+        self._on_event(event)
 
     def _tell_work(self, now: float) -> None:
-        """Tell what the ranks do, if that was not told lately: there may be thousands of pulses."""
-        if now - self._work_told_at >= _TELL_WORK:
-            self._work_told_at = now
-            if work := self._pulses.work():
-                self._on_event({"event": "working", "text": work, "seconds": now})
+        """Tell what the ranks do while nothing else is told, when all of them have said it."""
+        if not self._work_at or now < self._work_at:
+            return
+        self._work_at = 0.0
+        if now - self._shown_at >= _STILL and (work := self._pulses.work(now)):
+            self._on_event({"event": "working", "text": work, "seconds": now})
 
     def _note_crash(self, node: str, why: str, reporter: str) -> None:
         """Note that a rank has failed, or that the one on node ``reporter`` ends because of it."""

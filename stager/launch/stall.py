@@ -15,7 +15,7 @@ from stager.base.progress import Kind
 from stager.launch.job import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 #: The most seconds that count between two looks at the clock: if they are more, this process was
 #: suspended, and so were the ranks.
@@ -25,6 +25,8 @@ _LONGEST_TICK = 3.0
 _LATE, _LONGEST_SILENCE = 2 / 3, 1.5
 #: Likewise: the silence of which progress tells, in which three pulses were due.
 _QUIET = 1 / 3
+#: Seconds within which the pulses of all nodes come that belong together.
+_ROUND = 3.0
 #: Seconds between two looks at all nodes.
 _BETWEEN = 0.5
 _REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
@@ -181,21 +183,26 @@ class Pulses:
         return Stall(tuple(silent), why)
 
     def _about_standing(self) -> Stall:
-        worst, nodes, what = self._behind()
+        worst, nodes, what = _behind(self._nodes)
         why = f"no progress for {self.limit:g} s while {what}"
         return Stall(nodes, why, is_nodes_own=worst in (Kind.WRITE, Kind.STEP))
 
-    def work(self) -> str:
-        """Return which nodes all others wait for, and what these do; empty if that is not known."""
-        if not self._nodes:
+    def work(self, now: float) -> str:
+        """Return which nodes all others wait for, and what these do; empty if that is not known.
+
+        Only nodes that were heard just now count. All nodes send their pulses at about one time.
+        """
+        heard = {name: one for name, one in self._nodes.items() if now - one.heard_at <= _ROUND}
+        if not heard:
             return ""
-        kind, nodes, what = self._behind()
+        kind, nodes, what = _behind(heard)
         verb = "are" if len(nodes) > 1 else "is"
         return "" if kind is Kind.WAIT else f"{fold(list(nodes))} {verb} {what}"
 
-    def _behind(self) -> tuple[Kind, tuple[str, ...], str]:
-        """Return the activity that all others wait for, its nodes, and what these are doing."""
-        worst = min(node.kind for node in self._nodes.values())
-        behind = {name: node for name, node in self._nodes.items() if node.kind is worst}
-        what = " or ".join(sorted({node.doing for node in behind.values()}))
-        return worst, tuple(behind), what
+
+def _behind(nodes: Mapping[str, _Node]) -> tuple[Kind, tuple[str, ...], str]:
+    """Return the activity that all others wait for, its nodes, and what these are doing."""
+    worst = min(node.kind for node in nodes.values())
+    behind = {name: node for name, node in nodes.items() if node.kind is worst}
+    what = " or ".join(sorted({node.doing for node in behind.values()}))
+    return worst, tuple(behind), what

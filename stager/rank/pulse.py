@@ -115,7 +115,7 @@ def text_of(activity: Activity, phase: Phase) -> str:
     if kind is Kind.WAIT:
         return "waiting for other nodes"
     if not what:
-        return "comparing copies" if phase is Phase.SURVEY else "using its disks"
+        return "using its disks"
     return f"{_VERBS.get(kind) or _STEPS.get(phase, 'preparing')} {what}"
 
 

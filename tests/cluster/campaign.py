@@ -86,7 +86,7 @@ _NOWHERE = re.compile(
 #: Lines of a job's output that are Slurm's, belong to the message before them, or say why it waits
 #: or starts again.
 _PASSED_OVER = re.compile(
-    r"(slurmstepd|srun|slurm_script): |  |stage: waiting for |stage: .* so far$|"
+    r"(slurmstepd|srun|slurm_script): |  |stage: waiting for |stage: .* since the start$|"
     r"stage: .*; the staging starts again$"
 )
 _PARTIAL = re.compile(r"left: n\d+: [0-9a-f]{16}")

@@ -50,9 +50,10 @@ SLURMD_PORT = 6818
 #: sshd wants to be called by its path.
 SSHD, SSH_PORT = "/usr/sbin/sshd", 22
 #: How far a stage is: "stage: /nvme/x: 1.0 GiB of 3.0 GiB, 33 %, 90.0 MiB/s, 22.0 s left", or what
-#: the nodes do: "stage: n[1-2] are writing /nvme/x, 12.3 s so far".
+#: the nodes do: "stage: n[1-2] are writing /nvme/x, 12.3 s since the start".
 _PROGRESS = re.compile(
-    r"^stage: (?:.*: .* of .*, \d+ %, .*/s(?:, .* left)?|\S+ (?:is|are) \w+ing .*, .* so far)\n",
+    r"^stage: (?:.*: .* of .*, \d+ %, .*/s(?:, .* left)?|"
+    r"\S+ (?:is|are) \w+ing .*, .* since the start)\n",
     re.MULTILINE,
 )
 #: That the ranks were started again because of Slurm or MPI: rare, and at no test's wish.

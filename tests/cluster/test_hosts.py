@@ -62,7 +62,9 @@ def plain(text: str) -> list[str]:
     """Return the lines without sizes, rates and times, and without those that tell progress."""
     text = re.sub(r"[(]\d+\.\d [MG]iB, \d+\.\d s[)]", "(T)", text)
     lines = RATE.sub(r"\1", text).splitlines()
-    return [line for line in lines if not re.search(r"(?:/s| left| so far)$", line)]
+    return [
+        line for line in lines if not re.search(r"(?:/s| left| so far| since the start)$", line)
+    ]
 
 
 def prepare(site: Site) -> None:

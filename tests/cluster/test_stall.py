@@ -265,5 +265,5 @@ def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) 
 def test_what_a_node_does_is_told_while_no_bytes_move(site: Site) -> None:
     job = site.sbatch("true", "-wn1,n2", f"--stage={SLOW}/many:/nvme/many")
     assert job.wait().exit_code == "0:0", job.output()
-    told = rf"^stage: n1 is reading {SLOW}/many, [0-9]+\.[0-9] s so far$"
+    told = rf"^stage: n1 is reading {SLOW}/many, [0-9]+\.[0-9] s since the start$"
     assert re.search(told, job.written(), re.MULTILINE)

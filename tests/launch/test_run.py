@@ -14,6 +14,7 @@ import pytest
 
 from stager.base.errors import Failure, LaunchError
 from stager.base.outcome import Evicted, ItemReport, Outcome, event
+from stager.base.progress import Kind
 from stager.launch import run as run_module
 from stager.launch.run import LOST as LOST_RANK
 from stager.launch.run import EndedError, Patience, run, with_evictions
@@ -124,6 +125,27 @@ def test_events_are_passed_on_in_order_but_not_the_result(launcher: Launcher) ->
         WAITING=json.dumps(waiting), PROGRESS=json.dumps(progress), RESULT=result(DONE),
     )  # fmt: skip
     assert launcher.events == [STARTED, waiting, {**progress, "quiet": []}]
+
+
+@pytest.mark.parametrize("progress", [False, True], ids=["nothing", "progress"])
+def test_what_the_ranks_do_is_told_if_nothing_else_is(launcher: Launcher, progress: bool) -> None:
+    launcher.limit = 60
+    pulse = {"event": "pulse", "count": 1, "pace": [0, 0, 0]}
+    waits = {**pulse, "node": "n1", "activity": Kind.WAIT, "doing": "waiting for other nodes"}
+    writes = {**pulse, "node": "n2", "activity": Kind.WRITE, "doing": "writing /nvme/a"}
+    moved = {"event": "progress", "destination": "/nvme/a", "sent": 1, "size": 2, "seconds": 1.5}
+    more = say("MOVED") if progress else ":"
+    launcher.run(
+        f"{say('STARTED')}; sleep 2.7; {say('WAITS', 'WRITES')}; {more}; sleep 3; {say('RESULT')}",
+        WAITS=json.dumps(waits), WRITES=json.dumps(writes), MOVED=json.dumps(moved),
+        RESULT=result(DONE),
+    )  # fmt: skip
+    _, told = launcher.events
+    if progress:
+        assert told == {**moved, "quiet": []}
+        return
+    assert 3 < told.pop("seconds") < 60
+    assert told == {"event": "working", "text": "n2 is writing /nvme/a"}
 
 
 def test_an_outcome_counts_whatever_code_the_launcher_ends_with(launcher: Launcher) -> None:

@@ -57,13 +57,14 @@ def test_progress_on_one_node_is_enough_while_all_answer() -> None:
 
 def test_the_nodes_that_all_others_wait_for_are_named_with_what_they_do() -> None:
     stage = Stage()
-    assert stage.pulses.work() == ""
+    assert stage.pulses.work(1) == ""
     stage.hear(1)
-    assert stage.pulses.work() == ""
-    stage.does(2, "n2", Kind.WRITE, "writing /nvme/a")
-    assert stage.pulses.work() == "n2 is writing /nvme/a"
-    stage.does(2, "n1", Kind.WRITE, "writing /nvme/a")
-    assert stage.pulses.work() == "n[1-2] are writing /nvme/a"
+    assert stage.pulses.work(2) == ""
+    stage.does(2, "n2", Kind.READ, "reading /shared/a")
+    assert stage.pulses.work(3) == "n2 is reading /shared/a"
+    stage.does(12, "n1", Kind.WRITE, "writing /nvme/a")
+    stage.does(12.5, "n3", Kind.WRITE, "writing /nvme/a")
+    assert stage.pulses.work(13) == "n[1,3] are writing /nvme/a", "n2 may do something else by now"
 
 
 def test_a_short_stage_needs_no_pulse() -> None:

@@ -28,8 +28,7 @@ DST = "/nvme/data"
         (Activity(Kind.STEP, DST), Phase.FSYNC, "syncing /nvme/data"),
         (Activity(Kind.STEP, DST), Phase.VERIFY, "reading back /nvme/data"),
         (Activity(Kind.STEP, DST), Phase.PUBLISH, "publishing /nvme/data"),
-        (Activity(Kind.STEP), Phase.SURVEY, "comparing copies"),
-        (Activity(Kind.STEP), Phase.OPEN, "using its disks"),
+        (Activity(Kind.STEP), Phase.SURVEY, "using its disks"),
         (Activity(Kind.WAIT, DST), Phase.PUBLISH, "waiting for other nodes"),
     ],
 )
