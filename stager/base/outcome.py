@@ -94,6 +94,8 @@ class ItemReport:
     pinned: list[str] = field(default_factory=list)
     #: The user's other jobs that use the copies that were replaced.
     disturbed: list[int] = field(default_factory=list)
+    #: Nodes that have the rest of an old version beside it, as after a stage that was killed.
+    rests: list[str] = field(default_factory=list)
     #: The user's own files that a new version of a folder deleted or replaced.
     lost: list[OwnFiles] = field(default_factory=list)
     #: Those that were written there during the stage, and are in the new version.

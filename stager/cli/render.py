@@ -109,6 +109,14 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     if others := [node for node in item.changed if node not in named]:
         nodes[", 1 file that was not staged, or was changed since, was replaced"] = others
     yield from _disturbed_lines(item)
+    if item.rests:
+        from stager.disk.aside import rest_of  # rarely needed
+
+        yield (
+            f"{item.destination}: note: on {nodes_text(item.rests, fold)}, "
+            f"{rest_of(item.destination)} is the rest of an old version; delete it when you have "
+            "looked through it"
+        )
     for what, where in nodes.items():
         yield (
             f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "

@@ -94,6 +94,8 @@ class Survey:
     pinned: bool = False
     #: The user's other jobs that use the copy there, which is not current.
     jobs: tuple[int, ...] = ()
+    #: Whether the rest of an old version is beside it, as after a stage that was killed.
+    has_rest: bool = False
 
     @property
     def current(self) -> bool:

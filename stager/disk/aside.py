@@ -61,6 +61,12 @@ def _rename(path: str, name: str, folder: int, suffix: Aside) -> str:
     return free
 
 
+def rest_of(path: str) -> str:
+    """Return where the rest of an old version is, if a stage was killed as it replaced ``path``."""
+    above, name = os.path.split(path)
+    return f"{above}/{Aside.STAGING.name_of(name)}"
+
+
 def free_name(path: str) -> str:
     """Return a path beside ``path`` at which nothing is."""
     above, name = os.path.split(path)

@@ -121,6 +121,7 @@ def item_report(
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
         disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
+        rests=[survey.node for survey in surveys if survey.has_rest],
         lost=list(delivered.lost),
         kept=list(delivered.kept),
         digest=delivered.digest,

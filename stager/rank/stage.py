@@ -25,6 +25,7 @@ from stager.copies.survey import (
     survey,
     survey_shared,
 )
+from stager.disk.aside import rest_of
 from stager.disk.cache import Cache, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
@@ -94,6 +95,7 @@ _SURVEYS = list_of(
         cached=FLAG,
         pinned=FLAG,
         jobs=tuple_of(NUMBER),
+        has_rest=FLAG,
     )
 )
 
@@ -297,6 +299,8 @@ class StageRun:
         is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
         if (is_part or not found.current) and not node.disk and os.path.lexists(path):
             found = replace(found, jobs=self._other_jobs(one.cache, item.destination))
+        if source.is_tree or item.options.extract:
+            found = replace(found, has_rest=os.path.lexists(rest_of(path)))
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found

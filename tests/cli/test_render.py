@@ -137,6 +137,15 @@ def test_other_jobs_that_use_what_was_replaced_are_named(
     assert summary(outcome, fold)[1:] == [f"/nvme/img: note: the copy that {note}"]
 
 
+def test_the_rest_of_an_old_version_is_named() -> None:
+    outcome = Outcome([replace(item([], ALL), rests=["n1", "n2"])], [], 2.0)
+    _, note = summary(outcome, fold)
+    assert note == (
+        "/nvme/img: note: on n[1-2] (2 nodes), /nvme/img.before-staging is the rest of an old "
+        "version; delete it when you have looked through it"
+    )
+
+
 def test_what_was_written_into_a_folder_while_it_was_staged_is_told() -> None:
     kept = [
         OwnFiles("n1", 1, ("a",)),
@@ -368,6 +377,7 @@ def test_the_json_of_an_outcome() -> None:
                 "cached": [],
                 "pinned": [],
                 "disturbed": [],
+                "rests": [],
                 "lost": [],
                 "kept": [],
             }

@@ -222,6 +222,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "cached": [],
                 "pinned": [],
                 "disturbed": [],
+                "rests": [],
                 "lost": [],
                 "kept": [],
             }

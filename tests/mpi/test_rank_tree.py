@@ -265,6 +265,15 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
         assert world.stage(replace=True).changed == [world.nodes[-1]]
 
 
+def test_the_rest_of_an_old_version_is_found_until_its_user_deletes_it(world: TreeWorld) -> None:
+    rest = world.copy.with_name("tree.before-staging")
+    world.on_last(rest.mkdir)
+    assert world.stage().rests == [world.nodes[-1]]
+    assert world.stage().rests == [world.nodes[-1]]  # also where nothing moves
+    world.on_last(rest.rmdir)
+    assert world.stage().rests == []
+
+
 def test_an_empty_folder_is_replaced(world: TreeWorld) -> None:
     world.on_last(world.copy.mkdir)
     assert world.stage().received == world.nodes
