@@ -169,7 +169,7 @@ class _Findings:
         """Look at the values of --stage-tolerate."""
         for place, text in self._tolerances:
             try:
-                asked_tolerance(text, "--stage-tolerate", rules.tolerate, rules.tolerate_limit)
+                asked_tolerance(text, "--stage-tolerate", rules.tolerate)
             except StageError as error:
                 self.faults.append((place, error))
 

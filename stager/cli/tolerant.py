@@ -45,10 +45,11 @@ class Tolerated:
 def tolerated(text: str, option: str, rules: Policy, failed: str, nodes: int) -> Tolerated:
     """Return how many of so many ``nodes`` may fail by a user's option, or by stage.toml.
 
-    ``failed`` is the list of nodes that the job's environment has. Raise UsageError, PolicyRefusal.
+    No more than the site's limit. ``failed`` is the list of nodes that the job's environment has.
+    Raise UsageError.
     """
     launch = rules.launch
-    asked = asked_tolerance(text, option, launch.tolerate, launch.tolerate_limit)
+    asked = asked_tolerance(text, option, launch.tolerate)
     said = f"{option}={asked}" if text else f"tolerate = {asked} in stage.toml"
     wanted, allowed = asked.of(nodes), launch.tolerate_limit.of(nodes)
     if allowed < wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.errors import UsageError
 
 _TEXT = re.compile(r"(\d{1,6})(%?)", re.ASCII)
 _ALL = 100
@@ -44,20 +44,14 @@ class Tolerance:
         return nodes * self.number // _ALL if self.is_percent else min(self.number, nodes)
 
 
-def asked_tolerance(text: str, option: str, default: Tolerance, limit: Tolerance) -> Tolerance:
+def asked_tolerance(text: str, option: str, default: Tolerance) -> Tolerance:
     """Return what a user's ``option`` asks for, or the site's ``default`` if it has no text.
 
-    A percentage and a number cannot be compared before the job has its nodes: then the smaller of
-    both counts there. Raise UsageError, or PolicyRefusal if the site's ``limit`` is exceeded.
+    Raise UsageError.
     """
-    if not text:
-        return default
     try:
-        asked = Tolerance.parse(text)
+        return Tolerance.parse(text) if text else default
     except ValueError:
         raise UsageError(
             f"{option}={text}: write a number of nodes, or a share of the job's nodes such as 10%"
         ) from None
-    if asked.is_percent is limit.is_percent and asked.number > limit.number:
-        raise PolicyRefusal(f"{option}={text}: this site allows at most {limit}")
-    return asked

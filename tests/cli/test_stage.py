@@ -307,12 +307,6 @@ def test_simulated_nodes_do_not_fail_one_by_one(desk: Desk) -> None:
     assert not desk.nodes.exists()
 
 
-def test_a_tolerance_that_the_site_does_not_allow_ends_with_3(job: Desk) -> None:
-    said = "stage: --tolerate=51%: this site allows at most 50%\n"
-    ran = job.stagectl("stage", "--tolerate", "51%", f"{job.source}:{job.folder}/nvme/b", **JOB)
-    assert ran == Ran(3, "", said)
-
-
 def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
 

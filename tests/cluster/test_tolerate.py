@@ -237,10 +237,10 @@ def test_each_srun_of_salloc_tries_again_on_its_nodes_that_failed(site: Site) ->
             ("--stage-tolerate=some: write a number of nodes, or a share of the job's nodes such "
             "as 10%"),
         ),
-        (["--stage-tolerate=60%"], {}, 3, "--stage-tolerate=60%: this site allows at most 50%"),
         (
-            [], {"SBATCH_STAGE_TOLERATE": "60%"}, 3,
-            "--stage-tolerate=60%: this site allows at most 50%",
+            [], {"SBATCH_STAGE_TOLERATE": "1/2"}, 2,
+            ("--stage-tolerate=1/2: write a number of nodes, or a share of the job's nodes such "
+            "as 10%"),
         ),
     ],
 )  # fmt: skip

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.base.errors import PolicyRefusal, UsageError
+from stager.base.errors import UsageError
 from stager.request.tolerance import Tolerance, asked_tolerance
-
-HALF = Tolerance(50, is_percent=True)
-NONE = Tolerance(0)
 
 
 @pytest.mark.parametrize("value", [0, 1, 4096, "0", "1", "4096", "0%", "1%", "100%"])
@@ -39,28 +36,16 @@ def test_no_more_nodes_may_fail_than_there_are(number: int, nodes: int) -> None:
 
 
 def test_without_an_option_the_sites_default_counts() -> None:
-    assert asked_tolerance("", "--stage-tolerate", Tolerance(2), Tolerance(1)) == Tolerance(2)
+    assert asked_tolerance("", "--stage-tolerate", Tolerance(2)) == Tolerance(2)
 
 
 def test_the_option_replaces_the_default() -> None:
-    assert asked_tolerance("0", "--stage-tolerate", Tolerance(2), HALF) == NONE
+    assert asked_tolerance("0", "--stage-tolerate", Tolerance(2)) == Tolerance(0)
 
 
 def test_what_cannot_be_read_is_a_wrong_request() -> None:
     with pytest.raises(UsageError) as refused:
-        asked_tolerance("some", "--stage-tolerate", NONE, HALF)
+        asked_tolerance("some", "--stage-tolerate", Tolerance(0))
     assert str(refused.value) == (
         "--stage-tolerate=some: write a number of nodes, or a share of the job's nodes such as 10%"
     )
-
-
-@pytest.mark.parametrize(("text", "limit"), [("3", Tolerance(2)), ("51%", HALF), ("1", NONE)])
-def test_more_than_the_site_allows_is_refused(text: str, limit: Tolerance) -> None:
-    with pytest.raises(PolicyRefusal) as refused:
-        asked_tolerance(text, "--tolerate", NONE, limit)
-    assert str(refused.value) == f"--tolerate={text}: this site allows at most {limit}"
-
-
-@pytest.mark.parametrize(("text", "limit"), [("3", HALF), ("51%", Tolerance(2)), ("50%", HALF)])
-def test_a_number_and_a_share_are_compared_in_the_job(text: str, limit: Tolerance) -> None:
-    assert str(asked_tolerance(text, "--tolerate", NONE, limit)) == text
