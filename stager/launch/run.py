@@ -91,7 +91,7 @@ _LOST_PATIENCE, _STARTS = 5.0, 3
 #: and https://github.com/openpmix/openpmix/issues/2967 has up to 4 in 5,000.
 _HANG = 40.0
 #: Seconds between two reports that the ranks have not begun.
-_TELL = 30.0
+_TELL = 10.0
 #: Seconds without a report on bytes or on a wait, which come every second, after which it is told
 #: what the ranks do; and seconds from the first rank's pulse to those of the others.
 _STILL, _OTHERS = 2.5, 0.5
