@@ -89,7 +89,12 @@ class Epilog:
         """Do all of it, and first what no user can prevent: release what the job used."""
         seconds = end_job(self._job, self._uid)
         try:
-            self._clean_up(self._rules(), seconds)
+            try:
+                rules = self._rules()
+            except ValueError:
+                self._ask(self._uid, ["--job", str(self._job)], None, _USER_LIMIT)
+                raise
+            self._clean_up(rules, seconds)
         finally:
             forget_job(self._job, self._uid)
             remove_rooms()
@@ -120,13 +125,16 @@ class Epilog:
             syslog.syslog(syslog.LOG_ERR, f"metrics.textfile: {why}")
 
     def _ask(
-        self, uid: int, options: Sequence[str], rules: Rules, limit: float
+        self, uid: int, options: Sequence[str], rules: Rules | None, limit: float
     ) -> dict[str, Any] | None:
-        """Run `stager.copies.tidy` as the user. Return its answer, or None if it has none."""
-        command = [sys.executable, "-I", "-m", "stager.copies.tidy"]
-        command += ["--config", self._config, *options]
-        if rules.textfile:
-            command.append("--usage")
+        """Run `stager.copies.tidy` as the user. Return its answer, or None if it has none.
+
+        Without ``rules``, as stage.toml is wrong, only the files of a job that ended are removed:
+        they would say that it still uses its copies.
+        """
+        command = [sys.executable, "-I", "-m", "stager.copies.tidy", *options]
+        if rules:
+            command += ["--config", self._config, *(["--usage"] if rules.textfile else [])]
         try:
             # One that waits for a dead filesystem cannot be killed: there must not be more of them.
             with locked(f"{paths.RUN_FOLDER}/{uid}.tidy", _EARLIER_LIMIT) as lock:

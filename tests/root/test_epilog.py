@@ -47,8 +47,16 @@ def test_a_stage_toml_that_is_missing_or_wrong_is_named_in_syslog_only(
     monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", f"{tmp_path}/jobs")
     logged: list[str] = []
     monkeypatch.setattr("syslog.syslog", lambda _, text: logged.append(text))
+    asked: list[list[str]] = []
+
+    def run(_uid: int, _gid: int, _groups: list[int], command: list[str], *_: object) -> bytes:
+        asked.append(command[3:])
+        return b"{}"
+
+    monkeypatch.setattr("stager.root.epilog.run_as", run)
     assert main(["--config", str(config), "17", "5001"]) == 1
     assert logged == [f"cleaning up after job 17 failed: {config}: {why}"]
+    assert asked == [["stager.copies.tidy", "--job", "17"]]  # it forgets what the job used
     assert capfd.readouterr() == ("", "")
 
 
