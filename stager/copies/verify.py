@@ -24,7 +24,7 @@ from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -154,24 +154,29 @@ def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
     table = Table.load(cache, record)
     if files is None or table is None:
         return "the list of its files' checksums is missing"
+    faults = []
     if files:
         count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
-        return f"{count} missing, or not as staged: {listed(files, _MOST_NAMED)}"
+        faults.append(f"{count} missing, or not as staged: {listed(files, _MOST_NAMED)}")
     try:
         copy = walk(path, holes=False, specials=True, closed=[])  # the user's own may be closed
     except StageError as error:
-        return error.message.partition(";")[0]
+        return faults[0] if faults else error.message.partition(";")[0]
     if lost := _names(table, table.lost(copy)):
-        return f"folders or links in it were removed or changed: {lost}"
-    if changed := _names(table, table.with_other_modes(copy)):
-        return f"permissions in it were changed: {changed}"
-    return ""
+        faults.append(f"folders or links in it were removed or changed: {lost}")
+    if changed := _names(table, table.with_other_modes(copy), but=files):
+        faults.append(f"permissions in it were changed: {changed}")
+    return "; ".join(faults)
 
 
-def _names(table: Table, rows: Iterable[int]) -> str:
-    """Return the first paths of the ``rows``, as messages name them; nothing if there are none."""
+def _names(table: Table, rows: Iterable[int], but: Collection[str] = ()) -> str:
+    """Return the first paths of the ``rows`` as messages name them, ``but`` those named already.
+
+    Return nothing if there are none.
+    """
     paths = [text_of(table.source.paths[row]) or "." for row in rows]
-    return listed(paths, _MOST_NAMED) if paths else ""
+    others = [path for path in paths if path not in but]
+    return listed(others, _MOST_NAMED) if others else ""
 
 
 def _forget_pages(path: str) -> None:

@@ -93,6 +93,7 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
     desk.copy(2, "/nvme/set/link").unlink()
     desk.copy(2, "/nvme/set/link").symlink_to("b")
     desk.copy(3, "/nvme/set/a").unlink()
+    desk.copy(3, "/nvme/set/empty").rmdir()
     gone = "/nvme/set: folders or links in it were removed or changed:"
     replace = "keep what is yours (link) elsewhere, then stage it again with the option replace"
     assert desk.simulated("verify") == Ran(
@@ -101,7 +102,8 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
         _lines(
             f"node1: {gone} empty; stage it again",
             f"node2: {gone} link; {replace}",
-            "node3: /nvme/set: 1 file is missing, or not as staged: a; stage it again",
+            "node3: /nvme/set: 1 file is missing, or not as staged: a; "
+            "folders or links in it were removed or changed: empty; stage it again",
         ),
     )
 
