@@ -89,7 +89,7 @@ class ItemReport:
     retries: int = 0
     #: Nodes on which something of the user's own was replaced, by the option ``replace``.
     changed: list[str] = field(default_factory=list)
-    #: With lifetime=job, nodes whose copy stays: it is kept from an earlier job, or is pinned.
+    #: With lifetime=job, nodes whose copy stays: it is kept for later jobs, or is pinned.
     cached: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
     #: The user's other jobs that use the copies that were replaced.

@@ -56,7 +56,7 @@ class Reason(StrEnum):
     #: A folder's listing is another one: by a change, or by other options include and exclude.
     LISTING_CHANGED = "the source changed, or other files of it are wanted"
     COPY_CHANGED = "the copy changed"
-    DAMAGED = "its bytes differ from its checksum"
+    DAMAGED = "it is damaged"
     TOO_OPEN = "its permissions are wider than the source's"
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
@@ -88,7 +88,7 @@ class Survey:
     split: str = ""
     #: Whether there are files of the user's own, which the option replace lets the stage destroy.
     changed: bool = False
-    #: With lifetime=job: whether the copy stays all the same, as it is kept from an earlier job, or
+    #: With lifetime=job: whether the copy stays all the same, as it is kept for later jobs, or
     #: as it is pinned.
     cached: bool = False
     pinned: bool = False

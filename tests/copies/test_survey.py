@@ -129,7 +129,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "the source changed",
         "the source changed, or other files of it are wanted",
         "the copy changed",
-        "its bytes differ from its checksum",
+        "it is damaged",
         "its permissions are wider than the source's",
         "relocated differently",
         "shared differently",
@@ -701,7 +701,7 @@ def test_a_damaged_copy_for_all_is_found_if_a_checksum_is_asked_for(
         Options(validate=Validate.CHECKSUM),
         shared=True,
     )
-    with pytest.raises(DestinationError, match="its bytes differ from its checksum"):
+    with pytest.raises(DestinationError, match="it is damaged"):
         survey_shared(item, str(node.copy), look_at_source(item.source), node.cache, "n1")
 
 
