@@ -24,7 +24,7 @@ from stager.tree.table import Table
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -161,15 +161,16 @@ def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
     try:
         copy = walk(path, holes=False, specials=True, closed=[])  # the user's own may be closed
     except StageError as error:
-        return faults[0] if faults else error.message.partition(";")[0]
+        faults.append(error.message.partition(";")[0])
+        return "; ".join(faults)
     if lost := _names(table, table.lost(copy)):
         faults.append(f"folders or links in it were removed or changed: {lost}")
-    if changed := _names(table, table.with_other_modes(copy), but=files):
+    if changed := _names(table, table.with_other_modes(copy), but=frozenset(files)):
         faults.append(f"permissions in it were changed: {changed}")
     return "; ".join(faults)
 
 
-def _names(table: Table, rows: Iterable[int], but: Collection[str] = ()) -> str:
+def _names(table: Table, rows: Iterable[int], but: frozenset[str] = frozenset()) -> str:
     """Return the first paths of the ``rows`` as messages name them, ``but`` those named already.
 
     Return nothing if there are none.

@@ -108,6 +108,24 @@ def test_what_was_taken_from_a_folder_is_named(desk: Desk) -> None:
     )
 
 
+def test_a_file_with_other_contents_and_permissions_is_named_once(desk: Desk) -> None:
+    source = desk.folder / "set"
+    source.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text("staged")
+    assert desk.local("stage", f"{source}:/nvme/set").code == 0
+    for name in ("a", "b"):
+        desk.copy(1, f"/nvme/set/{name}").chmod(0o600)
+    desk.copy(1, "/nvme/set/a").write_text("mine")
+    assert desk.simulated("verify") == Ran(
+        7,
+        "stage: /nvme/set: verified on node[2-3] (2 nodes)\n",
+        "stage: node1: /nvme/set: 1 file is missing, or not as staged: a; permissions in it were "
+        "changed: b; keep what is yours (a) elsewhere, then stage it again with the option "
+        "replace\n",
+    )
+
+
 def test_changed_permissions_in_a_folder_end_verify_with_7(desk: Desk) -> None:
     source = desk.folder / "set"
     (source / "sub").mkdir(parents=True)
