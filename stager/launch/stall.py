@@ -25,8 +25,8 @@ _LONGEST_TICK = 3.0
 _LATE, _LONGEST_SILENCE = 2 / 3, 1.5
 #: Likewise: the silence of which progress tells, in which three pulses were due.
 _QUIET = 1 / 3
-#: Seconds within which the pulses of all nodes come that belong together.
-_ROUND = 3.0
+#: Seconds from one pulse of a node to the next at most (`rank.pulse`), and some for the way.
+_PULSE = 12.0
 #: Seconds between two looks at all nodes.
 _BETWEEN = 0.5
 _REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
@@ -103,7 +103,9 @@ class Pulses:
         self._begun = now
 
     def hear(self, pulse: dict[str, Any], now: float) -> None:
-        """Take one pulse."""
+        """Take one pulse. Raise TypeError or ValueError if a rank tells anything else."""
+        if not (isinstance(pulse["node"], str) and isinstance(pulse["doing"], str)):
+            raise TypeError
         node = self._nodes.setdefault(pulse["node"], _Node(now, now))
         node.heard_at = now
         if pulse["count"] != node.count:
@@ -190,14 +192,14 @@ class Pulses:
     def work(self, now: float) -> str:
         """Return which nodes all others wait for, and what these do; empty if that is not known.
 
-        Only nodes that were heard just now count. All nodes send their pulses at about one time.
+        What a node last said counts until its next pulse is overdue.
         """
-        heard = {name: one for name, one in self._nodes.items() if now - one.heard_at <= _ROUND}
-        if not heard:
-            return ""
-        kind, nodes, what = _behind(heard)
-        verb = "are" if len(nodes) > 1 else "is"
-        return "" if kind is Kind.WAIT else f"{fold(list(nodes))} {verb} {what}"
+        heard = {name: one for name, one in self._nodes.items() if now - one.heard_at <= _PULSE}
+        kind, nodes, what = _behind(heard) if heard else (Kind.WAIT, (), "")
+        if kind is not Kind.WAIT:
+            return f"{fold(list(nodes))} {'are' if len(nodes) > 1 else 'is'} {what}"
+        quiet = self.quiet(now)
+        return f"{fold(quiet)} {'do' if len(quiet) > 1 else 'does'} not answer" if quiet else ""
 
 
 def _behind(nodes: Mapping[str, _Node]) -> tuple[Kind, tuple[str, ...], str]:

@@ -53,7 +53,7 @@ SSHD, SSH_PORT = "/usr/sbin/sshd", 22
 #: the nodes do: "stage: n[1-2] are writing /nvme/x, 12.3 s since the start".
 _PROGRESS = re.compile(
     r"^stage: (?:.*: .* of .*, \d+ %, .*/s(?:, .* left)?|"
-    r"\S+ (?:is|are) \w+ing .*, .* since the start)\n",
+    r"\S+ (?:(?:is|are) \w+ing .*|do(?:es)? not answer), .* since the start)\n",
     re.MULTILINE,
 )
 #: That the ranks were started again because of Slurm or MPI: rare, and at no test's wish.

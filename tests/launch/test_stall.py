@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stager.base.progress import Kind
@@ -56,15 +58,32 @@ def test_progress_on_one_node_is_enough_while_all_answer() -> None:
 
 
 def test_the_nodes_that_all_others_wait_for_are_named_with_what_they_do() -> None:
-    stage = Stage()
+    stage = Stage(limit=60)
     assert stage.pulses.work(1) == ""
     stage.hear(1)
     assert stage.pulses.work(2) == ""
-    stage.does(2, "n2", Kind.READ, "reading /shared/a")
-    assert stage.pulses.work(3) == "n2 is reading /shared/a"
-    stage.does(12, "n1", Kind.WRITE, "writing /nvme/a")
-    stage.does(12.5, "n3", Kind.WRITE, "writing /nvme/a")
-    assert stage.pulses.work(13) == "n[1,3] are writing /nvme/a", "n2 may do something else by now"
+    stage.does(10, "n2", Kind.READ, "reading /shared/a")
+    stage.does(11, "n1", Kind.WRITE, "writing /nvme/a")
+    stage.does(11, "n3", Kind.WRITE, "writing /nvme/a")
+    assert stage.pulses.work(22) == "n2 is reading /shared/a"
+    assert stage.pulses.work(22.5) == "n[1,3] are writing /nvme/a", "n2 is overdue"
+
+
+def test_a_node_that_all_others_wait_for_does_not_answer() -> None:
+    stage = Stage(limit=60)
+    stage.does(1, "n2", Kind.WRITE, "writing /nvme/a")
+    for at in (1, 11, 21):
+        stage.hear(at, "n1", "n3")
+    assert stage.pulses.work(11) == "n2 is writing /nvme/a"
+    assert stage.pulses.work(20) == "", "it is only late"
+    assert stage.pulses.work(22) == "n2 does not answer"
+
+
+@pytest.mark.parametrize("wrong", [{"node": 5}, {"doing": None}])
+def test_a_pulse_that_tells_anything_else_is_refused(wrong: dict[str, Any]) -> None:
+    pulse = {"node": "n1", "count": 1, "activity": Kind.WAIT, "doing": "waiting", **wrong}
+    with pytest.raises(TypeError):
+        Stage().pulses.hear(pulse, 1)
 
 
 def test_a_short_stage_needs_no_pulse() -> None:
