@@ -337,3 +337,23 @@ def test_other_processes_of_the_user_cannot_look_into_it(tmp_path: Path) -> None
         return os.stat(f"/proc/{os.getpid()}/mem").st_uid
 
     assert on_node(tmp_path, act) == 0
+
+
+def test_without_a_config_only_the_files_of_a_job_that_ended_go(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.put("a", lifetime="job")
+        node.run_job(17, "a")
+        node.run_job(18, "a")
+        node.end_job(17)
+        line = [sys.executable, "-I", "-m", "stager.copies.tidy", "--job=17"]
+        ran = subprocess.run(line, check=True, capture_output=True)
+        assert (ran.stdout, ran.stderr) == (b"{}\n", b"")
+        assert sorted(path.name for path in Path(RUN_FOLDER, str(os.getuid())).iterdir()) == [
+            "18.uses"
+        ]
+        assert node.names() == ["a"]
+        node.end_job(18)
+        node.tidy("--job=18")
+        assert node.names() == []
+
+    on_node(tmp_path, act)
