@@ -254,7 +254,7 @@ class Launch(_Section):
     #: Without Slurm: most seconds until all hosts answer; 0 to ask none.
     wait: Annotated[float, Field(ge=0, le=86_400, strict=True)] = 30
     #: The nodes of a job that may fail to be staged to, where the job does not say
-    #: (`launch.tolerate`); and the most that a job may ask for.
+    #: (`launch.tolerate`); and the most of them, whatever it says.
     tolerate: Tolerated = Tolerance(0)
     tolerate_limit: Tolerated = Tolerance(50, is_percent=True)
     #: Seconds that a node with a slow disk may cost the others where it may fail; 0 for no limit.
@@ -428,7 +428,6 @@ LOCAL = Policy.model_construct(roots=("",))
 ANY = LOCAL.model_copy(
     update={
         "source": SourceSection.model_construct(allow=tuple(f"{one}://" for one in Scheme)),
-        "launch": Launch.model_construct(tolerate_limit=Tolerance(100, is_percent=True)),
     }
 )
 
