@@ -94,8 +94,11 @@ class ItemReport:
     pinned: list[str] = field(default_factory=list)
     #: The user's other jobs that use the copies that were replaced.
     disturbed: list[int] = field(default_factory=list)
-    #: Nodes that have the rest of an old version beside it, as after a stage that was killed.
-    rests: list[str] = field(default_factory=list)
+    #: The source of a copy that was replaced, if that was another one.
+    replaced: str = ""
+    #: The rest of an old version beside it, as after a stage that was killed: the nodes that have
+    #: it, by its path.
+    rests: dict[str, list[str]] = field(default_factory=dict)
     #: The user's own files that a new version of a folder deleted or replaced.
     lost: list[OwnFiles] = field(default_factory=list)
     #: Those that were written there during the stage, and are in the new version.
@@ -203,6 +206,9 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: type(value) in (int, float),
     "list[int]": lambda value: type(value) is list and all(map(is_integer, value)),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
+    "dict[str, list[str]]": lambda value: (
+        type(value) is dict and all(map(_VALUES["list[str]"], value.values()))
+    ),
     "tuple[str, ...]": lambda value: all(type(one) is str for one in value),
     "tuple[int, ...]": lambda value: all(map(is_integer, value)),
     "dict[str, float]": lambda value: (

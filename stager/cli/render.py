@@ -109,13 +109,12 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     if others := [node for node in item.changed if node not in named]:
         nodes[", 1 file that was not staged, or was changed since, was replaced"] = others
     yield from _disturbed_lines(item)
-    if item.rests:
-        from stager.disk.aside import rest_of  # rarely needed
-
+    if item.replaced:
+        yield f"{item.destination}: note: a copy of {item.replaced} was replaced"
+    for rest, where in item.rests.items():
         yield (
-            f"{item.destination}: note: on {nodes_text(item.rests, fold)}, "
-            f"{rest_of(item.destination)} is the rest of an old version; delete it when you have "
-            "looked through it"
+            f"{item.destination}: note: on {nodes_text(where, fold)}, {rest} is the rest of an old "
+            "version; delete it when you have looked through it"
         )
     for what, where in nodes.items():
         yield (
@@ -135,6 +134,8 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
 def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield on which nodes the user would lose something; a dry run has no names of it."""
     yield from _disturbed_lines(item, dry_run=True)
+    if item.replaced:
+        yield f"{item.destination}: note: a copy of {item.replaced} would be replaced"
     if item.changed:
         yield (
             f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what is yours there "

@@ -94,8 +94,10 @@ class Survey:
     pinned: bool = False
     #: The user's other jobs that use the copy there, which is not current.
     jobs: tuple[int, ...] = ()
-    #: Whether the rest of an old version is beside it, as after a stage that was killed.
-    has_rest: bool = False
+    #: The source of the copy there, which is not current, if that is another one.
+    replaces: str = ""
+    #: The path of the rest of an old version beside it, as after a stage that was killed.
+    rest: str = ""
 
     @property
     def current(self) -> bool:

@@ -62,9 +62,20 @@ def _rename(path: str, name: str, folder: int, suffix: Aside) -> str:
 
 
 def rest_of(path: str) -> str:
-    """Return where the rest of an old version is, if a stage was killed as it replaced ``path``."""
+    """Return the name of a folder of this user with the rest of an old version, beside ``path``.
+
+    A stage has left it that was killed as it replaced the folder at ``path``. Return an empty text
+    if there is none.
+    """
     above, name = os.path.split(path)
-    return f"{above}/{Aside.STAGING.name_of(name)}"
+    first = Aside.STAGING.name_of(name)
+    with suppress(OSError):
+        for one in sorted(os.listdir(above)) if not _SUFFIX.search(name) else ():
+            if one == first or one.startswith(f"{first}-"):
+                there = os.lstat(f"{above}/{one}")
+                if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid():
+                    return one
+    return ""
 
 
 def free_name(path: str) -> str:

@@ -22,7 +22,7 @@ from stager.copies.survey import Reason
 from stager.disk.permissions import other_group_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from stager.base.outcome import OwnFiles
     from stager.base.slow import Pace
@@ -108,7 +108,6 @@ def item_report(
     """Return the report of one item. ``surveys`` are in rank order and name the nodes."""
     item, plan = task.item, task.plan
     names = [survey.node for survey in surveys]
-    reasons = _reasons([surveys[rank] for rank in plan.receivers])
     return ItemReport(
         source=item.source,
         destination=item.destination,
@@ -116,12 +115,13 @@ def item_report(
         received=[names[rank] for rank in plan.receivers],
         current=[names[rank] for rank in plan.current],
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
-        reasons=reasons,
+        reasons=_reasons([surveys[rank] for rank in plan.receivers]),
         changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
         disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
-        rests=[survey.node for survey in surveys if survey.has_rest],
+        replaced=next((one for rank in plan.receivers if (one := surveys[rank].replaces)), ""),
+        rests=_rests(surveys),
         lost=list(delivered.lost),
         kept=list(delivered.kept),
         digest=delivered.digest,
@@ -131,7 +131,7 @@ def item_report(
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,
-        note="; ".join(filter(None, _notes(task, delivered, reasons))),
+        note="; ".join(filter(None, _notes(task, delivered))),
     )
 
 
@@ -148,10 +148,17 @@ def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
     return Counts(max(survey.files for survey in surveys)) if task.item.options.extract else None
 
 
-def _notes(task: Task, delivered: Delivered, reasons: Container[str]) -> Iterator[str]:
+def _rests(surveys: Sequence[Survey]) -> dict[str, list[str]]:
+    """Return the nodes on which there is the rest of an old version, by its path."""
+    nodes: dict[str, list[str]] = {}
+    for one in surveys:
+        if one.rest:
+            nodes.setdefault(one.rest, []).append(one.node)
+    return nodes
+
+
+def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
     """Yield the notes to the user on one item; some may be empty."""
-    if Reason.OTHER_SOURCE in reasons:
-        yield "note: it replaces a copy of another source"
     yield _unmatched_note(task)
     if task.source.is_left_alone and task.plan.receivers:
         yield (

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from stager.request.items import StageItem
     from stager.tree.listing import Listing
 
-#: Other jobs with the same copy that a node names.
-_MOST_JOBS = 16
 #: Attempts in which the source changed while it was read, after which the stage fails.
 _ATTEMPTS = 3
 
@@ -95,7 +93,8 @@ _SURVEYS = list_of(
         cached=FLAG,
         pinned=FLAG,
         jobs=tuple_of(NUMBER),
-        has_rest=FLAG,
+        replaces=TEXT,
+        rest=TEXT,
     )
 )
 
@@ -296,21 +295,34 @@ class StageRun:
         own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)
-        is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
-        if (is_part or not found.current) and not node.disk and os.path.lexists(path):
-            found = replace(found, jobs=self._other_jobs(one.cache, item.destination))
-        if source.is_tree or item.options.extract:
-            found = replace(found, has_rest=os.path.lexists(rest_of(path)))
+        if not self._is_of_site(one):
+            found = self._with_what_is_there(found, one, path)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found
 
+    def _with_what_is_there(self, found: Survey, one: SettledItem, path: str) -> Survey:
+        """Return the survey of an item with what its user is to be told of what is at ``path``."""
+        item, cache = one.item, one.cache
+        is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
+        if (is_part or not found.current) and os.path.lexists(path):
+            record = cache.load(item.destination)
+            other = record.source if record and record.source != item.source else ""
+            found = replace(found, jobs=self._other_jobs(cache, item.destination), replaces=other)
+        if (one.source.is_tree or item.options.extract) and (name := rest_of(path)):
+            rest = f"{os.path.dirname(item.destination)}/{name}"
+            return found if cache.load(rest) else replace(found, rest=rest)
+        return found
+
     def _other_jobs(self, cache: Cache, destination: str) -> tuple[int, ...]:
-        """Return the user's other jobs that use a copy, as far as they are few. Read them once."""
+        """Return the user's other jobs that use a copy. Simulated nodes have none."""
+        if self._context.node.disk:
+            return ()
         if cache not in self._jobs:
             self._jobs[cache] = cache.jobs()
-        jobs = {*self._jobs[cache].get(destination, ())} - {self._context.request.job}
-        return tuple(sorted(jobs)[:_MOST_JOBS])
+        return tuple(
+            sorted({*self._jobs[cache].get(destination, ())} - {self._context.request.job})
+        )
 
     def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
         if self._is_of_site(one):

@@ -137,8 +137,16 @@ def test_other_jobs_that_use_what_was_replaced_are_named(
     assert summary(outcome, fold)[1:] == [f"/nvme/img: note: the copy that {note}"]
 
 
+@pytest.mark.parametrize(("dry_run", "how"), [(False, "was"), (True, "would be")])
+def test_that_a_copy_of_another_source_is_replaced_is_told(how: str, *, dry_run: bool) -> None:
+    outcome = Outcome([replace(item(ALL, []), replaced="/data/old")], [], 2.0, dry_run)
+    assert summary(outcome, fold)[1:] == [f"/nvme/img: note: a copy of /data/old {how} replaced"]
+
+
 def test_the_rest_of_an_old_version_is_named() -> None:
-    outcome = Outcome([replace(item([], ALL), rests=["n1", "n2"])], [], 2.0)
+    outcome = Outcome(
+        [replace(item([], ALL), rests={"/nvme/img.before-staging": ["n1", "n2"]})], [], 2.0
+    )
     _, note = summary(outcome, fold)
     assert note == (
         "/nvme/img: note: on n[1-2] (2 nodes), /nvme/img.before-staging is the rest of an old "
@@ -377,7 +385,8 @@ def test_the_json_of_an_outcome() -> None:
                 "cached": [],
                 "pinned": [],
                 "disturbed": [],
-                "rests": [],
+                "replaced": "",
+                "rests": {},
                 "lost": [],
                 "kept": [],
             }

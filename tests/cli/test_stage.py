@@ -222,7 +222,8 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "cached": [],
                 "pinned": [],
                 "disturbed": [],
-                "rests": [],
+                "replaced": "",
+                "rests": {},
                 "lost": [],
                 "kept": [],
             }

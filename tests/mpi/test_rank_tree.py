@@ -266,12 +266,16 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
 
 
 def test_the_rest_of_an_old_version_is_found_until_its_user_deletes_it(world: TreeWorld) -> None:
-    rest = world.copy.with_name("tree.before-staging")
+    rest = world.copy.with_name("tree.before-staging-1")
     world.on_last(rest.mkdir)
-    assert world.stage().rests == [world.nodes[-1]]
-    assert world.stage().rests == [world.nodes[-1]]  # also where nothing moves
+    found = {"/nvme/tree.before-staging-1": [world.nodes[-1]]}
+    assert world.stage().rests == found
+    assert world.stage().rests == found  # also where nothing moves
     world.on_last(rest.rmdir)
-    assert world.stage().rests == []
+    assert world.stage().rests == {}
+    staged = world.items(destination="/nvme/tree.before-staging")
+    assert world.run(items=staged).items[0].rests == {}
+    assert world.stage().rests == {}  # it is a copy of its own
 
 
 def test_an_empty_folder_is_replaced(world: TreeWorld) -> None:

@@ -90,14 +90,16 @@ def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
     assert report.reasons == ["spread over other nodes"]
 
 
-def test_that_a_copy_of_another_source_is_replaced_is_noted() -> None:
-    plan = TransferPlan(9, (0,), (), (0,), True, "")
-    for reason, note in (
-        (Reason.OTHER_SOURCE, "note: it replaces a copy of another source"),
-        (Reason.SOURCE_CHANGED, ""),
-    ):
-        report = item_report(task(plan), [Survey("n0", reason, "")], Delivered("digest"), 1.0)
-        assert report.note == note
+def test_what_is_replaced_and_what_is_left_of_old_versions_is_reported() -> None:
+    plan = TransferPlan(9, (0, 1), (2,), (0,), True, "")
+    surveys = [
+        Survey("n0", Reason.ABSENT, "", rest="/nvme/x.before-staging"),
+        Survey("n1", Reason.ALWAYS, "", replaces="/shared/old", jobs=(7, 9)),
+        Survey("n2", None, "", jobs=(8,), rest="/nvme/x.before-staging"),
+    ]
+    report = item_report(task(plan), surveys, Delivered("digest"), 1.0)
+    assert (report.replaced, report.disturbed) == ("/shared/old", [7, 9])
+    assert report.rests == {"/nvme/x.before-staging": ["n0", "n2"]}
 
 
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
