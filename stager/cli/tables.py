@@ -320,7 +320,7 @@ def _kept(entry: Entry) -> str:
         plural = "s" if len(entry.jobs) > 1 else ""
         reasons.append(f"job{plural} {','.join(map(str, entry.jobs))}")
     elif entry.lifetime == Lifetime.JOB and not entry.pinned:
-        reasons.append("until its job ends")
+        reasons.append("until the next clean-up")
     return ", ".join(reasons) or "-"
 
 

@@ -100,7 +100,7 @@ def test_an_age_has_one_unit(seconds: float, text: str) -> None:
         ({"pinned": True}, "pinned"),
         ({"jobs": [17]}, "job 17"),
         ({"jobs": [17, 18]}, "jobs 17,18"),
-        ({"lifetime": "job"}, "until its job ends"),
+        ({"lifetime": "job"}, "until the next clean-up"),
         ({"lifetime": "job", "jobs": [17]}, "job 17"),
         ({"lifetime": "job", "pinned": True}, "pinned"),
         ({"pinned": True, "jobs": [17]}, "pinned, job 17"),

@@ -134,7 +134,7 @@ def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None
     remedy = f"move it elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
     code, told = in_job(site, "status")
     assert re.search(rf"n4 +{COPY} +513 files, \d+\.\d MiB +\d+ s ago +whole +- +{SOURCE}", told)
-    assert "until its job ends" not in told
+    assert "until the next clean-up" not in told
     assert in_job(site, f"evict {COPY}") == ("3:0", f"stage: n4: {COPY} holds {one}; {remedy}\n")
     assert (site.copy("n4", COPY) / "mine").read_text() == "mine\n"
     code, told = in_job(site, f"evict --force {COPY}")
