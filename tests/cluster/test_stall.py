@@ -34,7 +34,7 @@ SILENT = (
 #: in the first takes more than 30 s, a chunk of a file in the second longer than the limit.
 SLOW, SLOWER = "/shared/slow", "/shared/slower"
 BEHIND = "/shared/behind"
-LATENCY = {SLOW: 200_000, SLOWER: 1_000_000}
+LATENCY = {SLOW: 200_000, SLOWER: 800_000}
 FUSE = REPOSITORY / "tests/bench/slow_folder.c"
 
 
