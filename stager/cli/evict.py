@@ -39,7 +39,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     "--older",
     metavar="TIME",
     default="",
-    help="Delete copies that were not used for this time: 90m, 12h or 7d.",
+    help="Delete copies that were not used for this time: 90m, 12h or 7d. Of files for all users, "
+    "only use by their own account counts.",
 )
 @click.option(
     "--to-free",
