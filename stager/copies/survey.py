@@ -296,9 +296,13 @@ def or_other_source(item: StageItem, record: Record | None, reason: Reason | Non
 
     That says more than that the source changed. Pure.
     """
-    is_other = bool(record and record.source != item.source)
     vague = reason in (None, Reason.SOURCE_CHANGED, Reason.LISTING_CHANGED)
-    return Reason.OTHER_SOURCE if is_other and vague else reason
+    return Reason.OTHER_SOURCE if vague and other_source(item, record) else reason
+
+
+def other_source(item: StageItem, record: Record | None) -> str:
+    """Return the source of the recorded copy if ``item`` names another one, else nothing. Pure."""
+    return record.source if record and record.source != item.source else ""
 
 
 def made_differently(item: StageItem, record: Record | None) -> Reason | None:

@@ -22,6 +22,7 @@ from stager.copies.survey import (
     Survey,
     check_same_kind,
     correct_permissions,
+    other_source,
     survey,
     survey_shared,
 )
@@ -306,8 +307,7 @@ class StageRun:
         item, cache = one.item, one.cache
         is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
         if (is_part or not found.current) and os.path.lexists(path):
-            record = cache.load(item.destination)
-            other = record.source if record and record.source != item.source else ""
+            other = other_source(item, cache.load(item.destination))
             found = replace(found, jobs=self._other_jobs(cache, item.destination), replaces=other)
         if (one.source.is_tree or item.options.extract) and (name := rest_of(path)):
             rest = f"{os.path.dirname(item.destination)}/{name}"
