@@ -70,11 +70,11 @@ def rest_of(path: str) -> str:
     above, name = os.path.split(path)
     first = Aside.STAGING.name_of(name)
     with suppress(OSError):
-        for one in sorted(os.listdir(above)) if not _SUFFIX.search(name) else ():
-            if one == first or one.startswith(f"{first}-"):
-                there = os.lstat(f"{above}/{one}")
-                if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid():
-                    return one
+        names = () if _SUFFIX.search(name) else os.listdir(above)  # there may be very many
+        for one in sorted(one for one in names if one == first or one.startswith(f"{first}-")):
+            there = os.lstat(f"{above}/{one}")
+            if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid():
+                return one
     return ""
 
 
