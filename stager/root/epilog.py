@@ -89,24 +89,21 @@ class Epilog:
         """Do all of it, and first what no user can prevent: release what the job used."""
         seconds = end_job(self._job, self._uid)
         try:
-            try:
-                rules = self._rules()
-            except ValueError:
-                self._ask(self._uid, ["--job", str(self._job)], None, _USER_LIMIT)
-                raise
-            self._clean_up(rules, seconds)
+            self._clean_up(self._rules(), seconds)
         finally:
             forget_job(self._job, self._uid)
             remove_rooms()
 
     def _rules(self) -> Rules:
+        """Return the site's rules. If they cannot be read, the job's own files go all the same."""
         try:
             return read_rules(self._config)
         except (OSError, ValueError) as error:
+            self._ask_about_job(None)
             raise ValueError(fault_text(self._config, error)) from None
 
     def _clean_up(self, rules: Rules, seconds: float) -> None:
-        answer = self._ask(self._uid, ["--job", str(self._job)], rules, _USER_LIMIT) or {}
+        answer = self._ask_about_job(rules) or {}
         figures = read_figures(answer.get("figures"), seconds)
         try:
             figures["evictions"] += make_headroom(rules, self._ask)
@@ -114,6 +111,9 @@ class Epilog:
         finally:
             if rules.textfile:
                 self._keep(figures, rules)
+
+    def _ask_about_job(self, rules: Rules | None) -> dict[str, Any] | None:
+        return self._ask(self._uid, ["--job", str(self._job)], rules, _USER_LIMIT)
 
     def _keep(self, figures: dict[str, float], rules: Rules) -> None:
         """Keep the figures for metrics. That they cannot be kept is logged, and stops nothing."""
