@@ -1,7 +1,7 @@
 """Assign each file of a folder to a node, for ``mode=shard``. Pure.
 
-Nodes are numbered as the ranks are. A file stays on a node that has it, unless the nodes' loads
-would differ too much.
+Nodes are numbered as the ranks are. A file stays on a node that has it, unless a node would have
+more than the fullest one must, or less than half of its share.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: The share of the nodes' mean load by which a load may differ before files move.
 _SLACK = 0.02
+#: The part of its share below which a node gets files of others, although the fullest node cannot
+#: be relieved.
+_TOO_LITTLE = 0.5
 #: Each file costs a hundredth of the mean size besides its own size, so that the nodes get about as
 #: many files too.
 _PARTS_OF_MEAN = 100
@@ -105,8 +108,28 @@ class _Balance:
             heapq.heapreplace(heap, (self._loads[node], node))
 
     def _even_out(self, rows: Sequence[int]) -> None:
-        """Move files from the most to the least loaded node until the loads differ little."""
-        mean = sum(self._loads) / len(self._loads)
+        """Move files between the nodes until none has too much or too little.
+
+        ``rows`` are the files, the largest first.
+        """
+        self._move_towards(sum(self._loads) / len(self._loads), rows)
+        # Beside a node with one huge file, all others are below the mean: none of them gave files.
+        share = self._share(rows)
+        if min(self._loads) < share * _TOO_LITTLE:
+            self._move_towards(share, rows)
+
+    def _share(self, rows: Iterable[int]) -> float:
+        """Return the mean load of the nodes without a file that is larger than this mean."""
+        rest, nodes = sum(self._loads), len(self._loads)
+        for row in rows:
+            if self._costs[row] * nodes <= rest:
+                break
+            rest -= self._costs[row]
+            nodes -= 1
+        return rest / nodes
+
+    def _move_towards(self, mean: float, rows: Sequence[int]) -> None:
+        """Move files from the most to the least loaded node until the loads are near the mean."""
         slack = mean * _SLACK
         # Heaps of the nodes above and below the mean, the farthest first; gaps are negative.
         givers = [(mean - load, node) for node, load in enumerate(self._loads) if load > mean]

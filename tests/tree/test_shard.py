@@ -185,6 +185,23 @@ def test_files_of_a_single_node_move_until_all_have_as_much() -> None:
     assert gone <= 0.77 * listing.size
 
 
+def test_new_nodes_get_files_though_one_file_is_larger_than_an_even_share() -> None:
+    listing = files([20_000, *[200] * 16])
+    before = assign(listing, 2)
+    assert loads(listing, before, 2) == [20_000, 3200]
+    after = balanced(listing, [*held_by(before, 2), *none_held(listing, 2)])
+    found = loads(listing, after, 4)
+    assert found[0] == 20_000
+    assert min(found) >= 1000
+    assert list(balanced(listing, held_by(after, 4))) == list(after)
+
+
+def test_beside_a_huge_file_no_file_moves_for_a_little_more_evenness() -> None:
+    listing = files([20_000, *[200] * 16])
+    before = [NO_NODE, 0, *[1] * 4, *[2] * 8, *[3] * 4]
+    assert list(balanced(listing, held_by(before, 4))) == before
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [0, 1, 3, 10, 100])
 def test_empty_files_are_assigned_evenly_by_number(count: int, nodes: int) -> None:
