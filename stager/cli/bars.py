@@ -12,6 +12,8 @@ from stager.base.text import bytes_text, elided, printable, seconds_text
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from stager.cli.render import SoFar
+
 #: Bars that are shown at once; of more items, the latest.
 _MOST_BARS = 8
 #: Columns from which on there is room for words, and what words and the percentage then take.
@@ -37,31 +39,17 @@ class Bars:
         """Remove all bars."""
         self._progress.stop()
 
-    def move(
-        self,
-        destination: str,
-        done: int,
-        total: int,
-        seconds: float,
-        idle: float = 0.0,
-        *,
-        steady: bool = True,
-    ) -> None:
-        """Draw how many bytes of an item were sent within so many ``seconds``.
-
-        In the last ``idle`` seconds none was. The time left is drawn if the rate is ``steady``.
-        Raise ValueError or OverflowError for what is no number.
-        """
-        done, total = int(done), int(total)
-        rate = done / seconds if seconds > 0 else 0.0
-        words = [f"{100 * done // total if total else 100:>3} %"]
+    def move(self, so_far: SoFar) -> None:
+        """Draw how far an item is, with rate and time left where there is room."""
+        words = [f"{so_far.percent:>3} %"]
         is_wide = self._console.width >= _WIDE
-        if idle:
-            words.append(f"no data for {seconds_text(idle)}" if is_wide else "no data")
+        if so_far.idle:
+            words.append(f"no data for {seconds_text(so_far.idle)}" if is_wide else "no data")
         elif is_wide:
-            left = f"{seconds_text((total - done) / rate)} left" if rate and steady else ""
-            words += [f"{bytes_text(rate)}/s", left]
-        self._draw(destination, "  ".join(words), total, done)
+            left, steady = so_far.left, so_far.steady
+            known = f"{seconds_text(left)} left" if left is not None and steady else ""
+            words += [f"{bytes_text(so_far.rate)}/s", known]
+        self._draw(so_far.destination, "  ".join(words), so_far.size, so_far.sent)
 
     def wait(self, destination: str, words: str) -> None:
         """Draw what an item waits for before its first byte; nobody knows how long it takes."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stager.base.interfaces import Interface, Kind
 from stager.base.text import seconds_text
 from stager.cli.console import is_screen
-from stager.cli.render import evicted_lines, progress_line
+from stager.cli.render import SoFar, evicted_lines, progress_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,9 +66,7 @@ class Progress:
         """Show one event; events that are not about progress are ignored."""
         self._destination = event.get("destination", self._destination)
         if event["event"] == "progress":
-            so_far = event["destination"], event["sent"], event["size"], event["seconds"]
-            steady = event.get("steady", True)
-            self._move(*so_far, steady=steady, quiet=event.get("quiet", []))
+            self._move(self._so_far(event), event.get("quiet", []))
         elif event["event"] == "waiting":
             words = f"waiting for {event['holder']} on {event['node']}"
             self._wait(event["destination"], words, event["seconds"], at_once=not self._waiting)
@@ -83,22 +81,17 @@ class Progress:
         elif line := _line(event) or (_detail(event) if self._verbose else ""):
             self._say(line)
 
-    def _move(
-        self,
-        destination: str,
-        sent: int,
-        size: int,
-        seconds: float,
-        *,
-        steady: bool,
-        quiet: list[str],
-    ) -> None:
+    def _so_far(self, event: dict[str, Any]) -> SoFar:
+        destination, seconds = event["destination"], event["seconds"]
+        sent, size = int(event["sent"]), int(event["size"])
         idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0
+        return SoFar(destination, sent, size, seconds, idle, event.get("steady", True))
+
+    def _move(self, so_far: SoFar, quiet: list[str]) -> None:
         if self._screen:
-            self._drawn(self._screen).move(destination, sent, size, seconds, idle, steady=steady)
+            self._drawn(self._screen).move(so_far)
         elif self._is_time():
-            line = progress_line(destination, sent, size, seconds, idle, steady=steady)
-            self._say(line + (_quiet_text(quiet) if idle else ""))
+            self._say(progress_line(so_far) + (_quiet_text(quiet) if so_far.idle else ""))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
         words = f"{words}, {seconds_text(seconds)} so far"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.slow import far_below
@@ -315,24 +316,42 @@ def nodes_text(names: list[str], fold: Fold) -> str:
     return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
 
 
-def progress_line(
-    destination: str,
-    done: int,
-    total: int,
-    seconds: float,
-    idle: float = 0.0,
-    *,
-    steady: bool = True,
-) -> str:
-    """Return how far a transfer is: bytes, percent, rate and time left.
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """How far an item is after so many ``seconds``: ``sent`` of ``size`` bytes.
 
-    If no byte moved for the last ``idle`` seconds, there is neither a rate nor a time; if the rate
-    is not ``steady``, as with small files, there is no time.
+    In the last ``idle`` seconds none was sent. A rate that is not ``steady``, as with small files,
+    tells no time left.
     """
-    share = 100 * done // total if total else 100
-    so_far = f"{destination}: {bytes_text(done)} of {bytes_text(total)}, {share} %"
-    if idle:
-        return f"{so_far}, no data for {seconds_text(idle)}"
-    rate = done / seconds if seconds > 0 else 0.0
-    left = seconds_text((total - done) / rate) if rate else "?"
-    return f"{so_far}, {bytes_text(rate)}/s" + (f", {left} left" if steady else "")
+
+    destination: str
+    sent: int
+    size: int
+    seconds: float
+    idle: float = 0.0
+    steady: bool = True
+
+    @property
+    def percent(self) -> int:
+        """The share that was sent, in percent."""
+        return 100 * self.sent // self.size if self.size else 100
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; 0 if that is not known."""
+        return self.sent / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """The seconds left; None if that is not known."""
+        return (self.size - self.sent) / self.rate if self.rate else None
+
+
+def progress_line(so_far: SoFar) -> str:
+    """Return how far a transfer is: bytes, percent, and rate and time left if bytes move."""
+    sent = f"{bytes_text(so_far.sent)} of {bytes_text(so_far.size)}"
+    line = f"{so_far.destination}: {sent}, {so_far.percent} %"
+    if so_far.idle:
+        return f"{line}, no data for {seconds_text(so_far.idle)}"
+    left = "?" if so_far.left is None else seconds_text(so_far.left)
+    return f"{line}, {bytes_text(so_far.rate)}/s" + (f", {left} left" if so_far.steady else "")

@@ -22,6 +22,7 @@ from stager.base.outcome import (
 )
 from stager.base.text import bytes_text, seconds_text
 from stager.cli.render import (
+    SoFar,
     failure_lines,
     node_lines,
     phase_line,
@@ -533,7 +534,7 @@ def test_seconds_are_printed_in_suitable_units(seconds: float, text: str) -> Non
     ],
 )
 def test_the_line_of_progress(done: int, total: int, seconds: float, text: str) -> None:
-    assert progress_line("/nvme/img", done, total, seconds) == f"/nvme/img: {text}"
+    assert progress_line(SoFar("/nvme/img", done, total, seconds)) == f"/nvme/img: {text}"
 
 
 def test_several_senders_are_named_together() -> None:
