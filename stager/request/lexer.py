@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 #: The characters, besides blanks, that a backslash makes part of a path in a ``--stage`` value.
 ESCAPED = ":,;\\$%~"
 BLANKS = " \t"
-#: A shell expands ``$USER``, ``${USER}``, ``$(date)`` and ``~``; Slurm expands ``%j``, ``%4t`` and
+#: A shell expands ``$USER``, ``${USER}``, ``$(date)``, ``$1`` and ``~``; Slurm ``%j``, ``%4t`` and
 #: ``%%`` in names of files (see "filename pattern" in sbatch(1)). A ``%`` before two hexadecimal
 #: digits belongs to a percent-encoded name.
 _EXPANSION = re.compile(
-    r"\$(?=[A-Za-z_{(])|%(?![0-9A-Fa-f]{2})(?=[0-9]?[AaJjNnbstux]|%)|(?<=/)~(?=/|\Z)"
+    r"\$(?=[A-Za-z0-9_{($@*#?!-])|%(?![0-9A-Fa-f]{2})(?=[0-9]?[AaJjNnbstux]|%)|(?<=/)~(?=/|\Z)"
 )
 _SEPARATOR = re.compile(r"[:,;\\]")
 
