@@ -166,7 +166,7 @@ OPTIONS_TABLE = """\b
 Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   validate=stat        a copy is current if size, times and inode agree (default)
   validate=size        a copy is current if it has the source's size
-  validate=checksum    as stat, and the contents are read and compared
+  validate=checksum    the source as with stat, and the contents of the copy
   validate=always      copy it again in any case
   verify=readback      read the written file again from the disk
   lifetime=job         remove the copy when no job uses it any more
