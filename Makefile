@@ -64,7 +64,7 @@ PACKAGES_sid = mpich
 # What a Slurm that is built needs instead of Debian's, and pyslurm.
 BUILD_PACKAGES = libmunge-dev python3-dev
 # What `make deb` needs.
-DEB_PACKAGES = build-essential debhelper libslurm-dev python3-venv
+DEB_PACKAGES = build-essential debhelper libslurm-dev pkgconf python3-venv
 # A server of Azure's blobs for the tests. Its libraries are those of that day.
 AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01

@@ -179,6 +179,8 @@ def _pinned(url: str, rules: Policy) -> Directive:
         from stager.source.registry import look_at_image
 
         url = name.pinned(look_at_image(url, rules.source.settings).facts.revision)
+    else:
+        url = name.pinned(name.digest)  # the file is named by the digest, not by a tag beside it
     return Directive(url, f"{folder}/{ImageName.parse(url).file_name}")
 
 

@@ -91,7 +91,7 @@ def _source_lines(rules: Policy) -> Iterator[tuple[str, str]]:
     if source.insecure_registries:
         yield "registries", f"nobody proves who answers: {', '.join(source.insecure_registries)}"
     if source.limit:
-        yield "rate of URLs", f"up to {bytes_text(source.limit)}/s for a job"
+        yield "rate of URLs", f"up to {bytes_text(source.limit)}/s for a job (not of images)"
 
 
 def _kept_free(size: int, percent: float) -> str:

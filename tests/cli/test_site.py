@@ -47,7 +47,7 @@ SRC            files and folders that the nodes can read
 URLs           those that begin with s3://, docker://registry.site.org/
 endpoints      besides the vendors': https://minio.site.org:9000
 registries     nobody proves who answers: registry:5000
-rate of URLs   up to 5.0 GiB/s for a job
+rate of URLs   up to 5.0 GiB/s for a job (not of images)
 kept free      50.0 GiB or 2.5 % of each disk, whichever is more
 after a job    old copies of any user are removed until 20.0 GiB more than this are free
 your limit     200.0 GiB on each disk of a node
