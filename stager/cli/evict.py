@@ -62,9 +62,9 @@ def evict(
     """Delete your copies from the disks of the nodes.
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
-    running job are kept, also with --force. (A job may delete what `stagectl stage` alone staged in
-    it.) Copies with files of yours in them, added or changed after staging, are deleted only with
-    --force. The sources on shared storage are not touched.
+    running job are kept, also with --force. (By DST, a job may delete what `stagectl stage` alone
+    staged in it.) Copies with files of yours in them, added or changed after staging, are deleted
+    only with --force. The sources on shared storage are not touched.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")

@@ -203,7 +203,7 @@ _MEANINGS = {
     6: "DST or its disk cannot be used",
     7: "contents changed or are damaged",
     8: "a node, MPI or Slurm failed",
-    9: "another job has DST in use",
+    9: "DST is being staged or evicted",
 }
 
 

@@ -49,8 +49,8 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
     is staged as it is. Nothing is packed if ARCHIVE is up to date. A file there that was not packed
-    from FOLDER, or was changed since, is not replaced. Only those can read ARCHIVE who can read all
-    of FOLDER.
+    from FOLDER, or was changed since, is not replaced, unless it is empty. Only those can read
+    ARCHIVE who can read all of FOLDER.
     """
     beside = f"{absolute(folder)}{SUFFIX}"
     path = archive or beside

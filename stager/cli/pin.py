@@ -38,6 +38,6 @@ def unpin(
 ) -> int:
     """Allow your copies at DST to be evicted again.
 
-    They are kept until their space is needed.
+    They are then kept or removed as any other copy.
     """
     return run_action(Action.UNPIN, destinations, where, as_json=as_json, user=whose(user))

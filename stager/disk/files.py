@@ -301,7 +301,23 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
         return DestinationError(
             f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"
         )
+    if error.errno == errno.EACCES and (closed := _closed_by_another(path)):
+        return DestinationError(f"{closed}, and is closed to you; choose another destination")
     return DestinationError(f"{path}: {error.strerror or error}")
+
+
+def _closed_by_another(path: str) -> str:
+    """Return whose is the folder above ``path`` that this user cannot enter; "" if it is theirs."""
+    folder, closed = os.path.dirname(path), ""
+    while folder not in ("", "/"):
+        if not os.access(folder, os.X_OK):
+            closed = folder  # or a folder above it is
+        folder = os.path.dirname(folder)
+    with suppress(OSError):
+        owner = os.stat(closed).st_uid
+        if owner != os.getuid():
+            return f"{closed} belongs to {name_of(owner)}"
+    return ""
 
 
 def _full_disk(path: str) -> str:

@@ -135,7 +135,7 @@ def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
             bits = "+r" if one.closed == path and one.key == "config" else "+x"
             yield problem("plugin", text, f"chmod o{bits} {one.closed}, or name another file")
         elif one.place.owner < 0 and (one.given or not line.unknown):
-            remedy = "correct the line, or install slurm-stage there"
+            remedy = "put it there, or correct the line"
             yield seen_or_problem("plugin", one.place, f"{name} is not there", remedy)
         elif one.key == "config" and one.digest and node.digest not in ("", one.digest):
             yield problem(

@@ -481,7 +481,7 @@ def test_a_line_of_the_plugin_that_is_wrong_is_told(sound_site: Site) -> None:
     config = f"problem  login: config=/etc/slurm/none.toml in {PLUGSTACK} is not there"
     assert told_on_login(sound_site, "s/python=/pythn=/; s/stage.toml/none.toml/") == [
         f"{unknown}, so {fails}: write python=/PATH",
-        f"{config}: correct the line, or install slurm-stage there",
+        f"{config}: put it there, or correct the line",
     ]
     absent = f"problem  login: {PREFIX}/libs/spank_stage.so in {PLUGSTACK} is not there"
     follows = "--stage is an unknown option, and jobs start without their files"

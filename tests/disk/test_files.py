@@ -15,12 +15,13 @@ from stager.disk.files import (
     CREATE,
     as_stage_error,
     made_parents,
+    name_of,
     opened,
     opened_beneath,
     read_back,
 )
 from tests.support.disks import NEW, OLD, modes_beneath
-from tests.support.users import USER
+from tests.support.users import USER, as_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +160,25 @@ def test_a_path_through_a_folder_of_another_user_is_refused(disk: Path) -> None:
         f"{disk}/a belongs to uid {USER}, who could replace what is staged there; "
         "choose another destination"
     )
+
+
+@pytest.mark.root
+def test_a_folder_that_another_user_has_closed_is_named_with_its_owner(home: Path) -> None:
+    (home / "a/b").mkdir(parents=True)
+    (home / "a").chmod(0o700)
+    denied = PermissionError(errno.EACCES, "Permission denied")
+
+    def message(uid: int) -> str:
+        return as_user(uid, lambda: as_stage_error(denied, f"{home}/a/b/file").message)
+
+    for owner in (0, USER + 1):
+        os.chown(home / "a", owner, owner)
+        name = name_of(owner)
+        assert message(USER) == (
+            f"{home}/a belongs to {name}, and is closed to you; choose another destination"
+        )
+    os.chown(home / "a", USER, USER)
+    assert message(USER) == f"{home}/a/b/file: Permission denied"
 
 
 def test_only_a_plain_file_is_read_back(disk: Path) -> None:

@@ -444,7 +444,7 @@ def test_the_arguments_of_the_plugin_are_judged() -> None:
         there = Place(f"/x/{key}", owner, stat.S_IFREG | 0o755)
         return replace(LINE, arguments=(Argument(key, there, given=given, **how),))
 
-    install = "correct the line, or install slurm-stage there"
+    install = "put it there, or correct the line"
     named = "{0}=/x/{0} in plugstack.conf"
     assert news(plugins=[line("python")]) == []
     absent = [(PROBLEM, f"{named.format('python')} is not there: {install}")]
