@@ -38,7 +38,7 @@ from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -142,10 +142,12 @@ class _Gate:
         if not directives:  # the plugin and TaskProlog only guess which scripts have any
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
-        items = self._new_items(resolve(directives, nodes.rules), nodes.rules)
+        items = resolve(directives, nodes.rules)
+        earlier = self._earlier(nodes.rules)
         request = replace(
-            build_request(items, nodes.rules),
+            build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
+            outdated=outdated(items, earlier),
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
         tolerance = None
@@ -155,18 +157,25 @@ class _Gate:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
 
-    def _new_items(self, items: tuple[StageItem, ...], rules: Policy) -> tuple[StageItem, ...]:
+    def _earlier(self, rules: Policy) -> dict[str, tuple[StageItem, ...]]:
+        """Return the items of the job's earlier stages, by the text of their directives."""
+        earlier: dict[str, tuple[StageItem, ...]] = {}
+        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
+            with suppress(StageError):
+                earlier[text] = resolve(parse_values([text]), rules)
+        return earlier
+
+    def _new_items(
+        self, items: tuple[StageItem, ...], earlier: Mapping[str, tuple[StageItem, ...]]
+    ) -> tuple[StageItem, ...]:
         """Return those that no earlier stage of the job has staged; all if there are none.
 
         A step's list begins with its job's: the job's programs may have changed those copies since.
         """
         if self.step and int(self.step) >= job.SPECIAL_STEPS:
             return items
-        earlier: set[StageItem] = set()
-        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
-            with suppress(StageError):
-                earlier |= {*resolve(parse_values([text]), rules)}
-        return tuple(item for item in items if item not in earlier) or items
+        old = {item for staged in earlier.values() for item in staged}
+        return tuple(item for item in items if item not in old) or items
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""
@@ -177,6 +186,18 @@ class _Gate:
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
+
+
+def outdated(
+    items: Sequence[StageItem], earlier: Mapping[str, Sequence[StageItem]]
+) -> tuple[str, ...]:
+    """Return the directives of ``earlier`` stages whose copies these ``items`` replace. Pure."""
+    new = {item.destination: item for item in items}
+    return tuple(
+        text
+        for text, staged in earlier.items()
+        if any(new.get(one.destination, one) != one for one in staged)
+    )
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:

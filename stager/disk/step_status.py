@@ -86,12 +86,22 @@ class StepStatus:
             # The code replaces this in the same block: there will be room for it.
             write_all(self._descriptor, b"\n", 0)
 
-    def write(self, code: int, directives: str, shard_lists: Sequence[str] = ()) -> None:
+    def write(
+        self,
+        code: int,
+        directives: str,
+        shard_lists: Sequence[str] = (),
+        outdated: Sequence[str] = (),
+    ) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.
 
-        Raise LaunchError or SpaceError. A code that was written before is replaced.
+        ``outdated`` directives do not count as staged any more, even if the stage failed: it may
+        have replaced a copy. Raise LaunchError or SpaceError. A code that was written before is
+        replaced.
         """
         assert self._descriptor is not None
+        if outdated:
+            self._forget(outdated)
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
@@ -111,12 +121,7 @@ class StepStatus:
         Raise LaunchError or SpaceError.
         """
         for suffix, names in (("nodes", staged), ("failed", failed)):
-            path = f"{self._folder}/{self._job}.{suffix}"
-            text = "".join(f"{name}\n" for name in names).encode()
-            with _launch_errors(path, _CHECK):
-                with opened(f"{path}.new", _REWRITE) as file:
-                    write_all(file, text, 0)
-                os.rename(f"{path}.new", path)  # a task that reads meanwhile reads all or nothing
+            _replace_lines(f"{self._folder}/{self._job}.{suffix}", names)
 
     def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""
@@ -134,6 +139,11 @@ class StepStatus:
         with _launch_errors(path, _CHECK), opened(path, APPEND) as done:
             append_whole(done, os.fsencode(f"{directives}\n"))
 
+    def _forget(self, outdated: Sequence[str]) -> None:
+        path = f"{self._folder}/{self._job}"
+        kept = [one for one in all_done(self._uid, self._job) if one not in outdated]
+        _replace_lines(path, kept)
+
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""
         if self._descriptor is not None:
@@ -145,6 +155,17 @@ class StepStatus:
             with suppress(FileNotFoundError):  # root may clean up after another job
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT:
                     os.unlink(entry.path)
+
+
+def _replace_lines(path: str, lines: Sequence[str]) -> None:
+    """Replace a file in one step: a task that reads meanwhile reads all or nothing.
+
+    Raise LaunchError or SpaceError.
+    """
+    with _launch_errors(path, _CHECK):
+        with opened(f"{path}.new", _REWRITE) as file:
+            write_all(file, os.fsencode("".join(f"{line}\n" for line in lines)), 0)
+        os.rename(f"{path}.new", path)
 
 
 def wait_for_code(

@@ -289,7 +289,8 @@ def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) 
     if not failures and request.failed_nodes is not None:
         status.name_nodes(context.channel.nodes, request.failed_nodes)
     lists = [item.shard_list for item in request.items if item.shard_list]
-    status.write(failures[0].code if failures else 0, request.directives, lists)
+    code = failures[0].code if failures else 0
+    status.write(code, request.directives, lists, request.outdated)
 
 
 def _publish_together(

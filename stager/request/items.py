@@ -140,6 +140,9 @@ class StageRequest:
     status_file: str = ""
     step: str = ""
     directives: str = ""
+    #: Such lists of the job's earlier stages that have another source, or other options, for a
+    #: destination of this one: later steps must not find those staged any more.
+    outdated: tuple[str, ...] = ()
     #: Whether a user asked for it within the job, by `stagectl stage`.
     by_hand: bool = False
     #: The uid of the account that stages for all users; 0 for none.
@@ -178,8 +181,9 @@ class StageRequest:
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
-        if not self.hosts:
-            del data["hosts"]
+        for rare in ("hosts", "outdated"):
+            if not data[rare]:
+                del data[rare]
         data["items"] = [item.to_json() for item in self.items]
         text = json.dumps(data, ensure_ascii=False)
         size = len(os.fsencode(text))
@@ -213,7 +217,8 @@ class StageRequest:
         space = Space(**{**space, "roots": tuple(space["roots"])})
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
-        data["hosts"] = tuple(data.pop("hosts", ()))
+        for rare in ("hosts", "outdated"):
+            data[rare] = tuple(data.pop(rare, ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
         failed = data.pop("failed_nodes")
         data["failed_nodes"] = None if failed is None else tuple(failed)

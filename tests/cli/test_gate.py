@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.cli.gate import outdated
+from stager.cli.staging import parse_values
+from stager.request.policy import Policy
+from stager.request.resolve import resolve
 from tests.support.desk import JOB, NOT_BENEATH, OUTSIDE, Desk, untimed
 from tests.support.stagectl import Ran
+
+if TYPE_CHECKING:
+    from stager.request.items import StageItem
 
 
 def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language(
@@ -83,3 +91,22 @@ def test_a_gate_that_fails_says_why_and_that_the_program_was_not_started(
     assert plain == Ran(code, "", error)
     printed = "".join(f"print {line}\n" for line in error.splitlines())
     assert prolog == Ran(code, printed, "")
+
+
+def items_of(text: str) -> tuple[StageItem, ...]:
+    return resolve(parse_values([text]), Policy(roots=("/nvme",)))
+
+
+@pytest.mark.parametrize(
+    ("new", "replaced"),
+    [
+        ("/a:/nvme/a", []),
+        ("/c:/nvme/c", []),
+        ("/b:/nvme/a", ["/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c"]),
+        ("/a:/nvme/a,validate=size", ["/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c"]),
+        ("/a:/nvme/a;/d:/nvme/c", ["/a:/nvme/a;/c:/nvme/c"]),
+    ],
+)
+def test_stages_whose_copies_are_replaced_are_outdated(new: str, replaced: list[str]) -> None:
+    earlier = {text: items_of(text) for text in ("/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c")}
+    assert outdated(items_of(new), earlier) == tuple(replaced)

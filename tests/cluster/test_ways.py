@@ -171,6 +171,18 @@ srun -n1 -N1 --stage={B} echo third"""
     assert site.steps(job) == 5
 
 
+def test_a_step_gets_its_own_source_back_after_another_step_has_replaced_the_copy(
+    site: Site,
+) -> None:
+    script = """
+for source in a b a b b; do srun --stage=/shared/$source:/nvme/x sha256sum /nvme/x; done"""
+    job = site.sbatch(script, "-N2")
+    assert job.wait().exit_code == "0:0"
+    seen = [line.split()[0] for line in job.output().splitlines() if line.endswith("  /nvme/x")]
+    a, b = (digest(site.shared(name)) for name in "ab")
+    assert seen == [a, a, b, b, a, a, b, b, b, b]
+
+
 def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
     inner = "sbatch -N1 -W -o /home/alice/inner.out --wrap 'echo inner; env | grep -c SPANK'"
     job = site.sbatch(f"{inner}; cat /home/alice/inner.out", "-N1", f"--stage={A}")

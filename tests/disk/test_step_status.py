@@ -197,6 +197,22 @@ def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path
     assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x:/y\n", 5)
 
 
+@pytest.mark.parametrize("code", [0, 6])
+def test_what_a_stage_replaced_counts_as_done_no_more(status_folder: Path, code: int) -> None:
+    for step, text in (("4", "/a:/b"), ("5", "/c:/d"), ("6", "/a:/b;/c:/d")):
+        status = StepStatus(os.getuid())
+        status.hold("17.0", step)
+        status.write(0, text)
+        status.close()
+    status = StepStatus(os.getuid())
+    status.hold("17.0", "7")
+    status.write(code, "/new:/b", outdated=["/a:/b", "/a:/b;/c:/d"])
+    status.close()
+    left = ["/c:/d"] if code else ["/c:/d", "/new:/b"]
+    assert (status_folder / "17.0").read_text() == "".join(f"{line}\n" for line in left)
+    assert not (status_folder / "17.0.new").exists()
+
+
 @pytest.mark.parametrize("patience", [0, 0.2])
 def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path, patience: float) -> None:
     status = StepStatus(os.getuid())

@@ -87,6 +87,7 @@ REQUESTS = st.builds(
     job=st.integers(0, 2**32 - 1),
     status_file=TEXTS,
     directives=TEXTS,
+    outdated=st.lists(TEXTS).map(tuple),
     by_hand=st.booleans(),
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
