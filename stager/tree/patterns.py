@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #: Stands for a number in the pattern of ``by``.
 NUMBER = "{n}"
 #: Stands for it while the library reads the pattern, in which braces may have a meaning, and the
-#: expression that takes its place: all the digits that stand together.
-_MARK, _DIGITS = "\ue000", r"(?<![0-9])(?P<number>[0-9]+)(?![0-9])"
+#: expression that takes its place: all the digits that stand together, or those that follow digits
+#: of the pattern itself.
+_MARK, _DIGITS = "\ue000", r"(?P<number>[0-9]+)(?![0-9])"
 #: Stars in one name of a pattern with a number. With more, to find that a long name does not match
 #: may take very long.
 _MOST_STARS = 2
@@ -60,7 +61,9 @@ def numbered_regex(pattern: str) -> re.Pattern[str]:
     (one,) = _read([pattern.replace(NUMBER, _MARK)]).patterns
     if one.regex is None:
         raise ValueError("it matches nothing")
-    return re.compile(one.regex.pattern.replace(_MARK, _DIGITS), re.DOTALL)
+    follows_digit = re.search(rf"[0-9]{re.escape(NUMBER)}", pattern)
+    digits = _DIGITS if follows_digit else rf"(?<![0-9]){_DIGITS}"
+    return re.compile(one.regex.pattern.replace(_MARK, digits), re.DOTALL)
 
 
 def _is_line(text: str) -> bool:

@@ -54,6 +54,14 @@ def test_the_expression_of_a_numbered_pattern_finds_all_digits() -> None:
     assert not numbered_regex("part-{n}").match("part-")
 
 
+def test_a_number_may_follow_digits_of_the_pattern() -> None:
+    found = numbered_regex("part-00{n}.txt").match("part-0012.txt")
+    assert found
+    assert found["number"] == "12"
+    assert not numbered_regex("part-00{n}.txt").match("part-012.txt")
+    assert not numbered_regex("p*{n}.txt").match("p12.tx")
+
+
 @pytest.mark.parametrize(
     ("path", "is_folder", "left_out"),
     [
