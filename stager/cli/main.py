@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -87,6 +88,14 @@ class _Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items() if line])
 
 
+def _exit_by_signal(process: int, number: int, _: object) -> None:
+    if (
+        os.getpid() != process
+    ):  # a child between fork and exec, where Python would print a traceback
+        os._exit(128 + number)
+    sys.exit(128 + number)
+
+
 def main() -> NoReturn:
     """Run ``stagectl``; every failure ends as one message on stderr and its exit code."""
     gc.set_threshold(_OBJECTS)
@@ -95,7 +104,7 @@ def main() -> NoReturn:
     # Slurm's signals end the launcher too, and with it the ranks.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+            signal.signal(number, partial(_exit_by_signal, os.getpid()))
     _open_streams()
     # In a job's environment it must not keep a command from being run: shells give no arguments.
     asked = os.environ.pop(_SHELL_ASKS, "")
