@@ -150,8 +150,8 @@ def test_the_rest_of_an_old_version_is_named() -> None:
     )
     _, note = summary(outcome, fold)
     assert note == (
-        "/nvme/img: note: on n[1-2] (2 nodes), /nvme/img.before-staging is the rest of an old "
-        "version; delete it when you have looked through it"
+        "/nvme/img: note: on n[1-2] (2 nodes), /nvme/img.before-staging looks like the rest of "
+        "an old version; delete it when you have looked through it"
     )
 
 
