@@ -114,8 +114,8 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
         yield f"{item.destination}: note: a copy of {item.replaced} was replaced"
     for rest, where in item.rests.items():
         yield (
-            f"{item.destination}: note: on {nodes_text(where, fold)}, {rest} looks like the rest of "
-            "an old version; delete it when you have looked through it"
+            f"{item.destination}: note: on {nodes_text(where, fold)}, {rest} looks like the rest "
+            "of an old version; delete it when you have looked through it"
         )
     for what, where in nodes.items():
         yield (
