@@ -112,11 +112,13 @@ class _Balance:
 
         ``rows`` are the files, the largest first.
         """
-        self._move_towards(sum(self._loads) / len(self._loads), rows)
-        # Beside a node with one huge file, all others are below the mean: none of them gave files.
-        share = self._share(rows)
-        if min(self._loads) < share * _TOO_LITTLE:
-            self._move_towards(share, rows)
+        mean, share = sum(self._loads) / len(self._loads), self._share(rows)
+        moves = True
+        while moves:  # it ends: each move makes two loads more alike
+            moves = self._move_towards(mean, rows)
+            # Beside a node with one huge file, all others are below the mean: none gave files.
+            if min(self._loads) < share * _TOO_LITTLE:
+                moves |= self._move_towards(share, rows)
 
     def _share(self, rows: Iterable[int]) -> float:
         """Return the mean load of the nodes without a file that is larger than this mean."""
@@ -128,14 +130,18 @@ class _Balance:
             nodes -= 1
         return rest / nodes
 
-    def _move_towards(self, mean: float, rows: Sequence[int]) -> None:
-        """Move files from the most to the least loaded node until the loads are near the mean."""
+    def _move_towards(self, mean: float, rows: Sequence[int]) -> bool:
+        """Move files from the most to the least loaded node until the loads are near the mean.
+
+        Return whether a file was moved.
+        """
+        moved = False
         slack = mean * _SLACK
         # Heaps of the nodes above and below the mean, the farthest first; gaps are negative.
         givers = [(mean - load, node) for node, load in enumerate(self._loads) if load > mean]
         takers = [(load - mean, node) for node, load in enumerate(self._loads) if load < mean]
         if all(-gap <= slack for gap, _ in (*givers, *takers)):
-            return
+            return False
         heapq.heapify(givers)
         heapq.heapify(takers)
         files = self._smallest_first(rows)
@@ -147,8 +153,10 @@ class _Balance:
                 continue
             self._loads[giver] -= self._costs[row]
             self._give(row, taker)
+            moved = True
             _update(givers, mean - self._loads[giver])
             _update(takers, self._loads[taker] - mean)
+        return moved
 
     def _smallest_first(self, rows: Sequence[int]) -> dict[int, list[int]]:
         """Return the files of each node, from ``rows`` with the largest first."""

@@ -196,6 +196,30 @@ def test_new_nodes_get_files_though_one_file_is_larger_than_an_even_share() -> N
     assert list(balanced(listing, held_by(after, 4))) == list(after)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "holders"),
+    [
+        ([263, 102, 1112, 261, 398, 1159], 3, [0] * 6),
+        ([77228, 486, 200, 200, 200, 1221, 340], 5, [1, 2, 1, 1, 0, 2, 2]),
+    ],
+)
+def test_a_second_time_no_file_moves(sizes: list[int], nodes: int, holders: list[int]) -> None:
+    listing = files(sizes)
+    owners = balanced(listing, held_by([NO_NODE, *holders], nodes))
+    assert list(balanced(listing, held_by(owners, nodes))) == list(owners)
+
+
+@settings(max_examples=200)
+@given(SIZES, NODES, st.data())
+def test_files_stay_whichever_nodes_had_them_first(
+    sizes: list[int], nodes: int, data: st.DataObject
+) -> None:
+    listing = files(sizes)
+    marks = st.binary(min_size=len(listing), max_size=len(listing))
+    owners = balanced(listing, data.draw(st.lists(marks, min_size=nodes, max_size=nodes)))
+    assert list(balanced(listing, held_by(owners, nodes))) == list(owners)
+
+
 def test_beside_a_huge_file_no_file_moves_for_a_little_more_evenness() -> None:
     listing = files([20_000, *[200] * 16])
     before = [NO_NODE, 0, *[1] * 4, *[2] * 8, *[3] * 4]
