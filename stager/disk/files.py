@@ -302,20 +302,23 @@ def as_stage_error(error: OSError, path: str = "") -> SpaceError | DestinationEr
             f"{path}: the disk is read-only; use other nodes (--exclude) and tell the administrator"
         )
     if error.errno == errno.EACCES and (closed := _closed_by_another(path)):
-        return DestinationError(f"{closed}, and is closed to you; choose another destination")
+        return DestinationError(f"{closed}, and is closed to you; choose another place")
     return DestinationError(f"{path}: {error.strerror or error}")
 
 
 def _closed_by_another(path: str) -> str:
-    """Return whose is the folder above ``path`` that this user cannot enter; "" if it is theirs."""
+    """Return whose is the folder above ``path`` that this user cannot enter.
+
+    It is empty if there is none, or if it is root's or this user's.
+    """
     folder, closed = os.path.dirname(path), ""
-    while folder not in ("", "/"):
+    while folder != os.path.dirname(folder):
         if not os.access(folder, os.X_OK):
             closed = folder  # or a folder above it is
         folder = os.path.dirname(folder)
     with suppress(OSError):
         owner = os.stat(closed).st_uid
-        if owner != os.getuid():
+        if owner not in (0, os.getuid()):
             return f"{closed} belongs to {name_of(owner)}"
     return ""
 

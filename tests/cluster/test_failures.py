@@ -191,15 +191,15 @@ def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
         "choose another destination"
     )
     fails(site, 6, message, f"--stage={DATA}:/nvme/bobs/data")
+    assert site.path("n3", "/nvme/bobs").read_text() == "bob\n"
 
 
 def test_a_folder_that_another_user_has_closed_is_named_with_its_owner(site: Site) -> None:
     for node in site.nodes:
         site.run("mkdir --mode=700 /nvme/closed", user="bob", on=node)
     closed = "/nvme/closed belongs to bob (uid 5002), and is closed to you"
-    message = f"n[1-4]: {closed}; choose another destination"
+    message = f"n[1-4]: {closed}; choose another place"
     fails(site, 6, message, f"--stage={DATA}:/nvme/closed/data")
-    assert site.path("n3", "/nvme/bobs").read_text() == "bob\n"
 
 
 def test_a_cache_root_that_a_node_lacks(site: Site) -> None:

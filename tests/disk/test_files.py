@@ -169,16 +169,14 @@ def test_a_folder_that_another_user_has_closed_is_named_with_its_owner(home: Pat
     denied = PermissionError(errno.EACCES, "Permission denied")
 
     def message(uid: int) -> str:
-        return as_user(uid, lambda: as_stage_error(denied, f"{home}/a/b/file").message)
+        return as_user(uid, lambda: as_stage_error(denied, f"/{home}/a/b/file").message)
 
-    for owner in (0, USER + 1):
+    os.chown(home / "a", USER + 1, USER + 1)
+    whose = f"/{home}/a belongs to {name_of(USER + 1)}"
+    assert message(USER) == f"{whose}, and is closed to you; choose another place"
+    for owner in (0, USER):
         os.chown(home / "a", owner, owner)
-        name = name_of(owner)
-        assert message(USER) == (
-            f"{home}/a belongs to {name}, and is closed to you; choose another destination"
-        )
-    os.chown(home / "a", USER, USER)
-    assert message(USER) == f"{home}/a/b/file: Permission denied"
+        assert message(USER) == f"/{home}/a/b/file: Permission denied"
 
 
 def test_only_a_plain_file_is_read_back(disk: Path) -> None:
