@@ -175,12 +175,12 @@ def _pinned(url: str, rules: Policy) -> Directive:
     home = {"HOME": account.pw_dir} if account else {}  # it is unset with --export=NONE
     path = ":".join((*FOLDERS, os.environ.get("PATH", "")))
     os.environ.update(with_credentials({**home, **os.environ}, [url]), PATH=path)
-    if not name.digest:
+    digest = name.digest
+    if not digest:
         from stager.source.registry import look_at_image
 
-        url = name.pinned(look_at_image(url, rules.source.settings).facts.revision)
-    else:
-        url = name.pinned(name.digest)  # the file is named by the digest, not by a tag beside it
+        digest = look_at_image(url, rules.source.settings).facts.revision
+    url = name.pinned(digest)
     return Directive(url, f"{folder}/{ImageName.parse(url).file_name}")
 
 

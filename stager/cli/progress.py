@@ -82,6 +82,7 @@ class Progress:
             self._say(line)
 
     def _so_far(self, event: dict[str, Any]) -> SoFar:
+        """Return how far an item is. Raise TypeError, ValueError or OverflowError for no number."""
         destination, seconds = event["destination"], event["seconds"]
         sent, size = int(event["sent"]), int(event["size"])
         idle = self._pace.idle(destination, sent, seconds) if sent < size else 0.0

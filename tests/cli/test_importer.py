@@ -22,6 +22,8 @@ from stager.cli import importer
 from stager.cli.staging import JobNodes
 from stager.disk.step_status import StepStatus
 from stager.request.directive import Directive
+from stager.request.policy import Policy
+from stager.source.image_name import ImageName
 from tests.support.desk import JOB, OUTSIDE, Desk
 from tests.support.stagectl import Ran
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stager.request.items import StageRequest
-    from stager.request.policy import Policy
 
 NOT_ALLOWED = (
     "docker://docker.io/library/ubuntu: this site stages from no URL; copy it to the shared "
@@ -221,3 +222,13 @@ def test_what_cannot_be_got_is_told(
     assert desk.stagectl("importer", "get", uri, **variables) == Ran(
         code, "", f"stage: {message}\n"
     )
+
+
+def test_a_file_is_named_by_the_digest_though_a_tag_stands_before_it() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    rules = Policy.model_validate({"roots": ["/nvme"], "source": {"allow": ["docker://"]}})
+    directive = importer._pinned(f"docker://site.org/team/box:v1@{digest}", rules)
+    assert directive.source == f"docker://site.org/team/box@{digest}"
+    name = ImageName.parse(directive.source).file_name
+    assert directive.destination.endswith(f"/{name}")
+    assert "v1" not in name
