@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import DestinationError
 from stager.base.options import Share, Validate
 from stager.disk.files import (
+    as_stage_error,
     check_read_only,
     digest_of,
     existing_folder_above,
@@ -340,7 +341,7 @@ def own_lstat(path: str) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None  # `check_folder` looks at the folder above
     except OSError as error:
-        raise DestinationError(f"{path}: {error.strerror}") from None
+        raise as_stage_error(error, path) from None
     if there.st_uid != os.getuid():
         owner = name_of(there.st_uid)
         raise DestinationError(f"{path} belongs to {owner}; choose another destination")
@@ -390,7 +391,7 @@ def check_folder(folder: str, cache: Cache) -> None:
     try:
         facts = os.stat(folder)
     except OSError as error:
-        raise DestinationError(f"{folder}: {error.strerror}") from None
+        raise as_stage_error(error, folder) from None
     if not stat.S_ISDIR(facts.st_mode):
         raise not_a_folder(folder, facts)
     if not os.access(folder, os.W_OK | os.X_OK):
