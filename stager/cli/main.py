@@ -89,9 +89,8 @@ class _Commands(click.Group):
 
 
 def _exit_by_signal(process: int, number: int, _: object) -> None:
-    if (
-        os.getpid() != process
-    ):  # a child between fork and exec, where Python would print a traceback
+    # In a child between fork and exec, Python would print a traceback of the exception.
+    if os.getpid() != process:
         os._exit(128 + number)
     sys.exit(128 + number)
 
