@@ -141,8 +141,8 @@ def find_own(
 
     So too if something else is in the copy's place. A folder in it that cannot be read counts as
     one file. What has another time, and is beyond the limit of ``reading``, counts too. ``folders``
-    gets the path in the copy of each folder that was looked through, by inode. Raise HoldsOwnError
-    if the copy itself cannot be listed.
+    gets the path in the copy of each folder, by inode; none of them if one cannot be read, as those
+    in it are not known. Raise HoldsOwnError if the copy itself cannot be listed.
     """
     try:
         there = os.lstat(path)
@@ -159,7 +159,7 @@ def find_own(
             reason, remedy = error.strerror or "", ""
         remedy = remedy or "see that you can read all of it (chmod -R u+rwX)"
         raise HoldsOwnError(record, [], unread=reason, remedy=remedy) from error
-    if folders is not None:
+    if folders is not None and not closed:
         folders.update(found)
     own = own_in_listing(cache, record, path, copy, reading)
     return sorted([*own, *closed])
@@ -186,9 +186,6 @@ def _list_once(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
     folders: dict[int, bytes] = {}
     closed: list[bytes] = []
     copy = walk(path, holes=False, specials=True, folders=folders, closed=closed)
-    for one in closed:
-        with suppress(OSError):
-            folders[os.lstat(os.fsencode(path) + b"/" + one).st_ino] = one
     return copy, folders, [f"{text_of(one)}/" for one in closed]
 
 
@@ -230,8 +227,10 @@ def has_new_caches_alone(cache: Cache, record: Record, path: str) -> bool:
     if table is None or record.tree is None:
         return False
     try:
-        copy, _, _ = _list(path)
+        copy, _, closed = _list(path)
     except (OSError, StageError):
+        return False
+    if closed:
         return False
     added = {row for row, before in table.unlike(copy) if before < 0}
     if added:

@@ -388,3 +388,17 @@ def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) 
     assert f"stage: {COPY}: 3 files, 634 B (511 files kept) from {SOURCE} to n[1-4]" in output
     assert output.endswith(note)
     assert output.count("note:") == 1
+
+
+def test_a_folder_of_the_users_own_that_is_closed_is_named_and_deleted_as_others_are(
+    site: Site,
+) -> None:
+    stage(site)
+    site.run(f"cd {COPY}; mkdir -p mine/in; touch mine/x mine/in/y; chmod 0 mine", on="n4")
+    closed = "1 folder that was added or changed after staging"
+    remedy = "elsewhere, choose another destination, or add the option replace"
+    fails(site, 6, f"n4: {COPY} holds {closed}: mine/; staging would delete it: move it {remedy}")
+    gone = f"{closed} was deleted: mine/; write what you want to keep elsewhere"
+    assert stage(site, f"{WISH},replace").endswith(f"stage: {COPY}: note: on n4, {gone}\n")
+    assert not (site.copy("n4", COPY) / "mine").exists()
+    assert f"{COPY}: current on n[1-4]" in stage(site)

@@ -198,17 +198,20 @@ def test_what_may_not_be_read_may_be_a_users_own(node: Node) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> None:
-    def act(home: Path) -> list[str]:
+    def act(home: Path) -> tuple[bool, list[str]]:
         node = Node(home)
         record = node.stage()
+        (node.path / "closed").mkdir(0)
+        is_current = has_new_caches_alone(node.cache, record, str(node.path))
+        (node.path / "closed").rmdir()
         (node.path / "own").write_text("mine")
         for name in ("secret", "sub"):
             (node.path / name).mkdir(exist_ok=True)
             (node.path / name).chmod(0)
-        return node.own(record)
+        return is_current, node.own(record)
 
     with ordinary_home() as home:
-        assert as_ordinary_user(lambda: act(home)) == ["own", "secret/", "sub/"]
+        assert as_ordinary_user(lambda: act(home)) == (False, ["own", "secret/", "sub/"])
 
 
 def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
