@@ -136,6 +136,8 @@ void stage_child_complain(const char *what, const char *id, int code, unsigned i
 		slurm_error("stage: %s %s took longer than %u s and was given up; look for a disk "
 			    "that does not answer",
 			    what, id, limit);
+	else if (code != 0 && config->fault) /* then a default path is named instead */
+		slurm_error("stage: %s %s failed: " STAGE_NOT_VALID, what, id, config->fault);
 	else if (code == STAGE_NOT_RUN)
 		slurm_error("stage: %s %s failed: %s cannot be run; install slurm-stage there, or "
 			    "correct python= in plugstack.conf",

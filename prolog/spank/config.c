@@ -46,7 +46,5 @@ bool stage_config_is_repeated(void)
 
 void stage_config_complain(const struct stage_config *config)
 {
-	slurm_error("stage: plugstack.conf: argument '%s' is not valid; "
-		    "write python=/PATH and config=/PATH",
-		    config->fault);
+	slurm_error("stage: " STAGE_NOT_VALID, config->fault);
 }

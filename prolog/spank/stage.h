@@ -98,6 +98,9 @@ struct stage_config {
 	const char *fault;  /* an argument that is not valid, or NULL */
 };
 
+#define STAGE_NOT_VALID                                                                            \
+	"plugstack.conf: argument '%s' is not valid; write python=/PATH and config=/PATH"
+
 /* config.c */
 struct stage_config stage_config_parse(int argc, char **argv);
 void stage_config_complain(const struct stage_config *config);

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import POLICY, STAGECTL, digest
+from tests.cluster.site import PLUGSTACK, POLICY, PYTHON, STAGECTL, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
     from tests.cluster.site import Site
 
 DATA = "/shared/data"
@@ -240,27 +244,54 @@ def test_a_broken_policy_is_refused_by_name(site: Site) -> None:
         )
 
 
-def test_a_stage_toml_that_is_gone_when_a_job_ends_is_named_in_slurmds_log(site: Site) -> None:
-    config = site.path("login", "/etc/slurm/stage.toml")
+def told_of_the_end_of_a_job(site: Site, fault: Callable[[], AbstractContextManager[None]]) -> str:
+    """Return what slurmd logs of the clean-up after a job that staged and ends during a fault."""
     job = site.sbatch("touch /shared/begun; sleep 60", "-wn1", WISH)
     job.wait_for(lambda _: site.shared("begun").exists())
-    config.rename(f"{config}.away")
-    try:
+    with fault():
         job.cancel()
         job.wait_for(lambda _: set(site.node_states().values()) == {"idle"})
-    finally:
-        config.with_name("stage.toml.away").rename(config)
-        site.shared("begun").unlink()
-    assert (
-        f"stage: cleaning up after job {job.id} failed: /etc/slurm/stage.toml: No such file or "
-        "directory; restore it, or correct config= in plugstack.conf\n"
-    ) in (site.base / "log/slurmd-n1.log").read_text()
+    site.shared("begun").unlink()
+    begin = f"stage: cleaning up after job {job.id} failed: "
+    _, _, told = (site.base / "log/slurmd-n1.log").read_text().partition(begin)
     works(site)
+    return told.splitlines()[0]
+
+
+def test_a_stage_toml_that_is_gone_when_a_job_ends_is_named_in_slurmds_log(site: Site) -> None:
+    config = site.path("login", "/etc/slurm/stage.toml")
+
+    @contextmanager
+    def gone() -> Iterator[None]:
+        config.rename(f"{config}.away")
+        yield
+        config.with_name("stage.toml.away").rename(config)
+
+    assert told_of_the_end_of_a_job(site, gone) == (
+        "/etc/slurm/stage.toml: No such file or directory; restore it, or correct config= in "
+        "plugstack.conf"
+    )
+
+
+def test_a_mistyped_argument_is_named_in_slurmds_log_when_a_job_ends(site: Site) -> None:
+    """It leaves the plugin with the default path, which is not what has to be corrected."""
+    default = site.path("login", PYTHON)
+
+    @contextmanager
+    def mistyped() -> Iterator[None]:
+        default.rename(f"{default}.away")
+        site.write_plugstack(PLUGSTACK.replace("python=", "pyhton="))
+        yield
+        site.write_plugstack(PLUGSTACK)
+        default.with_name("python3.away").rename(default)
+
+    assert told_of_the_end_of_a_job(site, mistyped) == (
+        f"plugstack.conf: argument 'pyhton={PYTHON}' is not valid; write python=/PATH and "
+        "config=/PATH"
+    )
 
 
 def test_an_unknown_argument_in_plugstack_is_refused_by_name(site: Site) -> None:
-    from tests.cluster.site import PLUGSTACK
-
     site.write_plugstack(PLUGSTACK.replace("config=", "conf="))
     try:
         with pytest.raises(CommandFailed) as refused:
