@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
-#: What a user can do about a folder that the plugin, or Prolog, has not made, and about others.
+#: What a user can do about a folder that the plugin has not made, and about others.
 _MADE_BY_PLUGIN = (
-    "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"
+    "slurm-stage could not make this folder; tell the administrator (slurmd's log there says why)"
 )
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.

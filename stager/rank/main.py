@@ -21,6 +21,7 @@ from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.base.text import listed
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
+from stager.rank.orphan import is_started_by_plugin
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
@@ -42,6 +43,10 @@ _REPORT_LEAD = 0.5
 _SILENCE, _LATER = 90.0, 15.0
 #: Nodes that a line of the system log names.
 _MOST_NAMED = 8
+#: Why a rank where the plugin is missing fails: the tasks there would not wait for their files.
+_NO_PLUGIN = (
+    "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"
+)
 #: Seconds in which the last event of a rank that ends must be written.
 _TELL_PATIENCE = 5.0
 
@@ -270,8 +275,14 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
     from stager.disk.step_status import StepStatus  # only where tasks wait
 
     status = StepStatus(context.node.uid)
+
+    def hold() -> None:
+        if not is_started_by_plugin():
+            raise LaunchError(_NO_PLUGIN)
+        status.hold(request.status_file, request.step)
+
     try:
-        together(context, lambda: status.hold(request.status_file, request.step))
+        together(context, hold)
         yield partial(_publish, context, status)
     finally:
         status.close()

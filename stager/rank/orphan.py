@@ -1,4 +1,4 @@
-"""End a rank whose parent, Slurm's slurmstepd, was killed.
+"""Tell whether the plugin started this rank, and end it when its parent, slurmstepd, was killed.
 
 Open MPI ends then, since slurmstepd serves its PMIx. MPICH needs PMI-2 for its start alone and
 would go on, out of Slurm's sight: the stage would succeed, and nothing would end such a rank when
@@ -15,6 +15,14 @@ from _thread import start_new_thread  # threading is slow to import
 _PARENT = "STAGE_PARENT"
 #: Seconds between two looks. The kernel would tell at once, by a pidfd, but not that of RHEL 8.
 _PERIOD = 1.0
+
+
+def is_started_by_plugin() -> bool:
+    """Return whether the plugin acted on this node, as it must where tasks wait for the rank.
+
+    A folder beneath /run does not show that: an earlier job may have left it.
+    """
+    return _PARENT in os.environ
 
 
 def end_with_parent() -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import PLUGSTACK, STAGECTL
+from tests.cluster.cluster import USERS, CommandFailed
+from tests.cluster.site import PLUGSTACK, STAGECTL, remove_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,3 +133,29 @@ def test_doctor_names_a_slurmd_that_was_started_without_the_line(site: Site) -> 
     text = "slurmd was started without the plugin, so jobs are not cleaned up after: restart slurmd"
     assert text in " ".join(told.split())
     assert text not in " ".join(site.run(f"{STAGECTL} doctor || true", on="n2").stdout.split())
+
+
+def test_a_job_with_a_node_without_the_line_fails_although_an_earlier_job_left_its_folder(
+    site: Site,
+) -> None:
+    site.run("echo a > /shared/a")
+    try:
+        for machine in ("login", "n1"):
+            site.path(machine, "/run/local").mkdir()
+            site.path(machine, "/run/local/stage.conf").write_text(PLUGSTACK)
+        site.write_plugstack("include /run/local/*.conf\n")
+        left = f"/run/slurm-stage/{USERS['alice']}"
+        site.run(f"install -d -o alice -m 700 {left}", user="root", on="n2")
+        job = site.sbatch("srun echo started", "-N2", "-wn[1-2]", OPTION)
+        state = job.wait()
+    finally:
+        site.write_plugstack(PLUGSTACK)
+        for machine in ("login", "n1"):
+            remove_all([site.path(machine, "/run/local")])
+        remove_all([site.path("n2", left)])
+    assert (state.state, state.exit_code) == ("FAILED", "8:0")
+    assert job.output() == (
+        "stage: n2: slurm-stage did not run on this node; tell the administrator (stagectl doctor "
+        "there says why)\nstage: the job's own program was not started (exit code 8)\n"
+    )
+    site.assert_healthy()

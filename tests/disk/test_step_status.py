@@ -135,8 +135,8 @@ def test_a_status_that_was_never_held_can_be_closed() -> None:
         (
             lambda path: path.parent.rmdir(),
             (
-                "No such file or directory; slurm-stage did not run on this node; tell the "
-                "administrator (stagectl doctor there says why)"
+                "No such file or directory; slurm-stage could not make this folder; tell the "
+                "administrator (slurmd's log there says why)"
             ),
         ),
         (

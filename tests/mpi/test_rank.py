@@ -553,13 +553,34 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     assert world.copy.read_bytes() == DATA
 
 
+def make_status_folder(world: FileWorld, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the folder for this node's step statuses, as the plugin does, and return it."""
+    run_folder = world.copy.parent / "run"
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(run_folder))
+    monkeypatch.setenv("STAGE_PARENT", "1")
+    mine = run_folder / str(os.getuid())
+    mine.mkdir(parents=True)
+    return mine
+
+
+def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_folder(
+    world: FileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks there would not wait for their files."""
+    make_status_folder(world, monkeypatch)
+    world.on_last(lambda: monkeypatch.delenv("STAGE_PARENT"))
+    assert messages(world.run(status_file="17.0", step="4", directives="/a:/b")) == [
+        (
+            f"8 node{world.comm.size - 1}: slurm-stage did not run on this node; tell the "
+            "administrator (stagectl doctor there says why)"
+        )
+    ]
+
+
 def test_a_step_status_that_one_node_cannot_write_fails_all(
     world: FileWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_folder = world.copy.parent / "run"
-    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(run_folder))
-    mine = run_folder / str(os.getuid())
-    mine.mkdir(parents=True)
+    mine = make_status_folder(world, monkeypatch)
     world.on_last((mine / "17.0").mkdir)
     outcome = world.run(status_file="17.0", step="4", directives="/a:/b")
     last = world.comm.size - 1
