@@ -123,7 +123,7 @@ def bench(
     Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
     slowest of them. A node is marked as slow if it does less than a third of what the others do.
     Nothing is staged, and the files that are written are removed. Run it inside a
-    job, or with --local.
+    job, with --hosts, or with --local.
 
     With --here, and for a URL or a folder, this machine alone reads and writes blocks of several
     sizes with several threads, without the page cache, which helps to choose values for stage.toml.

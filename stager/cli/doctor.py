@@ -14,7 +14,7 @@ from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageErro
 from stager.base.text import folded, printable
 from stager.cli.console import painted, width
 from stager.cli.in_the_way import absent_interface
-from stager.cli.options import WHICH_NODES, json_option, node_options
+from stager.cli.options import WHICH_NODES, json_option, real_node_options
 from stager.cli.scope import Scope, by_problem, read_answers
 from stager.copies.upkeep import Action, Command
 from stager.doctor.facts import Hello, NodeFacts, own_scripts, site_facts
@@ -53,7 +53,7 @@ _WORSE = [0, LaunchError.code, 1]
 
 
 @click.command(epilog=WHICH_NODES)
-@node_options
+@real_node_options
 @json_option
 def doctor(where: NodeOptions, as_json: bool) -> int:
     """Check that this site is set up for safe staging.

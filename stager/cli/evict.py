@@ -29,8 +29,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
         WHICH_NODES,
         codes=(2, 3, 5, 6, 7, 8, 9),
         own={
-            3: "it is pinned or has files of yours, or the site's rules forbid it",
-            9: "a job uses it",
+            3: "it is pinned or changed or has files of yours, or the site's rules forbid it",
+            7: "something else is in its place, or is written into it",
+            9: "a job uses it, or it is being staged or evicted",
         },
     )
 )
@@ -46,9 +47,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     "--to-free",
     metavar="SIZE",
     default="",
-    help="Delete least recently used copies until this much of each disk is free: 200G (G is "
-    "10^9 bytes) or 200GiB. A smaller copy may stay, although it is older, if larger ones free "
-    "enough. None is deleted on a disk where all of them would not free enough.",
+    help="Delete least recently used copies (those with lifetime=job first) until this much of "
+    "each disk is free: 200G (G is 10^9 bytes) or 200GiB. A smaller copy may stay, although it is "
+    "older, if larger ones free enough. None is deleted on a disk where all of them would not free enough.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
 @click.option("--force", is_flag=True, help="Delete copies with the files of yours in them.")

@@ -137,35 +137,43 @@ run_options = _together(
     config_option,
 )  # fmt: skip
 
+
+def _options_of_nodes(*, simulated: bool) -> _Decorator:
+    return _together(
+        "where",
+        NodeOptions,
+        click.option(
+            "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
+            shell_complete=nodes,
+            help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
+        ),
+        click.option(
+            "--job", "job_id", type=click.IntRange(1), metavar="ID",
+            help="Use the nodes of this job.",
+        ),
+        click.option(
+            "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
+            help="Use the hosts in this file of mpiexec.",
+        ),
+        _launcher_option,
+        click.option(
+            "--local-root", type=click.Path(path_type=Path), hidden=not simulated,
+            help="Use the simulated nodes of `stage --local` in this folder.",
+        ),
+        config_option,
+    )  # fmt: skip
+
+
 #: Adds the options of `NodeOptions` to a command, which gets them as ``where``.
-node_options = _together(
-    "where",
-    NodeOptions,
-    click.option(
-        "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
-        shell_complete=nodes,
-        help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
-    ),
-    click.option(
-        "--job", "job_id", type=click.IntRange(1), metavar="ID", help="Use the nodes of this job.",
-    ),
-    click.option(
-        "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
-        help="Use the hosts in this file of mpiexec.",
-    ),
-    _launcher_option,
-    click.option(
-        "--local-root", type=click.Path(path_type=Path),
-        help="Use the simulated nodes of `stage --local` in this folder.",
-    ),
-    config_option,
-)  # fmt: skip
+node_options = _options_of_nodes(simulated=True)
+#: The same for a command that refuses simulated nodes.
+real_node_options = _options_of_nodes(simulated=False)
 
 #: What the options of a directive do, in lines that stay as they are (`\b`, as click has it).
 OPTIONS_TABLE = """\b
 Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   validate=stat        a copy is current if size, times and inode agree (default)
-  validate=size        a copy is current if it has the source's size
+  validate=size        of a file, the sizes of source and copy must be as they were
   validate=checksum    the source as with stat, and the contents of the copy
   validate=always      copy it again in any case
   verify=readback      read the written file again from the disk
@@ -190,8 +198,8 @@ WHICH_OPTIONS = (
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, as in the shell of salloc, the command works on all nodes of the job; "
-    "elsewhere, on this node. Choose others by --nodes, --hostfile or --job; outside of a job "
-    "that has these nodes, it needs ssh. "
+    "elsewhere, on this node. Choose others by --nodes or --job (by ssh, if they are not in this "
+    "job), or by --hostfile (always by ssh). "
     "Without ssh, run the command in the job: srun --jobid=ID --overlap -N1 -n1 stagectl COMMAND"
 )
 #: What the exit codes mean (`base.errors`).

@@ -45,7 +45,7 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
     """Pack a folder of many files into one archive.
 
     One large file is read from shared storage much faster than many small ones. The command
-    prints the --stage option that unpacks the archive on every node.
+    prints the --stage option for it (not for a conda environment).
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
     is staged as it is. Nothing is packed if ARCHIVE is up to date. A file there that was not packed

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
     """Protect your copies at DST from eviction.
 
-    They are kept until you unpin them, whatever space is needed.
+    Until you unpin them, they are not removed, whatever space is needed. Staging to DST still
+    replaces them.
     """
     return run_action(Action.PIN, destinations, where, as_json=as_json)
 

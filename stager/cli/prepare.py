@@ -12,7 +12,7 @@ import click
 
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
 from stager.cli.console import complain, say
-from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
+from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
 from stager.copies.prepare import NodePrepared
@@ -33,7 +33,7 @@ _MISSING = (
 
 
 @click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 6, 8)))
-@node_options
+@real_node_options
 @json_option
 def prepare(where: NodeOptions, as_json: bool) -> int:
     """Make ready nodes on which root's part does not run.

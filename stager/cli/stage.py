@@ -34,7 +34,7 @@ def stage(
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
-    files, except those that it went on without by --tolerate or the job's --stage-tolerate.
+    files (with mode=shard, its part of them), except nodes that the output says it went on without.
 
     Run it inside a job (sbatch, salloc or srun). Without Slurm, name nodes by --hosts or
     --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this

@@ -92,7 +92,7 @@ def _make(root: str, config: str, made: list[str]) -> bool:
         os.mkdir(root, 0o755)
         made.append(root)
     if os.stat(root).st_uid == uid:
-        return False  # a stage makes the others, and so does `open_cache`
+        return root in made  # a stage makes the others, and so does `open_cache`
     if not os.path.lexists(parent):
         if jobs_are_known():
             raise DestinationError(

@@ -201,13 +201,15 @@ async def _first_error(tasks: Sequence[asyncio.Task[None]]) -> None:
 def _grouped(hosts: Mapping[str, str]) -> str:
     """Return a line for each different text, with its hosts; HOST in it becomes the first of them.
 
+    All but the first are indented, as lines of one message.
+
     >>> _grouped({"n1": "no answer; try ssh HOST true", "n2": "no answer; try ssh HOST true"})
     'n[1-2]: no answer; try ssh n1 true'
     """
     named: dict[str, list[str]] = {}
     for host, why in hosts.items():
         named.setdefault(why, []).append(host)
-    return "\n".join(
+    return "\n  ".join(
         f"{fold(names)}: {why.replace('HOST', names[0])}" for why, names in named.items()
     )
 

@@ -109,7 +109,7 @@ def test_packing_shows_how_far_it_is(tmp_path: Path) -> None:
     (tmp_path / "folder/file").write_bytes(os.urandom(6 << 20))  # xz takes a second
     line = [*STAGECTL, "pack", "folder", "folder.tar.xz"]
     with Terminal(line, tmp_path, 100, variables={"PYTHONPATH": os.getcwd()}) as terminal:
-        bar = re.compile(r"folder\.tar\.xz +━.*  +\d+ %  .* MiB/s  .* left *")
+        bar = re.compile(r"folder\.tar\.xz +━.*  +\d+ %  .* [KM]iB/s  .* left *")
         terminal.until(lambda lines: bool(bar.fullmatch(lines[0])))
         assert terminal.end() == 0
     assert terminal.shown()[0].startswith(

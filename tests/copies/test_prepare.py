@@ -58,8 +58,8 @@ def test_a_root_of_all_users_is_taken_and_said_to_be_so(root: Path) -> None:
     }
 
 
-def test_a_missing_root_is_made_where_the_user_may(root: Path) -> None:
-    assert prepared(root / "own") == Prepared(f"{root}/own", (f"{root}/own",))
+def test_a_missing_root_is_made_where_the_user_may_and_said_to_be_taken(root: Path) -> None:
+    assert prepared(root / "own") == Prepared(f"{root}/own", (f"{root}/own",), taken=True)
     assert prepared(root / "own") == Prepared(f"{root}/own")
     root.chmod(0o755)
     other = prepared(root / "other")
