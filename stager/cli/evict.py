@@ -49,7 +49,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     default="",
     help="Delete least recently used copies (those with lifetime=job first) until this much of "
     "each disk is free: 200G (G is 10^9 bytes) or 200GiB. A smaller copy may stay, although it is "
-    "older, if larger ones free enough. None is deleted on a disk where all of them would not free enough.",
+    "older, if larger ones free enough. None is deleted on a disk where all of them would not "
+    "free enough.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
 @click.option("--force", is_flag=True, help="Delete copies with the files of yours in them.")

@@ -19,6 +19,7 @@ from stager.base.errors import DirectiveErrors, LaunchError, StageError
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, ignore, printable_lines, say
+from stager.cli.earlier import find_earlier, outdated
 from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import summary
@@ -31,14 +32,13 @@ from stager.cli.staging import (
     parse_values,
     print_outcome,
 )
-from stager.disk.step_status import all_done
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import TextIO
 
@@ -143,7 +143,7 @@ class _Gate:
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
         items = resolve(directives, nodes.rules)
-        earlier = self._earlier(nodes.rules)
+        earlier = find_earlier(self.status_file, nodes.rules)
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
@@ -156,14 +156,6 @@ class _Gate:
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
-
-    def _earlier(self, rules: Policy) -> dict[str, tuple[StageItem, ...]]:
-        """Return the items of the job's earlier stages, by the text of their directives."""
-        earlier: dict[str, tuple[StageItem, ...]] = {}
-        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
-            with suppress(StageError):
-                earlier[text] = resolve(parse_values([text]), rules)
-        return earlier
 
     def _new_items(
         self, items: tuple[StageItem, ...], earlier: Mapping[str, tuple[StageItem, ...]]
@@ -186,18 +178,6 @@ class _Gate:
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
-
-
-def outdated(
-    items: Sequence[StageItem], earlier: Mapping[str, Sequence[StageItem]]
-) -> tuple[str, ...]:
-    """Return the directives of ``earlier`` stages whose copies these ``items`` replace. Pure."""
-    new = {item.destination: item for item in items}
-    return tuple(
-        text
-        for text, staged in earlier.items()
-        if any(new.get(one.destination, one) != one for one in staged)
-    )
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:

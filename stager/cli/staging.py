@@ -20,6 +20,7 @@ from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, ignore, say, width
+from stager.cli.earlier import forgetting_replaced
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
@@ -313,6 +314,7 @@ def stage_values(
         request = replace(request, dry_run=dry_run, by_hand=True)
         if isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
+            request = forgetting_replaced(request, nodes.rules, os.environ)
             outcome = nodes.run(request, on_event, asked)
         else:
             outcome = nodes.run(request, on_event)

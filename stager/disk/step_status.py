@@ -101,7 +101,7 @@ class StepStatus:
         """
         assert self._descriptor is not None
         if outdated:
-            self._forget(outdated)
+            forget(self._uid, self._job, outdated)
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
@@ -138,11 +138,6 @@ class StepStatus:
         path = f"{self._folder}/{self._job}"
         with _launch_errors(path, _CHECK), opened(path, APPEND) as done:
             append_whole(done, os.fsencode(f"{directives}\n"))
-
-    def _forget(self, outdated: Sequence[str]) -> None:
-        path = f"{self._folder}/{self._job}"
-        kept = [one for one in all_done(self._uid, self._job) if one not in outdated]
-        _replace_lines(path, kept)
 
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""
@@ -205,6 +200,17 @@ def last_done(uid: int, job: str) -> str:
     """Return the directives of the job's last stage that succeeded, empty if there are none."""
     lines = all_done(uid, job)
     return lines[-1] if lines else ""
+
+
+def forget(uid: int, job: str, outdated: Sequence[str]) -> None:
+    """Note that these directives of a job's stages are not staged any more.
+
+    Raise LaunchError or SpaceError.
+    """
+    done = all_done(uid, job)
+    kept = [one for one in done if one not in outdated]
+    if kept != done:
+        _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}", kept)
 
 
 def all_done(uid: int, job: str) -> list[str]:

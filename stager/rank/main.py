@@ -272,8 +272,13 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
     if not request.status_file or request.dry_run:
         yield lambda _: None
         return
-    from stager.disk.step_status import StepStatus  # only where tasks wait
+    from stager.disk.step_status import StepStatus, forget  # only where tasks wait
 
+    if request.by_hand:  # none waits for this stage, but later ones must look at its copies
+        name, uid = request.status_file, context.node.uid
+        together(context, lambda: forget(uid, name, request.outdated))
+        yield lambda _: None
+        return
     status = StepStatus(context.node.uid)
 
     def hold() -> None:

@@ -183,6 +183,20 @@ for source in a b a b b; do srun --stage=/shared/$source:/nvme/x sha256sum /nvme
     assert seen == [a, a, b, b, a, a, b, b, b, b]
 
 
+def test_a_step_gets_its_own_source_back_after_a_command_has_replaced_the_copy(site: Site) -> None:
+    """But to replace what the job's own --stage has brought is the script's decision."""
+    script = f"""
+srun --stage=/shared/b:/nvme/x true
+{STAGECTL} stage /shared/a:/nvme/x /shared/b:/nvme/a
+srun --stage=/shared/b:/nvme/x sha256sum /nvme/x
+srun sha256sum /nvme/a"""
+    job = site.sbatch(script, "-N2", f"--stage={A}")
+    assert job.wait().exit_code == "0:0"
+    seen = [tuple(line.split()) for line in job.output().splitlines() if "  /nvme/" in line]
+    b = digest(site.shared("b"))
+    assert seen == [(b, "/nvme/x")] * 2 + [(b, "/nvme/a")] * 2
+
+
 def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
     inner = "sbatch -N1 -W -o /home/alice/inner.out --wrap 'echo inner; env | grep -c SPANK'"
     job = site.sbatch(f"{inner}; cat /home/alice/inner.out", "-N1", f"--stage={A}")
