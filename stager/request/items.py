@@ -136,8 +136,8 @@ class StageRequest:
     job: int = 0
     #: Name of the job's status files on each node, the number of the step that waits there, and
     #: the job's ``--stage`` list, by which later steps find that it is staged already; see
-    #: `disk.step_status`. All are empty where no task waits, except the name in a stage by hand with
-    #: ``outdated`` directives.
+    #: `disk.step_status`. All are empty where no task waits, except the name in a stage by hand
+    #: with ``outdated`` directives.
     status_file: str = ""
     step: str = ""
     directives: str = ""
