@@ -82,9 +82,14 @@ def _text(node: SyntaxTreeNode) -> str:
         case "code_inline":
             return bold(node.content)
         case "strong":
-            return "".join(bold(child.content) for child in node.children)
+            return bold(_joined(node))
         case "em":
-            return "".join(italic(child.content) for child in node.children)
+            return italic(_joined(node))
         case "softbreak":
             return " "
     raise ValueError(f"a manual page has nothing for the Markdown of a {node.type}")
+
+
+def _joined(node: SyntaxTreeNode) -> str:
+    """Return what is emphasized, in one line."""
+    return "".join(" " if child.type == "softbreak" else child.content for child in node.children)

@@ -25,6 +25,10 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Why a rank fails on a node where the plugin is missing: tasks there do not wait for their files.
+NO_PLUGIN = (
+    "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"
+)
 #: The remedy for ranks that do not find each other, or do not start.
 MPI_REMEDY = (
     "try again, and if it fails again tell the administrator (mpi in the [launch] section of "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import DirectiveErrors, LaunchError, StageError
+from stager.base.errors import NO_PLUGIN, DirectiveErrors, LaunchError, StageError
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, ignore, printable_lines, say
@@ -112,20 +112,23 @@ class _Gate:
         lists = [path for path in outcome.shard_lists if "\n" not in path]
         if self.task_prolog and lists:
             click.echo(f"export {_SHARDS}={':'.join(lists)}")
-        self._end(outcome.code, is_told=not may_go_on)
+        is_begun = any(one.message == NO_PLUGIN for one in outcome.failures)
+        self._end(outcome.code, is_told=not may_go_on, is_begun=is_begun)
         results = summary(replace(outcome, evicted=[]), job.fold)
         if rules and results:
             more = 0 if outcome.failed_nodes else len(outcome.items) - 1
             _comment(rules, outcome.code, results[0], more, partly=bool(outcome.failed_nodes))
         return outcome.code
 
-    def _end(self, code: int, *, is_told: bool = True) -> None:
+    def _end(self, code: int, *, is_told: bool = True, is_begun: bool = False) -> None:
         """Say that the program does not start if ``code`` is not 0, and end the waits of others.
 
-        ``is_told`` means that the ranks have told each node of a failure that they found.
+        ``is_told`` means that the ranks have told each node of a failure that they found, and
+        ``is_begun`` that tasks may have started where they did not wait.
         """
         if code:
-            self.complain(f"the job's own program was not started (exit code {code})")
+            where = " on the other nodes" if is_begun else ""
+            self.complain(f"the job's own program was not started{where} (exit code {code})")
         is_unsaid = code == LaunchError.code or (code and not is_told)
         if is_unsaid and self.step and int(self.step) < job.SPECIAL_STEPS:
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.

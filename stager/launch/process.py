@@ -43,6 +43,7 @@ class Process:
         try:
             self._child = subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL,
+                cwd="/",  # the user's may be gone, without which srun does not start
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 preexec_fn=partial(_end_with, os.getpid()) if bound else None,  # noqa: PLW1509
             )  # fmt: skip

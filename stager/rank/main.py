@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
-from stager.base.errors import HOSTS_REMEDY, MPI_REMEDY, Failure, LaunchError, StageError
+from stager.base.errors import (
+    HOSTS_REMEDY,
+    MPI_REMEDY,
+    NO_PLUGIN,
+    Failure,
+    LaunchError,
+    StageError,
+)
 from stager.base.outcome import Outcome
 from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.base.text import listed
@@ -43,10 +50,6 @@ _REPORT_LEAD = 0.5
 _SILENCE, _LATER = 90.0, 15.0
 #: Nodes that a line of the system log names.
 _MOST_NAMED = 8
-#: Why a rank where the plugin is missing fails: the tasks there would not wait for their files.
-_NO_PLUGIN = (
-    "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"
-)
 #: Seconds in which the last event of a rank that ends must be written.
 _TELL_PATIENCE = 5.0
 
@@ -283,7 +286,7 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
 
     def hold() -> None:
         if not is_started_by_plugin():
-            raise LaunchError(_NO_PLUGIN)
+            raise LaunchError(NO_PLUGIN)
         status.hold(request.status_file, request.step)
 
     try:

@@ -156,6 +156,7 @@ def test_a_job_with_a_node_without_the_line_fails_although_an_earlier_job_left_i
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
     assert job.output() == (
         "stage: n2: slurm-stage did not run on this node; tell the administrator (stagectl doctor "
-        "there says why)\nstage: the job's own program was not started (exit code 8)\n"
+        "there says why)\n"
+        "stage: the job's own program was not started on the other nodes (exit code 8)\n"
     )
     site.assert_healthy()

@@ -37,6 +37,16 @@ def test_the_lines_of_both_streams_are_read_and_the_last_needs_no_newline() -> N
     assert process.code == 3
 
 
+def test_it_does_not_need_the_folder_that_stagectl_was_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with Process(["/usr/bin/pwd"], {}) as process:
+        assert all_lines(process)[0] == "/"
+
+
 def test_reading_ends_with_its_time() -> None:
     with shell("printf part; exec sleep 60") as process:
         begun = time.monotonic()

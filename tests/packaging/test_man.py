@@ -171,8 +171,10 @@ LISTS = """\
    ```
 
    and
-   - *x*
-   - **y**
+   - *x
+     x*
+   - **y
+     y**
 2. Two
 
 | k | t | m |
@@ -186,9 +188,9 @@ SHOWN = """\
 
            and
 
-           •   x
+           •   x x
 
-           •   y
+           •   y y
 
        2.  Two
 
