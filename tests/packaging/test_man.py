@@ -87,7 +87,11 @@ def test_what_the_help_of_a_command_says_is_in_stagectl_1(folder: Path, name: st
     assert command
     for paragraph in (command.help, command.epilog):
         assert words((paragraph or "").replace("`", "").replace("\b", "")) in part
-    options = [option for option in command.params if isinstance(option, click.Option)]
+    options = [
+        option
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+    ]
     for option in options:
         record = option.get_help_record(click.Context(command))
         assert record
