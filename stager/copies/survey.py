@@ -366,9 +366,11 @@ def check_trees_above(item: StageItem, path: str, cache: Cache) -> None:
         record = cache.load(above)
         there = _lstat_or_none(f"{disk}{above}")
         if record and record.tree and there and is_ours(there, record):
+            from shlex import quote  # only for this message
+
             raise DestinationError(
                 f"{item.destination} lies in {above}, which is staged as a whole; choose another "
-                "destination"
+                f"destination, or delete that copy (stagectl evict {quote(above)})"
             )
         above = os.path.dirname(above)
 

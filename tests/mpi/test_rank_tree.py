@@ -419,7 +419,9 @@ def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: TreeWorl
     inner = world.items(source=f"{world.source}/large", destination="/nvme/tree/sub1/in")
     why = "/nvme/tree/sub1/in lies in /nvme/tree, which is staged as a whole"
     assert messages(world.run(items=inner)) == [
-        f"6 {node}: {why}; choose another destination" for node in world.nodes
+        f"6 {node}: {why}; choose another destination, or delete that copy (stagectl evict "
+        "/nvme/tree)"
+        for node in world.nodes
     ]
     named = world.items(source=f"{world.source}/large")
     assert "lies in /nvme/tree, which is staged" in world.run(items=named).failures[0].message
