@@ -167,7 +167,7 @@ def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield why a copy stays in spite of lifetime=job, if it does."""
     for nodes, why in (
-        (item.cached, "it is kept for later jobs (stagectl evict removes it)"),
+        (item.cached, "it was there before, kept for later jobs (stagectl evict removes it)"),
         (item.pinned, "it is pinned (stagectl unpin lets it go)"),
     ):
         if nodes:

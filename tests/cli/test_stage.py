@@ -104,7 +104,7 @@ def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:
     for_job = [f"{value},lifetime=job" for value in values]
     assert desk.local("stage", *values[:3]).code == 0
     first = desk.local("stage", *for_job)
-    why = "it is kept for later jobs (stagectl evict removes it)"
+    why = "it was there before, kept for later jobs (stagectl evict removes it)"
     assert [line for line in first.out.splitlines() if "note:" in line] == [
         f"stage: /nvme/{name}: note: it stays on {ALL} after the job: {why}"
         for name in ("img.sqsh", "set", "x")
