@@ -89,8 +89,7 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     origin = _origin(item, fold)
     if item.tree and item.tree.parts:
         return _spread_line(item, fold)
-    moved = item.tree.moved_size if item.tree else item.size
-    rate = bytes_text(moved / item.seconds) if item.seconds > 0 else "?"
+    rate = bytes_text(_moved_size(item) / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {_moved(item)} from {origin} "
         f"to {nodes_text(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
@@ -197,9 +196,13 @@ def _moved(item: ItemReport) -> str:
         return _size(item)
     counts = {"kept": tree.files - tree.moved, "deleted": tree.deleted}
     others = ", ".join(f"{files_text(count)} {what}" for what, count in counts.items() if count)
-    # Of all files, their size, as of a folder that was not there; it has the holes in it.
-    size = item.size if tree.moved == tree.files else tree.moved_size
-    return f"{files_text(tree.moved)}, {bytes_text(size)} ({others})"
+    return f"{files_text(tree.moved)}, {bytes_text(_moved_size(item))} ({others})"
+
+
+def _moved_size(item: ItemReport) -> int:
+    """Return the bytes that moved; of a file, or of all files of a folder, with their holes."""
+    tree = item.tree
+    return item.size if tree is None or tree.moved == tree.files else tree.moved_size
 
 
 def evicted_lines(evicted: Sequence[Evicted], fold: Fold, *, dry_run: bool = False) -> list[str]:
