@@ -400,7 +400,7 @@ def check_folder(folder: str, cache: Cache) -> None:
         check_read_only(folder)
         remedy = "choose another destination"
         if folder == cache.root:
-            remedy += ", or tell the administrator, as users stage beneath this folder"
+            remedy += ", or tell the administrator: users must be able to write there"
         raise DestinationError(f"{folder}: no permission to write there; {remedy}")
     strangers = facts.st_uid not in (0, os.getuid()) and not facts.st_mode & stat.S_ISVTX
     if strangers and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

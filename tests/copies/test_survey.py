@@ -541,7 +541,7 @@ def test_a_staging_root_without_permission_is_the_administrators_to_open(home: P
 
     assert as_ordinary_user(act) == (
         f"{home}/disk: no permission to write there; choose another destination, or tell the "
-        "administrator, as users stage beneath this folder"
+        "administrator: users must be able to write there"
     )
 
 
