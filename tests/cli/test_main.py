@@ -138,7 +138,9 @@ def _as_from_a_terminal() -> None:
 @contextmanager
 def waiting(job: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A stagectl that waits for its srun, and the srun's process number."""
-    (job.folder / "srun").write_text("#!/bin/sh\necho $$ >pid\nmv pid started\nexec sleep 600\n")
+    (job.folder / "srun").write_text(
+        f"#!/bin/sh\ncd {job.folder}\necho $$ >pid\nmv pid started\nexec sleep 600\n"
+    )
     with subprocess.Popen(
         [*STAGECTL, "stage", "--config", job.config, f"{job.source}:{job.folder}/nvme/img"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -340,7 +340,7 @@ FOR_ALL = (
 def test_root_starts_no_ranks_on_real_nodes(
     desk: Desk, command: str, shared: str, remedy: str
 ) -> None:
-    (desk.folder / "srun").write_text("#!/bin/sh\ntouch started\n")
+    (desk.folder / "srun").write_text(f"#!/bin/sh\ntouch {desk.folder}/started\n")
     (desk.folder / "srun").chmod(0o755)
     desk.config.write_text(f'roots = ["/nvme"]\n[launch]\nsrun = "{desk.folder}/srun"\n{shared}')
     values = ["/a:/nvme/b"] if command in ("stage", "plan") else []
