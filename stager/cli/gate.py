@@ -19,7 +19,6 @@ from stager.base.errors import NO_PLUGIN, DirectiveErrors, LaunchError, StageErr
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.console import complain, ignore, printable_lines, say
-from stager.cli.earlier import find_earlier, outdated
 from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import summary
@@ -32,13 +31,14 @@ from stager.cli.staging import (
     parse_values,
     print_outcome,
 )
+from stager.disk.step_status import all_done
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -124,10 +124,10 @@ class _Gate:
         """Say that the program does not start if ``code`` is not 0, and end the waits of others.
 
         ``is_told`` means that the ranks have told each node of a failure that they found, and
-        ``is_begun`` that tasks may have started where they did not wait.
+        ``is_begun`` that tasks may have started on nodes without the plugin.
         """
         if code:
-            where = " on the other nodes" if is_begun else ""
+            where = " where slurm-stage runs" if is_begun else ""
             self.complain(f"the job's own program was not started{where} (exit code {code})")
         is_unsaid = code == LaunchError.code or (code and not is_told)
         if is_unsaid and self.step and int(self.step) < job.SPECIAL_STEPS:
@@ -146,11 +146,11 @@ class _Gate:
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
         items = resolve(directives, nodes.rules)
-        earlier = find_earlier(self.status_file, nodes.rules)
+        earlier = self._earlier(nodes.rules)
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
-            outdated=outdated(items, earlier),
+            outdated=outdated(items, earlier), needs_plugin=bool(self.status_file),
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
         tolerance = None
@@ -159,6 +159,14 @@ class _Gate:
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
+
+    def _earlier(self, rules: Policy) -> dict[str, tuple[StageItem, ...]]:
+        """Return the items of the job's earlier stages, by the text of their directives."""
+        earlier: dict[str, tuple[StageItem, ...]] = {}
+        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
+            with suppress(StageError):
+                earlier[text] = resolve(parse_values([text]), rules)
+        return earlier
 
     def _new_items(
         self, items: tuple[StageItem, ...], earlier: Mapping[str, tuple[StageItem, ...]]
@@ -181,6 +189,18 @@ class _Gate:
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
+
+
+def outdated(
+    items: Sequence[StageItem], earlier: Mapping[str, Sequence[StageItem]]
+) -> tuple[str, ...]:
+    """Return the directives of ``earlier`` stages whose copies these ``items`` replace. Pure."""
+    new = {item.destination: item for item in items}
+    return tuple(
+        text
+        for text, staged in earlier.items()
+        if any(new.get(one.destination, one) != one for one in staged)
+    )
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:

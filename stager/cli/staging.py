@@ -20,7 +20,6 @@ from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, ignore, say, width
-from stager.cli.earlier import forgetting_replaced
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
@@ -62,6 +61,8 @@ if TYPE_CHECKING:
 
 #: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
 FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
+#: The variable that has the job's ``--stage`` list in its script (stage.h).
+_JOBS_LIST = "SLURM_SPANK_STAGE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -203,9 +204,20 @@ def failed_before(environment: Mapping[str, str]) -> str:
 
     A list that was inherited from another job does not count: its file has another name (gate.c).
     """
-    name = f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}.failed"
+    name = f"{_status_name(environment)}.failed"
     is_own = os.path.basename(environment.get(FAILED_NODES_FILE, "")) == name
     return environment.get(FAILED_NODES, "") if is_own else ""
+
+
+def _status_name(environment: Mapping[str, str]) -> str:
+    """Return what the names of the job's status files on each node begin with (gate.c)."""
+    return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def _own() -> str:
+    """Return the job's ``--stage`` list; nothing within an srun, which may have added to it."""
+    is_within = "SLURM_STEP_ID" in os.environ
+    return "" if is_within else os.environ.get(_JOBS_LIST, "")
 
 
 def own_user(environment: Mapping[str, str]) -> str:
@@ -314,7 +326,7 @@ def stage_values(
         request = replace(request, dry_run=dry_run, by_hand=True)
         if isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
-            request = forgetting_replaced(request, nodes.rules, os.environ)
+            request = replace(request, status_file=_status_name(os.environ), directives=_own())
             outcome = nodes.run(request, on_event, asked)
         else:
             outcome = nodes.run(request, on_event)

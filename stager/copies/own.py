@@ -21,7 +21,7 @@ from stager.disk.files import opened
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -141,8 +141,8 @@ def find_own(
 
     So too if something else is in the copy's place. A folder in it that cannot be read counts as
     one file. What has another time, and is beyond the limit of ``reading``, counts too. ``folders``
-    gets the path in the copy of each folder, by inode; none of them if one cannot be read, as those
-    in it are not known. Raise HoldsOwnError if the copy itself cannot be listed.
+    gets the path in the copy of each folder, by inode, as `tree.late.Before` has them. Raise
+    HoldsOwnError if the copy itself cannot be listed.
     """
     try:
         there = os.lstat(path)
@@ -159,13 +159,19 @@ def find_own(
             reason, remedy = error.strerror or "", ""
         remedy = remedy or "see that you can read all of it (chmod -R u+rwX)"
         raise HoldsOwnError(record, [], unread=reason, remedy=remedy) from error
-    if folders is not None and not closed:
+    if folders is not None:
         folders.update(found)
     own = own_in_listing(cache, record, path, copy, reading)
-    return sorted([*own, *closed])
+    if closed:
+        from stager.tree.listing import text_of  # not needed for a file
+        from stager.tree.table import Table
+
+        search = _Search(record, path, copy, Table.load(cache, record), reading or Reading())
+        own += [f"{text_of(one)}/" for one in search.without_caches(closed)]
+    return sorted(own)
 
 
-def _list(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
+def _list(path: str) -> tuple[Listing, dict[int, bytes], list[bytes]]:
     """List the copy at ``path``, its folders by inode, and those that cannot be read.
 
     Raise OSError or StageError.
@@ -178,15 +184,16 @@ def _list(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
     return _list_once(path)
 
 
-def _list_once(path: str) -> tuple[Listing, dict[int, bytes], list[str]]:
-    # Not needed for a file.
-    from stager.tree.listing import text_of
-    from stager.tree.walk import walk
+def _list_once(path: str) -> tuple[Listing, dict[int, bytes], list[bytes]]:
+    from stager.tree.walk import walk  # not needed for a file
 
     folders: dict[int, bytes] = {}
     closed: list[bytes] = []
     copy = walk(path, holes=False, specials=True, folders=folders, closed=closed)
-    return copy, folders, [f"{text_of(one)}/" for one in closed]
+    for one in closed:
+        with suppress(OSError):
+            folders[os.lstat(os.fsencode(path) + b"/" + one).st_ino] = one + b"/"
+    return copy, folders, closed
 
 
 def is_same_file(
@@ -230,11 +237,12 @@ def has_new_caches_alone(cache: Cache, record: Record, path: str) -> bool:
         copy, _, closed = _list(path)
     except (OSError, StageError):
         return False
-    if closed:
+    search = _Search(record, path, copy, table, Reading())
+    if closed and search.without_caches(closed):
         return False
     added = {row for row, before in table.unlike(copy) if before < 0}
     if added:
-        caches = _Search(record, path, copy, table, Reading()).caches()
+        caches = search.caches()
         dropped = {row for row in added if _lies_in(copy.paths[row], caches)}
         copy = copy.part(row for row in range(len(copy)) if row not in dropped)
     return as_copy(copy).digest() == record.tree.copy_digest
@@ -295,6 +303,15 @@ class _Search:
             if (kind == Kind.FOLDER and path.rpartition(b"/")[2] == _COMPILED)
             or (kind == Kind.FILE and path.endswith(_TAG) and self._is_tag(path))
         }
+
+    def without_caches(self, folders: Iterable[bytes]) -> list[bytes]:
+        """Return those of the ``folders`` that are not, and do not lie in, what does not count."""
+        caches = self.caches()
+        return [
+            one
+            for one in folders
+            if one.rpartition(b"/")[2] != _COMPILED and not _lies_in(one, caches)
+        ]
 
     def _is_tag(self, path: bytes) -> bool:
         with suppress(OSError), opened(self._above + path, _OPEN_TAG) as tag:

@@ -20,6 +20,7 @@ from stager.base import paths
 from stager.base.errors import LaunchError
 from stager.disk.files import (
     APPEND,
+    OPEN_FOLDER,
     READ_FILE,
     append_whole,
     as_room_error,
@@ -28,7 +29,7 @@ from stager.disk.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 #: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
 _KEPT = 30 * 24 * 3600
@@ -101,7 +102,7 @@ class StepStatus:
         """
         assert self._descriptor is not None
         if outdated:
-            forget(self._uid, self._job, outdated)
+            forget(self._uid, self._job, lambda one: one in outdated)
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
@@ -120,8 +121,9 @@ class StepStatus:
 
         Raise LaunchError or SpaceError.
         """
-        for suffix, names in (("nodes", staged), ("failed", failed)):
-            _replace_lines(f"{self._folder}/{self._job}.{suffix}", names)
+        with _locked(self._folder):
+            for suffix, names in (("nodes", staged), ("failed", failed)):
+                _replace_lines(f"{self._folder}/{self._job}.{suffix}", names)
 
     def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""
@@ -136,7 +138,7 @@ class StepStatus:
 
     def _note_done(self, directives: str) -> None:
         path = f"{self._folder}/{self._job}"
-        with _launch_errors(path, _CHECK), opened(path, APPEND) as done:
+        with _locked(self._folder), _launch_errors(path, _CHECK), opened(path, APPEND) as done:
             append_whole(done, os.fsencode(f"{directives}\n"))
 
     def close(self) -> None:
@@ -202,15 +204,29 @@ def last_done(uid: int, job: str) -> str:
     return lines[-1] if lines else ""
 
 
-def forget(uid: int, job: str, outdated: Sequence[str]) -> None:
-    """Note that these directives of a job's stages are not staged any more.
+def forget(uid: int, job: str, is_outdated: Callable[[str], bool]) -> None:
+    """Note that those of a job's stages are not current any more whose directives are outdated.
 
     Raise LaunchError or SpaceError.
     """
-    done = all_done(uid, job)
-    kept = [one for one in done if one not in outdated]
-    if kept != done:
-        _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}", kept)
+    if not all_done(uid, job):  # as where the plugin does not run, which makes the folder
+        return
+    with _locked(f"{paths.RUN_FOLDER}/{uid}"):
+        done = all_done(uid, job)
+        kept = [one for one in done if not is_outdated(one)]
+        if kept != done:
+            _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}", kept)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Let no other rank of this user's replace files in the ``folder`` meanwhile.
+
+    Raise LaunchError.
+    """
+    with _launch_errors(folder, _CHECK), opened(folder, OPEN_FOLDER) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def all_done(uid: int, job: str) -> list[str]:

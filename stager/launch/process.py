@@ -43,7 +43,7 @@ class Process:
         try:
             self._child = subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL,
-                cwd="/",  # the user's may be gone, without which srun does not start
+                cwd=_working_folder(),
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 preexec_fn=partial(_end_with, os.getpid()) if bound else None,  # noqa: PLW1509
             )  # fmt: skip
@@ -116,6 +116,14 @@ class Process:
         self._child.terminate()
         if not self.ends_within(patience):
             self._child.kill()
+
+
+def _working_folder() -> str:
+    """Return this process's working folder. If it was removed, srun would not start there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _end_with(parent: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import (
+    NO_PLUGIN,
     DestinationError,
     Failure,
     LaunchError,
@@ -57,6 +58,8 @@ def refusal(crew: Crew, lost: Sequence[Failure], failed: Sequence[Failure]) -> s
     remaining = {*crew.nodes} - {one.node for one in lost}
     if not nodes or not nodes <= remaining or any(one.code not in _OF_NODES for one in failed):
         return ""
+    if any(one.message == NO_PLUGIN for one in failed):
+        return "tasks on a node without the plugin cannot be kept from starting"
     if crew.own in nodes:
         return f"the stage was started on {crew.own}, so it cannot go on without that node"
     count = len(nodes) + len({one.node for one in lost})

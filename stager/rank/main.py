@@ -269,23 +269,24 @@ def _check_world(context: Context) -> None:
 def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], None]]:
     """Make this node's other tasks of the job wait. Yield what tells them of the failures, if any.
 
-    Collective.
+    No task waits for a stage by hand, but those of later steps must look at its copies. Collective.
     """
     request = context.request
     if not request.status_file or request.dry_run:
         yield lambda _: None
         return
-    from stager.disk.step_status import StepStatus, forget  # only where tasks wait
+    if request.by_hand:
+        from stager.rank.forgetting import forget_replaced  # only in a job
 
-    if request.by_hand:  # none waits for this stage, but later ones must look at its copies
-        name, uid = request.status_file, context.node.uid
-        together(context, lambda: forget(uid, name, request.outdated))
-        yield lambda _: None
+        together(context, lambda: forget_replaced(context))
+        yield lambda _: forget_replaced(context)  # what a step has staged meanwhile, too
         return
+    from stager.disk.step_status import StepStatus  # only where tasks wait
+
     status = StepStatus(context.node.uid)
 
     def hold() -> None:
-        if not is_started_by_plugin():
+        if request.needs_plugin and not is_started_by_plugin():
             raise LaunchError(NO_PLUGIN)
         status.hold(request.status_file, request.step)
 

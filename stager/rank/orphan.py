@@ -18,7 +18,7 @@ _PERIOD = 1.0
 
 
 def is_started_by_plugin() -> bool:
-    """Return whether the plugin acted on this node, as it must where tasks wait for the rank.
+    """Return whether the plugin acted on this node, without which no task waits for the rank.
 
     A folder beneath /run does not show that: an earlier job may have left it.
     """

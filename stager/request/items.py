@@ -136,14 +136,16 @@ class StageRequest:
     job: int = 0
     #: Name of the job's status files on each node, the number of the step that waits there, and
     #: the job's ``--stage`` list, by which later steps find that it is staged already; see
-    #: `disk.step_status`. All are empty where no task waits, except the name in a stage by hand
-    #: with ``outdated`` directives.
+    #: `disk.step_status`. All are empty where no task waits. A stage by hand has the name and that
+    #: list, to forget other directives whose copies it replaces.
     status_file: str = ""
     step: str = ""
     directives: str = ""
     #: Such lists of the job's earlier stages that have another source, or other options, for a
     #: destination of this one: later steps must not find those staged any more.
     outdated: tuple[str, ...] = ()
+    #: Whether tasks wait on each node, as only the plugin makes them do.
+    needs_plugin: bool = False
     #: Whether a user asked for it within the job, by `stagectl stage`.
     by_hand: bool = False
     #: The uid of the account that stages for all users; 0 for none.

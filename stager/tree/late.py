@@ -52,7 +52,8 @@ class Before:
     one. What has none of the ``names``, which are paths in the folder, is another name for such a
     file; with None, any was there. ``folders`` has by inode the path that each folder had: one that
     has another path now, or was not there, is late with all that is in it, however old that is.
-    With None, each folder was there before.
+    A path that ends in a slash is that of a folder which could not be read: all folders in it count
+    as there before. With None, each folder does.
     """
 
     since: int
@@ -62,11 +63,12 @@ class Before:
 
     def has_folder(self, path: str, inode: int) -> bool:
         """Return whether a folder was there. What programs compile is nobody's own."""
-        return (
-            self.folders is None
-            or os.path.basename(path) == COMPILED_FOLDER
-            or self.folders.get(inode) == os.fsencode(path)
-        )
+        if self.folders is None or os.path.basename(path) == COMPILED_FOLDER:
+            return True
+        name, known = os.fsencode(path), self.folders.get(inode)
+        if known is not None and known.rstrip(b"/") == name:
+            return True
+        return any(one.endswith(b"/") and name.startswith(one) for one in self.folders.values())
 
     def has_file(self, path: str, there: os.stat_result) -> bool:
         """Return whether a file or link was there, by what lstat(2) says of it."""

@@ -248,10 +248,12 @@ def told_of_the_end_of_a_job(site: Site, fault: Callable[[], AbstractContextMana
     """Return what slurmd logs of the clean-up after a job that staged and ends during a fault."""
     job = site.sbatch("touch /shared/begun; sleep 60", "-wn1", WISH)
     job.wait_for(lambda _: site.shared("begun").exists())
-    with fault():
-        job.cancel()
-        job.wait_for(lambda _: set(site.node_states().values()) == {"idle"})
-    site.shared("begun").unlink()
+    try:
+        with fault():
+            job.cancel()
+            job.wait_for(lambda _: set(site.node_states().values()) == {"idle"})
+    finally:
+        site.shared("begun").unlink()
     begin = f"stage: cleaning up after job {job.id} failed: "
     _, _, told = (site.base / "log/slurmd-n1.log").read_text().partition(begin)
     works(site)
@@ -264,8 +266,10 @@ def test_a_stage_toml_that_is_gone_when_a_job_ends_is_named_in_slurmds_log(site:
     @contextmanager
     def gone() -> Iterator[None]:
         config.rename(f"{config}.away")
-        yield
-        config.with_name("stage.toml.away").rename(config)
+        try:
+            yield
+        finally:
+            config.with_name("stage.toml.away").rename(config)
 
     assert told_of_the_end_of_a_job(site, gone) == (
         "/etc/slurm/stage.toml: No such file or directory; restore it, or correct config= in "
@@ -281,9 +285,11 @@ def test_a_mistyped_argument_is_named_in_slurmds_log_when_a_job_ends(site: Site)
     def mistyped() -> Iterator[None]:
         default.rename(f"{default}.away")
         site.write_plugstack(PLUGSTACK.replace("python=", "pyhton="))
-        yield
-        site.write_plugstack(PLUGSTACK)
-        default.with_name("python3.away").rename(default)
+        try:
+            yield
+        finally:
+            site.write_plugstack(PLUGSTACK)
+            default.with_name("python3.away").rename(default)
 
     assert told_of_the_end_of_a_job(site, mistyped) == (
         f"plugstack.conf: argument 'pyhton={PYTHON}' is not valid; write python=/PATH and "

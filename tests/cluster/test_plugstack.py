@@ -157,6 +157,6 @@ def test_a_job_with_a_node_without_the_line_fails_although_an_earlier_job_left_i
     assert job.output() == (
         "stage: n2: slurm-stage did not run on this node; tell the administrator (stagectl doctor "
         "there says why)\n"
-        "stage: the job's own program was not started on the other nodes (exit code 8)\n"
+        "stage: the job's own program was not started where slurm-stage runs (exit code 8)\n"
     )
     site.assert_healthy()

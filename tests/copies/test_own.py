@@ -198,12 +198,16 @@ def test_what_may_not_be_read_may_be_a_users_own(node: Node) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> None:
-    def act(home: Path) -> tuple[bool, list[str]]:
+    def act(home: Path) -> tuple[list[bool], list[str]]:
         node = Node(home)
         record = node.stage()
-        (node.path / "closed").mkdir(0)
-        is_current = has_new_caches_alone(node.cache, record, str(node.path))
-        (node.path / "closed").rmdir()
+        is_current = []
+        for name in ("closed", "tagged/closed", "new/__pycache__"):
+            (node.path / name).mkdir(parents=True)
+            (node.path / name).chmod(0)
+            is_current.append(has_new_caches_alone(node.cache, record, str(node.path)))
+            (node.path / name).rmdir()
+        (node.path / "new").rmdir()
         (node.path / "own").write_text("mine")
         for name in ("secret", "sub"):
             (node.path / name).mkdir(exist_ok=True)
@@ -211,7 +215,10 @@ def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> No
         return is_current, node.own(record)
 
     with ordinary_home() as home:
-        assert as_ordinary_user(lambda: act(home)) == (False, ["own", "secret/", "sub/"])
+        assert as_ordinary_user(lambda: act(home)) == (
+            [False, True, False],
+            ["own", "secret/", "sub/"],
+        )
 
 
 def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:

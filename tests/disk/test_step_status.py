@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.disk.step_status import StepStatus, last_done, wait_for_code
+from stager.disk.step_status import StepStatus, all_done, forget, last_done, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -211,6 +211,28 @@ def test_what_a_stage_replaced_counts_as_done_no_more(status_folder: Path, code:
     left = ["/c:/d"] if code else ["/c:/d", "/new:/b"]
     assert (status_folder / "17.0").read_text() == "".join(f"{line}\n" for line in left)
     assert not (status_folder / "17.0.new").exists()
+
+
+def test_what_several_ranks_of_a_node_note_and_forget_at_once_is_not_lost(
+    status_folder: Path,
+) -> None:
+    def note(number: int) -> None:
+        status = StepStatus(os.getuid())
+        status.hold("17.0", str(number))
+        status.write(0, f"/a:/{number}")
+        forget(os.getuid(), "17.0", lambda text: text == f"/a:/{number}" and number % 2 == 1)
+        status.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(note, range(64)))
+    assert sorted(all_done(os.getuid(), "17.0")) == sorted(f"/a:/{n}" for n in range(0, 64, 2))
+
+
+def test_where_nothing_was_staged_nothing_is_forgotten(status_folder: Path) -> None:
+    forget(os.getuid(), "17.0", lambda _: True)
+    assert list(status_folder.iterdir()) == []
+    status_folder.rmdir()
+    forget(os.getuid(), "17.0", lambda _: True)
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.base.errors import Failure, LaunchError
+from stager.base.errors import NO_PLUGIN, Failure, LaunchError
 from stager.base.outcome import Evicted, Outcome
 from stager.launch.run import EndedError
 from stager.launch.tolerate import Crew, refusal, stage_tolerantly
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CREW = Crew(("n1", "n2", "n3", "n4"), "n1", most=1, asked="--stage-tolerate=1")
 DONE = Outcome([], [], 2.0, phases={"launch": 0.5, "survey": 1.5})
+UNGUARDED = "tasks on a node without the plugin cannot be kept from starting"
 TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
 BATCH_HOST = "the stage was started on n1, so it cannot go on without that node"
 
@@ -100,6 +101,7 @@ def test_a_stage_goes_on_without_nodes_that_may_fail(most: int, names: set[str])
         ([Failure(7, "a digest differed", "n3")], ""),
         ([dead("elsewhere")], ""),
         ([dead("")], ""),
+        ([Failure(8, NO_PLUGIN, "n3")], UNGUARDED),
         ([], ""),
     ],
 )  # fmt: skip

@@ -569,7 +569,8 @@ def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_fold
     """The tasks there would not wait for their files."""
     make_status_folder(world, monkeypatch)
     world.on_last(lambda: monkeypatch.delenv("STAGE_PARENT"))
-    assert messages(world.run(status_file="17.0", step="4", directives="/a:/b")) == [
+    request = {"status_file": "17.0", "step": "4", "directives": "/a:/b"}
+    assert messages(world.run(**request, needs_plugin=True)) == [
         (
             f"8 node{world.comm.size - 1}: slurm-stage did not run on this node; tell the "
             "administrator (stagectl doctor there says why)"

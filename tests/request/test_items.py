@@ -88,6 +88,7 @@ REQUESTS = st.builds(
     status_file=TEXTS,
     directives=TEXTS,
     outdated=st.lists(TEXTS).map(tuple),
+    needs_plugin=st.booleans(),
     by_hand=st.booleans(),
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
@@ -138,7 +139,7 @@ def test_the_json_of_a_request() -> None:
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", "directives": "", '
-        '"by_hand": false, "shared_owner": 0, '
+        '"needs_plugin": false, "by_hand": false, "shared_owner": 0, '
         '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": null, "log_user": "", '
         '"hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'

@@ -75,6 +75,21 @@ def test_new_files_move_over_and_an_edited_one_stands_beside_the_staged(
     assert os.readlink(new / "link") == "a"
 
 
+def test_folders_in_one_that_could_not_be_read_were_there(
+    tmp_path: Path, old: Path, new: Path
+) -> None:
+    make(old, closed__in__x="x", closed__y="y")
+    make(tmp_path / "mine", z="z")
+    closed = (old / "closed").lstat().st_ino
+    time.sleep(0.02)
+    known = {inode: path for inode, path in folders_in(old).items() if path != b"closed/in"}
+    before = Before(time.time_ns(), inodes(new), folders={**known, closed: b"closed/"})
+    (tmp_path / "mine").rename(old / "mine")
+    assert remove_old(str(old), str(new), before) == ["mine"]
+    assert content(new) == {"a": "1 anew", "mine/z": "z", "sub/b": "2 anew"}
+    assert not old.exists()
+
+
 def test_a_folder_that_is_moved_there_moves_over_with_all_that_is_in_it(
     tmp_path: Path, old: Path, new: Path
 ) -> None:
