@@ -102,7 +102,7 @@ class StepStatus:
         """
         assert self._descriptor is not None
         if outdated:
-            forget(self._uid, self._job, lambda one: one in outdated)
+            forget(self._uid, self._job, lambda one: "" if one in outdated else one)
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
@@ -204,8 +204,8 @@ def last_done(uid: int, job: str) -> str:
     return lines[-1] if lines else ""
 
 
-def forget(uid: int, job: str, is_outdated: Callable[[str], bool]) -> None:
-    """Note that those of a job's stages are not current any more whose directives are outdated.
+def forget(uid: int, job: str, left: Callable[[str], str]) -> None:
+    """Note what is ``left`` of each of a job's stages: directives that are staged still, or none.
 
     Raise LaunchError or SpaceError.
     """
@@ -213,7 +213,7 @@ def forget(uid: int, job: str, is_outdated: Callable[[str], bool]) -> None:
         return
     with _locked(f"{paths.RUN_FOLDER}/{uid}"):
         done = all_done(uid, job)
-        kept = [one for one in done if not is_outdated(one)]
+        kept = [*dict.fromkeys(one for one in map(left, done) if one)]
         if kept != done:
             _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}", kept)
 

@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 def forget_replaced(context: Context) -> None:
     """Note on this node that those stages are not current any more. Raise LaunchError, SpaceError.
 
-    The job's own ``--stage`` is left out: what its script puts there is meant to stay.
+    The job's own ``--stage``, with which a step's list begins, counts as staged still: what the
+    job's script puts there is meant to stay.
     """
     request = context.request
-    destinations = {item.destination for item in request.items}
+    own, destinations = request.directives, {item.destination for item in request.items}
 
-    def is_outdated(text: str) -> bool:
-        return text != request.directives and names_one(text, destinations)
+    def left(text: str) -> str:
+        if text == own or not names_one(text, destinations):
+            return text
+        return own if own and text.startswith(f"{own};") else ""
 
-    forget(context.node.uid, request.status_file, is_outdated)
+    forget(context.node.uid, request.status_file, left)
 
 
 def names_one(text: str, destinations: Collection[str]) -> bool:

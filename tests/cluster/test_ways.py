@@ -183,16 +183,26 @@ for source in a b a b b; do srun --stage=/shared/$source:/nvme/x sha256sum /nvme
     assert seen == [a, a, b, b, a, a, b, b, b, b]
 
 
-def test_a_step_gets_its_own_source_back_after_a_command_has_replaced_the_copy(site: Site) -> None:
-    """But to replace what the job's own --stage has brought is the script's decision."""
+@pytest.mark.parametrize("way", ["sbatch", "salloc"])
+def test_a_step_gets_its_own_source_back_after_a_command_has_replaced_the_copy(
+    site: Site, way: str
+) -> None:
+    """But to replace what the job's own --stage has brought is the script's decision.
+
+    The shell of salloc is on the login node, which does not know what was staged.
+    """
     script = f"""
 srun --stage=/shared/b:/nvme/x true
 {STAGECTL} stage /shared/a:/nvme/x /shared/b:/nvme/a
 srun --stage=/shared/b:/nvme/x sha256sum /nvme/x
 srun sha256sum /nvme/a"""
-    job = site.sbatch(script, "-N2", f"--stage={A}")
-    assert job.wait().exit_code == "0:0"
-    seen = [tuple(line.split()) for line in job.output().splitlines() if "  /nvme/" in line]
+    if way == "sbatch":
+        job = site.sbatch(script, "-N2", f"--stage={A}")
+        assert job.wait().exit_code == "0:0"
+        output = job.output()
+    else:
+        output = site.run(["salloc", "-N2", f"--stage={A}", "bash", "-c", script]).stdout
+    seen = [tuple(line.split()) for line in output.splitlines() if "  /nvme/" in line]
     b = digest(site.shared("b"))
     assert seen == [(b, "/nvme/x")] * 2 + [(b, "/nvme/a")] * 2
 
