@@ -198,9 +198,9 @@ WHICH_OPTIONS = (
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, as in the shell of salloc, the command works on all nodes of the job; "
-    "elsewhere, on this node. Choose others by --nodes or --job (by ssh, if they are not in this "
-    "job), or by --hostfile (always by ssh). "
-    "Without ssh, run the command in the job: srun --jobid=ID --overlap -N1 -n1 stagectl COMMAND"
+    "elsewhere, on this node. Choose others by --nodes, --job or --hostfile (over ssh, except this "
+    "job's nodes by --nodes or --job). Without ssh, run the command in the job: srun --jobid=ID "
+    "--overlap -N1 -n1 stagectl COMMAND (as root: salloc -w NODES --overcommit stagectl COMMAND)"
 )
 #: What the exit codes mean (`base.errors`).
 _MEANINGS = {
