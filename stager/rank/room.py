@@ -13,7 +13,7 @@ from stager.rank.agree import together
 from stager.wire.codec import NUMBER, TEXT, list_of, pair_of, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from stager.copies.room import RoomPlan
     from stager.disk.cache import Cache
@@ -29,7 +29,7 @@ _NEEDS = list_of(pair_of(NUMBER, NUMBER))
 def make_room(
     context: Context,
     cargos: Sequence[Cargo],
-    wanted: Sequence[str],
+    wanted: Collection[str],
     locks: Mapping[Cache, Locks],
     on_evicted: Callable[[Evicted], None],
 ) -> list[Evicted]:

@@ -460,7 +460,9 @@ class StageRun:
             return
         from stager.rank.room import make_room  # not needed where all copies are current
 
-        wanted = [one.task.item.destination for one in planned]
+        wanted = {one.task.item.destination for one in planned}
+        for one in planned:  # a user may stage a copy to another place on the node
+            wanted |= _with_folders_above(one.task.item.source)
         chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
         if self._context.request.dry_run:
             self.to_evict += chosen
@@ -531,3 +533,16 @@ def settle(
         else item
         for index, (item, source) in enumerate(zip(items, sources, strict=True))
     ]
+
+
+def _with_folders_above(path: str) -> set[str]:
+    """Return a ``path`` and the folders that it lies in; nothing for a URL. Pure.
+
+    >>> sorted(_with_folders_above("/nvme/set/a"))
+    ['/nvme', '/nvme/set', '/nvme/set/a']
+    """
+    found: set[str] = set()
+    while path.startswith("/") and path != "/":
+        found.add(path)
+        path = os.path.dirname(path)
+    return found

@@ -225,6 +225,16 @@ def test_the_site_limits_the_space_of_a_user(site: Site) -> None:
         )
 
 
+def test_a_copy_that_is_the_source_of_a_stage_is_not_evicted_for_it(site: Site) -> None:
+    stage(site, "f1", nodes="n1")
+    stage(site, "f2", nodes="n1")
+    with site.policy('roots = ["/nvme"]\n[cache]\nuser_limit = "130MiB"\n'):
+        job = site.sbatch("true", "-wn1", "--stage=/nvme/f1:/nvme/f3")
+        assert job.wait().exit_code == "0:0", job.output()
+    assert held(site, "n1") == ["f1", "f3"]
+    assert digest(site.copy("n1", "/nvme/f3")) == digest(site.shared("f1"))
+
+
 def test_headroom_evicts_copies_of_any_user(site: Site) -> None:
     with small_disk(site):
         stage(site, "f1", user="bob")
