@@ -29,9 +29,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
         WHICH_NODES,
         codes=(2, 3, 5, 6, 7, 8, 9),
         own={
-            3: "it is pinned or changed or has files of yours, or the site's rules forbid it",
-            7: "something else is in its place, or is written into it",
-            9: "a job uses it, or it is being staged or evicted",
+            3: "DST is pinned or changed or has files of yours, or the site's rules forbid it",
+            7: "something else is at DST, or is written into it",
+            9: "a job uses DST, or it is being staged or evicted",
         },
     )
 )

@@ -182,7 +182,7 @@ def _would_overwrite(
     else:
         kind = f"{kind} that was not staged"
     return DestinationError(
-        f"{path} is {kind}; staging would overwrite it: move it, delete it, choose another "
+        f"{path} is {kind}; it is kept: move it, delete it, choose another "
         "destination, or add the option replace"
     )
 

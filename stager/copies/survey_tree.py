@@ -130,8 +130,7 @@ def _would_replace(
     elif stat.S_ISDIR(there.st_mode) and record is None:
         remedy += f"; to stage to {item.destination}/{item.name}, write {item.destination}/"
     return DestinationError(
-        f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; staging would delete it: "
-        f"{remedy}"
+        f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; it is kept: {remedy}"
     )
 
 
@@ -145,15 +144,16 @@ def _change(there: os.stat_result, record: Record | None) -> str:
 
 
 def _would_delete(destination: str, own: list[str]) -> DestinationError:
+    kept = "it is" if len(own) == 1 else "they are"
     return DestinationError(
-        f"{destination} holds {own_text(own)}; staging would delete {them(own)}: move {them(own)} "
+        f"{destination} holds {own_text(own)}; {kept} kept: move {them(own)} "
         "elsewhere, choose another destination, or add the option replace"
     )
 
 
 def _might_delete(destination: str, error: HoldsOwnError) -> DestinationError:
     return DestinationError(
-        f"{destination} {error.why}; staging would delete what is yours in it: {error.remedy}, "
+        f"{destination} {error.why}; what is yours in it is kept: {error.remedy}, "
         "choose another destination, or add the option replace"
     )
 

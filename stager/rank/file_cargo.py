@@ -145,7 +145,7 @@ def check_unwritten(task: Task, before: Record | None) -> None:
             elif task.item.options.replace:
                 remedy = "or submit again when nothing is written there"
             raise DestinationError(
-                f"{task.path} was written while it was staged; staging would overwrite it: move "
+                f"{task.path} was written while it was staged; it is kept: move "
                 f"it, delete it, {remedy}"
             )
 

@@ -350,15 +350,17 @@ class PartialTree:
             seen = _lstat_or_none(name, folder)
             self._exchange(name, folder, kept)
             self._settle(folder, note)
-            there = os.lstat(kept.old)
+            there, moved = os.lstat(kept.old), list[str]()
             if not stat.S_ISDIR(there.st_mode):
                 if not before or (_is_same(seen, there) and not is_late(seen, before.since)):
                     os.unlink(kept.old)
             elif before:
-                return self._remove_old(kept, path, before)
+                moved = self._remove_old(kept, path, before)
             else:
                 remove_tree(kept.old)
-        return []
+            if os.path.lexists(kept.old):  # as of a program that fills it faster than it is emptied
+                moved.append(kept.put_beside())
+        return moved
 
     def _exchange(self, name: str, folder: int, kept: Replaced) -> None:
         """Rename the tree to ``name``, and what is there to its place in ``kept``."""

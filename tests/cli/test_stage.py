@@ -174,8 +174,8 @@ def test_own_files_go_with_a_new_version_of_a_folder_only_by_replace(
     changed = "was added or changed after staging"
     many = "4 files that were added or changed after staging"
     remedy = "elsewhere, choose another destination, or add the option replace"
-    first = f"{many}: log, new/1, new/2 and 1 more; staging would delete them: move them {remedy}"
-    second = f"1 file that {changed}: {staged.name}; staging would delete it: move it {remedy}"
+    first = f"{many}: log, new/1, new/2 and 1 more; they are kept: move them {remedy}"
+    second = f"1 file that {changed}: {staged.name}; it is kept: move it {remedy}"
     refused = [f"stage: node2: /nvme/set holds {first}", f"stage: node3: /nvme/set holds {second}"]
     for command in ("plan", "stage"):
         said = desk.local(command, value)

@@ -178,7 +178,7 @@ def test_a_parent_swapped_for_a_link_during_a_stage_is_not_followed(site: Site) 
 def test_a_symbolic_link_at_the_destination_is_neither_replaced_nor_followed(site: Site) -> None:
     site.run("echo precious >/nvme/mine; ln -s /nvme/mine /nvme/data", on="n2")
     assert stage(site) == (
-        "stage: n2: /nvme/data is a symbolic link that was not staged; staging would overwrite it: "
+        "stage: n2: /nvme/data is a symbolic link that was not staged; it is kept: "
         "move it, delete it, choose another destination, or add the option replace\n"
         + NOT_STARTED.format(6)
     )

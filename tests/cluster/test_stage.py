@@ -88,7 +88,7 @@ def test_a_replaced_source_goes_to_all_nodes(site: Site) -> None:
 
 
 REMEDY = (
-    "staging would overwrite it: move it, delete it, choose another destination, or add the option "
+    "it is kept: move it, delete it, choose another destination, or add the option "
     "replace\nstage: the job's own program was not started (exit code 6)\n"
 )
 

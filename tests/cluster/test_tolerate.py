@@ -212,7 +212,7 @@ def test_each_srun_of_salloc_tries_again_on_its_nodes_that_failed(site: Site) ->
         f"{others}code 6\n{others}code 6\n{others}code 0\ncode 6\nn1\nn2\nn3\nn4\ncode 0\n"
     )
     own = (
-        "/nvme/data is a plain file that was not staged; staging would overwrite it: move it, "
+        "/nvme/data is a plain file that was not staged; it is kept: move it, "
         "delete it, choose another destination, or add the option replace"
     )
     without = f"stage: went on without n3 (1 of 4 nodes): {own}"

@@ -155,7 +155,7 @@ def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
 def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
     site.run(f"mkdir {COPY}; echo mine > {COPY}/results", on="n2")
     what, inside = f"{COPY} is a folder that was not staged", f"{COPY}/{SOURCE.rpartition('/')[2]}"
-    remedy = "staging would delete it: move it, delete it, or choose another destination"
+    remedy = "it is kept: move it, delete it, or choose another destination"
     fails(site, 6, f"n2: {what}; {remedy}; to stage to {inside}, write {COPY}/")
     assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
 
@@ -367,7 +367,7 @@ def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) 
     site.run(USE_OWN, on="n3")
     site.run(CHANGE_OWN, on="n4")
     remedy = "elsewhere, choose another destination, or add the option replace"
-    refused = f"n4: {COPY} {FILES}; staging would delete them: move them {remedy}"
+    refused = f"n4: {COPY} {FILES}; they are kept: move them {remedy}"
     fails(site, 6, refused)
     code, told = in_job(site, f"plan {SOURCE}:{COPY}")
     assert (code, told) == ("6:0", f"stage: {refused}\n")
@@ -397,7 +397,7 @@ def test_a_folder_of_the_users_own_that_is_closed_is_named_and_deleted_as_others
     site.run(f"cd {COPY}; mkdir -p mine/in; touch mine/x mine/in/y; chmod 0 mine", on="n4")
     closed = "1 folder that was added or changed after staging"
     remedy = "elsewhere, choose another destination, or add the option replace"
-    fails(site, 6, f"n4: {COPY} holds {closed}: mine/; staging would delete it: move it {remedy}")
+    fails(site, 6, f"n4: {COPY} holds {closed}: mine/; it is kept: move it {remedy}")
     gone = f"{closed} was deleted: mine/; write what you want to keep elsewhere"
     assert stage(site, f"{WISH},replace").endswith(f"stage: {COPY}: note: on n4, {gone}\n")
     assert not (site.copy("n4", COPY) / "mine").exists()

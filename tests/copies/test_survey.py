@@ -288,9 +288,7 @@ def test_what_was_not_staged_is_not_replaced(
     make(node.copy)
     with pytest.raises(DestinationError) as caught:
         node.survey(validate)
-    assert str(caught.value) == (
-        f"{node.copy} is {kind} that was not staged; staging would overwrite it: {REMEDY}"
-    )
+    assert str(caught.value) == (f"{node.copy} is {kind} that was not staged; it is kept: {REMEDY}")
     assert node.survey(validate, replaces=True) == changed(Reason.NOT_RECORDED)
 
 
@@ -318,7 +316,7 @@ def test_a_file_that_looks_like_the_source_is_read_before_it_is_overwritten(
     with pytest.raises(DestinationError) as caught:
         check(other)
     assert str(caught.value) == (
-        f"{node.copy} is a plain file that was not staged; staging would overwrite it: {REMEDY}"
+        f"{node.copy} is a plain file that was not staged; it is kept: {REMEDY}"
     )
     check_contents(str(node.copy), source, node.cache.load(str(node.copy)), other)  # as staged
     os.utime(node.copy, ns=(1, 1))
@@ -626,8 +624,8 @@ def test_a_record_that_cannot_be_read_is_a_reason(node: Node) -> None:
     assert node.survey() == needed(Reason.UNREADABLE_RECORD)
     node.copy.write_bytes(b"mine")
     message = (
-        f"{node.copy} is a plain file, and its record cannot be read, so it may be yours; staging "
-        "would overwrite it: move it, delete it, choose another destination, or add the option "
+        f"{node.copy} is a plain file, and its record cannot be read, so it may be yours; it is "
+        "kept: move it, delete it, choose another destination, or add the option "
         "replace"
     )
     with pytest.raises(DestinationError) as caught:
@@ -742,7 +740,7 @@ def test_a_staged_file_that_the_user_changed_is_not_replaced(
     for validate in validates:
         with pytest.raises(DestinationError) as caught:
             node.survey(validate)
-        what = f"{node.copy} is {kind}; staging would overwrite it"
+        what = f"{node.copy} is {kind}; it is kept"
         assert str(caught.value) == f"{what}: {REMEDY}"
         assert node.survey(validate, replaces=True).changed
 
@@ -769,5 +767,5 @@ def test_a_file_in_the_place_of_a_staged_folder_is_not_replaced(node: Node) -> N
     node.copy.write_bytes(b"mine")
     with pytest.raises(DestinationError) as caught:
         node.survey()
-    what = f"{node.copy} is a plain file that was not staged; staging would overwrite it"
+    what = f"{node.copy} is a plain file that was not staged; it is kept"
     assert str(caught.value) == f"{what}: {REMEDY}"

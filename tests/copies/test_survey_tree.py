@@ -138,7 +138,7 @@ def test_a_folder_does_not_replace_what_nobody_staged(
         remedy += "; to stage to /nvme/img.sqsh/img.sqsh, write /nvme/img.sqsh/"
     if not is_folder:
         remedy = "move it, delete it, choose another destination, or add the option replace"
-    assert str(caught.value) == f"{copy} is {problem}; staging would delete it: {remedy}"
+    assert str(caught.value) == f"{copy} is {problem}; it is kept: {remedy}"
     replacing = having(COPIED, replace=True)
     with pytest.raises(DestinationError) if is_folder else nullcontext():
         assert survey_tree(replacing, str(copy), FOLDER, cache, "n1", {}).changed
@@ -155,8 +155,8 @@ def test_a_staged_folder_of_which_every_file_was_changed_is_replaced_if_asked(
     with pytest.raises(DestinationError) as caught:
         survey_tree(item, str(copy), FOLDER, cache, "n1", {})
     assert str(caught.value) == (
-        f"{copy} holds 1 file that was added or changed after staging: a; staging would delete "
-        "it: move it elsewhere, choose another destination, or add the option replace"
+        f"{copy} holds 1 file that was added or changed after staging: a; it is kept: "
+        "move it elsewhere, choose another destination, or add the option replace"
     )
     assert survey_tree(having(item, replace=True), str(copy), FOLDER, cache, "n1", {}).changed
 
@@ -233,7 +233,7 @@ def test_a_copy_that_its_owner_may_not_list_is_replaced_or_removed_only_if_told_
         why = "cannot be looked through for files of the user's own: Permission denied"
         refused, was_changed, kept, is_there = as_ordinary_user(lambda: act(home))
         assert refused == (
-            f"{home}/set {why}; staging would delete what is yours in it: see that you can "
+            f"{home}/set {why}; what is yours in it is kept: see that you can "
             "read all of it (chmod -R u+rwX), choose another destination, or add the option replace"
         )
         assert kept == (

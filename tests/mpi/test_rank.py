@@ -103,7 +103,7 @@ def test_an_own_file_with_the_time_of_the_source_is_overwritten_only_if_it_is_a_
     (failure,) = outcome.failures
     assert (failure.code, failure.node) == (6, world.nodes[-1])
     assert failure.message.endswith(
-        "/nvme/data is a plain file that was not staged; staging would overwrite it: move it, "
+        "/nvme/data is a plain file that was not staged; it is kept: move it, "
         "delete it, choose another destination, or add the option replace"
     )
     is_last = world.comm.rank == world.comm.size - 1

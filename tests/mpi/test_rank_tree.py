@@ -171,8 +171,8 @@ def test_what_a_job_changed_in_its_copy_is_restored_but_its_own_files_only_if_th
 def refusal(own: str) -> str:
     """Why a folder with this file of the user's own is not replaced."""
     return (
-        f"/nvme/tree holds 1 file that was added or changed after staging: {own}; staging would "
-        "delete it: move it elsewhere, choose another destination, or add the option replace"
+        f"/nvme/tree holds 1 file that was added or changed after staging: {own}; it is kept: "
+        "move it elsewhere, choose another destination, or add the option replace"
     )
 
 
@@ -251,7 +251,7 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
     world.on_last(put)
     path = world.source.parent / world.nodes[-1] / "nvme/tree"
     what = f"{path} is {make} that was not staged"
-    remedy = "staging would delete it: move it, delete it, or choose another destination"
+    remedy = "it is kept: move it, delete it, or choose another destination"
     if make == "a plain file":
         remedy = remedy.replace("or choose another destination", "choose another destination, ")
         remedy += "or add the option replace"

@@ -65,7 +65,7 @@ def test_a_file_that_was_written_meanwhile_is_kept(late: Task) -> None:
     with pytest.raises(DestinationError) as caught:
         check_unwritten(late, None)
     assert caught.value.message == (
-        f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
+        f"{late.path} was written while it was staged; it is kept: move it, delete "
         "it, choose another destination, or add the option replace"
     )
 
@@ -75,7 +75,7 @@ def test_of_a_folder_that_was_made_meanwhile_replace_is_not_said_to_help(late: T
     with pytest.raises(DestinationError) as caught:
         check_unwritten(late, None)
     assert caught.value.message == (
-        f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
+        f"{late.path} was written while it was staged; it is kept: move it, delete "
         "it, or choose another destination"
     )
 
@@ -94,7 +94,7 @@ def test_replace_overwrites_nothing_that_is_written_meanwhile(late: Task, was_th
     with pytest.raises(DestinationError) as caught:
         check_unwritten(replace(late, item=item, since=since), None)
     assert caught.value.message == (
-        f"{late.path} was written while it was staged; staging would overwrite it: move it, delete "
+        f"{late.path} was written while it was staged; it is kept: move it, delete "
         "it, or submit again when nothing is written there"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import re
 import signal
@@ -233,12 +234,37 @@ def test_a_file_or_link_that_was_put_there_meanwhile_is_kept_beside(
         (disk / "tree").symlink_to(results)
     else:
         (disk / "tree").write_text("mine")
-    tree.publish(f"{disk}/tree", Before(since))
+    beside = disk / "tree.before-staging"
+    assert tree.publish(f"{disk}/tree", Before(since)) == [str(beside)]
     tree.close()
     assert (results / "precious").read_text() == "mine"
-    beside = disk / "tree.before-staging"
     assert beside.is_symlink() if kind == "link" else beside.read_text() == "mine"
     assert partial_names(cache) == []
+
+
+def test_a_folder_that_a_program_fills_faster_than_it_is_emptied_is_named(
+    cache: Cache, source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_and_list(folder: int) -> list[str]:
+        names = listdir(folder)
+        with open(f"more{next(numbers)}", "x", opener=partial(os.open, dir_fd=here)):
+            return names
+
+    first = build(cache, source, walk(str(source)))
+    first.publish(f"{disk}/tree")
+    first.close()
+    tree = build(cache, source, walk(str(source)))
+    here, listdir, numbers = os.open(disk / "tree", os.O_RDONLY), os.listdir, itertools.count()
+    before = Before(time.time_ns())
+    with monkeypatch.context() as patch:
+        patch.setattr("stager.tree.late.os.listdir", write_and_list)
+        named = tree.publish(f"{disk}/tree", before)
+    os.close(here)
+    tree.close()
+    assert named[-1] == f"{disk}/tree.before-staging"
+    left = {path.name for path in (disk / "tree.before-staging").iterdir()}
+    assert left
+    assert left.isdisjoint(named)
 
 
 @pytest.mark.parametrize("step", ["late", "_Moves.move"])
