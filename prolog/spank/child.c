@@ -132,25 +132,24 @@ int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
 void stage_child_complain(const char *what, const char *id, int code, unsigned int limit,
 			  const struct stage_config *config)
 {
-	const bool is_readable = access(config->config, R_OK) == 0;
-	const int reason = errno;
-
+	if (code == 0)
+		return;
 	if (code == STAGE_LATE)
 		slurm_error("stage: %s %s took longer than %u s and was given up; look for a disk "
 			    "that does not answer",
 			    what, id, limit);
-	else if (config->fault && (code == STAGE_NOT_RUN || (code != 0 && !is_readable)))
+	else if (config->fault && (code == STAGE_NOT_RUN || access(config->config, R_OK) != 0))
 		/* The plugin used a default path in place of the one that is mistyped. */
 		slurm_error("stage: %s %s failed: " STAGE_NOT_VALID, what, id, config->fault);
 	else if (code == STAGE_NOT_RUN)
 		slurm_error("stage: %s %s failed: %s cannot be run; install slurm-stage there, or "
 			    "correct python= in plugstack.conf",
 			    what, id, config->python);
-	else if (code != 0 && !is_readable)
+	else if (access(config->config, R_OK) != 0)
 		slurm_error("stage: %s %s failed: %s: %s; restore it, or correct config= in "
 			    "plugstack.conf",
-			    what, id, config->config, strerror(reason));
-	else if (code != 0)
+			    what, id, config->config, strerror(errno));
+	else
 		slurm_error("stage: %s %s failed (exit code %d); see syslog (journalctl -t "
 			    "slurm-stage)",
 			    what, id, code);

@@ -121,13 +121,13 @@ def bench(
     """Measure the network, the disks and the source of this job's nodes.
 
     Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
-    slowest of them (but than the source, if several nodes read it). A node is marked as slow if it
-    does less than a third of what the others do. Nothing is staged, and the files that are written
+    slowest of them, except if several nodes read a slow source. A node is marked as slow if it does
+    less than a third of what the others do. Nothing is staged, and the files that are written
     are removed. Run it inside a job, with --hosts, or with --local.
 
-    With --here, and for a URL or a folder, this machine alone reads (and for its own disk writes)
-    blocks of several sizes with several threads, without the page cache, which helps to choose
-    values for stage.toml. That needs no job.
+    With --here, and for a URL or a folder, this machine alone reads blocks of several sizes with
+    several threads (on its own disk, it writes them before), without the page cache, which helps to
+    choose values for stage.toml. That needs no job.
     """
     if here or is_url(source) or os.path.isdir(source):
         sweep = Sweep(blocks, threads, random, seconds, size << 20)

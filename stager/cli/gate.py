@@ -113,7 +113,7 @@ class _Gate:
         if self.task_prolog and lists:
             click.echo(f"export {_SHARDS}={':'.join(lists)}")
         is_begun = any(one.message == NO_PLUGIN for one in outcome.failures)
-        self._end(outcome.code, is_told=not may_go_on, is_begun=is_begun)
+        self._end(outcome.code, is_told=not may_go_on, is_begun=is_begun and self._has_many_tasks())
         results = summary(replace(outcome, evicted=[]), job.fold)
         if rules and results:
             more = 0 if outcome.failed_nodes else len(outcome.items) - 1
@@ -130,9 +130,13 @@ class _Gate:
             where = " where slurm-stage runs" if is_begun else ""
             self.complain(f"the job's own program was not started{where} (exit code {code})")
         is_unsaid = code == LaunchError.code or (code and not is_told)
-        if is_unsaid and self.step and int(self.step) < job.SPECIAL_STEPS:
+        if is_unsaid and self._has_many_tasks():
             # No rank may have ended the wait of the tasks on other nodes, so Slurm ends them.
             end_step(self.config, self.step)
+
+    def _has_many_tasks(self) -> bool:
+        """Return whether this is a step of an srun, and not the batch script's."""
+        return bool(self.step) and int(self.step) < job.SPECIAL_STEPS
 
     def _stage(self) -> tuple[Outcome, Policy | None, bool]:
         """Return the outcome, the site's rules, and whether the stage may go on without some nodes.
@@ -171,14 +175,14 @@ class _Gate:
     def _new_items(
         self, items: tuple[StageItem, ...], earlier: Mapping[str, tuple[StageItem, ...]]
     ) -> tuple[StageItem, ...]:
-        """Return those that no earlier stage of the job has staged; all if there are none.
+        """Return those that no earlier stage of the job has staged, which may be none.
 
         A step's list begins with its job's: the job's programs may have changed those copies since.
         """
-        if self.step and int(self.step) >= job.SPECIAL_STEPS:
+        if self.step and not self._has_many_tasks():
             return items
         old = {item for staged in earlier.values() for item in staged}
-        return tuple(item for item in items if item not in old) or items
+        return tuple(item for item in items if item not in old)
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""

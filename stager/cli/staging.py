@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 #: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
 FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
-#: The variable that has the job's ``--stage`` list in its script (stage.h).
-_JOBS_LIST = "SLURM_SPANK_STAGE"
+#: The variable that has the job's ``--stage`` list, in an srun with what it has added (stage.h).
+_LIST = "SLURM_SPANK_STAGE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -214,12 +214,6 @@ def _status_name(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
-def _own() -> str:
-    """Return the job's ``--stage`` list; nothing within an srun, which may have added to it."""
-    is_within = "SLURM_STEP_ID" in os.environ
-    return "" if is_within else os.environ.get(_JOBS_LIST, "")
-
-
 def own_user(environment: Mapping[str, str]) -> str:
     """Return the name of the job's user, which Slurm has looked up, else the uid."""
     return environment.get("SLURM_JOB_USER") or str(os.getuid())
@@ -326,7 +320,9 @@ def stage_values(
         request = replace(request, dry_run=dry_run, by_hand=True)
         if isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
-            request = replace(request, status_file=_status_name(os.environ), directives=_own())
+            request = replace(
+                request, status_file=_status_name(os.environ), directives=os.environ.get(_LIST, "")
+            )
             outcome = nodes.run(request, on_event, asked)
         else:
             outcome = nodes.run(request, on_event)

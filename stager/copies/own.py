@@ -140,9 +140,9 @@ def find_own(
     """Return the user's own files in the copy at ``path``, as paths in it; of a file, its name.
 
     So too if something else is in the copy's place. A folder in it that cannot be read counts as
-    one file. What has another time, and is beyond the limit of ``reading``, counts too. ``folders``
-    gets the path in the copy of each folder, by inode, as `tree.late.Before` has them. Raise
-    HoldsOwnError if the copy itself cannot be listed.
+    one file, unless it is in a cache. What has another time, and is beyond the limit of
+    ``reading``, counts too. ``folders`` gets the path in the copy of each folder, by inode, as
+    `tree.late.Before` has them. Raise HoldsOwnError if the copy itself cannot be listed.
     """
     try:
         there = os.lstat(path)

@@ -118,12 +118,13 @@ class Process:
             self._child.kill()
 
 
-def _working_folder() -> str:
-    """Return this process's working folder. If it was removed, srun would not start there."""
+def _working_folder() -> str | None:
+    """Return another working folder if this process's was removed: srun would not start there."""
     try:
-        return os.getcwd()
+        os.getcwd()
     except FileNotFoundError:
         return "/"
+    return None
 
 
 def _end_with(parent: int) -> None:

@@ -462,7 +462,10 @@ class StageRun:
 
         wanted = {one.task.item.destination for one in planned}
         for one in planned:  # a user may stage a copy to another place on the node
-            wanted |= _with_folders_above(one.task.item.source)
+            task = one.task
+            is_read_here = task.plan.from_source and self._rank in task.plan.senders
+            if one.cargo and is_read_here and not is_url(task.item.source):
+                wanted |= _with_folders_above(os.path.realpath(task.item.source))
         chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
         if self._context.request.dry_run:
             self.to_evict += chosen

@@ -94,8 +94,7 @@ def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
 
     It is added where the destination is known to be a folder.
     """
-    parts = [part for part in directive.destination.split("/") if part not in ("", ".")]
-    destination = "/" + "/".join(parts)
+    destination = plain_path(directive.destination)
     # The site's folders are folders, with a '/' at the end or without.
     folders = ("/", *policy.roots, *policy.shared_roots, *policy.allowed)
     if not directive.destination.endswith("/") and destination not in folders:
@@ -107,6 +106,15 @@ def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
             f"with a file name, such as {destination.rstrip('/')}/NAME"
         )
     return f"{destination.rstrip('/')}/{name}", True
+
+
+def plain_path(path: str) -> str:
+    """Return a path without what does not change where it leads.
+
+    >>> plain_path("/nvme//set/./a/")
+    '/nvme/set/a'
+    """
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def _plain(source: str) -> str:

@@ -60,6 +60,13 @@ class Before:
     shared: Mapping[int, int] = field(default_factory=dict)
     names: Container[bytes] | None = None
     folders: Mapping[int, bytes] | None = None
+    _unread: frozenset[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Collect the folders that could not be read: there may be a million others."""
+        paths = (self.folders or {}).values()
+        unread = frozenset(path.rstrip(b"/") for path in paths if path.endswith(b"/"))
+        object.__setattr__(self, "_unread", unread)
 
     def has_folder(self, path: str, inode: int) -> bool:
         """Return whether a folder was there. What programs compile is nobody's own."""
@@ -68,7 +75,11 @@ class Before:
         name, known = os.fsencode(path), self.folders.get(inode)
         if known is not None and known.rstrip(b"/") == name:
             return True
-        return any(one.endswith(b"/") and name.startswith(one) for one in self.folders.values())
+        while self._unread and name:
+            name = name.rpartition(b"/")[0]
+            if name in self._unread:
+                return True
+        return False
 
     def has_file(self, path: str, there: os.stat_result) -> bool:
         """Return whether a file or link was there, by what lstat(2) says of it."""

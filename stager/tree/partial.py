@@ -316,7 +316,8 @@ class PartialTree:
         """Move the sealed tree to ``path`` in one step, ``note`` that, and remove what was there.
 
         What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
-        Return the paths in the tree to which it was moved.
+        Return the paths in the tree to which it was moved, and the path beside the tree of what is
+        still left of what was there.
         """
         above, name = os.path.split(path)
         with stage_errors(path), opened_beneath(self._root, above) as folder:

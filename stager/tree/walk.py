@@ -73,7 +73,7 @@ def walk(
     What the ``patterns`` leave out is not listed, and folders among that are not read. With
     ``holes``, files with holes are opened to find these. ``remedy`` ends the message about an entry
     that is no file, folder or link. ``folders`` gets the path of each folder that is listed,
-    by inode.
+    by inode, and ``closed`` those of folders that may not be read, which are left out then.
 
     Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
     link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself

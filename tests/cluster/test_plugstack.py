@@ -148,15 +148,21 @@ def test_a_job_with_a_node_without_the_line_fails_although_an_earlier_job_left_i
         site.run(f"install -d -o alice -m 700 {left}", user="root", on="n2")
         job = site.sbatch("srun echo started", "-N2", "-wn[1-2]", OPTION)
         state = job.wait()
+        step = site.run(["srun", "-N2", "-wn[1-2]", OPTION, "hostname"], check=False)
     finally:
         site.write_plugstack(PLUGSTACK)
         for machine in ("login", "n1"):
             remove_all([site.path(machine, "/run/local")])
         remove_all([site.path("n2", left)])
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    assert job.output() == (
+    why = (
         "stage: n2: slurm-stage did not run on this node; tell the administrator (stagectl doctor "
         "there says why)\n"
-        "stage: the job's own program was not started where slurm-stage runs (exit code 8)\n"
+    )
+    assert job.output() == (f"{why}stage: the job's own program was not started (exit code 8)\n")
+    # Its task on n2 did not wait.
+    assert step.stdout == "n2\n"
+    assert step.stderr.startswith(
+        f"{why}stage: the job's own program was not started where slurm-stage runs (exit code 8)\n"
     )
     site.assert_healthy()

@@ -183,6 +183,28 @@ for source in a b a b b; do srun --stage=/shared/$source:/nvme/x sha256sum /nvme
     assert seen == [a, a, b, b, a, a, b, b, b, b]
 
 
+def test_a_step_that_asks_for_what_earlier_steps_brought_looks_at_nothing_again(
+    site: Site,
+) -> None:
+    """Least of all at the job's own copies, in which its programs may have left results."""
+    site.shared("set").mkdir()
+    site.run("cp /shared/a /shared/set/a", user="root")
+    steps = (f"--stage={A}", f"--stage={B}", f"--stage={A};{B}", f"--stage={A},validate=stat")
+    script = f"""
+echo result > /nvme/set/result
+srun {steps[0]} true
+srun {steps[1]} true
+echo more > /shared/set/more
+srun '{steps[2]}' cat /nvme/set/result
+srun '{steps[3]}' ls /nvme/set"""
+    site.run("chmod 777 /shared/set", user="root")
+    job = site.sbatch(script, "-N1", "-wn1", "--stage=/shared/set:/nvme/set,replace")
+    assert job.wait().exit_code == "0:0"
+    first, *lines = job.output().splitlines()
+    assert first.startswith("stage: /nvme/set: 1 file, ")
+    check_lines("\n".join(lines), staged("a", "n1"), staged("b", "n1"), "result", "a", "result")
+
+
 @pytest.mark.parametrize("way", ["sbatch", "salloc"])
 def test_a_step_gets_its_own_source_back_after_a_command_has_replaced_the_copy(
     site: Site, way: str
