@@ -16,6 +16,7 @@ from stager.base.errors import (
 )
 from stager.base.extents import rounded
 from stager.base.options import Share
+from stager.base.outcome import OwnFiles
 from stager.copies.survey import check_contents
 from stager.disk.files import TICK, made_parents
 from stager.disk.partial import Partial
@@ -40,6 +41,8 @@ class FileCargo(Cargo):
 
     _source: SourceReader | None = None
     _partial: Partial | None = None
+    #: A file of the user's own at the destination that only looks like a copy of the source.
+    _lost: OwnFiles | None = None
 
     def need(self) -> int:
         task = self.task
@@ -106,9 +109,15 @@ class FileCargo(Cargo):
     def announce(self, digest: str) -> None:
         """Check what is at the destination; `publish` announces the file."""
         task = self.task
-        if self._partial and not task.item.options.replace:
-            record = task.cache.load(task.item.destination)
+        if not self._partial:
+            return
+        record = task.cache.load(task.item.destination)
+        try:
             check_contents(task.path, task.source.facts, record, digest)
+        except DestinationError:
+            if not task.item.options.replace:
+                raise
+            self._lost = OwnFiles.of(task.node.name, [os.path.basename(task.path)])
 
     def publish(self, digest: str) -> Published:
         if self._partial:
@@ -126,7 +135,7 @@ class FileCargo(Cargo):
                     cache.forget(task.item.destination)
                 raise
             cache.save(record)
-        return Published(digest)
+        return Published(digest, lost=self._lost)
 
 
 def check_unwritten(task: Task, before: Record | None) -> None:
