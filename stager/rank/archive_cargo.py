@@ -151,8 +151,8 @@ class ArchiveCargo(Cargo):
         files = self._announced.tree.files
         counts = Counts(files, files, self.task.plan.size)
         lost = lost_files(self.task, self._own)
-        published = publish_tree(self.task, self._tree, self._announced, counts)
-        return replace(published, note=self._note, lost=lost)
+        published = publish_tree(self.task, self._tree, self._announced, counts, lost)
+        return replace(published, note=self._note)
 
 
 def narrow(folder: str, mode: int, group: int, share: Share = Share.SOURCE) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.errors import DestinationError
 from stager.base.outcome import OwnFiles
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
@@ -76,14 +77,36 @@ def publish_tree(
     tree: PartialTree,
     record: Record,
     counts: Counts,
+    lost: OwnFiles | None,
     names: Container[bytes] | None = None,
 ) -> Published:
     """Move a tree to its destination after it was announced by ``record``.
 
     What the user has written there since the survey is kept, with the option ``replace``, too; also
     a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
+    What was there before is ``lost``. Raise DestinationError.
     """
     before = Before(task.since, names=names, folders=task.folders)
-    kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
+    try:
+        kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
+    except DestinationError as error:
+        raise _with_lost(error, lost) from None
     own = [text_of(os.fsencode(path)) for path in sorted(kept)]
-    return Published(record.digest, counts, kept=OwnFiles.of(task.node.name, own) if own else None)
+    moved = OwnFiles.of(task.node.name, own) if own else None
+    return Published(record.digest, counts, lost=lost, kept=moved)
+
+
+def _with_lost(error: DestinationError, lost: OwnFiles | None) -> DestinationError:
+    """Return an ``error`` of a publication that names the user's own files of which it is the end.
+
+    Some may still be in what it says is left of the old version.
+    """
+    if not lost or not lost.count:
+        return error
+    from stager.base.text import listed  # only for this message
+    from stager.copies.own import count_text
+
+    files = count_text(lost.count, lost.names)
+    are = "is" if lost.count == 1 else "are"
+    names = listed(lost.names, of=lost.count)
+    return DestinationError(f"{error.message}; {files} {are} there, or deleted: {names}")

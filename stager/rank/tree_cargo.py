@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -285,8 +284,7 @@ class TreeCargo(Cargo):
             return Published()
         names = None if self._reuse.names is None else frozenset(self._reuse.names)
         lost = lost_files(self.task, self._reuse.own)
-        published = publish_tree(self.task, self._tree, self._announced, self._counts(), names)
-        return replace(published, lost=lost)
+        return publish_tree(self.task, self._tree, self._announced, self._counts(), lost, names)
 
     def _counts(self) -> Counts:
         assert self.stream is not None

@@ -141,6 +141,27 @@ def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Op
             return ["d", "b", "a\udcff", "c"]
 
     folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
-    published = publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1))
+    lost = OwnFiles("n0", 1, ("e",))
+    published = publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1), lost)
+    assert published.lost == lost
     assert published.kept == OwnFiles("n0", 4, (r"a\udcff", "b", "c"))
     assert kept == [(task.path, Before(task.since, folders={7: b""}))]
+
+
+def test_files_that_are_lost_are_named_although_the_stage_fails_at_its_end(late: Task) -> None:
+    class Tree:
+        def publish(self, *_: object) -> list[str]:
+            raise DestinationError("the rest is in /x.before-staging")
+
+    folder = replace(RECORD, tree=TreeFacts(1, 1, "1" * 32, "2" * 32, "3" * 32))
+
+    def message(lost: OwnFiles | None) -> str:
+        with pytest.raises(DestinationError) as caught:
+            publish_tree(late, cast("PartialTree", Tree()), folder, Counts(1), lost)
+        return caught.value.message
+
+    assert message(None) == message(OwnFiles("n0", 0, ())) == "the rest is in /x.before-staging"
+    assert message(OwnFiles("n0", 2, ("a", "b"))) == (
+        "the rest is in /x.before-staging; 2 files that were added or changed after staging are "
+        "there, or deleted: a, b"
+    )
