@@ -284,7 +284,7 @@ def test_a_mistyped_argument_is_named_in_slurmds_log_when_a_job_ends(site: Site)
     @contextmanager
     def mistyped() -> Iterator[None]:
         default.rename(f"{default}.away")
-        site.write_plugstack(PLUGSTACK.replace("python=", "pyhton="))
+        site.write_plugstack(PLUGSTACK.replace("python=", "pythn="))
         try:
             yield
         finally:
@@ -292,7 +292,7 @@ def test_a_mistyped_argument_is_named_in_slurmds_log_when_a_job_ends(site: Site)
             default.with_name("python3.away").rename(default)
 
     assert told_of_the_end_of_a_job(site, mistyped) == (
-        f"plugstack.conf: argument 'pyhton={PYTHON}' is not valid; write python=/PATH and "
+        f"plugstack.conf: argument 'pythn={PYTHON}' is not valid; write python=/PATH and "
         "config=/PATH"
     )
 
