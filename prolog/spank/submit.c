@@ -96,6 +96,7 @@ int stage_submit_forget_outer_job(void)
 {
 	static const char *const names[] = {
 		STAGE_LIST_ENV,
+		STAGE_OWN_ENV,
 		STAGE_QUIET_ENV,
 		STAGE_SHARDS_ENV,
 		STAGE_TOLERATE_ENV,
@@ -196,6 +197,14 @@ static bool is_new_tolerate(void)
 	return tolerate && (!had || strcmp(tolerate, had) != 0);
 }
 
+/* Notes in a step's environment the list of its job, or of the outermost step around it. */
+static bool note_own(const char *inherited)
+{
+	const bool is_step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+
+	return !is_step || setenv(STAGE_OWN_ENV, inherited, 0) == 0;
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -221,7 +230,8 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		give_up(STAGE_USAGE);
 	}
 	check_or_exit(config);
-	failed = !pass_on_tolerate(spank) || setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+	failed = !pass_on_tolerate(spank) || !note_own(inherited) ||
+		 setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;

@@ -27,18 +27,20 @@ from stager.cli.staging import (
     JobNodes,
     build_request,
     end_step,
+    failed_before,
+    own_list,
     own_user,
     parse_values,
     print_outcome,
 )
-from stager.disk.step_status import all_done
+from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import TextIO
 
@@ -154,7 +156,7 @@ class _Gate:
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
-            outdated=outdated(items, earlier), needs_plugin=bool(self.status_file),
+            own=own_list(os.environ), needs_plugin=bool(self.status_file),
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
         tolerance = None
@@ -178,8 +180,12 @@ class _Gate:
         """Return those that no earlier stage of the job has staged, which may be none.
 
         A step's list begins with its job's: the job's programs may have changed those copies since.
+        But return all if a node lacks some, of which the task does not know: it is tried again.
         """
         if self.step and not self._has_many_tasks():
+            return items
+        told = failed_before(os.environ).split(",")
+        if any(node not in told for node in nodes_left_out(os.getuid(), self.status_file)):
             return items
         old = {item for staged in earlier.values() for item in staged}
         return tuple(item for item in items if item not in old)
@@ -193,18 +199,6 @@ class _Gate:
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
-
-
-def outdated(
-    items: Sequence[StageItem], earlier: Mapping[str, Sequence[StageItem]]
-) -> tuple[str, ...]:
-    """Return the directives of ``earlier`` stages whose copies these ``items`` replace. Pure."""
-    new = {item.destination: item for item in items}
-    return tuple(
-        text
-        for text, staged in earlier.items()
-        if any(new.get(one.destination, one) != one for one in staged)
-    )
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:

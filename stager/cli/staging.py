@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 
 #: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
 FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
-#: The variable that has the job's ``--stage`` list, in an srun with what it has added (stage.h).
-_LIST = "SLURM_SPANK_STAGE"
+#: The variables with the job's ``--stage`` list (stage.h). Where an srun has added to it, the
+#: second has all that, and the first is set.
+_OWN, _LIST = "SLURM_SPANK_STAGE_OWN", "SLURM_SPANK_STAGE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -214,6 +215,11 @@ def _status_name(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
+def own_list(environment: Mapping[str, str]) -> str:
+    """Return the job's own ``--stage`` list, empty if it has none."""
+    return environment.get(_OWN, environment.get(_LIST, ""))
+
+
 def own_user(environment: Mapping[str, str]) -> str:
     """Return the name of the job's user, which Slurm has looked up, else the uid."""
     return environment.get("SLURM_JOB_USER") or str(os.getuid())
@@ -321,7 +327,7 @@ def stage_values(
         if isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
             request = replace(
-                request, status_file=_status_name(os.environ), directives=os.environ.get(_LIST, "")
+                request, status_file=_status_name(os.environ), own=own_list(os.environ)
             )
             outcome = nodes.run(request, on_event, asked)
         else:

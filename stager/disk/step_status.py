@@ -92,17 +92,17 @@ class StepStatus:
         code: int,
         directives: str,
         shard_lists: Sequence[str] = (),
-        outdated: Sequence[str] = (),
+        left: Callable[[str], str] | None = None,
     ) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.
 
-        ``outdated`` directives do not count as staged any more, even if the stage failed: it may
-        have replaced a copy. Raise LaunchError or SpaceError. A code that was written before is
-        replaced.
+        ``left`` returns which directives of an earlier stage are staged still, even if this one
+        failed: it may have replaced a copy. Raise LaunchError or SpaceError. A code that was
+        written before is replaced.
         """
         assert self._descriptor is not None
-        if outdated:
-            forget(self._uid, self._job, lambda one: "" if one in outdated else one)
+        if left:
+            forget(self._uid, self._job, left)
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
@@ -196,6 +196,13 @@ def wait_for_code(
 
 def _status_path(uid: int, job: str, step: str) -> str:
     return f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
+
+
+def nodes_left_out(uid: int, job: str) -> list[str]:
+    """Return the nodes that the job's last stage went on without."""
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}.failed", READ_FILE) as file:
+        return os.fsdecode(os.read(file, _LONGEST)).splitlines()
+    return []
 
 
 def last_done(uid: int, job: str) -> str:

@@ -28,6 +28,7 @@ from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.base.text import listed
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
+from stager.rank.forgetting import forget_replaced, still_staged
 from stager.rank.orphan import is_started_by_plugin
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
@@ -276,8 +277,6 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
         yield lambda _: None
         return
     if request.by_hand:
-        from stager.rank.forgetting import forget_replaced  # only in a job
-
         together(context, lambda: forget_replaced(context))
         yield lambda _: forget_replaced(context)  # what a step has staged meanwhile, too
         return
@@ -310,7 +309,8 @@ def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) 
         status.name_nodes(context.channel.nodes, request.failed_nodes)
     lists = [item.shard_list for item in request.items if item.shard_list]
     code = failures[0].code if failures else 0
-    status.write(code, request.directives, lists, request.outdated)
+    left = still_staged(request) if request.items else None
+    status.write(code, request.directives, lists, left)
 
 
 def _publish_together(

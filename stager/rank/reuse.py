@@ -135,12 +135,12 @@ def lost_files(task: Task, own: Sequence[str]) -> OwnFiles | None:
 
     What was written or moved since the survey is kept: see `tree.late`.
     """
-    gone = [name for name in own if _is_as_found(task, name)]
+    before = Before(task.since, folders=task.folders)
+    gone = [name for name in own if _is_as_found(task, name, before)]
     return OwnFiles.of(task.node.name, gone) if own else None
 
 
-def _is_as_found(task: Task, name: str) -> bool:
-    before = Before(task.since, folders=task.folders)
+def _is_as_found(task: Task, name: str, before: Before) -> bool:
     above, _, _ = name.rpartition("/")  # of a folder, whose name ends so, it is that itself
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(task.path).st_mode):  # it has this name itself

@@ -465,7 +465,8 @@ class StageRun:
             task = one.task
             is_read_here = task.plan.from_source and self._rank in task.plan.senders
             if one.cargo and is_read_here and not is_url(task.item.source):
-                wanted |= _with_folders_above(os.path.realpath(task.item.source))
+                for path in (task.item.source, os.path.realpath(task.item.source)):
+                    wanted |= _with_folders_above(path)
         chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
         if self._context.request.dry_run:
             self.to_evict += chosen

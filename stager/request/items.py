@@ -136,14 +136,13 @@ class StageRequest:
     job: int = 0
     #: Name of the job's status files on each node, the number of the step that waits there, and
     #: the job's ``--stage`` list, by which later steps find that it is staged already; see
-    #: `disk.step_status`. All are empty where no task waits. A stage by hand has the name and that
-    #: list, to forget other directives whose copies it replaces.
+    #: `disk.step_status`. All are empty where no task waits. A stage by hand has the name, to note
+    #: which stages of the job it outdates.
     status_file: str = ""
     step: str = ""
     directives: str = ""
-    #: Such lists of the job's earlier stages that have another source, or other options, for a
-    #: destination of this one: later steps must not find those staged any more.
-    outdated: tuple[str, ...] = ()
+    #: The job's own ``--stage`` list, with which the list of a step begins.
+    own: str = ""
     #: Whether tasks wait on each node, as only the plugin makes them do.
     needs_plugin: bool = False
     #: Whether a user asked for it within the job, by `stagectl stage`.
@@ -184,7 +183,7 @@ class StageRequest:
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
-        for rare in ("hosts", "outdated"):
+        for rare in ("hosts", "own"):
             if not data[rare]:
                 del data[rare]
         data["items"] = [item.to_json() for item in self.items]
@@ -220,8 +219,7 @@ class StageRequest:
         space = Space(**{**space, "roots": tuple(space["roots"])})
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
-        for rare in ("hosts", "outdated"):
-            data[rare] = tuple(data.pop(rare, ()))
+        data["hosts"] = tuple(data.pop("hosts", ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
         failed = data.pop("failed_nodes")
         data["failed_nodes"] = None if failed is None else tuple(failed)

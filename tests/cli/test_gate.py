@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from stager.cli.gate import outdated
+from stager.cli.console import ignore
+from stager.cli.gate import _Gate
 from stager.cli.staging import parse_values
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
 from tests.support.desk import JOB, NOT_BENEATH, OUTSIDE, Desk, untimed
 from tests.support.stagectl import Ran
-
-if TYPE_CHECKING:
-    from stager.request.items import StageItem
 
 
 def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language(
@@ -93,20 +92,19 @@ def test_a_gate_that_fails_says_why_and_that_the_program_was_not_started(
     assert prolog == Ran(code, printed, "")
 
 
-def items_of(text: str) -> tuple[StageItem, ...]:
-    return resolve(parse_values([text]), Policy(roots=("/nvme",)))
-
-
-@pytest.mark.parametrize(
-    ("new", "replaced"),
-    [
-        ("/a:/nvme/a", []),
-        ("/c:/nvme/c", []),
-        ("/b:/nvme/a", ["/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c"]),
-        ("/a:/nvme/a,validate=size", ["/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c"]),
-        ("/a:/nvme/a;/d:/nvme/c", ["/a:/nvme/a;/c:/nvme/c"]),
-    ],
-)
-def test_stages_whose_copies_are_replaced_are_outdated(new: str, replaced: list[str]) -> None:
-    earlier = {text: items_of(text) for text in ("/a:/nvme/a", "/a:/nvme/a;/c:/nvme/c")}
-    assert outdated(items_of(new), earlier) == tuple(replaced)
+def test_a_step_stages_what_no_earlier_one_has_but_all_where_a_node_lacks_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `--stage-tolerate` in salloc, whose shell is not told of such nodes."""
+    gate = _Gate(Path(), None, "17.0", "3", False, "", ignore, ignore, None)
+    items = resolve(parse_values(["/a:/nvme/a;/b:/nvme/b"]), Policy(roots=("/nvme",)))
+    earlier = {"/a:/nvme/a": items[:1]}
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert gate._new_items(items, earlier) == items[1:]
+    assert gate._new_items(items[:1], earlier) == ()
+    assert replace(gate, step="")._new_items(items, {}) == items
+    monkeypatch.setattr("stager.cli.gate.nodes_left_out", lambda *_: ["n3"])
+    assert gate._new_items(items, earlier) == items
+    monkeypatch.setenv("STAGE_FAILED_NODES", "n2,n3")
+    monkeypatch.setenv("STAGE_FAILED_NODES_FILE", "/run/slurm-stage/1/17.0.failed")
+    assert gate._new_items(items, earlier) == items[1:]

@@ -200,7 +200,8 @@ srun '{steps[3]}' ls /nvme/set"""
     site.run("chmod 777 /shared/set", user="root")
     job = site.sbatch(script, "-N1", "-wn1", "--stage=/shared/set:/nvme/set,replace")
     assert job.wait().exit_code == "0:0"
-    first, *lines = job.output().splitlines()
+    output = job.output().splitlines()
+    first, *lines = [line for line in output if not line.startswith("srun: ")]
     assert first.startswith("stage: /nvme/set: 1 file, ")
     check_lines("\n".join(lines), staged("a", "n1"), staged("b", "n1"), "result", "a", "result")
 
