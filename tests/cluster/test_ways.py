@@ -230,6 +230,18 @@ srun sha256sum /nvme/a"""
     assert seen == [(b, "/nvme/x")] * 2 + [(b, "/nvme/a")] * 2
 
 
+def test_a_step_gets_its_own_source_back_after_another_step_has_called_the_command(
+    site: Site,
+) -> None:
+    """Within a step, what that step asks for is not the job's own."""
+    script = f"""
+srun -n1 -N1 --stage=/shared/b:/nvme/x {STAGECTL} stage /shared/a:/nvme/x
+srun -n1 -N1 --stage=/shared/b:/nvme/x sha256sum /nvme/x"""
+    job = site.sbatch(script, "-N1")
+    assert job.wait().exit_code == "0:0"
+    assert f"{digest(site.shared('b'))}  /nvme/x" in job.output().splitlines()
+
+
 def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
     inner = "sbatch -N1 -W -o /home/alice/inner.out --wrap 'echo inner; env | grep -c SPANK'"
     job = site.sbatch(f"{inner}; cat /home/alice/inner.out", "-N1", f"--stage={A}")
