@@ -289,7 +289,7 @@ def node_facts(
             for file, words in _plugstack_lines(plugstack)
             if words[0] not in _KINDS and any(word.endswith(f"/{PLUGIN}") for word in words)
         ],
-        closed=_closed([plugstack, *(line.plugin for line in plugins)]),
+        closed=_closed([*_plugstack_files(plugstack), *(line.plugin for line in plugins)]),
         peers_closed=_closed_at(peers, stat.S_IROTH),
         metrics=place(os.path.dirname(textfile)) if textfile else None,
     )
@@ -446,14 +446,37 @@ def _plugstack_lines(path: str, depth: int = 0) -> Iterator[tuple[str, list[str]
     """Yield the file and the words of each line of plugstack.conf and of what it includes."""
     if not path or depth > _MOST_DEEP:
         return
-    for line in _read(path).decode(errors="replace").splitlines():
-        words = line.partition("#")[0].split()
-        if words[:1] == ["include"]:
-            for pattern in words[1:]:
-                for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
-                    yield from _plugstack_lines(name, depth + 1)
-        elif words:
+    for words in _lines(path):
+        if words[0] == "include":
+            for name in _included(path, words):
+                yield from _plugstack_lines(name, depth + 1)
+        else:
             yield path, words
+
+
+def _plugstack_files(path: str) -> list[str]:
+    """Return plugstack.conf and the files that it includes."""
+    files = [path] if path else []
+    for file in files:  # grows while it is read
+        for words in _lines(file):
+            named = _included(file, words) if words[0] == "include" else []
+            files += [name for name in named if name not in files]
+    return files
+
+
+def _lines(path: str) -> Iterator[list[str]]:
+    """Yield the words of each line that has any."""
+    for line in _read(path).decode(errors="replace").splitlines():
+        if words := line.partition("#")[0].split():
+            yield words
+
+
+def _included(path: str, words: Sequence[str]) -> list[str]:
+    """Return the files that a line of ``path`` includes."""
+    folder = os.path.dirname(path)
+    return [
+        name for pattern in words[1:] for name in sorted(glob.glob(os.path.join(folder, pattern)))
+    ]
 
 
 def _major(number: int) -> str:

@@ -41,7 +41,7 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         files = ", ".join(dict.fromkeys(line.file for line in node.plugins))
         text = f"spank_stage.so is named {len(node.plugins)} times in {files}"
         yield problem("plugin", text, "remove all these lines but one")
-    elif not (node.plugins or node.ignored_lines or _is_named_otherwise(node, path)):
+    elif not (node.plugins or node.ignored_lines or node.closed or _is_named_otherwise(node, path)):
         remedy = (
             f"write one line, there or in a file that it includes: required /PATH/{PLUGIN} "
             f"python={node.prefix}/bin/python3 config={node.config} (without it, TaskProlog must "

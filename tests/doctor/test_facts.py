@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -100,6 +101,18 @@ def test_the_plugin_is_found_in_included_files_with_its_version(
     assert places == [("python", "/opt/bin/python3", ABSENT), ("config", "/etc/stage.toml", ABSENT)]
     (tmp_path / "spank_stage.so").unlink()
     assert facts(tmp_path, str(plugstack)).plugins[0].version == ""
+
+
+def test_an_included_file_that_is_closed_to_users_is_told(plugstack: Path) -> None:
+    included = plugstack.with_name("plugstack.conf.d") / "stage.conf"
+    included.chmod(0o600)
+    with ordinary_home() as home:  # the folder of the fixture is closed to others
+        shutil.copytree(plugstack.parent, home / "slurm")
+        for folder in (home, home / "slurm", home / "slurm/plugstack.conf.d"):
+            folder.chmod(0o755)
+        seen = facts(home / "slurm", f"{home}/slurm/plugstack.conf")
+        closed = f"{home}/slurm/plugstack.conf.d/stage.conf"
+        assert seen.closed[closed] == closed
 
 
 def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstack: Path) -> None:
