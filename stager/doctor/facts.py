@@ -348,7 +348,7 @@ def _trusted(
 ) -> list[str]:
     """Return the paths that only root may write, and the folders above them, each once."""
     package = str(Path(__file__).parents[1])
-    files = [config, plugstack, *scripts, *map(os.path.realpath, scripts)]
+    files = [config, *_plugstack_files(plugstack), *scripts, *map(os.path.realpath, scripts)]
     files += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
     files += [package, f"{package}/__main__.py"]
     files += [line.plugin for line in plugins if os.path.isabs(line.plugin)]

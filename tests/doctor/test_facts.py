@@ -113,6 +113,7 @@ def test_an_included_file_that_is_closed_to_users_is_told(plugstack: Path) -> No
         seen = facts(home / "slurm", f"{home}/slurm/plugstack.conf")
         closed = f"{home}/slurm/plugstack.conf.d/stage.conf"
         assert seen.closed[closed] == closed
+        assert closed in {one.path for one in seen.trusted}
 
 
 def test_lines_for_plugins_are_read_as_slurm_reads_them(tmp_path: Path, plugstack: Path) -> None:
