@@ -108,8 +108,8 @@ def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
     Raise UsageError if the name has no known suffix or the option extract would refuse the archive,
     SourceError if something cannot be read, IntegrityError if the folder changes meanwhile,
     LaunchError if mksquashfs fails, DestinationError if a file is there that was not packed from
-    this folder or was changed since, or if the archive was replaced by somebody else while it was
-    written, and OSError if the archive cannot be written.
+    this folder or was changed since, or a link to be replaced, or if the archive was replaced by
+    somebody else while it was written, and OSError if the archive cannot be written.
     """
     _check_names(folder, archive)
     # Opened once: a link above the folder may lead elsewhere at any moment.
@@ -126,6 +126,10 @@ def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
         content = origin + listing.digest().encode() + b" "
         fresh = not there.startswith(content)
         if fresh:
+            if os.path.islink(archive):
+                raise DestinationError(
+                    f"{archive} is a symbolic link; delete it, or name the file that it leads to"
+                )
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
             now = int(time.time())
             source = _Folder(folder, root, listing)

@@ -212,6 +212,22 @@ def test_a_file_that_was_not_packed_from_the_folder_is_kept(
     assert sorted(os.listdir(tmp_path)) == [archive.name, "env", "other"]
 
 
+@pytest.mark.parametrize("leads_to", ["", "old", "none"])
+def test_a_symbolic_link_is_not_replaced(tmp_path: Path, leads_to: str) -> None:
+    (tmp_path / "set").mkdir()
+    pack(f"{tmp_path}/set", f"{tmp_path}/old.tar")
+    (tmp_path / "set/a").write_text("a")
+    (tmp_path / "empty.tar").touch()
+    link = tmp_path / "link.tar"
+    link.symlink_to(f"{leads_to or 'empty'}.tar")
+    with pytest.raises(DestinationError) as caught:
+        pack(f"{tmp_path}/set", str(link))
+    assert caught.value.message == (
+        f"{link} is a symbolic link; delete it, or name the file that it leads to"
+    )
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize("suffix", ["tar", "tar.zst"])
 def test_an_archive_that_was_changed_since_is_kept(
     folder: Path, tmp_path: Path, suffix: str
