@@ -28,7 +28,6 @@ from stager.cli.staging import (
     build_request,
     end_step,
     failed_before,
-    own_list,
     own_user,
     parse_values,
     print_outcome,
@@ -156,7 +155,7 @@ class _Gate:
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
-            own=own_list(os.environ), needs_plugin=bool(self.status_file),
+            needs_plugin=bool(self.status_file),
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
         tolerance = None

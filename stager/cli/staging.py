@@ -215,7 +215,7 @@ def _status_name(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
-def own_list(environment: Mapping[str, str]) -> str:
+def _own_list(environment: Mapping[str, str]) -> str:
     """Return the job's own ``--stage`` list, empty if it has none."""
     return environment.get(_OWN, environment.get(_LIST, ""))
 
@@ -327,7 +327,7 @@ def stage_values(
         if isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
             request = replace(
-                request, status_file=_status_name(os.environ), own=own_list(os.environ)
+                request, status_file=_status_name(os.environ), own=_own_list(os.environ)
             )
             outcome = nodes.run(request, on_event, asked)
         else:

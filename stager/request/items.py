@@ -141,7 +141,8 @@ class StageRequest:
     status_file: str = ""
     step: str = ""
     directives: str = ""
-    #: The job's own ``--stage`` list, with which the list of a step begins.
+    #: The job's own ``--stage`` list, with which the list of a step begins. Only a stage by hand
+    #: has it: Slurm's variables for plugins do not reach the plugin's helper (gate.c).
     own: str = ""
     #: Whether tasks wait on each node, as only the plugin makes them do.
     needs_plugin: bool = False
