@@ -200,9 +200,7 @@ def _status_path(uid: int, job: str, step: str) -> str:
 
 def nodes_left_out(uid: int, job: str) -> list[str]:
     """Return the nodes that the job's last stage went on without."""
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}.failed", READ_FILE) as file:
-        return os.fsdecode(os.read(file, _LONGEST)).splitlines()
-    return []
+    return _lines(f"{paths.RUN_FOLDER}/{uid}/{job}.failed")
 
 
 def last_done(uid: int, job: str) -> str:
@@ -238,6 +236,11 @@ def _locked(folder: str) -> Iterator[None]:
 
 def all_done(uid: int, job: str) -> list[str]:
     """Return the directives of the job's stages that succeeded, a text for each stage."""
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}", READ_FILE) as file:
+    return _lines(f"{paths.RUN_FOLDER}/{uid}/{job}")
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    with suppress(OSError), opened(path, READ_FILE) as file:
         return os.fsdecode(os.read(file, _LONGEST)).splitlines()
     return []
