@@ -123,7 +123,7 @@ def _plain(source: str) -> str:
     """
     if is_url(source):
         return source.rstrip("/")
-    return "".join(f"/{part}" for part in source.split("/") if part not in ("", "."))
+    return plain_path(source).rstrip("/")
 
 
 def _check_paths(source: str, destination: str) -> None:
