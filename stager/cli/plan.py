@@ -24,7 +24,6 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
     """Show what `stage` would do, without doing it.
 
     For each SRC:DST: the nodes that would get it, from where, and why. Copies that would be evicted
-    to make room are listed too. Run it inside a job, with --hosts,
-    or with --local.
+    to make room are listed too. Run it inside a job, with --hosts, or with --local.
     """
     return stage_values(values, run, dry_run=True, as_json=as_json)
