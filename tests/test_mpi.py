@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stager.launch.environment import RANK
-from stager.launch.mpiexec import LOCAL_ENVIRONMENT, mpiexec_argv
+from stager.launch.mpiexec import folder_of_launcher, mpiexec_argv, mpiexec_environment
 
 TESTS = Path(__file__).parent / "mpi"
 #: What each node does by itself with the bytes that it got does not depend on how many nodes there
@@ -28,11 +28,13 @@ def test_in_a_world_of(size: int) -> None:
     files = [path for path in sorted(TESTS.glob("test_*.py")) if size < 7 or path.name not in ALONE]
     launcher = mpiexec_argv(size)[: -len(RANK)]
     rank = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--in-mpi", "-x", "-q"]
-    done = subprocess.run(
-        [*launcher, *rank, "-p", "no:cacheprovider", "--color=no", *files],
-        env={**os.environ, **LOCAL_ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1"},
-        capture_output=True, text=True, timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+    with folder_of_launcher(is_shared_memory=True) as folder:
+        environment = {**mpiexec_environment(folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
+        done = subprocess.run(
+            [*launcher, *rank, "-p", "no:cacheprovider", "--color=no", *files],
+            env={**os.environ, **environment},
+            capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^(\d+) passed", done.stdout, re.MULTILINE)
     assert len(passed) == size

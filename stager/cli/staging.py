@@ -183,7 +183,7 @@ class SimulatedNodes:
         pulses = Pulses(lambda: simulated_names(self.count), "", request.stall_timeout)
         limit = self.rules.launch.start_timeout
         argv = mpiexec_argv(self.count)
-        with folder_of_launcher() as folder:
+        with folder_of_launcher(is_shared_memory=True) as folder:
             environment = rank_environment(
                 with_stores(request), self.rules, request, mpiexec_environment(folder)
             )

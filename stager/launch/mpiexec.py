@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from stager.base.errors import LaunchError
@@ -12,6 +13,7 @@ from stager.launch.environment import RANK
 from stager.launch.openmpi import own_folder
 
 _ALONE = (sys.executable, "-I", "-m", "stager.launch.alone")
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a new folder there is only the user's own
 #: Simulated nodes share one machine's cores, and a demonstration may run as root.
 LOCAL_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -39,22 +41,39 @@ def simulated_names(count: int) -> list[str]:
 
 
 def mpiexec_environment(folder: str) -> dict[str, str]:
-    """Return what mpiexec, with its files in ``folder``, needs besides any rank's environment."""
+    """Return what mpiexec, with its files in ``folder``, needs besides any rank's environment.
+
+    The ranks share memory by files there. In /dev/shm itself, Open MPI gives them names of 16 bits:
+    two stages at one time could write into one file, and crash.
+    """
     # The search for networks takes a second, and ranks of one machine use shared memory.
     transports = {"OMPI_MCA_btl": "self,sm"} if _embedded().exists() else {}
-    return LOCAL_ENVIRONMENT | transports | own_folder(folder)
+    releases = {"sm": folder, "vader": folder}  # 5 and 4
+    shared = {f"OMPI_MCA_btl_{name}_backing_directory": at for name, at in releases.items()}
+    return LOCAL_ENVIRONMENT | transports | shared | own_folder(folder)
 
 
-def folder_of_launcher() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder for the files of a launcher. Raise LaunchError if there can be none."""
+def folder_of_launcher(*, is_shared_memory: bool = False) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder for the files of a launcher. Raise LaunchError if there can be none.
+
+    If it ``is_shared_memory``, it is in memory if possible.
+    """
+    if is_shared_memory:
+        with suppress(OSError):
+            return _new_folder(_SHARED_MEMORY)
     try:
-        return tempfile.TemporaryDirectory(prefix="stage-", ignore_cleanup_errors=True)
+        return _new_folder()
     except OSError as error:
         raise LaunchError(
             f"no folder for the files of mpiexec can be made: {error.strerror}; set TMPDIR to one "
             "where you may write",
             os.uname().nodename,
         ) from None
+
+
+def _new_folder(place: str | None = None) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder in ``place``, or in the folder of temporary files."""
+    return tempfile.TemporaryDirectory(prefix="stage-", dir=place, ignore_cleanup_errors=True)
 
 
 def _embedded() -> Path:

@@ -29,6 +29,9 @@ from tests.support.desk import (
 )
 from tests.support.stagectl import STAGECTL, Ran, environment
 
+#: The folder that a mpiexec has for its files, in its environment.
+FOLDER = re.compile(r"PRTE_MCA_prte_local_tmpdir_base=([^\0]+)")
+
 
 def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) -> None:
     value = f"{desk.source}:/nvme/img.sqsh"
@@ -74,22 +77,24 @@ def test_the_note_on_a_closed_folder_comes_also_with_a_copy_that_is_current(desk
 
 
 def test_what_a_killed_mpiexec_leaves_stops_no_later_one(desk: Desk) -> None:
-    temporary = desk.folder / "tmp"
-    temporary.mkdir()
     line = [
         *STAGECTL, "stage", "--config", str(desk.config), "--local", "3",
         "--local-root", str(desk.nodes), f"{desk.source}:/nvme/img.sqsh",
     ]  # fmt: skip
-    variables = environment(TMPDIR=str(temporary))
-    with subprocess.Popen(line, env=variables, stderr=subprocess.PIPE, text=True) as stage:
-        while not list(temporary.rglob("ompi.*")):
+    with subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE, text=True) as stage:
+        children = Path(f"/proc/{stage.pid}/task/{stage.pid}/children")
+        while not (mpiexec := children.read_text().strip()):
             assert stage.poll() is None
-        [mpiexec] = Path(f"/proc/{stage.pid}/task/{stage.pid}/children").read_text().split()
+        while not (found := FOLDER.search(Path(f"/proc/{mpiexec}/environ").read_text())):
+            assert stage.poll() is None
+        folder = Path(found[1])
+        while not list(folder.rglob("ompi.*")):
+            assert stage.poll() is None
         os.kill(int(mpiexec), signal.SIGKILL)
         assert stage.stderr
         assert "ended by signal 9" in stage.stderr.read()
     # A later mpiexec with the number of that process would end at once if it found these files.
-    assert list(temporary.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_what_stays_in_spite_of_lifetime_job_is_told(desk: Desk) -> None:

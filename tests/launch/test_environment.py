@@ -82,6 +82,8 @@ def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
     found = rank_environment({}, POLICY, request, mpiexec_environment("/tmp/x"))
     assert {name: value for name, value in found.items() if name not in GIVEN} == {
         "OMPI_MCA_btl": "self,sm",
+        "OMPI_MCA_btl_sm_backing_directory": "/tmp/x",
+        "OMPI_MCA_btl_vader_backing_directory": "/tmp/x",
         "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.launch.mpiexec import mpiexec_argv
+from stager.launch import mpiexec
+from stager.launch.mpiexec import folder_of_launcher, mpiexec_argv, mpiexec_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +21,7 @@ RANK = [sys.executable, "-I", "-m", "stager.rank"]
 
 
 @pytest.fixture(autouse=True)
-def _user(monkeypatch: pytest.MonkeyPatch) -> None:
+def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
 
 
@@ -44,3 +47,33 @@ def test_roots_mpiexec_is_started_in_a_network_of_its_own(
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
     alone = [*RANK[:3], "stager.launch.alone"]
     assert mpiexec_argv(3) == [*alone, "mpiexec", "-n", "3", *RANK]
+
+
+def test_ranks_share_memory_only_in_the_folder_of_their_launcher() -> None:
+    """Open MPI's names of such files have 16 bits: in one folder, two stages may share one."""
+    told = """
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+with open("/proc/self/maps") as maps:
+    print(*(line.split()[-1] for line in maps if "segment" in line), sep="\\n")
+MPI.COMM_WORLD.Barrier()
+"""
+    with folder_of_launcher(is_shared_memory=True) as folder:
+        done = subprocess.run(
+            [*mpiexec_argv(2)[: -len(RANK)], sys.executable, "-I", "-c", told],
+            env={**os.environ, **mpiexec_environment(folder)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert {os.path.dirname(path) for path in done.stdout.split()} == {folder}
+    assert os.path.dirname(folder) == "/dev/shm"
+    assert not os.path.exists(folder)
+
+
+def test_without_a_folder_for_shared_memory_that_of_temporary_files_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiexec, "_SHARED_MEMORY", "/does/not/exist")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with folder_of_launcher(is_shared_memory=True) as folder:
+        assert os.path.dirname(folder) == str(tmp_path)

@@ -9,7 +9,7 @@ import sys
 
 from stager.base.outcome import event
 from stager.launch.environment import RANK
-from stager.launch.mpiexec import LOCAL_ENVIRONMENT, mpiexec_argv
+from stager.launch.mpiexec import folder_of_launcher, mpiexec_argv, mpiexec_environment
 
 #: Replaces `stager.rank.main` by a program whose last rank raises while the others wait for it.
 RAISES = """
@@ -29,11 +29,13 @@ start.main()
 
 def run_ranks(end: str) -> subprocess.CompletedProcess[str]:
     launcher = mpiexec_argv(3)[: -len(RANK)]
-    return subprocess.run(
-        [*launcher, sys.executable, "-I", "-c", RAISES.format(end=end)],
-        env={**os.environ, **LOCAL_ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    with folder_of_launcher(is_shared_memory=True) as folder:
+        environment = {**mpiexec_environment(folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
+        return subprocess.run(
+            [*launcher, sys.executable, "-I", "-c", RAISES.format(end=end)],
+            env={**os.environ, **environment},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
 
 
 def test_an_exception_in_one_rank_ends_all_of_them() -> None:
