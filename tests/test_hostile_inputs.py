@@ -20,7 +20,8 @@ import pytest
 from stager.archive.unpack import unpack
 from stager.base import paths
 from stager.base.errors import Failure, LaunchError, StageError
-from stager.base.outcome import Outcome, event
+from stager.base.events import event
+from stager.base.outcome import Outcome
 from stager.cli.progress import Progress
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
 from stager.copies.upkeep import Action, Command, Done, Enough, NodeResult, Refused, Stays

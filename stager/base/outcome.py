@@ -1,8 +1,7 @@
-"""Define the outcome of a stage, and the events that ranks print for the launcher."""
+"""Define the outcome of a stage."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -256,8 +255,3 @@ class NodeRates:
     write: float
     read: float
     network: float
-
-
-def event(kind: str, **fields: Any) -> str:
-    """Return an event as a line of JSON, without its newline."""
-    return json.dumps({"event": kind, **fields})

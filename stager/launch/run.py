@@ -1,22 +1,21 @@
 """Start the ranks by a launcher, pass their events on, and return the Outcome they agreed on.
 
-Ranks write events on their stdout, a JSON object a line (`base.outcome.event`). All other lines are
-the launcher's own; the last of them are part of the message if there is no Outcome.
+Ranks write events on their stdout (`base.events`). All other lines are the launcher's own; the last
+of them are part of the message if there is no Outcome.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import MPI_REMEDY, Failure, LaunchError
+from stager.base.events import Parts, read_event
 from stager.base.outcome import Evicted, Outcome
 from stager.base.phases import Phase
 from stager.launch.job import fold
@@ -283,6 +282,7 @@ class _Listener:
         self._pulses = pulses or Pulses(list, "", limit=0)
         self._paces = paces
         self._clock = RunningClock()
+        self._parts = Parts()
         #: The launcher's last lines.
         self.tail: deque[str] = deque(maxlen=_TAIL)
         #: Whether a rank lives, whether all have begun, whether they hang and are to be started
@@ -453,17 +453,18 @@ class _Listener:
         return self._over_at > 0 and self._clock.seconds() - self._over_at > patience
 
     def _take(self, line: str) -> None:
-        event = _as_event(line)
-        if event is None:
-            if line.strip():
-                self.tail.append(line.rstrip())
-            self._take_complaint(line)
-            return
         try:
-            self._obey(event)
+            line = self._parts.join(line)
+            if (event := read_event(line)) is not None:
+                self._obey(event)
+                return
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             self._crash = self._crash or _UNREADABLE
             self._over_at = self._over_at or self._clock.seconds()
+            return
+        if line.strip():
+            self.tail.append(line.rstrip())
+        self._take_complaint(line)
 
     def _take_complaint(self, line: str) -> None:
         """Note what the launcher says of a node, or of all of them."""
@@ -538,11 +539,3 @@ class _Listener:
         if reporter:
             self._ended.add(reporter)
         self._blamed.setdefault(node, why)
-
-
-def _as_event(line: str) -> dict[str, Any] | None:
-    if line.startswith('{"event": '):
-        with suppress(ValueError, RecursionError):
-            event: dict[str, Any] = json.loads(line)
-            return event
-    return None

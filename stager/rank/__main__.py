@@ -77,7 +77,7 @@ def _tell_alive() -> None:
 
 def _report_crash(error: BaseException) -> None:
     """Report the error to the launching process: MPI's own abort message hides the traceback."""
-    from stager.base.outcome import event
+    from stager.base.events import event
 
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     text = f"{type(error).__name__}: {error}"

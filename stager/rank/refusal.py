@@ -8,7 +8,8 @@ import time
 from typing import NoReturn
 
 from stager.base.errors import Failure
-from stager.base.outcome import Outcome, event
+from stager.base.events import event
+from stager.base.outcome import Outcome
 
 #: Seconds in which the report reaches the launcher: srun drops what comes as it ends the step.
 _REPORT_LEAD = 0.5

@@ -1,6 +1,6 @@
 """Report to the launching process: events while the ranks work, and what became of each item.
 
-An event is one line of JSON on stdout: ``alive``, ``started``, ``unwatched``, ``waiting``,
+Events go to stdout (`base.events`): ``alive``, ``started``, ``unwatched``, ``waiting``,
 ``progress``, ``pulse``, ``evicted`` or ``rate``, at last ``result``; or ``crashed``, for a rank
 that failed unexpectedly. `launch.run` reads them.
 """
@@ -15,8 +15,9 @@ from _thread import allocate_lock  # threading is slow to import
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.base.events import event
 from stager.base.options import Share
-from stager.base.outcome import Counts, ItemReport, event
+from stager.base.outcome import Counts, ItemReport
 from stager.base.text import printable
 from stager.copies.survey import Reason
 from stager.disk.permissions import other_group_mode
@@ -64,7 +65,7 @@ class Delivered:
 
 
 def tell(kind: str, **fields: object) -> None:
-    """Print one event, in one write: the launcher merges the output of all ranks by lines."""
+    """Print one event: the launcher merges the output of all ranks by lines."""
     with _line:
         sys.stdout.write(event(kind, **fields) + "\n")
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stager.base.errors import Failure
+from stager.base.events import event
 from stager.base.outcome import (
     Counts,
     Evicted,
@@ -16,7 +17,6 @@ from stager.base.outcome import (
     Outcome,
     Rate,
     _checked,
-    event,
     total,
 )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stager.base.errors import Failure
+from stager.base.events import event
 from stager.base.outcome import (
     Counts,
     Evicted,
@@ -17,7 +18,6 @@ from stager.base.outcome import (
     OwnFiles,
     Rate,
     Slow,
-    event,
     total,
 )
 from stager.base.text import bytes_text, seconds_text

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.outcome import Evicted, ItemReport, Outcome, event
+from stager.base.events import event
+from stager.base.outcome import Evicted, ItemReport, Outcome
 from stager.base.progress import Kind
 from stager.launch import run as run_module
 from stager.launch.run import LOST as LOST_RANK
@@ -189,6 +190,18 @@ def test_noise_beside_the_events_does_no_harm(launcher: Launcher) -> None:
     script = f"echo noise; echo noise >&2; {say('STARTED')}; echo; {say('RESULT')}; echo noise"
     assert launcher.run(script, RESULT=result(DONE)) == DONE
     assert launcher.events == [STARTED]
+
+
+def test_what_other_ranks_print_may_come_between_the_parts_of_a_long_event(
+    launcher: Launcher,
+) -> None:
+    """As Slurm, which passes on at most 1024 bytes of a task's output at a time, has it."""
+    many = replace(DONE, failed_nodes=[Failure(4, "its disk is full", f"n{n}") for n in range(99)])
+    pulse = event("pulse", node="n1", count=1, activity=5, doing="", pace=[0, 0.0, 0.0])
+    parts = result(many).split("\n")
+    assert len(parts) > 5
+    mixed = "; ".join(f"echo '{part}'; {say('PULSE')}" for part in parts)
+    assert launcher.run(f"{say('STARTED')}; {mixed}", PULSE=pulse) == many
 
 
 def test_an_event_may_come_in_pieces(launcher: Launcher) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from stager.base.outcome import event
+from stager.base.events import event
 from stager.launch.environment import RANK
 from stager.launch.mpiexec import folder_of_launcher, mpiexec_argv, mpiexec_environment
 
@@ -55,7 +55,7 @@ def test_a_surprise_in_a_thread_ends_all_ranks_too() -> None:
 
 
 def test_a_rank_that_can_import_nothing_more_still_ends_all() -> None:
-    names = ("mpi4py.run", "stager.base.outcome", "traceback", "json")
+    names = ("mpi4py.run", "stager.base.events", "traceback", "json")
     block = f"sys.modules.update(dict.fromkeys({names}))"
     done = run_ranks(f"{block}; raise ImportError('stale file handle')")
     assert done.returncode == 1

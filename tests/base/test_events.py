@@ -1,0 +1,85 @@
+"""Tests of the lines by which ranks tell of events."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stager.base import events
+from stager.base.events import LONGEST, Parts, event, read_event
+
+if TYPE_CHECKING:
+    from random import Random
+
+TEXTS = st.text(max_size=3 * LONGEST)
+
+
+def read_all(lines: list[str]) -> list[dict[str, Any]]:
+    """Return the events on these lines."""
+    parts = Parts()
+    return [one for line in lines if (one := read_event(parts.join(line))) is not None]
+
+
+def test_a_short_event_is_one_line_of_json() -> None:
+    line = event("started", nodes=4)
+    assert line == '{"event": "started", "nodes": 4}'
+    assert read_all([line]) == [{"event": "started", "nodes": 4}]
+
+
+@given(TEXTS)
+def test_no_line_is_too_long_or_holds_a_line_break(text: str) -> None:
+    whole = event("crashed", node="n1", error=text)
+    assert max(map(len, whole.encode("ascii").split(b"\n"))) <= LONGEST
+    assert read_all(whole.split("\n")) == [{"event": "crashed", "node": "n1", "error": text}]
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_parts_of_several_events_may_come_in_any_mixture(texts: list[str], mix: Random) -> None:
+    """Each event's own parts stay in their order."""
+    waiting = [event("crashed", error=text).split("\n") for text in texts]
+    lines = []
+    while waiting:
+        one = mix.choice(waiting)
+        lines.append(one.pop(0))
+        waiting = [rest for rest in waiting if rest]
+    assert sorted(one["error"] for one in read_all(lines)) == sorted(texts)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "noise",
+        "@event",
+        "@event 0123456789abcdef -1 x",
+        "@event 0123456789abcdef 1",
+        "@event 0123456789ABCDEF 1 x",
+        "@event 0123456789abcdef 1234567890 x",
+    ],
+)
+def test_any_other_line_stays_as_it_is(line: str) -> None:
+    assert Parts().join(line) == line
+    assert read_event(line) is None
+
+
+def test_a_part_that_never_comes_makes_no_event() -> None:
+    lines = event("crashed", error="x" * 5 * LONGEST).split("\n")
+    assert read_all(lines[1:]) == []
+    assert read_all(lines[:-1]) == []
+
+
+def test_parts_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_MOST", 10 * LONGEST - 1)
+    parts = Parts()
+    endless = f"@event {'0' * 16} 1 {'x' * LONGEST}"
+    for _ in range(9):
+        assert parts.join(endless) == ""
+        assert json.loads(
+            [parts.join(line) for line in event("crashed", error="y" * LONGEST).split("\n")][-1]
+        )
+    with pytest.raises(ValueError, match="more than 9999 bytes of events are not whole"):
+        parts.join(endless)
