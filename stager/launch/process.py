@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: Bytes of one read.
 _BLOCK = 1 << 16
-#: Bytes of the longest line; what is longer is dropped. An outcome of 10,000 nodes has a few MiB.
-_LONGEST_LINE = 64 << 20
+#: Bytes of the longest line; what is longer is dropped. The lines of ranks and nodes are short
+#: (`base.events`, `launch.answers`).
+_LONGEST_LINE = 1 << 20
 #: Seconds of one wait for output at most; longer ones overflow in the kernel.
 _LONGEST_WAIT = 3600.0
 #: Seconds for the launcher to end its tasks, where the caller sets none.
