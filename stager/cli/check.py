@@ -94,7 +94,8 @@ def check(
     for item in items:
         say(f"ok: {item.source} to {item.destination} ({item.options})")
     if not items:
-        say("ok: nothing to stage")
+        none = "no #STAGE or #SBATCH --stage line before the first command"
+        say(f"ok: {none}" if scripts else "ok")
     if rules is None:
         say(f"only the syntax was checked: there is no {config} here")
     _warn_of_sources(items)

@@ -194,11 +194,12 @@ def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         if records:
             count, first = len(records), min(records)
             text = (
-                "1 copy of yours is not listed, because its record cannot be read; stage it again "
-                "(if it is a folder, first delete that folder). The record:"
+                "1 record cannot be read, so its copy, if there is one, is not listed; its user "
+                "can stage it again (if it is a folder, first delete that folder). The record:"
                 if count == 1
-                else f"{count} copies of yours are not listed, because their records cannot be "
-                "read; stage them again (first delete those that are folders). One of the records:"
+                else f"{count} records cannot be read, so their copies, if there are any, are not "
+                "listed; their users can stage them again (first delete those that are folders). "
+                "One of the records:"
             )
             lines.append(printable(f"{node}: {text} {first.path}: {first.why}"))
     return lines

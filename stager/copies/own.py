@@ -60,9 +60,10 @@ class HoldsOwnError(PolicyRefusal):
         from stager.base.text import listed
 
         self.files, self.unread, self.remedy = files, unread, remedy
-        self.why = f"holds files of the user's own: {listed(files)}"
-        what, whole = "is no longer what was staged there; move it elsewhere", "it"
+        self.why = "is no longer what was staged there"
+        what, whole = f"{self.why}; move it elsewhere", "it"
         if record.tree:
+            self.why = f"holds files of the user's own: {listed(files)}"
             what, whole = f"holds {own_text(files)}; move {them(files)} elsewhere", "the whole copy"
         if unread:
             self.why = f"cannot be looked through for files of the user's own: {unread}"

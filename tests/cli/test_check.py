@@ -37,7 +37,7 @@ IGNORED = (
     "stage: job.sh:10: warning: this is after the first command, so it is ignored: "
     "#STAGE /shared/too-late /nvme/too-late\n"
 )
-NOTHING = "nothing to stage"
+NOTHING = "no #STAGE or #SBATCH --stage line before the first command"
 LATE = "this is after the first command, so it is ignored"
 REFUSED = "sbatch refuses this script:"
 NO_INTERPRETER = f"{REFUSED} it does not begin with '#!' and the path of an interpreter"
@@ -113,7 +113,7 @@ def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> N
     after = "warning: this is after the first command, so it is ignored"
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(
         0,
-        "stage: ok: nothing to stage\n",
+        f"stage: ok: {NOTHING}\n",
         f"stage: -:3: {after}: #SBATCH -N2 --stage /f:/nvme/f\nstage: -:6: {after}: #STAGE 'a?\n",
     )
 

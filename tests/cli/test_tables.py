@@ -200,12 +200,12 @@ def test_records_that_cannot_be_read_are_counted_by_node() -> None:
     }
     path = "/nvme/.slurm-stage/5001/records/K.json: version 3?"
     one_copy = (
-        "1 copy of yours is not listed, because its record cannot be read; stage it again (if it "
-        "is a folder, first delete that folder). The record"
+        "1 record cannot be read, so its copy, if there is one, is not listed; its user can stage "
+        "it again (if it is a folder, first delete that folder). The record"
     )
     two_copies = (
-        "2 copies of yours are not listed, because their records cannot be read; stage them again "
-        "(first delete those that are folders). One of the records"
+        "2 records cannot be read, so their copies, if there are any, are not listed; their users "
+        "can stage them again (first delete those that are folders). One of the records"
     )
     assert unread_lines(nodes) == [
         f"n2: {one_copy}: {path}",

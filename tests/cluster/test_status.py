@@ -107,8 +107,9 @@ def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
-        "n2: 1 copy of yours is not listed, because its record cannot be read; stage it again (if "
-        f"it is a folder, first delete that folder). The record: {path}: version 7, expected 6"
+        "n2: 1 record cannot be read, so its copy, if there is one, is not listed; its user can "
+        "stage it again (if it is a folder, first delete that folder). The record: "
+        f"{path}: version 7, expected 6"
     )
 
 

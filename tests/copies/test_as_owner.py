@@ -111,9 +111,7 @@ def test_root_is_told_what_to_do_with_a_copy_that_holds_files_of_the_users_own(d
         f"{path} is no longer what was staged there; move it elsewhere, or delete it: stagectl "
         f"evict --user {USER} --force {path}"
     )
-    assert evict(USER, disk, older=60).stay == [
-        Stays(path, f"holds files of the user's own: {USER}")
-    ]
+    assert evict(USER, disk, older=60).stay == [Stays(path, "is no longer what was staged there")]
 
 
 def test_others_than_root_may_not_ask(disk: Path) -> None:

@@ -375,7 +375,7 @@ def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None
             refused=[Refused(3, message)]
         )
         assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(
-            stay=[Stays("/nvme/a", "holds files of the user's own: a")]
+            stay=[Stays("/nvme/a", "is no longer what was staged there")]
         )
     assert copy.read_bytes() == b"mine"
     done = NodeResult([Done("/nvme/a", copy.stat().st_blocks * 512, 1, ("a",))])
