@@ -1,7 +1,7 @@
 """Write the lines by which ranks tell the launching process of events, and read them.
 
-An event is a JSON object on one line. A long one is sent as several lines, its *parts*: launchers
-keep only short lines whole, and may put what other ranks print between the pieces of longer ones.
+An event is a JSON object on one line. A long one is sent as several lines, its *parts*: Slurm keeps
+only short lines whole, and may put what other ranks print between the pieces of longer ones.
 """
 
 from __future__ import annotations
@@ -52,24 +52,40 @@ class Parts:
     """Joins the parts of events; those of several events may come in any mixture."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
+        #: The pieces of each event that is not whole, and the number of its last one.
+        self._pieces: dict[str, list[str]] = {}
+        self._numbers: dict[str, int] = {}
         self._size = 0
 
     def join(self, line: str) -> str:
         """Return the line of an event if this is its last part, and "" for an earlier part.
 
-        Return any other line as it is. Raise ValueError if too many parts are without their last.
+        Of an event that lacks a part, return "". Return any other line as it is. Raise ValueError
+        if too many parts are without their last.
         """
         found = _PART_FIELDS.fullmatch(line)
         if not found:
             return line
-        name, left, text = found.groups()
-        pieces = self._texts.setdefault(name, [])
-        pieces.append(text)
+        name, number, text = found[1], int(found[2]), found[3]
+        if name in self._numbers and self._numbers[name] != number + 1:
+            self._forget(name)  # what follows is not an event without this
+        self._pieces.setdefault(name, []).append(text)
+        self._numbers[name] = number
         self._size += len(text)
-        if int(left):
-            if self._size > _MOST:
-                raise ValueError(f"more than {_MOST} bytes of events are not whole")
-            return ""
-        self._size -= sum(map(len, pieces))
-        return "".join(self._texts.pop(name))
+        if number == 0:
+            whole = self._forget(name)
+            return whole if whole.startswith(_EVENT) else ""
+        if self._size > _MOST:
+            raise ValueError(f"more than {_MOST} bytes of events are not whole")
+        return ""
+
+    def beginnings(self) -> list[str]:
+        """Return how each event begins that is not whole."""
+        return [pieces[0] for pieces in self._pieces.values()]
+
+    def _forget(self, name: str) -> str:
+        """Return what has come of an event, and keep it no more."""
+        del self._numbers[name]
+        text = "".join(self._pieces.pop(name))
+        self._size -= len(text)
+        return text

@@ -14,6 +14,8 @@ from stager.launch.openmpi import own_folder
 
 _ALONE = (sys.executable, "-I", "-m", "stager.launch.alone")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a new folder there is only the user's own
+#: Bytes without which ranks do not start there.
+_LEAST_SHARED = 32 << 20
 #: Simulated nodes share one machine's cores, and a demonstration may run as root.
 LOCAL_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -60,7 +62,9 @@ def folder_of_launcher(*, is_shared_memory: bool = False) -> tempfile.TemporaryD
     """
     if is_shared_memory:
         with suppress(OSError):
-            return _new_folder(_SHARED_MEMORY)
+            room = os.statvfs(_SHARED_MEMORY)
+            if room.f_bavail * room.f_frsize >= _LEAST_SHARED:
+                return _new_folder(_SHARED_MEMORY)
     try:
         return _new_folder()
     except OSError as error:

@@ -244,7 +244,7 @@ def _no_outcome(
     else:
         why = listener.crash() or f"{launcher} {ended}"
         problem = f"staging ended early: {why}; submit again"
-    return problem + "".join(f"\n  {line}" for line in listener.tail)
+    return problem + "".join(f"\n  {line}" for line in listener.last_lines)
 
 
 def _not_begun(launcher: str, listener: _Listener, start_timeout: float, remedy: str) -> str:
@@ -316,6 +316,11 @@ class _Listener:
         #: The copies that the ranks have removed to make room.
         self.evicted: list[Evicted] = []
         self.outcome_at = 0.0
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The launcher's last lines, and how each event begins of which the end is missing."""
+        return [*self.tail, *self._parts.beginnings()]
 
     @property
     def gave_up(self) -> bool:
@@ -398,6 +403,7 @@ class _Listener:
         self._again_at = math.inf if is_last or self._has_hung else now + _HANG
         self.timed_out = self.hangs = self._connection_lost = self._launch_refused = False
         self.has_pulse = False
+        self._parts = Parts()
         self._blamed_by_launcher = ""
         self._unreached.clear()
         self._alive.clear()

@@ -65,7 +65,7 @@ def main() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for the user's program, not yet started
     comm = MPI.COMM_WORLD
-    if request.hosts and comm.rank:
+    if (request.hosts or request.local_root) and comm.rank:
         # Long lines reach mpiexec in several pieces, and it does not keep other ranks' lines out of
         # them. Only the first rank has such lines to tell.
         os.dup2(2, 1)

@@ -109,7 +109,7 @@ def parse_line(line: str) -> Directive:
     for path in words[:2]:
         if _OPTION_BEHIND.search(path.value):
             problem = f"write a space, not ',', before an option: {_LINE}"
-            remedy = "if the ',' is part of the path, use #SBATCH --stage instead"
+            remedy = f"if the ',' is part of the path, use #SBATCH --stage instead: {_COMMA}"
             raise DirectiveError(f"{problem}; {remedy}", line, line.find(",", path.at))
     return _build(line, words[0], words[1], words[2:])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,20 +65,26 @@ def test_any_other_line_stays_as_it_is(line: str) -> None:
     assert read_event(line) is None
 
 
-def test_a_part_that_never_comes_makes_no_event() -> None:
+def test_an_event_that_lacks_a_part_is_none() -> None:
     lines = event("crashed", error="x" * 5 * LONGEST).split("\n")
-    assert read_all(lines[1:]) == []
-    assert read_all(lines[:-1]) == []
+    for number in range(len(lines)):
+        assert read_all([*lines[:number], *lines[number + 1 :]]) == []
+    parts = Parts()
+    assert [parts.join(line) for line in lines[1:]] == [""] * (len(lines) - 1)
+    assert parts.beginnings() == []
+    assert {parts.join(line) for line in lines[:-1]} == {""}
+    [beginning] = parts.beginnings()
+    assert beginning.startswith('{"event": "crashed", "error": "xxx')
+    assert read_event(parts.join(lines[-1])) == {"event": "crashed", "error": "x" * 5 * LONGEST}
 
 
 def test_parts_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_MOST", 10 * LONGEST - 1)
     parts = Parts()
-    endless = f"@event {'0' * 16} 1 {'x' * LONGEST}"
-    for _ in range(9):
-        assert parts.join(endless) == ""
-        assert json.loads(
-            [parts.join(line) for line in event("crashed", error="y" * LONGEST).split("\n")][-1]
-        )
+    endless = [f"@event {'0' * 16} {number} {'x' * LONGEST}" for number in range(20, 10, -1)]
+    whole = event("crashed", error="y" * LONGEST).split("\n")
+    for line in endless[:-1]:
+        assert parts.join(line) == ""
+        assert read_event([parts.join(one) for one in whole][-1])
     with pytest.raises(ValueError, match="more than 9999 bytes of events are not whole"):
-        parts.join(endless)
+        parts.join(endless[-1])

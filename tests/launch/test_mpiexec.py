@@ -70,10 +70,13 @@ MPI.COMM_WORLD.Barrier()
     assert not os.path.exists(folder)
 
 
-def test_without_a_folder_for_shared_memory_that_of_temporary_files_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"), [("_SHARED_MEMORY", "/gone"), ("_LEAST_SHARED", 1 << 60)]
+)
+def test_without_room_for_shared_memory_the_folder_of_temporary_files_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
-    monkeypatch.setattr(mpiexec, "_SHARED_MEMORY", "/does/not/exist")
+    monkeypatch.setattr(mpiexec, name, value)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with folder_of_launcher(is_shared_memory=True) as folder:
         assert os.path.dirname(folder) == str(tmp_path)

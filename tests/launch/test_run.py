@@ -204,6 +204,13 @@ def test_what_other_ranks_print_may_come_between_the_parts_of_a_long_event(
     assert launcher.run(f"{say('STARTED')}; {mixed}", PULSE=pulse) == many
 
 
+def test_how_an_event_begins_that_was_cut_off_is_told(launcher: Launcher) -> None:
+    parts = event("crashed", node="n2", error="out of luck " * 200).split("\n")
+    said = launcher.failure(f"{say('STARTED', 'PART')}; exit 1", PART=parts[0])
+    assert said.startswith("staging ended early: sh ended with code 1; submit again\n")
+    assert '{"event": "crashed", "node": "n2", "error": "out of luck out of luck ' in said
+
+
 def test_an_event_may_come_in_pieces(launcher: Launcher) -> None:
     script = f"""printf '{{"eve'; sleep 0.05; printf 'nt": "started", '; echo noise >&2
         sleep 0.05; printf '"nodes": 4}}\n{{"event": "waiting"}}\n'; {say("RESULT")}"""

@@ -771,7 +771,8 @@ def test_a_comma_in_quotes_may_end_a_path_in_a_line(destination: str) -> None:
 def test_an_option_behind_a_comma_in_a_line_is_refused(line: str, column: int) -> None:
     problem = (
         "write a space, not ',', before an option: #STAGE SRC DST [key=value…]; if the ',' is part "
-        "of the path, use #SBATCH --stage instead"
+        "of the path, use #SBATCH --stage instead: a ',' in a path is written \\, (in an #SBATCH "
+        "line \\\\,)"
     )
     assert line_fault(line) == message(problem, line, column)
 
