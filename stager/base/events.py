@@ -15,7 +15,7 @@ from typing import Any
 #: How the line of an event begins, and the line of a part.
 _EVENT, _PART = '{"event": ', "@event "
 #: A part's event, the number of parts that follow, and its text.
-_PART_FIELDS = re.compile(r"@event ([0-9a-f]{16}) ([0-9]{1,9}) (.*)", re.DOTALL)
+_PART_FIELDS = re.compile(_PART + r"([0-9a-f]{16}) ([0-9]{1,9}) (.*)", re.DOTALL)
 #: Bytes of the longest line. Slurm splits lines of more than 1024 (MAX_MSG_LEN in slurmstepd's
 #: io.c).
 LONGEST = 1000

@@ -50,8 +50,8 @@ def mpiexec_environment(folder: str) -> dict[str, str]:
     """
     # The search for networks takes a second, and ranks of one machine use shared memory.
     transports = {"OMPI_MCA_btl": "self,sm"} if _embedded().exists() else {}
-    releases = {"sm": folder, "vader": folder}  # 5 and 4
-    shared = {f"OMPI_MCA_btl_{name}_backing_directory": at for name, at in releases.items()}
+    # "sm" in release 5, "vader" in release 4.
+    shared = {f"OMPI_MCA_btl_{name}_backing_directory": folder for name in ("sm", "vader")}
     return LOCAL_ENVIRONMENT | transports | shared | own_folder(folder)
 
 

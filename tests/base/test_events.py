@@ -29,6 +29,10 @@ def test_a_short_event_is_one_line_of_json() -> None:
     assert read_all([line]) == [{"event": "started", "nodes": 4}]
 
 
+def test_an_event_is_one_line() -> None:
+    assert event("waiting", node="n1\n") == '{"event": "waiting", "node": "n1\\n"}'
+
+
 @given(TEXTS)
 def test_no_line_is_too_long_or_holds_a_line_break(text: str) -> None:
     whole = event("crashed", node="n1", error=text)

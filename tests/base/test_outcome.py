@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stager.base.errors import Failure
-from stager.base.events import event
 from stager.base.outcome import (
     Counts,
     Evicted,
@@ -70,7 +69,3 @@ def test_the_counts_of_parts_add_up() -> None:
 def test_a_rate_is_bytes_per_second() -> None:
     assert Rate("wire", 100, 4.0).speed == 25.0
     assert Rate("wire", 100, 0.0).speed == 0.0
-
-
-def test_an_event_is_one_line() -> None:
-    assert event("waiting", node="n1\n") == '{"event": "waiting", "node": "n1\\n"}'
