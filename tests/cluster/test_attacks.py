@@ -19,6 +19,7 @@ from stager.request.items import StageRequest
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
 from tests.cluster.hostile import dead_folder, forge_record, never_answers, own_filesystem
 from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -696,7 +697,7 @@ THREE_ROOTS = (
 )
 
 
-@pytest.mark.parametrize("options", ["allow_other", "fsname=private"])
+@pytest.mark.parametrize("options", ["allow_other", repeated("fsname=private")])
 @pytest.mark.parametrize("path", [ROOM, f"/nvme/.slurm-stage/{BOB}", f"{ROOM}/inner"])
 def test_a_filesystem_that_never_answers_does_not_hold_a_node(
     site: Site, path: str, options: str

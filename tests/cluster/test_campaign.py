@@ -41,6 +41,7 @@ def fitted_site(site: Site) -> Iterator[Site]:
     site.reconfigure()
 
 
+@pytest.mark.nightly
 def test_a_minute_of_faults_breaks_no_promise(fitted_site: Site, tmp_path: Path) -> None:
     campaign = Campaign(str(SEED), tmp_path)
     faults = (fault for fault in plan(SEED, fitted_site.nodes) if fault.kind not in LATE)

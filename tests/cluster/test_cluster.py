@@ -18,6 +18,8 @@ from tests.cluster.cluster import LOGIN, Cluster, ClusterError, CommandFailed, J
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.nightly
+
 START_AND_SLEEP = """
 import sys, time
 from pathlib import Path

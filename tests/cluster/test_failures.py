@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.cluster import CommandFailed
 from tests.cluster.site import PLUGSTACK, POLICY, PYTHON, STAGECTL, digest
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +73,9 @@ def works(site: Site) -> None:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", ["sbatch --wrap true", "salloc true", "srun true"])
+@pytest.mark.parametrize(
+    "command", ["sbatch --wrap true", repeated("salloc true"), repeated("srun true")]
+)
 def test_a_bad_directive_is_refused_at_once(
     site: Site, command: str, value: str, complaint: str
 ) -> None:

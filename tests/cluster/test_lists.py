@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.cluster import CommandFailed
 from tests.cluster.site import PLUGSTACK, PYTHON
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,9 @@ def test_a_long_list_reaches_the_helper(helper: Site, length: int) -> None:
     assert helper.run(["salloc", "-N1", option, "srun", "true"]).stdout == arrived(listed)
 
 
-@pytest.mark.parametrize("command", ["sbatch --wrap true", "salloc true", "srun true"])
+@pytest.mark.parametrize(
+    "command", ["sbatch --wrap true", repeated("salloc true"), repeated("srun true")]
+)
 def test_a_list_that_is_too_long_is_refused_with_the_remedy(helper: Site, command: str) -> None:
     name, *rest = command.split()
     half = MAX_LIST // 2

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.stagectl import Ran, environment, run
 
+pytestmark = pytest.mark.nightly
+
 PROGRAM = Path(__file__).parent / "majors"
 
 

@@ -6,6 +6,8 @@ import random
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cluster.soak import moved_again, plan, soak
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 NODES = ["n1", "n2", "n3", "n4"]
 
 
+@pytest.mark.nightly
 def test_half_a_minute_of_random_jobs_finds_no_fault(site: Site) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     tally = soak(site, seed, seconds=30)

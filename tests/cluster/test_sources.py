@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.cluster import CommandFailed
 from tests.cluster.servers import HOST, HTTPS_PORT, nginx, write_object
 from tests.cluster.site import POLICY
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def assert_copies(site: Site, data: bytes) -> None:
         assert copy.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("readers", [repeated(1), 4])
 def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers: int) -> None:
     data = write_object(web.files / "object.bin", SIZE)
     with site.policy(f"{policy(web)}[transfer]\nreaders = {readers}\n"):
