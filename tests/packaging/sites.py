@@ -196,12 +196,14 @@ diff /tmp/before /tmp/after | sed -n 's/^\\([<>].*[^ ]\\) *$/\\1/p'
 """
 
 
-#: What is not as before when the packages are removed: what belongs to the user and to the site.
+#: What is not as before when the packages are removed: what belongs to the user and to the site, and
+#: a folder that goes at the next boot, as slurm.conf may still name it.
 LEFT = """\
 < /nvme d 755 root
 > /nvme d 1777 root
 > /nvme/bob d 755 bob
 > /nvme/bob/some-file f 644 bob
+> /run/slurm-tmp d 755 root
 """
 
 
