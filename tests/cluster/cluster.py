@@ -223,6 +223,8 @@ class Cluster:
     `nvme_size` is as in mount's ``size=``, such as "200M"; None means 1G for a loop mount and no
     limit for the others. `extra_conf` is appended to slurm.conf, where the later of two lines wins.
     `parent` holds the base folder, and with it the nodes' nvme folders of kind folder or loop.
+    `checkout` is the folder from which servers run; like all of the machine's folders, the nodes
+    have it read-only.
     """
 
     def __init__(
@@ -233,6 +235,7 @@ class Cluster:
         extra_conf: str = "",
         *,
         parent: Path = Path("/var/tmp"),
+        checkout: Path = _CHECKOUT,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
             raise ValueError(f"{nodes} nodes: 1 to {MAX_NODES} are possible")
@@ -240,6 +243,7 @@ class Cluster:
         self._nvme = (nvme, nvme_size)
         self._extra_conf = extra_conf
         self._parent = parent
+        self._checkout = checkout
         self._base: Path | None = None
         self._base_lock = -1
         self._site: subprocess.Popen[bytes] | None = None
@@ -359,7 +363,7 @@ class Cluster:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={"PATH": LOGIN_PATH, "LANG": "C.UTF-8", "CHECKOUT": str(_CHECKOUT)},
+                env={"PATH": LOGIN_PATH, "LANG": "C.UTF-8", "CHECKOUT": str(self._checkout)},
                 cwd="/",
                 umask=0o022,
                 start_new_session=True,
@@ -642,12 +646,9 @@ class Cluster:
         kept = [self._pids[node], *self._sleeping(node)]
         _signal((pid for pid in self._inside(node) if pid not in kept), signal.SIGKILL)
         daemon.wait()
-        self.run(
-            "findmnt --noheadings --raw --output=TARGET | grep ^/run/slurm-stage/ |"
-            " xargs --no-run-if-empty umount --lazy; rm -rf /run/slurm-stage /tmp/* /dev/shm/*",
-            user="root",
-            on=node,
-        )
+        environment = {"CHECKOUT": str(self._checkout)}
+        script = ["bash", "/cluster/namespaces.sh", "reboot"]
+        self.run(script, user="root", on=node, env=environment)
         try:
             yield
         finally:

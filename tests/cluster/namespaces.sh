@@ -5,6 +5,8 @@
 #
 # usage: namespaces.sh site BASE NODES         (started by cluster.py, in fresh namespaces)
 #        namespaces.sh node NAME ADDRESS/BITS  (started by the site, in fresh namespaces)
+#        namespaces.sh reboot                  (on a node, by cluster.py)
+# CHECKOUT is the folder from which servers run on the machines.
 set -euo pipefail
 
 site() {
@@ -35,7 +37,8 @@ node() {
 }
 
 # Mounts the host's top-level entries in a new root, so that /shared and /nvme can exist beside
-# them without being made on the host. It is unbindable: otherwise it would contain itself.
+# them without being made on the host. No file of the host can be changed there. The root is
+# unbindable: otherwise it would contain itself.
 build_root() {
     local root=$1/root entry name
     mkdir "$root"
@@ -47,14 +50,21 @@ build_root() {
             cp -a "$entry" "$root/$name"
         elif [ -d "$entry" ]; then
             mkdir "$root/$name"
-            [ "$name" = proc ] || mount --rbind "$entry" "$root/$name"
+            case "$name" in
+            dev | home | proc | run | tmp) ;; # the machines have their own
+            sys) mount --rbind /sys "$root/sys" ;;
+            *) show "$entry" "$root/$name" ;;
+            esac
         else
             touch "$root/$name"
-            mount --bind "$entry" "$root/$name"
+            show "$entry" "$root/$name"
         fi
     done
+    make_devices "$root/dev"
     mkdir -p "$root/cluster" "$root/shared" "$root/nvme" "$root/.host"
     mount --bind "$1" "$root/cluster"
+    mkdir "$root/cluster/checkout"
+    show "$CHECKOUT" "$root/cluster/checkout"
     mount -t proc proc "$root/proc"
     cd "$root"
     pivot_root . .host
@@ -64,6 +74,32 @@ build_root() {
     rmdir /.host
 }
 
+# Mounts a folder or file of the host, and what is mounted in it, read-only. What cannot be made
+# read-only, such as a user's filesystem that is closed to root, is left out.
+show() {
+    local place
+    mount --rbind "$1" "$2"
+    findmnt --noheadings --raw --output=TARGET --submounts "$2" | while read -r place; do
+        place=$(printf %b "$place")
+        mount -o remount,bind,ro "$place" || umount --lazy "$place"
+    done
+}
+
+# Makes the host's device files anew: whoever removes one there, or listens on /dev/log, does so on
+# the cluster alone. The kernel adds the file of a further loop device to the host's /dev only.
+make_devices() {
+    local number
+    mount -t tmpfs -o mode=755 tmpfs "$1"
+    cp --archive --one-file-system /dev/. "$1"
+    rm -f "$1/log"
+    ln -s /run/dev-log "$1/log"
+    for ((number = 0; number < 128; number++)); do
+        [ -e "$1/loop$number" ] || mknod -m 660 "$1/loop$number" b 7 "$number"
+    done
+    mkdir -p "$1/shm" "$1/pts"
+    mount --bind /dev/pts "$1/pts"
+}
+
 # Mounts what all machines share. The host's packages stay readable in /opt, where pip finds them.
 mount_shared() {
     local entry
@@ -71,7 +107,6 @@ mount_shared() {
         [ -d "$entry" ] || continue
         mkdir "/cluster$entry"
         mount --rbind "$entry" "/cluster$entry"
-        mount -o remount,bind,ro "/cluster$entry"
     done
     mount --rbind /cluster/opt /opt
     mount --bind /cluster/shared /shared
@@ -79,32 +114,38 @@ mount_shared() {
     for entry in passwd shadow group hosts slurm; do
         mount --bind "/cluster/etc/$entry" "/etc/$entry"
     done
+    show_checkout
 }
 
-# Mounts a /tmp in which only the checkout is to be seen, if it is there: servers run from it.
-mount_tmp() {
-    case "$CHECKOUT" in
-    /tmp/*)
-        mkdir -p /cluster/checkout
-        mount --bind "$CHECKOUT" /cluster/checkout
-        mount -t tmpfs -o mode=1777 tmpfs /tmp
-        mkdir -p "$CHECKOUT"
-        mount --bind /cluster/checkout "$CHECKOUT"
-        umount /cluster/checkout
-        ;;
-    *) mount -t tmpfs -o mode=1777 tmpfs /tmp ;;
-    esac
+# Servers run from the checkout: mounts it where it is on the host, if a mount has hidden it.
+show_checkout() {
+    [ "$CHECKOUT" -ef /cluster/checkout ] && return
+    mkdir -p "$CHECKOUT"
+    mount --rbind /cluster/checkout "$CHECKOUT"
 }
 
 # Mounts what each machine has of its own.
 mount_private() {
     hostname "$1"
-    mount_tmp
+    mount -t tmpfs -o mode=1777 tmpfs /var/tmp
+    mount_volatile
+    mount --bind "/cluster/nodes/$1/spool" /var/spool
+}
+
+# Mounts what a machine loses when it is rebooted.
+mount_volatile() {
+    mount -t tmpfs -o mode=1777 tmpfs /tmp
     mount -t tmpfs -o mode=1777 tmpfs /dev/shm
     mount -t tmpfs -o mode=755 tmpfs /run
     mkdir -p /run/munge /run/lock
     mount --bind /cluster/munge/run /run/munge
-    mount --bind "/cluster/nodes/$1/spool" /var/spool
+    show_checkout
+}
+
+# Does to a node's files what a reboot does; its processes have been ended.
+reboot() {
+    umount --lazy --recursive /tmp /dev/shm /run
+    mount_volatile
 }
 
 start_network() {

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,16 @@ with Cluster(2, parent=Path(sys.argv[1])) as cluster:
 def cluster() -> Iterator[Cluster]:
     with Cluster(4) as cluster:
         yield cluster
+
+
+@pytest.fixture(params=["/tmp", "/var/tmp", "/root"])
+def checkout(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A checkout in a folder that is a node's own, or is the machine's."""
+    with tempfile.TemporaryDirectory(prefix="slurm-stage-", dir=request.param) as folder:
+        checkout = Path(folder, "checkout")
+        (checkout / "stager").mkdir(parents=True)
+        (checkout / "stager/module").write_text("kept\n")
+        yield checkout
 
 
 def namespaces_of(pid: str) -> set[str]:
@@ -103,6 +114,31 @@ def test_each_node_has_its_own(cluster: Cluster, folder: str) -> None:
     for machine in ("n2", LOGIN):
         assert not cluster.path(machine, f"{folder}/private").exists()
     assert not Path(folder, "private").exists()
+
+
+def test_nothing_that_a_node_does_reaches_the_machines_files(checkout: Path) -> None:
+    module, name = checkout / "stager/module", f"{checkout.parent.name}.made"
+    folders = [path for path in Path("/").iterdir() if path.is_dir() and not path.is_symlink()]
+    made = [path / name for path in (*folders, checkout, module.parent) if path != Path("/proc")]
+    destroy = f"rm -rf {checkout}; echo changed >{module}; chmod 600 {module}; mv {checkout} /run"
+    try:
+        with Cluster(1, checkout=checkout) as cluster:
+            for machine in (LOGIN, "n1"):
+                touch = ["touch", *map(str, made)]
+                cluster.run(touch, user="root", on=machine, check=False)
+                cluster.run(destroy, user="root", on=machine, check=False)
+            cluster.run("touch /tmp/lost /run/lost /dev/shm/lost", user="root", on="n1")
+            with cluster.rebooting("n1"):
+                left = cluster.run("ls -d /tmp/lost /run/lost /dev/shm/lost", on="n1", check=False)
+                assert left.stdout == ""
+                shown = cluster.run(["cat", str(module)], user="root", on="n1")
+                assert shown.stdout == "kept\n"
+        assert [path for path in made if path.exists()] == []
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+    assert sorted(checkout.rglob("*")) == [module.parent, module]
+    assert (module.read_text(), module.stat().st_mode) == ("kept\n", 0o100644)
 
 
 @pytest.mark.parametrize("folder", ["/shared", "/home/alice"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +12,7 @@ from tests.cluster.site import POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.cluster.cluster import Job
     from tests.cluster.site import Site
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LISTEN = """
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True)
 listener.bind(sys.argv[1])
 os.chmod(sys.argv[1], 0o666)
 print("listening", flush=True)
@@ -30,8 +28,8 @@ while True:
     with open(sys.argv[2], "ab") as file:
         file.write(listener.recv(4096) + b"\\n")
 """
-#: Where the C library and stager.base.log send; systemd makes it a link to a socket beneath /run.
-LOG = Path("/dev/log")
+#: Where /dev/log of each machine leads to: there the C library and stager.base.log send.
+LOG = "/run/dev-log"
 MISSING = (
     "n1: /shared/none: No such file or directory; check the path, and that the compute nodes "
     "mount this filesystem"
@@ -45,19 +43,13 @@ def _source(site: Site) -> None:
 
 @contextmanager
 def logging(site: Site) -> Iterator[list[Path]]:
-    """Have each node log to a file of its own, for a ``with`` block. Yield the files.
-
-    All nodes have this machine's /dev, but each has a /run of its own.
-    """
-    made = not LOG.is_symlink()
-    if made:
-        LOG.symlink_to("/run/stage-test-log")
+    """Have each node log to a file of its own, for a ``with`` block. Yield the files."""
     logs = [site.shared(f"{node}.log") for node in site.nodes]
     daemons = []
     try:
         for node, file in zip(site.nodes, logs, strict=True):
             file.unlink(missing_ok=True)
-            line = ["python3", "-c", LISTEN, os.readlink(LOG), f"/shared/{node}.log"]
+            line = ["python3", "-c", LISTEN, LOG, f"/shared/{node}.log"]
             daemons.append(site.popen(line, user="root", on=node))
             output = daemons[-1].stdout
             assert output
@@ -67,9 +59,7 @@ def logging(site: Site) -> Iterator[list[Path]]:
         for daemon, node in zip(daemons, site.nodes, strict=False):
             daemon.kill()
             daemon.wait()
-            site.run(["rm", "-f", os.readlink(LOG)], user="root", on=node)
-        if made:
-            LOG.unlink()
+            site.run(["rm", "-f", LOG], user="root", on=node)
 
 
 def lines(file: Path) -> str:
