@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option by which tests/test_mpi.py starts pytest on each rank."""
     parser.addoption("--in-mpi", action="store_true", help="this pytest is a rank of an MPI world")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each run a temporary folder of its own: of pytest's, a later run removes the oldest."""
+    if config.option.basetemp is None:
+        folder = tempfile.mkdtemp(prefix="slurm-stage-tests-")
+        config.option.basetemp = f"{folder}/run"
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,8 +78,9 @@ def tmp_path(tmp_path: Path) -> Path:
 
     A copy of what lies in a closed folder would be closed, too.
     """
-    for folder in (tmp_path, *tmp_path.parents):
-        folder.chmod(0o755)
-        if folder.name.startswith("pytest-of-"):
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_mode & 0o005 == 0o005:
             break
+        folder.chmod(0o755)
     return tmp_path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 import time
 import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
@@ -17,6 +17,7 @@ from stager.wire import channel as module
 from stager.wire.channel import FRAME, Channel, interrupted, meet, refuse_pickle
 from stager.wire.codec import NUMBER, TEXT, Codec, list_of
 from stager.wire.settings import KEY_SIZE
+from tests.support.examples import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -332,31 +333,26 @@ def test_a_signed_message_of_another_shape_is_refused(
 TEXT_OR_NUMBER: Codec[Any] = Codec(lambda value: value, NUMBER.from_data)
 
 
-@given(
-    changes=st.binary(min_size=1, max_size=FRAME).filter(any) | st.just(b"\xff" * FRAME),
-    at=st.integers(0, FRAME - 1),
+#: Bits to change, and from which byte on.
+ANY_CHANGE = st.tuples(
+    st.binary(min_size=1, max_size=FRAME).filter(any) | st.just(b"\xff" * FRAME),
+    st.integers(0, FRAME - 1),
 )
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,  # all ranks have to try the same
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_any_change_of_a_frame_is_refused(
-    comm: MPI.Intracomm, channel: Channel, changes: bytes, at: int
-) -> None:
-    def frame() -> bytes:
+
+
+def test_any_change_of_a_frame_is_refused(comm: MPI.Intracomm, channel: Channel) -> None:
+    def frame(changes: bytes, at: int) -> bytes:
         text = bytearray(signed(channel))
         for offset, change in enumerate(changes, at):
             text[offset % FRAME] ^= change
         return bytes(text)
 
-    tracemalloc.start()
-    attack(comm, channel, frame)
-    assert tracemalloc.get_traced_memory()[1] < FRAME * comm.size + 100_000
-    tracemalloc.stop()
-    channel._number = 1
+    for changes, at in drawn(comm, ANY_CHANGE):
+        tracemalloc.start()
+        attack(comm, channel, partial(frame, changes, at))
+        assert tracemalloc.get_traced_memory()[1] < FRAME * comm.size + 100_000
+        tracemalloc.stop()
+        channel._number = 1
 
 
 class Danger:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stager.base.digest import Digest
@@ -20,6 +19,7 @@ from stager.wire.layout import Layout
 from stager.wire.settings import Algorithm, Settings
 from stager.wire.transfer import Transferred, broadcast, ring_depth
 from stager.wire.turns import Growth
+from tests.support.examples import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK = 4096
-same_on_all_ranks = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
 
 
@@ -134,26 +127,26 @@ def test_each_rank_knows_how_fast_it_writes_and_how_long_it_held_the_others_up(
         assert result.writing < 0.5 * least
 
 
-@given(
-    size=st.integers(0, 40_000),
-    chunk=st.integers(1, 9_000),
-    readers=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(sorted),
-    how=st.builds(
+ANY_LAYOUT = st.tuples(
+    st.integers(0, 40_000),
+    st.integers(1, 9_000),
+    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(sorted),
+    st.builds(
         Settings,
         depth=st.integers(1, 9),
         writers=st.integers(1, 3),
         algorithm=st.sampled_from(list(Algorithm)),
     ),
 )
-@same_on_all_ranks
-def test_any_size_chunk_depth_and_algorithm(
-    comm: MPI.Intracomm, size: int, chunk: int, readers: list[int], how: Settings
-) -> None:
-    chunk = max(chunk, size // 200)
-    world = World(comm, random_bytes(size))
-    result = world.move(Layout.dense(size, chunk), readers=readers, how=how)
-    world.assert_arrived(result)
-    assert comm.allreduce(world.reader.bytes_read) == size
+
+
+def test_any_size_chunk_depth_and_algorithm(comm: MPI.Intracomm) -> None:
+    for size, least, readers, how in drawn(comm, ANY_LAYOUT):
+        chunk = max(least, size // 200)
+        world = World(comm, random_bytes(size))
+        result = world.move(Layout.dense(size, chunk), readers=readers, how=how)
+        world.assert_arrived(result)
+        assert comm.allreduce(world.reader.bytes_read) == size
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -202,28 +195,24 @@ def test_other_ranks_join_in_reading(
     assert world.reader.bytes_read == len(own) * CHUNK
 
 
-@given(
-    chunks=st.integers(1, 150),
-    readers=st.lists(st.integers(1, 6), min_size=2, max_size=4, unique=True).map(sorted),
-    calls=st.sets(st.integers(0, 150)),
-    how=st.builds(
+#: Chunks, readers, the chunks at which more ranks are called, and where the source fails.
+ANY_CALLS = st.tuples(
+    st.integers(1, 150),
+    st.lists(st.integers(1, 6), min_size=2, max_size=4, unique=True).map(sorted),
+    st.sets(st.integers(0, 150)),
+    st.builds(
         Settings,
         depth=st.integers(1, 9),
         requests=st.integers(1, 3),
         algorithm=st.sampled_from(list(Algorithm)),
     ),
-    fails_at=st.none() | st.integers(0, 149),
+    st.none() | st.integers(0, 149),
 )
-@same_on_all_ranks
-def test_ranks_may_join_at_any_chunk(
-    comm: MPI.Intracomm,
-    monkeypatch: pytest.MonkeyPatch,
-    chunks: int,
-    readers: list[int],
-    calls: set[int],
-    how: Settings,
-    fails_at: int | None,
-) -> None:
+
+
+def test_ranks_may_join_at_any_chunk(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: set[int] = set()
+
     def is_due(growth: Growth, index: int, _: float) -> bool:
         turns = growth._turns
         may_call = not turns.rank and turns.can_grow and turns.readers != growth._called
@@ -233,15 +222,17 @@ def test_ranks_may_join_at_any_chunk(
         return False
 
     monkeypatch.setattr(Growth, "is_due", is_due)
-    world = World(comm, random_bytes(chunks * 64))
-    world.reader.fails_at = fails_at * 64 if fails_at is not None else None
-    result = world.move(Layout.dense(len(world.data), 64), readers=readers, how=how)
-    failed = comm.allreduce(result.error is not None)
-    if fails_at is not None and fails_at < chunks:
-        assert failed
-    else:
-        world.assert_arrived(result)
-        assert comm.allreduce(world.reader.bytes_read) == len(world.data)
+    for chunks, readers, called, how, fails_at in drawn(comm, ANY_CALLS):
+        calls = called
+        world = World(comm, random_bytes(chunks * 64))
+        world.reader.fails_at = fails_at * 64 if fails_at is not None else None
+        result = world.move(Layout.dense(len(world.data), 64), readers=readers, how=how)
+        failed = comm.allreduce(result.error is not None)
+        if fails_at is not None and fails_at < chunks:
+            assert failed
+        else:
+            world.assert_arrived(result)
+            assert comm.allreduce(world.reader.bytes_read) == len(world.data)
 
 
 def test_a_reader_that_is_not_slow_reads_alone(
