@@ -45,6 +45,7 @@ from stager.disk.files import (
     opened,
     remove_tree,
     stage_errors,
+    sync_folder,
     write_all,
 )
 from stager.disk.jobs import jobs_using, uses
@@ -197,7 +198,11 @@ class Cache:
             write_all(fresh.descriptor, text, 0)
             if self.shared:
                 os.fchmod(fresh.descriptor, 0o644)
+            # Else a name may outlive a power failure without what is in the file.
+            os.fdatasync(fresh.descriptor)
             fresh.rename(path)
+            with opened(os.path.dirname(path), OPEN_FOLDER) as folder:
+                sync_folder(folder)
 
     def forget(self, destination: str) -> None:
         """Remove the destination's record and table, if any. Raise DestinationError."""
