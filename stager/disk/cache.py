@@ -50,7 +50,7 @@ from stager.disk.files import (
 )
 from stager.disk.jobs import jobs_using, uses
 from stager.disk.reader import BLOCK
-from stager.disk.record import Record, is_ours
+from stager.disk.record import Record, TornError, is_ours
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
-#: How often a locked record is tried, and the seconds between two tries.
-_LOCK_TRIES, _LOCK_PAUSE = 50, 0.002
+#: How often a record is read that is not whole, and the seconds between two tries.
+_READ_TRIES, _READ_PAUSE = 50, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
 #: The folder for the records and tables of folders that are about to be published.
@@ -140,12 +140,20 @@ class Cache:
         return self.root.removesuffix(root) + destination
 
     def _read(self, path: str) -> Record:
-        record = Record.from_json(_read_trusted(path, self._writers(), is_locked=True))
+        record = self._read_whole(path)
         if os.path.basename(self.record_path(record.destination)) != os.path.basename(path):
             raise ValueError(f"it is the record of {record.destination} under another name")
         if self.shared and record.copy_facts.owner != self.uid:
             raise ValueError(f"its copy does not belong to uid {self.uid}")
         return record
+
+    def _read_whole(self, path: str) -> Record:
+        """Read a record again while it is written over, which takes no time but on a busy node."""
+        for _ in range(_READ_TRIES):
+            with suppress(TornError):
+                return Record.from_json(_read_trusted(path, self._writers()))
+            time.sleep(_READ_PAUSE)
+        return Record.from_json(_read_trusted(path, self._writers()))
 
     def _writers(self) -> tuple[int, ...]:
         """The owners of files here that can be trusted."""
@@ -170,7 +178,7 @@ class Cache:
         """Replace the destination's record in one step. Raise SpaceError or DestinationError.
 
         On a full disk, write the new record over the old one if it fits there, which is not one
-        step: to pin a copy, or to note its use, needs no room.
+        step: to pin a copy needs no room. The caller holds the destination's lock.
         """
         path, text = self.record_path(record.destination), record.to_json().encode()
         try:
@@ -179,6 +187,15 @@ class Cache:
             if not self._overwrite(path, text):
                 raise
 
+    def note_use(self, record: Record) -> None:
+        """Save what may be lost in a power failure, and is not worth a wait for the disk.
+
+        Raise as `save` does, and hold the same lock.
+        """
+        text = record.to_json().encode()
+        if not self._overwrite(self.record_path(record.destination), text):
+            self.save(record)
+
     def _overwrite(self, path: str, text: bytes) -> bool:
         """Write ``text`` over the record at ``path``. Return False if it does not fit there."""
         if len(text) > ALIGNMENT:  # more than one block might be written in part
@@ -186,8 +203,7 @@ class Cache:
         with suppress(OSError, ValueError), opened(path, OVERWRITE) as record:
             facts = _check_trusted(record, self._writers())
             room = max(facts.st_size, facts.st_blocks * BLOCK)
-            fits = facts.st_size <= ALIGNMENT and len(text) <= room
-            if fits and _locked_soon(record, fcntl.LOCK_EX):
+            if facts.st_size <= ALIGNMENT and len(text) <= room:
                 # Blanks after a record do no harm, so that it gets no shorter.
                 write_all(record, text.ljust(facts.st_size), 0)
                 return True
@@ -474,37 +490,14 @@ def _key(destination: str) -> str:
     return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
-def _read_trusted(
-    path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT, *, is_locked: bool = False
-) -> bytes:
-    """Return what is in a file. If ``is_locked``, it may be written over, which is awaited."""
+def _read_trusted(path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT) -> bytes:
+    """Return what is in a file."""
     with opened(path, READ_FILE) as descriptor:
-        if is_locked:
-            _locked_soon(descriptor, fcntl.LOCK_SH)
         facts = _check_trusted(descriptor, writers)
         if facts.st_size > limit:
             raise ValueError("it is longer than a record can be")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             return file.read()
-
-
-def _locked_soon(descriptor: int, operation: int) -> bool:
-    """Lock an open record, until it is closed. Return False if it stays locked by others.
-
-    Who reads a record without a lock may see the old and the new one in part, as a filesystem need
-    not write a block in one step. Anybody who can read a record can lock it, and so is not waited
-    for longer than a write may take.
-    """
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE)
-        except OSError:  # this filesystem has no locks
-            return False
-        else:
-            return True
-    return False
 
 
 def _check_trusted(descriptor: int, writers: tuple[int, ...]) -> os.stat_result:

@@ -17,17 +17,25 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Self
 
+import xxhash
+
 from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
 VERSION = 6
 #: A digest that no file has, for a copy whose content is not known any more.
 _UNKNOWN_DIGEST = "0" * 32
+#: What a record's file begins with, before its checksum.
+_CHECKSUM = b'{\n "checksum": "'
 #: Bytes of the longest path that the kernel takes.
 _PATH_LIMIT = 4096
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
 _SHARES = frozenset(share.value for share in Share)
 _RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
+
+
+class TornError(ValueError):
+    """The text of a record is not as it was written: it may be written over at this moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +123,18 @@ class Record:
         return replace(self, digest=_UNKNOWN_DIGEST)
 
     def to_json(self) -> str:
-        """Return the text of the record's file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """Return the text of the record's file: JSON that begins with the checksum of the rest.
+
+        It may be written over while it is read. A lock would be no help: whoever can read a file
+        can lock it.
+        """
+        rest = json.dumps(asdict(self), indent=1).removeprefix("{")
+        return f'{_CHECKSUM.decode()}{_checksum(rest.encode())}",{rest}\n'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Return the record in ``text``. Raise ValueError if it is not valid."""
+        text = _without_checksum(text.encode("utf-8", "replace") if isinstance(text, str) else text)
         try:
             data = json.loads(text, object_pairs_hook=_unique)
         except RecursionError:
@@ -132,6 +146,24 @@ class Record:
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
+
+
+def _checksum(rest: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(rest)
+
+
+def _without_checksum(text: bytes) -> bytes:
+    """Return the ``text`` of a record as if it had no checksum; those of old versions have none.
+
+    Raise TornError if it is wrong.
+    """
+    if not text.startswith(_CHECKSUM):
+        return text
+    checksum, _, rest = text.removeprefix(_CHECKSUM).partition(b'",')
+    # Blanks may follow: a shorter record was written over a longer one.
+    if _checksum(rest.rstrip()) != checksum.decode("ascii", "replace"):
+        raise TornError("its checksum is wrong")
+    return b"{" + rest
 
 
 def is_ours(there: os.stat_result, record: Record) -> bool:
@@ -202,9 +234,11 @@ def _is_any(_: object) -> bool:
 
 
 def _update(data: dict[str, Any]) -> None:
-    """Read what earlier versions wrote: ``before`` is the inode of a folder that was to be replaced
-    and, as the stage failed then, is still there.
+    """Read what others wrote: earlier versions, or who has laid out the text anew, whose checksum
+    is none. ``before`` is the inode of a folder that was to be replaced and, as the stage failed
+    then, is still there.
     """
+    data.pop("checksum", None)
     tree, copy = data.get("tree"), data.get("copy_facts")
     if isinstance(tree, dict) and (before := tree.pop("before", 0)) and isinstance(copy, dict):
         copy["inode"] = before

@@ -111,7 +111,7 @@ class Task:
         lifetime, now = self._lifetime(record), int(time.time())
         used = replace(record, used_at=now, used_by_job=self.job, lifetime=lifetime)
         with suppress(StageError):  # the copy is current whether its use is recorded or not
-            self.cache.save(used)
+            self.cache.note_use(used)
 
     def _lifetime(self, before: Record | None) -> Lifetime:
         # A job that stages with lifetime=job must not delete what another wants to keep.

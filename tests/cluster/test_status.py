@@ -102,7 +102,7 @@ def test_status_as_json_and_by_user(site: Site) -> None:
 def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     site.sbatch("true", "-N4", WISH).wait()
     [record] = site.records("n2")
-    record.write_text(record.read_text().replace('"version": 6', '"version": 7'))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "version": 7}))
     job = site.sbatch(f"{STAGECTL} status", "-N4")
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"

@@ -50,25 +50,74 @@ def test_a_record_that_is_being_written_over_is_read_when_that_is_done(cache: Ca
     pinned = replace(RECORD, pinned=True, used_by_job=1234567)
     text = pinned.to_json().encode()
     with path.open("r+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # as who writes it over
         file.write(text[:300])
-
-        def write_the_rest() -> None:
-            file.write(text[300:])
-            file.truncate()
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-        later = threading.Timer(0.02, write_the_rest)
+        later = threading.Timer(0.02, lambda: file.write(text[300:]))
         later.start()
         assert cache.load(RECORD.destination) == pinned
         later.join()
 
 
-def test_a_record_that_somebody_keeps_locked_is_read_all_the_same(cache: Cache) -> None:
+def test_a_record_that_stays_torn_is_none(cache: Cache) -> None:
     cache.save(RECORD)
-    with open(cache.record_path(RECORD.destination), "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert within(2, lambda: cache.load(RECORD.destination)) == RECORD
+    path = Path(cache.record_path(RECORD.destination))
+    path.write_text(path.read_text().replace("false", "true "))
+    assert cache.load(RECORD.destination) is None
+
+
+def test_the_use_of_a_copy_is_noted_in_its_record_which_stays_or_is_made(cache: Cache) -> None:
+    cache.note_use(RECORD)
+    path = Path(cache.record_path(RECORD.destination))
+    inode = path.stat().st_ino
+    used = replace(RECORD, used_at=123456789, used_by_job=1)
+    cache.note_use(used)
+    assert (cache.load(RECORD.destination), path.stat().st_ino) == (used, inode)
+
+
+@contextmanager
+def _all_locked(folder: Path, uid: int) -> Iterator[int]:
+    """Have a user lock all that he can open in a folder. Yield how many files and folders."""
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.setuid(uid)
+        locked = 0
+        for path in (folder, *folder.rglob("*")):
+            with suppress(OSError):
+                fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked += 1
+        os.write(ready[1], bytes([locked]))
+        os.close(done[1])
+        os.read(done[0], 1)
+        os._exit(0)
+    try:
+        yield os.read(ready[0], 1)[0]
+    finally:
+        for descriptor in (*ready, *done):
+            os.close(descriptor)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.root
+def test_a_stranger_who_locks_all_that_he_can_open_delays_nobody(
+    site_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage() -> Cache:
+        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache.save(COPY_FOR_ALL)
+        return cache
+
+    def never(seconds: float) -> None:
+        raise AssertionError(f"waits for {seconds} s")
+
+    cache = as_user(OWNER, stage)
+    used = replace(COPY_FOR_ALL, used_by_job=1)
+    monkeypatch.setattr("time.sleep", never)
+    with _all_locked(site_disk, USER) as locked:
+        assert locked == 6  # the root, four folders and the record
+        assert list(as_user(USER, lambda: [*cache.records()])) == [COPY_FOR_ALL]
+        as_user(OWNER, lambda: cache.note_use(used))
+        assert as_user(OWNER, stage) == cache
+    assert cache.load(COPY_FOR_ALL.destination) == COPY_FOR_ALL
 
 
 @pytest.mark.root

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts, TreeFacts, is_ours
+from stager.disk.record import (
+    VERSION,
+    CopyFacts,
+    Record,
+    SourceFacts,
+    TornError,
+    TreeFacts,
+    is_ours,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,7 +187,22 @@ def with_value(place: tuple[str, ...], value: object) -> str:
 
 
 def test_a_record_s_file_has_this_text() -> None:
-    assert RECORD.to_json() == TEXT
+    checksum = "3aa9ebc144412bb96d56aacff782b3fc"  # by xxhsum -H128
+    assert RECORD.to_json() == f'{{\n "checksum": "{checksum}",{TEXT[1:]}'
+
+
+@pytest.mark.parametrize("blanks", [0, 40])
+def test_a_record_that_is_whole_is_read_and_one_that_is_in_part_an_older_one_is_torn(
+    blanks: int,
+) -> None:
+    old = RECORD.to_json()
+    new = replace(RECORD, pinned=True, used_by_job=8).to_json().ljust(len(old) + blanks)
+    assert Record.from_json(new) == replace(RECORD, pinned=True, used_by_job=8)
+    for at in range(1, len(old)):
+        text = new[:at] + old[at:]
+        if text.rstrip() not in (new.rstrip(), old.rstrip()):
+            with pytest.raises(TornError, match=r"^its checksum is wrong$"):
+                Record.from_json(text)
 
 
 @pytest.mark.parametrize("before", [0, 120])
