@@ -35,6 +35,7 @@ class Locks:
         self._cache = cache
         self._held: set[str] = set()
         self._path = f"{cache.folder}/lock"
+        self._secret = _secret_of(cache)
         with stage_errors(self._path):
             self._descriptor = os.open(
                 self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
@@ -48,7 +49,7 @@ class Locks:
         with stage_errors(self._path):
             try:
                 fcntl.lockf(
-                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _lock_offset(destination)
+                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(destination)
                 )
             except (BlockingIOError, PermissionError):
                 return False
@@ -62,14 +63,21 @@ class Locks:
             self._held.remove(destination)
             self._cache.settle(destination)
         with stage_errors(self._path):
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _lock_offset(destination))
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._offset(destination))
+
+    def _offset(self, destination: str) -> int:
+        """Return the offset of the destination's byte, which has 63 bits.
+
+        All users see it in /proc/locks, and without the secret could confirm a guess of the path.
+        """
+        return xxhash.xxh3_64_intdigest(self._secret + os.fsencode(destination)) >> 1
 
     def holder(self, destination: str) -> str:
         """Return who has the destination's lock, as messages name it: ``job 17``.
 
         A job of an array has its other name, too, as squeue shows it: ``job 17 (16_1)``.
         """
-        request = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _lock_offset(destination), 1, 0)
+        request = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset(destination), 1, 0)
         with stage_errors(self._path):
             answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, request)
         pid = self._FLOCK.unpack(answer)[-1]
@@ -90,6 +98,14 @@ class Locks:
         os.close(self._descriptor)
 
 
-def _lock_offset(destination: str) -> int:
-    # A file offset has 63 bits.
-    return xxhash.xxh3_64_intdigest(os.fsencode(destination)) >> 1
+def _secret_of(cache: Cache) -> bytes:
+    """Return the secret of a cache, as its user alone reads it; make it first if there is none.
+
+    Raise SpaceError or DestinationError. It is where a link leads, which is made in one step, and
+    on a disk without room, too.
+    """
+    path = f"{cache.folder}/secret"
+    with stage_errors(path):
+        with suppress(FileExistsError):
+            os.symlink(os.urandom(16).hex(), path)
+        return os.fsencode(os.readlink(path))

@@ -673,11 +673,11 @@ def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
         messages = [refusal(writer, DestinationError) for writer in writers]
         return cache.load(RECORD.destination), messages
 
-    partial, announced, lock, record = (
+    partial, announced, secret, record = (
         f"{disk}/.slurm-stage/0/{name}"
-        for name in ("partial", "announced", "lock", f"records/{Path(_record_path(disk)).name}")
+        for name in ("partial", "announced", "secret", f"records/{Path(_record_path(disk)).name}")
     )
-    paths = [partial, announced, record, partial, lock]
+    paths = [partial, announced, record, partial, secret]
     assert on_tmpfs(disk, "mode=755", act) == (roots, [f"{path}: {READ_ONLY}" for path in paths])
 
 

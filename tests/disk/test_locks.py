@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import xxhash
 
 from stager.base.errors import DestinationError
+from stager.disk.cache import open_cache
 from stager.disk.locks import Locks
 from tests.support.users import forked
 
@@ -111,6 +114,26 @@ def test_the_lock_file_stays_empty_and_private(cache: Cache, locks: Locks) -> No
     assert locks.take("/nvme/a")
     facts = os.stat(f"{cache.folder}/lock")
     assert (facts.st_size, stat.S_IMODE(facts.st_mode)) == (0, 0o600)
+
+
+def test_what_all_users_see_of_a_lock_does_not_tell_its_destination(
+    cache: Cache, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    seen = {_seen_of_lock(one) for one in (cache, open_cache(str(tmp_path / "other"), os.getuid()))}
+    assert len(seen) == 2
+    assert xxhash.xxh3_64_intdigest(b"/nvme/a") >> 1 not in seen
+    assert _seen_of_lock(cache) in seen  # all processes agree
+
+
+def _seen_of_lock(cache: Cache) -> int:
+    """Return what /proc/locks has of the lock of a destination: its offset."""
+    with closing(Locks(cache)) as locks:
+        assert locks.take("/nvme/a")
+        inode = os.stat(f"{cache.folder}/lock").st_ino
+        mine = rf" {os.getpid()} \S+:{inode} (\d+) "
+        (offset,) = re.findall(mine, Path("/proc/locks").read_text())
+        return int(offset)
 
 
 def test_a_lock_file_that_is_a_symlink_is_refused(cache: Cache, tmp_path: Path) -> None:
