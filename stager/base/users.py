@@ -19,3 +19,27 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return ""
+
+
+def is_private_group(gid: int, uid: int) -> bool:
+    """Return whether the user is the only member of a group, which has the user's name then.
+
+    Many systems give each user such a group, and let it write what the user makes.
+    """
+    import grp
+
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return gid == uid
+    return group.gr_name == user_name(uid) and set(group.gr_mem) <= {group.gr_name}
+
+
+def group_name(gid: int) -> str:
+    """Return the name of a group, or its number as messages name it if it has none."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"

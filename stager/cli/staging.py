@@ -20,6 +20,7 @@ from stager.base.text import columns
 from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, ignore, say, width
+from stager.cli.local_disks import make_disk
 from stager.cli.options import load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
@@ -192,12 +193,7 @@ class SimulatedNodes:
     def _make_disks(self) -> None:
         for name in simulated_names(self.count):
             for cache_root in self.rules.roots:
-                path = Path(f"{self.root}/{name}{cache_root}")
-                try:
-                    path.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    text = f"{path}: {error.strerror}; choose another --local-root"
-                    raise UsageError(text) from None
+                make_disk(str(self.root), f"/{name}{cache_root}")
 
 
 def failed_before(environment: Mapping[str, str]) -> str:

@@ -20,10 +20,10 @@ from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.paths import RECORDS_FOLDER
 from stager.base.progress import count
-from stager.base.users import user_name
+from stager.base.users import group_name, is_private_group, user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 #: To read a plain file. Opening a named pipe in its place does not block.
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -248,6 +248,23 @@ def _opened_step(path: str, name: str, parent: int, owners: tuple[int, int]) -> 
                 "choose another destination"
             )
         yield descriptor
+
+
+def who_could_replace(facts: os.stat_result, owners: Collection[int]) -> str:
+    """Return who could replace what is in a folder, as messages name them; empty if nobody.
+
+    ``facts`` are those of the folder, and its ``owners`` may do so.
+    """
+    if facts.st_uid not in owners:
+        return name_of(facts.st_uid)
+    if facts.st_mode & stat.S_ISVTX:
+        return ""
+    if facts.st_mode & stat.S_IWOTH:
+        return "all users"
+    is_open = facts.st_mode & stat.S_IWGRP
+    if not is_open or any(is_private_group(facts.st_gid, uid) for uid in owners):
+        return ""
+    return f"all members of the group {group_name(facts.st_gid)}"
 
 
 def name_of(uid: int) -> str:
