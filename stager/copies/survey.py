@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
@@ -27,6 +28,7 @@ from stager.disk.files import (
     opened,
     opened_beneath,
     stage_errors,
+    who_could_replace,
 )
 from stager.disk.permissions import corrected_mode
 from stager.disk.record import is_ours
@@ -99,6 +101,8 @@ class Survey:
     replaces: str = ""
     #: The path of the rest of an old version beside it, as after a stage that was killed.
     rest: str = ""
+    #: Who else could replace the copy, and by which folder, as the user is told.
+    open_to: str = ""
 
     @property
     def current(self) -> bool:
@@ -414,3 +418,27 @@ def check_folder(folder: str, cache: Cache) -> None:
             f"{folder} is not on the same disk as {cache.root or '/'}, where this site stages; "
             "choose another destination"
         )
+
+
+def open_to(path: str, cache: Cache) -> str:
+    """Return who could replace what is at ``path``, and by which folder; empty if nobody.
+
+    Root, the copy's owner and who has the root are not counted. A site may want its projects'
+    members to write in their folder. Raise DestinationError if all users may beneath the root.
+    """
+    root = cache.root or "/"
+    if not os.path.isdir(root):
+        return ""  # in a dry run
+    owners = {0, cache.uid, os.stat(root).st_uid}
+    beneath = existing_folder_above(path).removeprefix(cache.root).split("/")
+    for folder in accumulate([root, *filter(None, beneath)], os.path.join):
+        facts = os.stat(folder)
+        who = who_could_replace(facts, owners)
+        if who and folder != root and facts.st_mode & stat.S_IWOTH:
+            raise DestinationError(
+                f"{folder}: {who} could replace what is staged there; choose another destination, "
+                "or have its owner set the sticky bit (chmod +t)"
+            )
+        if who:
+            return f"{who} could replace the copy, as they may write in {folder}"
+    return ""

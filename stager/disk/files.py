@@ -398,7 +398,9 @@ def made_parents(path: str) -> Iterator[None]:
         folder = os.path.dirname(folder)
     try:
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            for folder in reversed(missing):
+                with suppress(FileExistsError):
+                    os.mkdir(folder, 0o775)  # nothing is staged where all users may write
         except OSError as error:
             raise as_stage_error(error) from None
         yield

@@ -20,11 +20,13 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
+from stager.disk.files import who_could_replace
 from stager.doctor.disks import Disk, disk_of
 from stager.doctor.network import Fabric, Link, fabrics, links
 
@@ -50,6 +52,8 @@ _PYTHON = "/opt/slurm-stage/bin/python3"
 _KINDS = _REQUIRED, _ = "required", "optional"
 #: Bytes of a file that are read, and depth to which plugstack.conf is followed.
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
+#: Open folders of a root that are told, and entries of it that are looked at for them.
+_MOST_OPEN, _MOST_ENTRIES = 5, 10_000
 #: Prints the MPI library that mpi4py loads, and its version.
 _LIBRARY = """
 import mpi4py
@@ -152,6 +156,8 @@ class NodeFacts:
     taken: list[Place] = field(default_factory=list)
     #: The folders in which alone users may stage, without the roots.
     destinations: list[Place] = field(default_factory=list)
+    #: The first folders of root's beneath the roots in which others could replace what is staged.
+    open_folders: list[Place] = field(default_factory=list)
     #: The setuid programs by which users mount filesystems, and whether others may see those.
     fuse: list[str] = field(default_factory=list)
     fuse_for_others: bool = False
@@ -258,6 +264,9 @@ def node_facts(
         records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
         shared_roots=[place(root) for root in shared_roots],
         destinations=[place(path, follow=False) for path in destinations if path not in roots],
+        open_folders=[
+            one for root in roots for one in islice(_open_folders(root or "/"), _MOST_OPEN)
+        ],
         tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
         taken=list(_taken(folders)),
@@ -332,6 +341,17 @@ def place_here(folder: str, name: str) -> Place:
     except OSError as error:
         return Place(path, MOUNTED if error.errno == errno.EXDEV else UNSEEN, 0)
     return Place(path, facts.st_uid, facts.st_mode)
+
+
+def _open_folders(root: str) -> Iterator[Place]:
+    """Yield the folders of root's in ``root`` in which others could replace what is staged."""
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in islice(entries, _MOST_ENTRIES):
+            there = place_here(root, entry.name)
+            if there.owner == 0 and stat.S_ISDIR(there.mode):
+                with suppress(OSError):
+                    if who_could_replace(os.lstat(there.path), {0}):
+                        yield there
 
 
 def _taken(folders: Iterable[str]) -> Iterator[Place]:

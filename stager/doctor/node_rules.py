@@ -139,6 +139,21 @@ def _absence(path: str, roots: Sequence[Place]) -> str:
     return f"{path} is not there, so nobody can stage there"
 
 
+def open_folders(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """Nobody but root and the owner of a copy can replace it, by a folder beneath a root."""
+    named = {folder.path for folder in node.destinations}
+    for folder in node.open_folders if node.computes else ():
+        path = folder.path
+        if path in named:
+            continue  # `destinations` tells it
+        if folder.mode & stat.S_IWOTH:
+            text = f"{path}: all users may write there, so a stage to it is refused"
+            yield problem("roots", text, f"chmod +t {path}")
+        else:
+            text = f"{path}: members of its group can replace what others stage there"
+            yield note("roots", text, f"chmod +t {path}, unless that is wanted")
+
+
 def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The folders in which users may stage belong to root: else only their owner can."""
     for folder in node.destinations if node.computes else ():
@@ -471,6 +486,6 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, destinations, disks, records, shared_roots, metrics, trusted,
-    prefix, run_folder, plugins, connections, fuse, library, network, excluded,
+    sysctls, tmpfs, taken, roots, open_folders, destinations, disks, records, shared_roots, metrics,
+    trusted, prefix, run_folder, plugins, connections, fuse, library, network, excluded,
 )  # fmt: skip

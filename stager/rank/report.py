@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from stager.base.events import event
 from stager.base.options import Share
 from stager.base.outcome import Counts, ItemReport
-from stager.base.text import printable
+from stager.base.text import listed, printable
 from stager.copies.survey import Reason
 from stager.disk.permissions import other_group_mode
 
@@ -36,6 +36,8 @@ _PROGRESS_PERIOD = 1.0
 #: The least bytes of a file, on average, with which the bytes tell how long the rest of a folder
 #: takes: smaller ones take as long as they are many.
 _LARGE_FILES = 1 << 20
+#: Nodes that a note names.
+_MOST_NAMED = 3
 #: One line at a time: a long one is written in several pieces.
 _line = allocate_lock()
 
@@ -132,7 +134,7 @@ def item_report(
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,
-        note="; ".join(filter(None, _notes(task, delivered))),
+        note="; ".join(filter(None, _notes(task, surveys, delivered))),
     )
 
 
@@ -158,8 +160,9 @@ def _rests(surveys: Sequence[Survey]) -> dict[str, list[str]]:
     return nodes
 
 
-def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
+def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Iterator[str]:
     """Yield the notes to the user on one item; some may be empty."""
+    yield from _open_notes(surveys)
     yield _unmatched_note(task)
     if task.source.is_left_alone and task.plan.receivers:
         yield (
@@ -170,6 +173,20 @@ def _notes(task: Task, delivered: Delivered) -> Iterator[str]:
     if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
         yield _closed_note(task)
         yield _group_note(task)
+
+
+def _open_notes(surveys: Sequence[Survey]) -> Iterator[str]:
+    """Yield who else could replace the copies, and the nodes if it is not the same on all."""
+    nodes: dict[str, list[str]] = {}
+    for one in surveys:
+        nodes.setdefault(one.open_to, []).append(one.node)
+    for text, names in nodes.items():
+        where = f"on {listed(names[:_MOST_NAMED], of=len(names))}, " if len(nodes) > 1 else ""
+        if text:
+            yield (
+                f"note: {where}{text}; choose another destination, or have its owner set the "
+                "sticky bit (chmod +t), unless that is wanted"
+            )
 
 
 def _unmatched_note(task: Task) -> str:

@@ -22,6 +22,7 @@ from stager.copies.survey import (
     Survey,
     check_same_kind,
     correct_permissions,
+    open_to,
     other_source,
     survey,
     survey_shared,
@@ -96,6 +97,7 @@ _SURVEYS = list_of(
         jobs=tuple_of(NUMBER),
         replaces=TEXT,
         rest=TEXT,
+        open_to=TEXT,
     )
 )
 
@@ -293,6 +295,7 @@ class StageRun:
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
+        found = replace(found, open_to=open_to(path, one.cache))
         own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
         if found.current and own_file and not self._context.request.dry_run:
             correct_permissions(path, source, item.options.share)

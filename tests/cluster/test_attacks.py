@@ -141,6 +141,29 @@ def test_a_parent_folder_of_another_user_is_refused(site: Site, trap: str) -> No
     assert not site.copy("n1", "/nvme/new").exists()
 
 
+def test_a_folder_of_roots_in_which_others_may_write_is_refused_or_noted(site: Site) -> None:
+    """Without the sticky bit, whoever may write in a folder can replace what is in it."""
+    for node in site.nodes:
+        site.run(
+            "mkdir -m 2777 /nvme/all; mkdir -m 2770 /nvme/team; chgrp project /nvme/team", on=node
+        )
+    assert stage(site, "--stage=/shared/data:/nvme/all/data") == (
+        "stage: n[1-4]: /nvme/all: all users could replace what is staged there; choose another "
+        "destination, or have its owner set the sticky bit (chmod +t)\n" + NOT_STARTED.format(6)
+    )
+    note = (
+        "stage: /nvme/team/data: note: all members of the group project could replace the copy, as "
+        "they may write in /nvme/team; choose another destination, or have its owner set the "
+        "sticky bit (chmod +t), unless that is wanted\n"
+    )
+    for _ in range(2):  # also where the copy is current
+        assert note in stage(site, "--stage=/shared/data:/nvme/team/data")
+    for node in site.nodes:
+        site.run("chmod +t /nvme/all /nvme/team", on=node)
+    for folder in ("all", "team"):
+        assert "note: all" not in stage(site, f"--stage=/shared/data:/nvme/{folder}/data")
+
+
 def test_a_symbolic_link_as_parent_folder_is_refused(site: Site) -> None:
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")

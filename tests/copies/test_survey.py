@@ -21,6 +21,7 @@ from stager.copies.survey import (
     correct_permissions,
     judge,
     made_differently,
+    open_to,
     survey,
     survey_shared,
 )
@@ -769,3 +770,35 @@ def test_a_file_in_the_place_of_a_staged_folder_is_not_replaced(node: Node) -> N
         node.survey()
     what = f"{node.copy} is a plain file that was not staged; it is kept"
     assert str(caught.value) == f"{what}: {REMEDY}"
+
+
+@pytest.mark.root
+def test_who_else_could_replace_a_copy_is_told_or_refused(node: Node) -> None:
+    folder = node.disk / "team/own"
+    folder.mkdir(parents=True)
+    copy = f"{folder}/img.sqsh"
+    assert open_to(copy, node.cache) == ""
+    for open_folder in (folder.parent, node.disk):
+        os.chown(open_folder, -1, USER)
+        open_folder.chmod(0o2770)
+        assert open_to(copy, node.cache) == (
+            f"all members of the group gid {USER} could replace the copy, as they may write in "
+            f"{open_folder}"
+        )
+        open_folder.chmod(0o3770)
+        assert open_to(copy, node.cache) == ""
+    node.disk.chmod(0o777)  # the site's own folder is for doctor to judge
+    said = f"all users could replace the copy, as they may write in {node.disk}"
+    assert open_to(copy, node.cache) == said
+    node.disk.chmod(0o1777)
+    folder.parent.chmod(0o2777)
+    with pytest.raises(DestinationError) as caught:
+        open_to(copy, node.cache)
+    assert str(caught.value) == (
+        f"{folder.parent}: all users could replace what is staged there; choose another "
+        "destination, or have its owner set the sticky bit (chmod +t)"
+    )
+
+
+def test_a_root_that_is_not_there_yet_is_open_to_nobody(tmp_path: Path) -> None:
+    assert open_to(f"{tmp_path}/nvme/img", Cache(f"{tmp_path}/nvme/.slurm-stage/1")) == ""

@@ -187,3 +187,13 @@ def test_only_a_plain_file_is_read_back(disk: Path) -> None:
         with pytest.raises(OSError, match=r"is not a plain file|symbolic links"):
             read_back(f"{disk}/{name}")
     assert read_back(f"{disk}/file") == xxhash.xxh3_128_hexdigest(NEW)
+
+
+def test_missing_folders_are_never_open_to_all(disk: Path) -> None:
+    old = os.umask(0)
+    try:
+        with made_parents(f"{disk}/a/b/file"):
+            pass
+    finally:
+        os.umask(old)
+    assert modes_beneath(disk) == {"a": "drwxrwxr-x", "a/b": "drwxrwxr-x"}

@@ -251,3 +251,28 @@ def test_the_scripts_of_this_package_are_known_by_their_names() -> None:
     newer = {"Prolog[0]": "/x/job_prolog", "Epilog[0]": "/x/job_epilog", "TaskProlog": "(null)"}
     assert own_scripts(newer) == ["/x/job_prolog", "/x/job_epilog"]
     assert own_scripts({"Prolog": "/site/prolog", "Epilog": "(null)"}) == []
+
+
+@pytest.mark.root
+def test_the_first_folders_of_roots_that_are_open_to_others_are_told(tmp_path: Path) -> None:
+    modes = {
+        "sticky": 0o1777,
+        "closed": 0o755,
+        "own": 0o775,
+        **{f"open{n}": 0o777 for n in range(7)},
+    }
+    for name, mode in modes.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "others").mkdir(mode=0o777)
+    os.chown(tmp_path / "others", 47110, 47110)
+    (tmp_path / "link").symlink_to("open0")
+    told = facts(tmp_path).open_folders
+    assert len(told) == 5
+    assert {one.path for one in told} < {f"{tmp_path}/open{n}" for n in range(7)}
+    for n in range(7):
+        (tmp_path / f"open{n}").rmdir()
+    (tmp_path / "own").chmod(0o2770)
+    assert facts(tmp_path).open_folders == []
+    os.chown(tmp_path / "own", 0, 47110)
+    assert [one.path for one in facts(tmp_path).open_folders] == [f"{tmp_path}/own"]

@@ -1043,3 +1043,17 @@ def test_interfaces_that_are_excluded_are_judged(
     policy = POLICY.model_copy(update={"launch": launch})
     problems = [one for one in found(NODE, policy=policy) if one.verdict is PROBLEM]
     assert [(one.verdict, one.line) for one in problems] == told
+
+
+def test_folders_beneath_a_root_in_which_others_may_write_are_told() -> None:
+    folders = [Place("/nvme/all", 0, OPEN), Place("/nvme/team", 0, stat.S_IFDIR | 0o2770)]
+    refused = (
+        "/nvme/all: all users may write there, so a stage to it is refused: chmod +t /nvme/all"
+    )
+    noted = (
+        "/nvme/team: members of its group can replace what others stage there: chmod +t "
+        "/nvme/team, unless that is wanted"
+    )
+    assert news(open_folders=folders) == [(PROBLEM, refused), (NOTE, noted)]
+    named = [Place("/nvme/all", 0, stat.S_IFDIR | 0o1777)]
+    assert news(open_folders=folders[:1], destinations=named) == news(destinations=named)

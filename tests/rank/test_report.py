@@ -102,6 +102,27 @@ def test_what_is_replaced_and_what_is_left_of_old_versions_is_reported() -> None
     assert report.rests == {"/nvme/x.before-staging": ["n0", "n2"]}
 
 
+TEAM = "all members of the group team could replace the copy, as they may write in /nvme/team"
+STICKY = (
+    "choose another destination, or have its owner set the sticky bit (chmod +t), unless that is "
+    "wanted"
+)
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        (["", "", ""], ""),
+        ([TEAM] * 3, f"note: {TEAM}; {STICKY}"),
+        ([TEAM, "", TEAM], f"note: on n0, n2, {TEAM}; {STICKY}"),
+    ],
+)
+def test_who_else_could_replace_a_copy_is_noted(texts: list[str], note: str) -> None:
+    plan = TransferPlan(9, (), (0, 1, 2), (0,), False, "digest")
+    surveys = [Survey(f"n{at}", None, "", open_to=text) for at, text in enumerate(texts)]
+    assert item_report(task(plan), surveys, Delivered("digest"), 1.0).note == note
+
+
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
     surveys = [Survey("n0", None, "digest", files=7)]
