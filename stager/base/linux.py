@@ -206,13 +206,9 @@ def born_at(path: str) -> int:
     return seconds * 1_000_000_000 + nanoseconds if mask & _BIRTH else 0
 
 
-def list_here(folder: str, name: str) -> list[str]:
-    """Return the names in the folder ``name`` of ``folder``, on the same mount. Raise OSError."""
-    descriptor = _open_here(folder, name, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return os.listdir(descriptor)
-    finally:
-        os.close(descriptor)
+def open_folder_here(folder: str, name: str) -> int:
+    """Open the folder ``name`` of ``folder``, on the same mount, to list it. Raise OSError."""
+    return _open_here(folder, name, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _open_here(folder: str, name: str, flags: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from contextlib import suppress
 
 from stager.base import linux, paths
@@ -18,13 +20,34 @@ ENDING = "."
 def users_of(root: str) -> list[int]:
     """Return the users who have a folder of records beneath ``root``, other than root itself.
 
-    Entries whose name is no user's number are left out.
+    Each owns the one that has their number. Who made the parent, where it is not root's, could have
+    put any numbers there, and counts alone.
     """
-    with suppress(OSError):
-        names = linux.list_here(root or "/", paths.RECORDS_FOLDER)
-        users = (int(name) for name in names if _UID.fullmatch(name))
-        return sorted(uid for uid in users if uid <= LARGEST_UID)
-    return []
+    try:
+        parent = linux.open_folder_here(root or "/", paths.RECORDS_FOLDER)
+    except OSError:
+        return []
+    try:
+        facts = os.fstat(parent)
+        if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return []
+        names = [name for name in os.listdir(parent) if _UID.fullmatch(name)]
+        known = [uid for uid in map(int, names) if uid <= LARGEST_UID]
+        return sorted(uid for uid in known if facts.st_uid in (0, uid) and _owns(uid, parent))
+    finally:
+        os.close(parent)
+
+
+def _owns(uid: int, parent: int) -> bool:
+    """Whether the user owns the folder of that number, or has mounted something there."""
+    try:
+        folder = linux.open_beneath(parent, b"%d" % uid, os.O_PATH, same_mount=True)
+    except OSError as error:
+        return error.errno == errno.EXDEV
+    try:
+        return os.fstat(folder).st_uid == uid
+    finally:
+        os.close(folder)
 
 
 def marked_jobs() -> list[tuple[int, int]]:

@@ -43,16 +43,25 @@ def group_of(uid: int) -> int:
         ) from None
 
 
-def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
+def make_folder(root: str, folder: str, uid: int, gid: int) -> str:
     """Make ``root/folder`` for root, and in it the private folder ``uid`` of that user.
 
-    Raise OSError, or UnsafeError if a folder belongs to somebody else.
+    Return what was moved out of the way, if a user made it first, as administrators are told. Raise
+    OSError, or UnsafeError if a folder belongs to somebody else.
     """
     path = f"{root}/{folder}"
     stranger = stranger_at(root or "/")
     if stranger:
         raise UnsafeError(f"uid {stranger} mounted a filesystem at {root}; unmount it (umount -l)")
-    with opened(root) as base, made(base, folder, 0o755, enter_mounts=False) as parent:
+    with opened(root) as base:
+        moved = _take_name(base, path)
+        _make_in(base, path, uid, gid)
+    return moved
+
+
+def _make_in(base: int, path: str, uid: int, gid: int) -> None:
+    """Make the folder ``path``, in the descriptor ``base``, and the user's in it."""
+    with made(base, os.path.basename(path), 0o755, enter_mounts=False) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
             raise UnsafeError(
@@ -72,6 +81,36 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> None:
                 os.fchown(home, uid, gid)
             if os.fstat(home).st_uid != uid:
                 raise UnsafeError(f"{path}/{uid} does not belong to uid {uid}; remove this folder")
+
+
+def _take_name(base: int, path: str) -> str:
+    """Move what a user made first at ``path``, in the descriptor ``base``, aside, and say so.
+
+    The user's own folder in it stays in use.
+    """
+    folder = os.path.basename(path)
+    with made(base, folder, 0o755, enter_mounts=False) as there:
+        owner = os.fstat(there).st_uid
+        if owner == 0 or not _has_only_own(there):
+            return ""
+        aside = f"{folder}.of-{owner}-{os.urandom(4).hex()}"
+        os.rename(folder, aside, src_dir_fd=base, dst_dir_fd=base)
+        with made(base, folder, 0o755, enter_mounts=False) as fresh, suppress(OSError):
+            if os.fstat(fresh).st_uid == 0:
+                os.rename(str(owner), str(owner), src_dir_fd=there, dst_dir_fd=fresh)
+    return f"{path} belonged to uid {owner}; it was moved to {os.path.dirname(path)}/{aside}"
+
+
+def _has_only_own(folder: int) -> bool:
+    """Whether all folders in the descriptor ``folder`` belong to its owner: else it was root's."""
+    owners = {os.fstat(folder).st_uid}
+    for name in os.listdir(folder):
+        with suppress(OSError):  # as of what is mounted there
+            path = os.fsencode(name)
+            there = linux.open_beneath(folder, path, os.O_PATH | os.O_DIRECTORY, same_mount=True)
+            owners.add(os.fstat(there).st_uid)
+            os.close(there)
+    return len(owners) == 1
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
     places = [(root, paths.RECORDS_FOLDER) for root in roots]
     for root, folder in places:
         try:
-            make_folder(root, folder, uid, gid)
+            if moved := make_folder(root, folder, uid, gid):
+                complain(moved)
         except FileNotFoundError:
             whole = False  # this node does not have the disk; its rank tells a job that needs it
         except OSError as error:

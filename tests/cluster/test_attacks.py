@@ -759,6 +759,20 @@ def test_forged_records_that_lead_to_it_do_not_hold_a_node(site: Site) -> None:
             site.assert_healthy(45)
 
 
+def test_who_is_first_on_a_disk_names_no_users_and_keeps_nobody_out(site: Site) -> None:
+    """Root would start a process as each user whose number has a folder, after every job."""
+    names = "/nvme/.slurm-stage/{6001..6200} /nvme/.slurm-stage/" + str(BOB)
+    site.run(["bash", "-c", f"mkdir -p {names}"], user="bob", on="n2")
+    assert site.sbatch("true", "-wn2", WISH).wait().exit_code == "0:0"
+    shown = site.run(
+        "ls /nvme/.slurm-stage /nvme/.slurm-stage.of-*; stat -c %U /nvme/.slurm-stage",
+        user="root", on="n2",
+    )  # fmt: skip
+    records, aside = shown.stdout.split("\n\n")
+    assert records.split() == ["/nvme/.slurm-stage:", str(ALICE), str(BOB)]
+    assert aside.splitlines()[1:] == [*map(str, range(6001, 6201)), "root"]
+
+
 def test_a_filesystem_over_the_records_of_all_holds_nobody(site: Site) -> None:
     """Bob takes the folder's name on a new disk, and mounts there what never answers."""
     site.run("mkdir /nvme/.slurm-stage", user="bob", on="n2")

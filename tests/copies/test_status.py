@@ -16,7 +16,14 @@ from stager.disk.record import CopyFacts, SourceFacts
 from stager.source.posix import facts_of
 from tests.support import records
 from tests.support.entries import ENTRY
-from tests.support.users import OWNER, USER, as_ordinary_user, as_user, ordinary_home
+from tests.support.users import (
+    OWNER,
+    USER,
+    as_ordinary_user,
+    as_user,
+    give_records_folder,
+    ordinary_home,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -382,7 +389,7 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
 def test_users_whose_process_does_not_answer_as_it_should_are_named(
     node: Node, monkeypatch: pytest.MonkeyPatch, answer: bytes | TimeoutError
 ) -> None:
-    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+    give_records_folder(node.root, USER)
 
     def answer_as(*_: object) -> bytes:
         if isinstance(answer, TimeoutError):
@@ -397,7 +404,7 @@ def test_users_whose_process_does_not_answer_as_it_should_are_named(
 
 @pytest.mark.root
 def test_no_user_answers_for_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    (node.root / f".slurm-stage/{USER}").mkdir(parents=True)
+    give_records_folder(node.root, USER)
     lie = NodeStatus([ENTRY._replace(user=1, shared=True)]).to_wire()
     monkeypatch.setattr("stager.copies.status.answer_as", lambda *_: json.dumps(lie).encode())
     seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)

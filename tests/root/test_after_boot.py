@@ -10,10 +10,13 @@ import pytest
 from stager.root import after_boot
 from stager.root.after_boot import remove_unfinished
 from stager.root.rules import Rules
+from tests.support.users import give_records_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.root
 
 
 class Node:
@@ -42,8 +45,9 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
-    for name in ("5001", "5002", "5003", "notes"):
-        (tmp_path / "nvme/.slurm-stage" / name).mkdir(parents=True)
+    for uid in (5001, 5002, 5003):
+        give_records_folder(tmp_path / "nvme", uid)
+    (tmp_path / "nvme/.slurm-stage/notes").mkdir()
     return Node(tmp_path, tmp_path / "nvme")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.node import users_of
 from stager.disk.cache import open_cache
 from stager.root.folders import UnsafeError, locked, make_folder
 from tests.support.disks import owners
@@ -123,14 +125,35 @@ def test_a_planted_file_is_refused(root: Path, name: str) -> None:
     assert refusal(root) == f"[Errno 20] Not a directory: '{path.name}'"
 
 
+def stranger(root: Path, owner: int) -> Path:
+    """Make the parent as a user who comes first: with numbers of others, and a folder in use."""
+    parent = root / ".slurm-stage"
+    for path in (parent, parent / "5001", parent / str(owner), parent / f"{owner}/records"):
+        path.mkdir()
+        os.chown(path, owner, GROUP)
+    return parent
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("owner", [USER, USER + 1])
-def test_a_parent_that_a_user_made_first_is_refused(root: Path, owner: int) -> None:
-    (root / ".slurm-stage").mkdir()
-    os.chown(root / ".slurm-stage", owner, GROUP)
-    path = f"{root}/.slurm-stage"
+def test_a_parent_that_a_user_made_first_is_moved_aside(root: Path, owner: int) -> None:
+    parent = stranger(root, owner)
+    moved = make_folder(str(root), ".slurm-stage", USER, GROUP)
+    [aside] = root.glob(".slurm-stage.of-*")
+    assert re.fullmatch(rf"\.slurm-stage\.of-{owner}-[0-9a-f]{{8}}", aside.name)
+    assert moved == f"{parent} belonged to uid {owner}; it was moved to {aside}"
+    assert os.listdir(aside) == ["5001"]
+    assert users_of(str(root)) == sorted({USER, owner})
+    assert (parent.stat().st_uid, (parent / f"{owner}/records").is_dir()) == (0, True)
+    assert make_folder(str(root), ".slurm-stage", USER, GROUP) == ""
+
+
+@pytest.mark.root
+def test_a_parent_with_folders_of_several_users_that_is_not_roots_is_refused(root: Path) -> None:
+    path = stranger(root, USER)
+    os.chown(path / "5001", 5001, GROUP)
     assert refusal(root) == (
-        f"{path} belongs to uid {owner}, not to root; if it has folders of several users, it has "
+        f"{path} belongs to uid {USER}, not to root; if it has folders of several users, it has "
         f"the records of all copies: chown root {path}; else remove it"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +15,7 @@ from stager.root.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 ENTRIES = st.lists(
     st.tuples(st.integers(0, 9).map(float), st.integers(1, 50).map(float)), max_size=6
@@ -50,7 +50,6 @@ class Users:
 
     def add(self, uid: int, *copies: tuple[float, float, float]) -> None:
         self.copies[uid] = sorted(copies)
-        Path(self.root, f".slurm-stage/{uid}").mkdir(parents=True)
 
     def ask(
         self, uid: int, options: Sequence[str], rules: Rules, limit: float
@@ -80,6 +79,7 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
     users = Users(tmp_path, 100)
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(tmp_path))
     monkeypatch.setattr("stager.root.headroom.shortfall", users.shortfall)
+    monkeypatch.setattr("stager.root.headroom.users_of", lambda _: sorted(users.copies))
     return users
 
 

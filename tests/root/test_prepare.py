@@ -129,6 +129,7 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
         (root / name).mkdir()
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
+    (root / "bad/.slurm-stage/1").mkdir()
     bad = f"{root}/bad/.slurm-stage"
     complaint = (
         f"{bad} belongs to uid {USER}, not to root; if it has folders of several users, it has the "
@@ -136,6 +137,16 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
     )
     assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], [])
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
+
+
+@pytest.mark.root
+def test_what_was_moved_out_of_the_way_is_reported(root: Path) -> None:
+    (root / ".slurm-stage").mkdir()
+    os.chown(root / ".slurm-stage", USER, USER)
+    code, [complaint], note = prepared(root, [str(root)])
+    [aside] = root.glob(".slurm-stage.of-*")
+    assert complaint == f"{root}/.slurm-stage belonged to uid {USER}; it was moved to {aside}"
+    assert (code, note) == (0, NOTED)
 
 
 def test_the_program_ends_with_1_where_it_could_not_prepare(tmp_path: Path) -> None:

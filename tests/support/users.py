@@ -88,6 +88,13 @@ def remount_read_only(folder: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
 
 
+def give_records_folder(root: Path, uid: int) -> None:
+    """Make the folder of a user's records beneath ``root``, as root does. Needs root."""
+    folder = root / f".slurm-stage/{uid}"
+    folder.mkdir(parents=True)
+    os.chown(folder, uid, uid)
+
+
 @contextmanager
 def ordinary_home(parent: str | None = None) -> Iterator[Path]:
     """Make a folder that an ordinary user owns and can reach."""
