@@ -93,6 +93,7 @@ def parse_hostfile(text: str, where: str) -> tuple[str, ...]:
     ('n1', 'n2')
     """
     found: dict[str, None] = {}
+    left = MOST_HOSTS
     for number, line in enumerate(text.splitlines(), 1):
         host, *settings = line.partition("#")[0].split() or [""]
         if not all(map(_SETTING.fullmatch, settings)):
@@ -101,7 +102,9 @@ def parse_hostfile(text: str, where: str) -> tuple[str, ...]:
                 "one host on each line, such as n1 or n1 slots=2"
             )
         if host:
-            names = _unfolded(_RANKS.sub("", host), f"{where}, line {number}")
+            names = _unfolded(_RANKS.sub("", host), f"{where}, line {number}", left)
+            if len(names) > 1:  # a scheduler names a host alone once for each of its ranks
+                left -= len(names)
             found.update(dict.fromkeys(names))
         if len(found) > MOST_HOSTS:
             raise _too_many(where)
@@ -120,13 +123,14 @@ def parse_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
     return parse_hostfile("\n".join(lines), where)
 
 
-def _unfolded(text: str, where: str) -> list[str]:
+def _unfolded(text: str, where: str, most: int = MOST_HOSTS) -> list[str]:
+    """Return the hosts of a list, which are counted before they are made. Raise UsageError."""
     names = [text]
     if "[" in text or "," in text:
         size = 1
         for first, last in _RANGE.findall(text):
             size *= max(1, int(last) - int(first) + 1)
-        if size > MOST_HOSTS:
+        if size > most:
             raise _too_many(where)
         # A '@' would name a group of the site's, which a command may look up.
         names = job.unfold(text) if "@" not in text else [text]

@@ -91,7 +91,9 @@ def test_a_line_that_is_none_of_a_hostfile_is_named() -> None:
     )
 
 
-def test_ten_thousand_hosts_are_read_and_too_many_are_refused_at_once() -> None:
+def test_ten_thousand_hosts_are_read_and_too_many_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert len(parse_hostfile("n[1-10000] slots=2\n", "f")) == 10_000
     text = "".join(f"n{number}\n" for number in range(MOST_HOSTS))
     assert len(parse_hostfile(text, "f")) == MOST_HOSTS
@@ -99,6 +101,9 @@ def test_ten_thousand_hosts_are_read_and_too_many_are_refused_at_once() -> None:
     assert refused(parse_hostfile, f"{text}more\n", "f") == many
     for huge in ("n[1-999999999]", "a[1-1000]b[1-1000]", "n[0-99999999999999999]"):
         assert refused(parse_list, huge, "f") == many
+    again = f"f, line 2 names more than {MOST_HOSTS} hosts; name fewer"
+    monkeypatch.setattr("stager.launch.job.unfold", lambda _: ["n1"] * 60_000)  # the first alone
+    assert refused(parse_hostfile, "n[1-60000]\n" * 200, "f") == again
     name = "x" * 253
     assert parse_list(name, "f") == (name,)
     assert refused(parse_list, f"{name}x", "f") == f"f: {name} is not the name of a host; {NAMES}"
