@@ -304,15 +304,17 @@ class _Run:
 
     def _find(self, destination: str) -> tuple[Cache, Record]:
         for cache in (*self._own, *self._of_site):
-            record = cache.load(destination)
+            root = cache.root.removeprefix(self._disk)
+            # A record in a user's folder may name any path: that is no copy.
+            record = cache.load(destination) if destination.startswith(f"{root}/") else None
             if record:
                 action = self._command.action
                 if cache in self._of_site and action is not Action.VERIFY:
-                    root = f", or root by --user {name_or_uid(cache.uid)}"
+                    by_root = f", or root by --user {name_or_uid(cache.uid)}"
                     raise PolicyRefusal(
                         f"{destination} was staged for all users: only the account that staged it "
                         f"(uid {cache.uid}) may {action} it"
-                        + (root if action is Action.EVICT else "")
+                        + (by_root if action is Action.EVICT else "")
                     )
                 return cache, record
         raise _AbsentError(destination, self._command)
@@ -384,11 +386,14 @@ class _Run:
                 raise IntegrityError(
                     f"{destination} was deleted, except what a program wrote into it meanwhile"
                 )
-            raise IntegrityError(
+            text = (
                 f"{destination} was replaced by something else, so it was not deleted, and "
-                "slurm-stage no longer manages it; if you do not need it, delete it there: "
-                f"{delete_command(destination)}"
+                "slurm-stage no longer manages it"
             )
+            if self._command.user is None:  # root deletes nothing of what a user put there
+                command = delete_command(destination)
+                text = f"{text}; if you do not need it, delete it there: {command}"
+            raise IntegrityError(text)
         self._note(destination, size, files, gone=gone)
 
     def _job_that_staged(self, destination: str) -> int:

@@ -36,6 +36,7 @@ from stager.disk.locks import Locks
 from stager.disk.record import VERSION, CopyFacts, Record
 from stager.request.items import StageItem
 from stager.source.posix import facts_of, look_at_source
+from tests.support import records
 from tests.support.trees import stage_folder
 from tests.support.users import OWNER, USER, as_ordinary_user, as_user, forked, ordinary_home
 
@@ -442,7 +443,24 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
         "manages it; if you do not need it, delete it there: srun -N1 -n1 -w NODE rm -r /nvme/a"
     )
     assert node.do(Action.EVICT, "a", force=True) == NodeResult(refused=[Refused(7, message)])
-    assert copy.is_dir()
+    node.stage("b").unlink()
+    (copy.parent / "b").mkdir()
+    by_root = node.do(Action.EVICT, "b", force=True, user=os.getuid())
+    message = message.replace("/a", "/b").partition(";")[0]  # no command that deletes for root
+    assert by_root == NodeResult(refused=[Refused(7, message)])
+    assert (copy.is_dir(), (copy.parent / "b").is_dir()) == (True, True)
+
+
+def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node) -> None:
+    cache = open_cache(f"{node.disk}/nvme", os.getuid())
+    cache.save(replace(records.RECORD, destination="/etc/passwd"))
+    command = Command(Action.EVICT, ("/nvme",), destinations=("/etc/passwd",), force=True)
+    assert carry_out(command, str(node.disk)).refused == [
+        Refused(
+            2, "/etc/passwd is no copy of yours here; stagectl status lists what is staged",
+            "/etc/passwd",
+        )
+    ]  # fmt: skip
 
 
 def test_a_disk_that_fails_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
