@@ -8,6 +8,7 @@
  * any other connection, and one that was relayed does not match. Without a key in the environment
  * all four functions do what libc's do.
  */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -61,15 +62,13 @@ static struct {
 	uint8_t bytes[STAGE_KEY_SIZE];
 } key;
 
-/* Ports of services that are no ranks, in host byte order. */
-#define MOST_EXEMPT 8
-static struct {
-	_Atomic uint16_t ports[MOST_EXEMPT];
-	_Atomic unsigned int count;
-} exempt;
+/* How the file is called of the library by which a rank reads stores of objects. */
+#define STORE_LIBRARY "_obstore."
+/* Whether what this thread now connects to is no rank. */
+static _Thread_local bool is_untagged;
 
 EXPORTED int accept4(int, struct sockaddr *restrict, socklen_t *restrict, int);
-EXPORTED int stage_peers_exempt(unsigned int);
+EXPORTED void stage_peers_untag(int);
 
 static int hex_digit(char character)
 {
@@ -157,35 +156,28 @@ static bool is_loopback(const struct end *end)
 	return IN6_IS_ADDR_LOOPBACK(&address) || IN6_IS_ADDR_UNSPECIFIED(&address);
 }
 
-static bool is_exempt(uint16_t port)
+/*
+ * Has the connections that this thread makes from now on left alone, or no more: only the rank
+ * itself knows that it asks a web server, which may have any address and port.
+ */
+EXPORTED void stage_peers_untag(int untag)
 {
-	const unsigned int count = atomic_load(&exempt.count);
-
-	for (unsigned int i = 0; i < count; i++) {
-		if (atomic_load(&exempt.ports[i]) == port)
-			return true;
-	}
-	return false;
+	is_untagged = untag != 0;
 }
 
 /*
- * Has connections to a port left alone: the rank itself says where it speaks to a store or a proxy.
- * Returns -1 if it is no port, or if there are too many such ports.
+ * Whether code of the stores' library is there. It connects by threads of its own, and goes
+ * wherever a server redirects it to. MPI libraries are built in too many ways to know them so.
  */
-EXPORTED int stage_peers_exempt(unsigned int port)
+static bool is_of_stores(const void *code)
 {
-	if (port > UINT16_MAX)
-		return -1;
-	if (is_exempt((uint16_t)port))
-		return 0;
+	Dl_info found;
 
-	const unsigned int count = atomic_load(&exempt.count);
+	if (dladdr(code, &found) == 0 || !found.dli_fname)
+		return false;
+	const char *slash = strrchr(found.dli_fname, '/');
 
-	if (count >= MOST_EXEMPT)
-		return -1;
-	atomic_store(&exempt.ports[count], (uint16_t)port);
-	atomic_store(&exempt.count, count + 1);
-	return 0;
+	return slash && strncmp(slash + 1, STORE_LIBRARY, strlen(STORE_LIBRARY)) == 0;
 }
 
 /*
@@ -205,7 +197,7 @@ static bool may_be_rank(const struct sockaddr *address, socklen_t length)
 		return false;
 	const uint16_t port = (uint16_t)(end.port[0] << 8 | end.port[1]);
 
-	return port >= IPPORT_RESERVED && !is_exempt(port);
+	return port >= IPPORT_RESERVED;
 }
 
 /*
@@ -314,7 +306,9 @@ static int send_tag(int fd)
 EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t length)
 {
 	const int errno_before = errno;
-	const bool to_rank = key.known && is_tcp(fd) && may_be_rank(address, length);
+	const bool to_rank = key.known && !is_untagged && is_tcp(fd) &&
+			     may_be_rank(address, length) &&
+			     !is_of_stores(__builtin_return_address(0));
 	int result = system_connect(fd, address, length);
 
 	if (to_rank && result != 0 && (errno == EINPROGRESS || errno == EINTR || errno == EALREADY))

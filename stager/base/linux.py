@@ -7,8 +7,13 @@ import errno
 import os
 import signal
 import struct
+from contextlib import contextmanager
 from enum import IntEnum, IntFlag
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
 _CURRENT_FOLDER = -100
@@ -158,11 +163,18 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0))
 
 
-def leave_untagged(port: int) -> None:
-    """Have connections of this process to ``port`` left alone by the library of `launch.peers`."""
-    exempt = getattr(_libc, "stage_peers_exempt", None)  # of the whole process, if it is preloaded
-    if exempt is not None:
-        exempt(port)
+@contextmanager
+def untagged() -> Iterator[None]:
+    """Have connections that this thread makes left alone by the library of `launch.peers`."""
+    untag = getattr(_libc, "stage_peers_untag", None)  # of the whole process, if it is preloaded
+    if untag is None:
+        yield
+        return
+    untag(1)
+    try:
+        yield
+    finally:
+        untag(0)
 
 
 def leave_network() -> None:

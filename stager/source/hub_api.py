@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from stager.base.errors import SourceError
-from stager.base.linux import leave_untagged
+from stager.base.linux import untagged
 from stager.base.progress import Kind, count, doing
 from stager.source.location import Location
 from stager.source.patience import Access, AnswerError, Patience, ShortBodyError
@@ -75,8 +75,6 @@ class HubApi:
         self._settings = settings
         self._location = Location.parse(url)
         self.endpoint = _endpoint()
-        for server in (self.endpoint, settings.proxy):
-            leave_port_untagged(server)
         proxies = dict.fromkeys(("https", "http"), settings.proxy) if settings.proxy else {}
         self._opener = build_opener(
             ProxyHandler(proxies), HTTPSHandler(context=_tls(settings)), _SameServer()
@@ -121,7 +119,6 @@ class HubApi:
         except _ElsewhereError as elsewhere:
             if _server(elsewhere.url)[0] not in ("https", "http"):
                 raise AnswerError(502, "Bad Gateway", "a file is on no web server") from None
-            leave_port_untagged(elsewhere.url)
             return elsewhere.url
 
     def headers(self, url: str) -> dict[str, str]:
@@ -173,7 +170,8 @@ class HubApi:
         for name, value in self.headers(url).items():
             request.add_unredirected_header(name, value)
         try:
-            answer: HTTPResponse = self._opener.open(request, timeout=_TIMEOUT)
+            with untagged():
+                answer: HTTPResponse = self._opener.open(request, timeout=_TIMEOUT)
         except HTTPError as error:
             with error:
                 if error.code in range(300, 400):
@@ -212,12 +210,6 @@ class _SameServer(HTTPRedirectHandler):
             for name, value in _authorization().items():
                 new.add_unredirected_header(name, value)
         return new
-
-
-def leave_port_untagged(url: str) -> None:
-    """Have connections to this web server left alone by the library of `launch.peers`."""
-    if port := _server(url)[2]:
-        leave_untagged(port)
 
 
 def _endpoint() -> str:

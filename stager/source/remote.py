@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import obstore
 import xxhash
@@ -21,7 +20,6 @@ from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
-from stager.base.linux import leave_untagged
 from stager.base.progress import Kind, count, doing
 from stager.base.text import printable
 from stager.disk.record import SourceFacts
@@ -37,7 +35,7 @@ from stager.source.patience import (
     has_to_be_asked_for_a_byte,
     is_beyond_end,
 )
-from stager.source.settings import ENDPOINTS, GOOGLE
+from stager.source.settings import GOOGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -309,8 +307,6 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
     """Return the library's store for a location; credentials come from the environment."""
     from obstore import store
 
-    for port in _ports(location, settings):
-        leave_untagged(port)
     options = library_options(settings)
     match location.scheme:
         case Scheme.S3:
@@ -345,16 +341,6 @@ def library_options(settings: RemoteSettings, **headers: str) -> dict[str, Any]:
     if headers:
         client["default_headers"] = headers
     return {"client_options": client, "retry_config": {"max_retries": 0}}
-
-
-def _ports(location: Location, settings: RemoteSettings) -> Iterator[int]:
-    """Yield the ports to which the library will connect, besides those of the vendors."""
-    web = [f"{location.scheme}://{location.container}"] if location.scheme.is_web else []
-    named = (os.environ.get(name, "") for name in ENDPOINTS.get(location.scheme, ()))
-    for url in (*web, settings.proxy, *named):
-        with suppress(ValueError):
-            if port := urlsplit(url).port:
-                yield port
 
 
 def read_authorities(path: str) -> bytes:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 #: What the servers are called by the nodes, and their ports.
 HOST, HTTPS_PORT, S3_PORT, BLOB_PORT, REGISTRY_PORT = "login", 8443, 5000, 10000, 5001
-#: A hub, and its server of large files. Ranks do not announce themselves to ports below 1024.
-HUB_PORT, CDN_PORT = 8445, 444
+#: Where the web server redirects to what is beneath /moved/.
+MOVED_PORT = 8447
+#: A hub, and its server of large files, which nothing but an answer of the hub names.
+HUB_PORT, CDN_PORT = 8445, 8446
 _CONFIG = """
 daemon off; worker_processes 2; pid {folder}/pid; error_log {folder}/error.log; user root;
 events {{ }}
@@ -35,7 +37,8 @@ http {{
     client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
     uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
     server {{
-        listen {port} ssl;
+        listen {port} ssl; listen {moved} ssl;
+        rewrite ^/moved/(.*) https://$host:{moved}/$1 redirect;
         ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
         root {folder}/www; etag on;
     }}
@@ -103,7 +106,7 @@ def nginx(site: Site) -> Iterator[Nginx]:
     shutil.rmtree(server.folder, ignore_errors=True)
     server.files.mkdir(parents=True)
     _certify(server.folder)
-    config = _CONFIG.format(folder="/shared/nginx", port=HTTPS_PORT)
+    config = _CONFIG.format(folder="/shared/nginx", port=HTTPS_PORT, moved=MOVED_PORT)
     (server.folder / "nginx.conf").write_text(config)
     with running(site, ["nginx", "-c", "/shared/nginx/nginx.conf"], HTTPS_PORT):
         yield server

@@ -61,6 +61,15 @@ def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers
         assert web.served() == (requests, served)
 
 
+def test_a_redirection_to_a_port_that_no_url_names_is_followed(site: Site, web: Nginx) -> None:
+    data = write_object(web.files / "object.bin", SIZE)
+    url = f"https://{HOST}:{HTTPS_PORT}/moved/object.bin"
+    with site.policy(policy(web)):
+        job = site.sbatch("true", "-N2", f"--stage={url}:{COPY}")
+        assert job.wait().exit_code == "0:0", job.output()
+    assert [site.copy(node, COPY).read_bytes() for node in ("n1", "n2")] == [data, data]
+
+
 def test_a_compressed_object_arrives_decompressed(site: Site, web: Nginx) -> None:
     data = os.urandom(1000) * 20_000
     (web.files / "object.bin.gz").write_bytes(gzip.compress(data))

@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -346,12 +347,30 @@ def test_a_local_or_privileged_service_is_sent_no_tag(
 
 
 @pytest.mark.root
-def test_a_port_that_the_rank_exempts_is_sent_no_tag(network: Network) -> None:
+def test_a_web_server_is_sent_no_tag_and_the_next_rank_is(network: Network) -> None:
+    code = "from stager.base.linux import untagged\nwith untagged():\n" + indent(CONNECT, " ")
     with network.listen(B, "blocking", key=None) as (port, listener):
-        exempt = f"import ctypes\nassert ctypes.CDLL(None).stage_peers_exempt({port}) == 0\n"
-        words = (A, B, port, "timeout", "plain")
-        assert network.run(exempt + CONNECT, *words, key=KEY) == ""
+        assert network.run(code, A, B, port, "timeout", "plain", key=KEY) == ""
         assert line(listener) == f"{A} plain"
+    with network.listen(B, "blocking", key=KEY) as (port, listener):
+        assert network.run(code + CONNECT, A, B, port, "timeout", "plain", key=KEY) == ""
+        assert line(listener) == f"{A} plain"
+
+
+@pytest.mark.root
+def test_what_the_library_of_stores_connects_to_is_sent_no_tag(network: Network) -> None:
+    code = """
+import sys
+from obstore.store import HTTPStore
+try:
+    HTTPStore.from_url(sys.argv[1], client_options={"allow_http": True},
+                       retry_config={"max_retries": 0}).head("x")
+except Exception:
+    pass
+"""
+    with network.listen(B, "blocking", key=None) as (port, listener):
+        assert network.run(code, f"http://{B}:{port}", key=KEY) == ""
+        assert line(listener).startswith(f"{A} HEAD /x HTTP/1.1")
 
 
 @pytest.mark.root
