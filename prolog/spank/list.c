@@ -1,6 +1,6 @@
 /*
  * Lists of directives as text. All that is known of their grammar here: ';' separates directives,
- * blanks around a directive mean nothing, and a backslash escapes the character behind it.
+ * blanks before a directive mean nothing, and a backslash escapes the character behind it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,19 +24,13 @@ static bool is_blank(char character)
 static struct item read_item(const char *at)
 {
 	struct item item = { 0 };
-	const char *end = NULL;
 
 	while (is_blank(*at))
 		at++;
-	item.text = end = at;
-	while (*at && *at != ';') {
-		const bool escapes = at[0] == '\\' && at[1];
-
-		at += escapes ? 2 : 1;
-		if (escapes || !is_blank(at[-1]))
-			end = at;
-	}
-	item.length = (size_t)(end - item.text);
+	item.text = at;
+	while (*at && *at != ';')
+		at += at[0] == '\\' && at[1] ? 2 : 1;
+	item.length = (size_t)(at - item.text);
 	item.next = *at ? at + 1 : NULL;
 	return item;
 }

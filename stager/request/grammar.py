@@ -1,9 +1,9 @@
 r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
 
 A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,`` ``;``
-``\`` ``$`` ``%`` ``~`` or a blank makes that character part of a path; other blanks around a field
-are dropped. The colons in a URL's ``scheme://host:port`` separate nothing, nor does that before an
-image's tag.
+``\`` ``$`` ``%`` ``~`` or a blank makes that character part of a path. Other blanks before a path
+and around an option are dropped; those at the end of a path belong to it. The colons in a URL's
+``scheme://host:port`` separate nothing, nor does that before an image's tag.
 
 A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
 
@@ -33,10 +33,11 @@ from stager.request.lexer import (
     Field,
     check_characters,
     field,
+    lstrip,
+    path_field,
     read_escapes,
     split,
     split_words,
-    strip,
 )
 from stager.source.image_name import is_image
 from stager.source.location import Location, Scheme, is_url
@@ -150,7 +151,7 @@ def _missing_path(line: str, words: Sequence[Field]) -> DirectiveError:
 def _parse_part(text: str, chars: list[Char], end: int) -> Directive:
     fields = split(chars, ",", end)
     (paths, paths_end), options = fields[0], fields[1:]
-    source, destination = _split_paths(text, strip(paths), paths_end)
+    source, destination = _split_paths(text, lstrip(paths), paths_end)
     if found := _OPTION_AFTER_SPACE.search(destination.value):
         problem = "write ',', not a space, before an option"
         raise DirectiveError(problem, text, text.find(found[0], destination.at))
@@ -177,7 +178,10 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
             raise DirectiveError(_NO_URL, text, rest.at)
         problem = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
         raise DirectiveError(problem, text, destination_end)
-    return field(paths[:protected] + source, source_end), field(destination, destination_end)
+    return (
+        path_field(paths[:protected] + source, source_end),
+        path_field(destination, destination_end),
+    )
 
 
 def _build(text: str, source: Field, destination: Field, options: Sequence[Field]) -> Directive:

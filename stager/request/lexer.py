@@ -6,6 +6,7 @@ Each piece keeps its position in the text, so that `grammar` can show where a fa
 from __future__ import annotations
 
 import re
+from itertools import dropwhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DirectiveError
@@ -98,24 +99,30 @@ def split(chars: list[Char], separator: str, end: int) -> list[tuple[list[Char],
     return [*parts, (run, end)]
 
 
-def strip(chars: list[Char]) -> list[Char]:
-    """Return ``chars`` without the blanks at both ends that are not escaped."""
+def lstrip(chars: list[Char]) -> list[Char]:
+    """Return ``chars`` from the first one that is no blank, or that is escaped."""
+    return list(dropwhile(_is_blank, chars))
 
-    def blank(char: Char) -> bool:
-        return char.char in BLANKS and not char.literal
 
-    first, last = 0, len(chars)
-    while first < last and blank(chars[first]):
-        first += 1
-    while last > first and blank(chars[last - 1]):
-        last -= 1
-    return chars[first:last]
+def _is_blank(char: Char) -> bool:
+    return char.char in BLANKS and not char.literal
+
+
+def path_field(chars: list[Char], end: int) -> Field:
+    """Return a path as a Field, which is at ``end`` if it is empty.
+
+    No path begins with a blank, but one may end in blanks.
+    """
+    path = lstrip(chars)
+    return _joined(path, path[0].at if path else end)
 
 
 def field(chars: list[Char], end: int) -> Field:
-    """Return the stripped ``chars`` as a Field, which is at ``end`` if nothing is left of them."""
-    stripped = strip(chars)
-    return _joined(stripped, stripped[0].at if stripped else end)
+    """Return ``chars`` without the blanks around them as a Field, at ``end`` if that is empty."""
+    last = len(chars)
+    while last and _is_blank(chars[last - 1]):
+        last -= 1
+    return path_field(chars[:last], end)
 
 
 def _joined(chars: list[Char], at: int) -> Field:

@@ -31,6 +31,16 @@ def test_an_escaped_semicolon_does_not_separate_directives(site: Site) -> None:
     assert own == ["kept", "step"]
 
 
+def test_a_blank_at_the_end_of_a_path_belongs_to_it(site: Site) -> None:
+    site.run("echo plain > /shared/trail; echo blank > '/shared/trail '")
+    script = """#STAGE '/shared/trail ' '/nvme/line '
+cat '/nvme/line ' '/nvme/option '; srun "--stage=/shared/trail :/nvme/option" cat /nvme/option"""
+    job = site.sbatch(script, "-N1", "--stage=/shared/trail :/nvme/option ")
+    assert job.wait().exit_code == "0:0", job.output()
+    own = [line for line in job.output().splitlines() if not line.startswith("stage:")]
+    assert own == ["blank"] * 3
+
+
 #: Stands in for the helper: checks nothing, and prints what it gets in the job.
 HELPER = """#!/bin/bash
 [ "$4" = gate ] || exit 0

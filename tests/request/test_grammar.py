@@ -118,15 +118,16 @@ def test_a_backslash_takes_a_separator_or_a_blank_as_it_is(
 @pytest.mark.parametrize(
     ("text", "directive"),
     [
-        (" /a : /b ", Directive("/a", "/b")),
-        ("\t/a\t:\t/b\t", Directive("/a", "/b")),
+        (" /a: /b", Directive("/a", "/b")),
+        ("/a :/b ", Directive("/a ", "/b ")),
+        ("\t/a\t:\t/b\t", Directive("/a\t", "/b\t")),
         ("/a b:/c  d", Directive("/a b", "/c  d")),
-        (" /a : /b , validate=size ", Directive("/a", "/b", Options(validate=Validate.SIZE))),
-        ("/a\\ \\  : /b", Directive("/a  ", "/b")),
+        (" /a: /b , validate=size ", Directive("/a", "/b ", Options(validate=Validate.SIZE))),
+        ("/a\\ \\  : /b", Directive("/a   ", "/b")),
         ("/a\xa0:/b\u3000", Directive("/a\xa0", "/b\u3000")),
     ],
 )
-def test_blanks_around_a_field_are_dropped_and_those_within_kept(
+def test_blanks_before_a_path_and_around_an_option_are_dropped_and_those_in_a_path_kept(
     text: str, directive: Directive
 ) -> None:
     assert parse_value(text) == (directive,)
