@@ -48,7 +48,7 @@ struct gate {
 	bool quiet;	   /* whether to print failures alone */
 	char tolerate[16]; /* how many nodes may fail, or empty for the site's default */
 	char *list;	   /* directives joined by ';', may be empty */
-	char *script;	   /* a batch step's script if it may have #STAGE lines, else NULL */
+	char *script;	   /* a batch step's script if the helper must read it, else NULL */
 	char name[128];	   /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
 	char node[256];	   /* the name of this node, for messages */
 };

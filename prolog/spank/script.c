@@ -1,6 +1,7 @@
 /*
  * Finds #STAGE lines in the head of a batch script, which is the comment lines before its first
- * command. stager/request/script.py reads them. It decodes the script and knows the white space of
+ * command, and #SBATCH --stage lines that sbatch may have cut at a second '#'.
+ * stager/request/script.py reads them. It decodes the script and knows the white space of
  * Unicode; here every byte that may belong to such a character counts as white space. So a line may
  * be found that Python takes for a comment, but no line that it takes for a directive is missed.
  */
@@ -17,20 +18,36 @@ static bool may_be_blank(char character)
 	return (unsigned char)character <= ' ' || (unsigned char)character >= 0x80;
 }
 
+static bool begins_with(const char *line, size_t length, const char *word)
+{
+	return length >= strlen(word) && memcmp(line, word, strlen(word)) == 0;
+}
+
+static bool may_be_cut(const char *line, size_t length)
+{
+	static const char mark[] = "#SBATCH";
+	static const char option[] = "--stage";
+
+	return begins_with(line, length, mark) && memchr(line + 1, '#', length - 1) &&
+	       memmem(line, length, option, strlen(option));
+}
+
 static enum kind kind_of_line(const char *line, size_t length)
 {
-	static const char mark[] = { '#', 'S', 'T', 'A', 'G', 'E' };
+	static const char mark[] = "#STAGE";
 	size_t at = 0;
 
-	if (length >= sizeof(mark) && memcmp(line, mark, sizeof(mark)) == 0 &&
-	    (length == sizeof(mark) || may_be_blank(line[sizeof(mark)])))
+	if (begins_with(line, length, mark) &&
+	    (length == strlen(mark) || may_be_blank(line[strlen(mark)])))
+		return KIND_STAGE;
+	if (may_be_cut(line, length))
 		return KIND_STAGE;
 	while (at < length && may_be_blank(line[at]))
 		at++;
 	return at < length && line[at] != '#' ? KIND_COMMAND : KIND_COMMENT;
 }
 
-/* Whether the script may have #STAGE lines. If it cannot be read to its end, it may. */
+/* Whether the script may have such lines. If it cannot be read to its end, it may. */
 bool stage_script_may_stage(const char *path)
 {
 	FILE *script = fopen(path, "re");

@@ -43,6 +43,8 @@ class Field(NamedTuple):
     expansions: tuple[int, ...] = ()
     #: The position of a comma at the end of a line's word, outside of quotes; -1 without one.
     comma: int = -1
+    #: The position of the ``#`` directly behind it, where sbatch begins a comment; -1 without one.
+    hash: int = -1
 
 
 def escape(path: str) -> str:
@@ -141,7 +143,7 @@ def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
     word: list[tuple[Char, bool]] = []
     for char, plain in _unquote(line, start, sbatch=sbatch):
         if plain and char.char == "#" and (sbatch or not word):
-            break
+            return [*words, _word(word)._replace(hash=char.at)] if word else words
         if not plain or char.char not in BLANKS:
             word.append((char, plain))
         elif word:

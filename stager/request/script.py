@@ -107,13 +107,16 @@ def _alike(word: str, other: str) -> float:
 def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
     """Return the directives of the ``#STAGE`` lines in a script's head.
 
-    Raise DirectiveError for a line that cannot be read, DirectiveErrors for several.
+    Raise DirectiveError for a line that cannot be read, or from which sbatch has cut a part of what
+    it asks for; DirectiveErrors for several.
     """
     directives: list[Directive] = []
     faults: list[DirectiveError] = []
-    for line in filter(_LINE.match, head(lines)):
+    for line in head(lines):
         try:
-            directives.append(parse_line(line))
+            _check_hash(line)
+            if _LINE.match(line):
+                directives.append(parse_line(line))
         except DirectiveError as error:
             faults.append(error)
     if len(faults) > 1:
@@ -121,6 +124,23 @@ def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
     if faults:
         raise faults[0]
     return tuple(directives)
+
+
+def _check_hash(line: str) -> None:
+    """Raise DirectiveError for an ``#SBATCH`` line if a ``#`` cuts what it asks for.
+
+    For sbatch a comment begins at any ``#`` outside of quotes, for a shell only at that of a word.
+    """
+    words: list[Field] = []
+    with suppress(DirectiveError):  # which sbatch has told, or `sbatch_values` tells
+        words = _words(line)
+    if not words or words[-1].hash < 0:
+        return
+    *before, last = words
+    if "--stage" in line[last.at :] or (before and before[-1].value in _OPTIONS):
+        problem = "sbatch takes this '#' for the beginning of a comment"
+        remedy = "put the value in quotes, or write a space before a comment"
+        raise DirectiveError(f"{problem}; {remedy}", line, last.hash)
 
 
 def sbatch_values(lines: Iterable[str], option: str = "--stage") -> list[str]:

@@ -43,6 +43,10 @@ REFUSED = "sbatch refuses this script:"
 NO_INTERPRETER = f"{REFUSED} it does not begin with '#!' and the path of an interpreter"
 WINDOWS = f"{REFUSED} this line ends in CR LF, as in Windows; convert the file with dos2unix"
 PROGRAM = f"{REFUSED} this line has a null byte; name a batch script, not a program"
+HASH = (
+    "sbatch takes this '#' for the beginning of a comment; put the value in quotes, or write a "
+    "space before a comment"
+)
 RIGHT: dict[str, tuple[list[str], list[str]]] = {
     "one": (["/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "with an option": (["/a:/nvme/b,validate=checksum"], ["/a to /nvme/b (validate=checksum)"]),
@@ -370,12 +374,16 @@ stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (valida
             "#!/bin/sh\ndate\r\n#SBATCH --stage-tolerate=1\n",
             f"stage: -:3: warning: {LATE}: #SBATCH --stage-tolerate=1\nstage: -:2: {WINDOWS}\n",
         ),
+        (
+            "#!/bin/sh\n#SBATCH --stage=/a:/nvme/h#1\n",
+            f"stage: -:2: {HASH}\n  #SBATCH --stage=/a:/nvme/h#1\n{'^':>29}\n",
+        ),
     ],
-    ids=["empty", "no interpreter", "a program", "Windows", "a warning, too"],
+    ids=["empty", "no interpreter", "a program", "Windows", "a warning, too", "a hash"],
 )
-def test_check_refuses_what_sbatch_refuses(desk: Desk, script: str, said: str) -> None:
+def test_check_refuses_what_sbatch_refuses_or_cuts(desk: Desk, script: str, said: str) -> None:
     for quiet in ([], ["--quiet"]):
-        warned = not_seen("/a") if "/a" in script and not quiet else ""
+        warned = not_seen("/a") if "#STAGE /a" in script and not quiet else ""
         ran = desk.stagectl("check", *quiet, "--script", "-", stdin=script)
         assert ran == Ran(2, "", said + warned)
 

@@ -301,6 +301,25 @@ def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> 
     assert done.stderr == ""
 
 
+def test_a_job_does_not_start_with_less_than_its_script_asks_for(site: Site) -> None:
+    # For sbatch a comment begins at each '#'.
+    cut, lost = "#SBATCH -N1 --stage=/shared/a:/nvme/h#1", f"#SBATCH -JN#1 --stage={B}"
+    job = site.sbatch(f"#!/bin/bash\n{cut}\n{lost}\n#SBATCH -N1 # {A}\ndate\n")
+    assert job.wait().exit_code == "2:0"
+    problem = (
+        "stage: sbatch takes this '#' for the beginning of a comment; put the value in quotes, or "
+        "write a space before a comment"
+    )
+    assert job.output() == (
+        f"{problem}\n  {cut}\n  {'^':>38}\n{problem}\n  {lost}\n  {'^':>12}\n"
+        "stage: the job's own program was not started (exit code 2)\n"
+    )
+    assert not site.copy("n1", "/nvme/h").exists()
+    quoted = "#SBATCH '--stage=/shared/a:/nvme/h#1' # not --stage=/shared/b:/nvme/h"
+    job = site.sbatch(f"#!/bin/bash\n{quoted}\ncmp /shared/a /nvme/h#1 >&2\n", "-N1")
+    assert job.wait().exit_code == "0:0", job.output()
+
+
 def test_a_name_with_a_dollar_or_percent_sign_is_staged_only_if_it_is_escaped(site: Site) -> None:
     wanted = "--stage=/shared/a:/nvme/$USER/a;/shared/b:/nvme/a"
     done = site.run(["sbatch", "-N1", wanted, "--wrap=true"], check=False)

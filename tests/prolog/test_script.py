@@ -26,6 +26,7 @@ BLANKS = [character for character in map(chr, range(0x3001)) if character.isspac
 #: Pieces of scripts in which the two could differ: whole and torn characters, and line ends.
 PIECES = [
     *["#STAGE", "#STAGE /a /b", "#", "#!/bin/sh", "#SBATCH -N2", "x", "é", "#STAGEé", "\0", "\x7f"],
+    *["#SBATCH", "--stage", "=", "'"],
     *["\n", "\n", "\n", "\r", "\r\n", *BLANKS],
 ]
 TORN = [b"\xc2", b"\xa0", b"\xe2\x80", b"\xff", b"\xef\xbb\xbf"]
@@ -89,6 +90,10 @@ def test_a_line_of_white_space_that_python_knows_does_not_end_the_head(
         (b"#!/bin/sh\n#STAGED /a /b\n", False),
         (b"#!/bin/sh\n#STAGE=/a:/b\n", False),
         (b"#!/bin/sh\n#stage /a /b\n", False),
+        (b"#!/bin/sh\n#SBATCH --stage=/a:/b\n", False),
+        (b"#!/bin/sh\n#SBATCH --stage=/a:/b#1\n", True),
+        (b"#!/bin/sh\n#SBATCH -JN#1 --stage=/a:/b\n", True),
+        (b"#!/bin/sh\n#SBATCH -JN#1\n", False),
     ],
 )
 def test_a_script_may_stage_if_its_head_has_a_line(
@@ -108,6 +113,14 @@ def test_no_directive_of_any_script_is_missed(
     script = b"".join(pieces)
     if stages(script, tmp_path_factory.getbasetemp() / "job.sh"):
         assert may_stage(script)
+
+
+def test_a_comment_that_sbatch_sees_as_a_shell_does_is_for_the_helper_to_tell(
+    may_stage: Callable[[bytes], bool], tmp_path: Path
+) -> None:
+    script = b"#!/bin/sh\n#SBATCH --stage=/a:/b # or --stage=/c:/b\n"
+    assert may_stage(script)
+    assert not stages(script, tmp_path / "job.sh")
 
 
 def test_a_script_that_cannot_be_read_to_its_end_may_stage(tmp_path: Path) -> None:

@@ -214,13 +214,40 @@ def test_the_values_of_stage_on_a_line_of_sbatch(line: str, values: list[str]) -
         ('#SBATCH --stage="/a\\\\:b:/c"', ["/a\\:b:/c"]),
         ('#SBATCH --stage="/a\\:b:/c"', ["/a:b:/c"]),
         ("#SBATCH --stage='/a\\:b:/c'", ["/a:b:/c"]),
-        ("#SBATCH --stage=/a#1:/b", ["/a"]),
+        ("#SBATCH --stage=/a#1:/b", ["/a"]),  # which `parse_script` refuses
     ],
 )
 def test_sbatch_takes_backslashes_within_quotes_and_a_hash_within_a_word(
     line: str, values: list[str]
 ) -> None:
     assert sbatch_values([BASH, line]) == values
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [
+        ("#SBATCH --stage=/a:/b#1", 21),
+        ("#SBATCH --stage /a#1:/b", 18),
+        ("#SBATCH '--stage=/a:/b'#1 # why", 23),
+        ("#SBATCH --stage-tolerate=2#1", 26),
+        ("#SBATCH -JN#1 --stage=/a:/b", 11),
+        ("#SBATCH --stage=/a:/b# it's", 21),
+        ("#SBATCH --stage=/a:/b #1", -1),
+        ("#SBATCH '--stage=/a:/b#1'", -1),
+        ("#SBATCH --stage=/a:/b\\#1", -1),
+        ("#SBATCH --stage=/a:/b -JN#1", -1),
+        ("#SBATCH -JN#1", -1),
+        ("#SBATCH --stage='/a:/b#1", -1),
+    ],
+)
+def test_a_hash_that_cuts_a_line_of_sbatch_is_refused(line: str, at: int) -> None:
+    problem = (
+        "sbatch takes this '#' for the beginning of a comment; put the value in quotes, or write a "
+        "space before a comment"
+    )
+    told = fault_of(parse_script, [BASH, line, "#STAGE /c /d"])
+    assert (told and str(told)) == (message(problem, line, at) if at >= 0 else None)
+    assert fault_of(parse_script, [BASH, "true", line]) is None
 
 
 @pytest.mark.parametrize(
