@@ -20,7 +20,7 @@ extern int slurm_get_log_level(void);
 enum { LEVEL_INFO = 3 };
 
 /* The helper's arguments before the values. */
-enum { FIXED_ARGUMENTS = 11 };
+enum { FIXED_ARGUMENTS = 12 };
 
 /* Exits with `code`, and names the variable that may be the cause if it asks for files. */
 static _Noreturn void give_up(int code)
@@ -39,14 +39,19 @@ static _Noreturn void refuse(int code, const char *text)
 	give_up(code);
 }
 
-/* Checks the values; if one is wrong, exits with the helper's code. The helper prints why. */
+/*
+ * Checks the values; if one is wrong, exits with the helper's code. The helper prints why, and with
+ * --submits it warns of sources that are missing: a step finds out by itself at once.
+ */
 static void check_or_exit(const struct stage_config *config)
 {
 	const char *tolerate = stage_options_tolerate();
+	const bool warns = spank_context() == S_CTX_ALLOCATOR && !getenv(STAGE_QUIET_ENV);
 	const char *const fixed[FIXED_ARGUMENTS] = {
 		STAGE_PROGRAM(config, "stager", "check", "--quiet"),
 		"--stage-tolerate",
 		tolerate ? tolerate : "",
+		warns ? "--submits" : "--quiet",
 		"--",
 	};
 	const size_t values = stage_options_count();

@@ -1,4 +1,4 @@
-"""Name the files and folders that slurm-stage itself makes on a node, each once.
+"""Name the files and folders that slurm-stage itself makes on a node, each once; hint at patterns.
 
 Root's programs import this module, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
@@ -28,3 +28,17 @@ PEERS_LIBRARY = "lib/stage_peers.so"
 PEERS_KEY = "STAGE_PEER_KEY"
 #: One of the scripts that it puts there, too, and pip does not.
 SITE_SCRIPT = "libexec/job_epilog"
+
+
+def pattern_hint(path: str) -> str:
+    """Return what to do if a missing ``path`` was meant as a pattern; empty if it has no ``*?``.
+
+    >>> pattern_hint("/shared/set/*.bin")
+    'patterns are not expanded: stage /shared/set with the option include=*.bin'
+    """
+    before = path.partition("*")[0].partition("?")[0]
+    if before == path:
+        return ""
+    folder = before.rpartition("/")[0]
+    pattern = path[len(folder) + 1 :]
+    return f"patterns are not expanded: stage {folder or '/'} with the option include={pattern}"

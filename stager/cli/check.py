@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import StageError, UsageError
+from stager.base.paths import pattern_hint
 from stager.base.text import printable
 from stager.cli.complete import directives
 from stager.cli.console import complain, say
@@ -56,8 +57,14 @@ if TYPE_CHECKING:
 @click.option(
     "--stage-tolerate", "tolerate", metavar="N|N%", default="", help="Check this option, too."
 )
+@click.option("--submits", is_flag=True, hidden=True, help="Warn of what is surely missing.")
 def check(
-    values: tuple[str, ...], scripts: tuple[Path, ...], config: Path, quiet: bool, tolerate: str
+    values: tuple[str, ...],
+    scripts: tuple[Path, ...],
+    config: Path,
+    quiet: bool,
+    tolerate: str,
+    submits: bool,
 ) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
 
@@ -73,7 +80,7 @@ def check(
     from stager.request import policy  # neither the help nor completion needs pydantic
 
     found = _Findings(tolerate)
-    found.read_arguments(values, looks=not quiet)  # sbatch does not look: it must not wait
+    found.read_arguments(values, looks=not quiet)
     for script in scripts:
         lines = read_script(str(script))
         _warn_of_lines(script, lines)
@@ -89,17 +96,22 @@ def check(
     request = build_request(items, rules or policy.ANY)
     # As the job will send it: raises if it is too long.
     replace(request, directives=";".join(found.values)).to_json()
-    if quiet:
-        return 0
+    if submits:
+        _warn_of_missing(items)
+    if not quiet:
+        _tell_what_is_right(items, of_scripts=bool(scripts))
+        if rules is None:
+            say(f"only the syntax was checked: there is no {config} here")
+        _warn_of_sources(items)
+    return 0
+
+
+def _tell_what_is_right(items: Sequence[StageItem], *, of_scripts: bool) -> None:
     for item in items:
         say(f"ok: {item.source} to {item.destination} ({item.options})")
     if not items:
         none = "no #STAGE or #SBATCH --stage line before the first command"
-        say(f"ok: {none}" if scripts else "ok")
-    if rules is None:
-        say(f"only the syntax was checked: there is no {config} here")
-    _warn_of_sources(items)
-    return 0
+        say(f"ok: {none}" if of_scripts else "ok")
 
 
 class _Findings:
@@ -210,13 +222,23 @@ def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
         yield number, f"this is after the first command, so it is ignored: {line}"
 
 
+def _warn_of_missing(items: Iterable[StageItem]) -> None:
+    """Warn of each source that is surely missing on this machine, and wait for no filesystem."""
+    from stager.cli.seen import missing
+
+    for path in missing(item.source for item in items) if os.geteuid() else ():
+        hint = pattern_hint(path) or "check the path: it must be there when the job starts"
+        complain(f"warning: {path}: not seen from this machine; {hint}")
+
+
 def _warn_of_sources(items: Iterable[StageItem]) -> None:
-    from stager.cli.seen import look  # sbatch does not look: it must not wait
+    from stager.cli.seen import look
 
     seen = look(item.source for item in items)
     for source, found in seen.items():
         if found.problem:
-            remedy = "check the path, and that the compute nodes mount this filesystem"
+            mounted = "check the path, and that the compute nodes mount this filesystem"
+            remedy = pattern_hint(source) or mounted
             if found.problem == os.strerror(errno.EACCES):
                 remedy = "you may not read it; ask its owner"
             complain(f"{source}: not seen from this machine ({found.problem}); {remedy}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +15,8 @@ from stager.source.location import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Seconds for looking at all sources.
-_LIMIT = 2.0
+#: Seconds for looking at all sources, and while a user waits for sbatch.
+_LIMIT, _SHORT_LIMIT = 2.0, 0.5
 #: What is told of one path: the number of an error, 0 for none, and whether it is a folder.
 _ANSWER = struct.Struct("!H?")
 
@@ -27,8 +28,24 @@ class Seen(NamedTuple):
     is_folder: bool = False
 
 
-def look(sources: Iterable[str]) -> dict[str, Seen]:
-    """Look at paths on this node, as this user. URLs are left out.
+def missing(sources: Iterable[str]) -> list[str]:
+    """Return the paths that are not in a folder which this node sees; none if it does not answer.
+
+    A name with a ``*`` is looked for in the folder above it.
+    """
+    paths = (source.rstrip("/") for source in sources if not is_url(source))
+    folders = {path: os.path.dirname(re.split("[*?]", path)[0]) for path in paths}
+    seen = look([*folders, *folders.values()], _SHORT_LIMIT)
+    absent, unknown = Seen(os.strerror(errno.ENOENT)), Seen("")
+    return [
+        path
+        for path, folder in folders.items()
+        if seen.get(path) == absent and seen.get(folder, unknown).is_folder
+    ]
+
+
+def look(sources: Iterable[str], limit: float = _LIMIT) -> dict[str, Seen]:
+    """Look at paths on this node for ``limit`` seconds, as this user. URLs are left out.
 
     If a filesystem gives no answer, the paths after the first one there are left out, too.
     """
@@ -39,7 +56,7 @@ def look(sources: Iterable[str]) -> dict[str, Seen]:
             os.write(output, _ANSWER.pack(*_look_at(path)))
 
     try:
-        answers = answer(tell, _LIMIT) if paths else b""
+        answers = answer(tell, limit) if paths else b""
     except LateAnswerError as error:
         answers = error.so_far
     whole = len(answers) // _ANSWER.size
@@ -49,7 +66,7 @@ def look(sources: Iterable[str]) -> dict[str, Seen]:
         for path, (number, is_folder) in zip(paths, told, strict=False)
     }
     if whole < len(paths):
-        found[paths[whole]] = Seen(f"no answer for {_LIMIT:.0f} s")
+        found[paths[whole]] = Seen(f"no answer for {limit:g} s")
     return found
 
 

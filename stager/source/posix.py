@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
+from stager.base.paths import pattern_hint
 from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
@@ -45,9 +46,11 @@ def look_at_source(
         if to_be_read:
             os.close(os.open(path, OPEN_FILE))
     except OSError as error:
-        hint = "; check the path, and that the compute nodes mount this filesystem"
+        hint = (
+            pattern_hint(path) or "check the path, and that the compute nodes mount this filesystem"
+        )
         missing = isinstance(error, FileNotFoundError)
-        raise SourceError(f"{path}: {error.strerror}{hint if missing else ''}") from None
+        raise SourceError(f"{path}: {error.strerror}{f'; {hint}' if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
         listing = listings.list_once(path, selection, lambda patterns: _list(path, facts, patterns))

@@ -155,6 +155,30 @@ def test_check_warns_of_a_source_that_cannot_be_read_here(desk: Desk) -> None:
     assert (ran.code, ran.err) == (0, denied + not_seen(f"{home}/none"))
 
 
+def test_at_submission_check_warns_of_what_is_missing_in_a_folder_that_is_seen() -> None:
+    def act(home: Path) -> Ran:
+        (home / "file").touch()
+        (home / "stage.toml").write_text('roots = ["/nvme"]\n[source]\nallow = ["s3://bucket"]\n')
+        sources = ("none", "some/", "*.bin", "run?/data", "file", "none/at/all", "file/none")
+        values = [f"{home}/{source}:/nvme/{at}/" for at, source in enumerate(sources)]
+        arguments = ["--quiet", "--submits", "--config", f"{home}/stage.toml", *values]
+        return call(["check", *arguments, "s3://bucket/*:/nvme/"], home)
+
+    with ordinary_home() as home:
+        ran = as_ordinary_user(lambda: act(home))
+        there = "check the path: it must be there when the job starts"
+        patterns = f"patterns are not expanded: stage {home} with the option include="
+        hints = {"none": there, "some": there, "*.bin": f"{patterns}*.bin",
+                 "run?/data": f"{patterns}run?/data"}  # fmt: skip
+        lines = (
+            f"stage: warning: {home}/{path}: not seen from this machine; {hint}\n"
+            for path, hint in hints.items()
+        )
+        assert ran == Ran(0, "", "".join(lines))
+        if os.getuid() == 0:  # it looks at no path
+            assert act(home) == Ran(0, "", "")
+
+
 def test_a_quiet_check_prints_nothing_if_all_is_right(scripts: Desk) -> None:
     assert scripts.stagectl("check", "--quiet", "--script", "short.sh") == Ran(0, "", "")
 

@@ -352,18 +352,40 @@ cmp /shared/a '/nvme/$USER/%j' && cmp /shared/b '/nvme/$USER/~/b' && echo same
     assert not site.copy("n1", "/nvme/alice/%j").exists()
 
 
-def test_check_does_not_wait_for_a_filesystem_that_is_dead(site: Site) -> None:
+def test_check_and_sbatch_do_not_wait_for_a_filesystem_that_is_dead(site: Site) -> None:
     site.run("mkdir /home/alice/dead")
     values = ["/shared/a:/nvme/a", "/home/alice/dead/b:/nvme/b", "/shared/none:/nvme/none"]
     with dead_folder(site, "/home/alice/dead", node="login", user="alice"):
         begun = time.monotonic()
         done = site.run([STAGECTL, "check", *values])
         assert time.monotonic() - begun < 20
-        site.run([STAGECTL, "check", "--quiet", *values])
+        submit = ["sbatch", "-N1", "--hold", *(f"--stage={value}" for value in values)]
+        begun = time.monotonic()
+        assert site.run([*submit, "--wrap=true"]).stderr == ""
+        assert time.monotonic() - begun < 20
+        site.run("scancel --user alice")
     assert done.stderr == (
         "stage: /home/alice/dead/b: not seen from this machine (no answer for 2 s); check the "
         "path, and that the compute nodes mount this filesystem\n"
     )
+
+
+def test_sbatch_and_salloc_warn_of_a_source_that_the_login_node_does_not_see(site: Site) -> None:
+    wanted = "--stage=/shared/nowhere:/nvme/a;/shared/*.bin:/nvme/b"
+    warned = (
+        "stage: warning: /shared/nowhere: not seen from this machine; check the path: it must be "
+        "there when the job starts\n"
+        "stage: warning: /shared/*.bin: not seen from this machine; patterns are not expanded: "
+        "stage /shared with the option include=*.bin\n"
+    )
+    script = "srun --stage='/shared/*.bin:/nvme/c' true"
+    done = site.run(
+        ["sbatch", "-N1", "-W", "-o", "/home/alice/out", wanted, "--wrap", script], check=False
+    )
+    assert (done.returncode, done.stderr) == (4, warned)
+    assert done.stdout.startswith("Submitted batch job ")
+    assert site.run(["salloc", "-N1", wanted, "true"]).stderr.startswith(warned)
+    assert "warning" not in site.run(["salloc", "-QN1", wanted, "true"]).stderr
 
 
 def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:

@@ -83,6 +83,15 @@ def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
     assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
 
 
+def test_a_missing_source_that_looks_like_a_pattern_is_told_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        look_at_source(f"{tmp_path}/*.bin")
+    assert str(caught.value) == (
+        f"{tmp_path}/*.bin: No such file or directory; patterns are not expanded: stage {tmp_path} "
+        "with the option include=*.bin"
+    )
+
+
 def _bind_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(path))
