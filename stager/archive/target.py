@@ -79,10 +79,10 @@ class Target:
         #: The xxh3-128 of each file by its path.
         self.digests: dict[bytes, bytes] = {}
 
-    def refusal(self, path: bytes, why: str) -> UsageError:
+    def refusal(self, path: bytes, why: str, remedy: str = _REMEDY) -> UsageError:
         """Return the error that names the member."""
         return UsageError(
-            f"{self._name}: its member {_shown(path)} {why}: nothing was unpacked; {_REMEDY}"
+            f"{self._name}: its member {_shown(path)} {why}: nothing was unpacked; {remedy}"
         )
 
     def check_members(self, count: int, member: bytes | None = None) -> None:

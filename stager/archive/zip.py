@@ -5,7 +5,6 @@ The table stands at the end, so a zip is read only when all of it is on the disk
 
 from __future__ import annotations
 
-import calendar
 import errno
 import os
 import stat
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from stager.archive.damage import DamagedError
 from stager.archive.decompress import read_blocks
 from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
+from stager.archive.zip_entry import mode_of, mtime_of, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,10 @@ _ENTRY, _ENTRY_SIGNATURE = struct.Struct("<4s 24x 3H 12x"), b"PK\1\2"
 _LONGEST_COMMENT = 0xFFFF
 #: The bit of an entry's flags that says that its data is encrypted.
 _ENCRYPTED = 1
+#: Compression methods that zipfile lacks, but other programs write.
+_METHODS = {9: "Deflate64", 93: "zstd", 95: "xz", 98: "PPMd"}
+#: What a user can do about a member that is compressed so.
+_REPACK = "unpack it by another program (7z x), and pack it again (stagectl pack FOLDER)"
 
 
 @contextmanager
@@ -101,46 +105,49 @@ def _find_table(archive: IO[bytes]) -> tuple[int, int]:
 
 def unpack_zip(archive: zipfile.ZipFile, target: Target) -> None:
     """Make each member of the ``archive`` in the ``target``."""
+    names: dict[bytes, str] = {}
     for member in archive.infolist():
-        _unpack_member(archive, member, target)
+        _unpack_member(archive, member, target, names)
 
 
-def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Target) -> None:
-    mode = member.external_attr >> 16
+def _unpack_member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Target, names: dict[bytes, str]
+) -> None:
+    """Make a member; ``names`` are those of the files and links before it, by their paths."""
+    name = path_of(member)
+    is_folder = name.endswith(b"/")
+    mode, mtime = mode_of(member, is_folder=is_folder), mtime_of(member)
     kind = stat.S_IFMT(mode)
-    is_folder = member.is_dir()
     path = target.admit(
-        os.fsencode(member.filename),
+        name,
         0 if is_folder else member.file_size,
         runs_as_another=not is_folder and may_run_as_another(mode),
     )
-    mtime = _nanoseconds(member.date_time)
     if member.flag_bits & _ENCRYPTED:
         raise target.refusal(path, "is encrypted")
     if is_folder:
-        target.make_folder(path, mode=mode or 0o755, mtime=mtime)
-    elif kind == stat.S_IFLNK:
-        with _opened(archive, member) as data:
+        target.make_folder(path, mode=mode, mtime=mtime)
+        return
+    if (other := names.setdefault(path, member.orig_filename)) != member.orig_filename:
+        raise target.refusal(path, f"has two names in it, {other!r} and {member.orig_filename!r}")
+    if kind == stat.S_IFLNK:
+        with _opened(archive, member, target, path) as data:
             target.make_link(path, data.read(LONGEST_PATH), mtime=mtime)
     elif kind in (0, stat.S_IFREG):
-        size = member.file_size
-        with _opened(archive, member) as data:
+        with _opened(archive, member, target, path) as data:
             blocks = (memoryview(block) for block in read_blocks(data))
-            target.make_file(path, blocks, size=size, mode=mode or 0o644, mtime=mtime)
+            target.make_file(path, blocks, size=member.file_size, mode=mode, mtime=mtime)
     else:
         raise target.refusal(path, NEITHER)
 
 
-def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
-    with _seeking():
-        return archive.open(member)
-
-
-def _nanoseconds(when: tuple[int, int, int, int, int, int]) -> int:
-    """Return a zip's date in nanoseconds since 1970.
-
-    A zip holds local time without its zone, taken for UTC here. Some tools write no date, which
-    gives a month and a day of 0.
-    """
-    year, month, day, *time = when
-    return calendar.timegm((year, min(max(month, 1), 12), max(day, 1), *time, 0, 0, 0)) * 10**9
+def _opened(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Target, path: bytes
+) -> IO[bytes]:
+    try:
+        with _seeking():
+            return archive.open(member)
+    except NotImplementedError:
+        number = member.compress_type
+        method = _METHODS.get(number, f"method {number}")
+        raise target.refusal(path, f"is compressed by {method}", _REPACK) from None

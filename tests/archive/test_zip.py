@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 import struct
 import zipfile
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
+import zstandard
 
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, SpaceError, UsageError
-from tests.support.archives import NO_LIMITS, damaged, excess, refusal, refused, zip_of
+from tests.support.archives import (
+    NO_LIMITS,
+    WHEN,
+    ZipEntry,
+    damaged,
+    excess,
+    refusal,
+    refused,
+    zip_by,
+    zip_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,4 +119,139 @@ def test_too_little_memory_is_not_reported_as_damage(
     assert (
         caught.value.message
         == "x.zip: too little memory to unpack it; request more for the job (--mem)"
+    )
+
+
+#: What each entry became: the permissions, the time, and a file's bytes.
+Made = tuple[str, int, bytes]
+
+
+def unpacked(text: bytes, out: Path) -> dict[str, Made]:
+    """Return what is unpacked of a zip, by path."""
+    unpack(io.BytesIO(text), "x.zip", bytes(out), NO_LIMITS)
+    return {
+        str(path.relative_to(out)): (
+            stat.filemode((facts := path.lstat()).st_mode),
+            int(facts.st_mtime),
+            path.read_bytes() if path.is_file() else b"",
+        )
+        for path in out.rglob("*")
+    }
+
+
+def test_a_zip_of_powershell_5_has_folders(out: Path) -> None:
+    text = zip_by(
+        ZipEntry(b"train\\img1.txt", b"one", method=8),
+        ZipEntry(b"train\\deep\\img2.txt", b"two", method=8, attributes=0x21),  # read-only
+        ZipEntry(b"train\\empty\\", attributes=0x10),
+        ZipEntry(b"top.txt", b"three", method=8, attributes=0x20),
+    )
+    found = unpacked(text, out)
+    assert found.pop("train")[0] == found.pop("train/deep")[0] == "drwxr-xr-x"
+    assert found == {
+        "train/img1.txt": ("-rw-r--r--", WHEN, b"one"),
+        "train/deep/img2.txt": ("-r--r--r--", WHEN, b"two"),
+        "train/empty": ("drwxr-xr-x", WHEN, b""),
+        "top.txt": ("-rw-r--r--", WHEN, b"three"),
+    }
+
+
+#: A name of Unix or of a newer Windows program, in which a backslash is one.
+@pytest.mark.parametrize(("made", "name"), [(3 << 8 | 30, b"a\\b"), (20, b"d/a\\b")])
+def test_a_backslash_that_separates_nothing_stays(out: Path, made: int, name: bytes) -> None:
+    unpacked(zip_by(ZipEntry(name, b"data", made=made)), out)
+    assert (out / name.decode()).read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [(b"a\\b", b"a/b", "a/b"), (b"a/b", b"a\\b", "a/b"), (b"a", b"./a", "a")],
+)
+def test_two_names_of_one_path_are_refused(
+    out: Path, first: bytes, second: bytes, path: str
+) -> None:
+    text = zip_by(ZipEntry(first, b"1"), ZipEntry(second, b"2"))
+    why = f"has two names in it, {first.decode()!r} and {second.decode()!r}"
+    assert refused(text, out, "x.zip") == refusal(path, why, "x.zip")
+
+
+def test_a_backslash_leads_no_member_out(out: Path) -> None:
+    for name, path, why in (
+        (b"..\\bad", "../bad", "has '..' in its path"), (b"\\bad", "/bad", "has an absolute path"),
+    ):  # fmt: skip
+        assert refused(zip_by(ZipEntry(name)), out, "x.zip") == refusal(path, why, "x.zip")
+
+
+#: macOS writes version 2.1 of Unix, names in decomposed UTF-8 without the flag, and old times.
+MACOS = 3 << 8 | 21
+NAME = "u\u0308ben/\u6570\u636e.txt".encode()
+
+
+def old_times(mtime: int) -> bytes:
+    return struct.pack("<HHii", 0x5855, 8, mtime + 100, mtime)
+
+
+def test_names_and_times_of_macos_arrive(out: Path) -> None:
+    times = (
+        struct.pack("<HHiiHH", 0x5855, 12, WHEN + 200, WHEN + 100, 501, 20),
+        old_times(WHEN + 100),
+    )
+    text = zip_by(
+        ZipEntry(NAME[:7], made=MACOS, attributes=0o40755 << 16, extra=times),
+        ZipEntry(NAME, b"1", made=MACOS, method=8, attributes=0o100640 << 16, extra=times),
+    )
+    assert unpacked(text, out) == {
+        NAME[:6].decode(): ("drwxr-xr-x", WHEN + 100, b""),
+        NAME.decode(): ("-rw-r-----", WHEN + 100, b"1"),
+    }
+
+
+def unicode_name(name: bytes, of: bytes, version: int = 1) -> bytes:
+    return struct.pack("<HHBI", 0x7075, 5 + len(name), version, zlib.crc32(of)) + name
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        (ZipEntry(b"\x81ben", extra=(b"", unicode_name(NAME, b"\x81ben"))), NAME),
+        (ZipEntry(b"_", made=MACOS, extra=(b"", unicode_name(NAME, b"_"))), NAME),
+        # That field stands for another name, has another format, or is no UTF-8.
+        (ZipEntry(b"a", extra=(b"", unicode_name(NAME, b"b"))), b"a"),
+        (ZipEntry(b"a", extra=(b"", unicode_name(NAME, b"a", version=2))), b"a"),
+        (ZipEntry(b"a", extra=(b"", unicode_name(b"\xff", b"a"))), b"a"),
+        (ZipEntry(b"a", extra=(b"", struct.pack("<HHB", 0x7075, 1, 1))), b"a"),
+        # With the flag, without it, and in the code page of DOS.
+        (ZipEntry(NAME, flags=0x800), NAME),
+        (ZipEntry(NAME), NAME),
+        (ZipEntry(b"\x81ben"), "\u00fcben".encode()),
+        (ZipEntry(b"\xfcben", made=3 << 8 | 30), b"\xfcben"),
+    ],
+)  # fmt: skip
+def test_a_name_is_what_the_program_meant(out: Path, entry: ZipEntry, name: bytes) -> None:
+    unpack(io.BytesIO(zip_by(entry._replace(data=b"data"))), "x.zip", bytes(out), NO_LIMITS)
+    assert (out / os.fsdecode(name)).read_bytes() == b"data"
+
+
+def test_the_time_in_utc_goes_before_others(out: Path) -> None:
+    times = struct.pack("<HHBi", 0x5455, 5, 3, -7)
+    none = struct.pack("<HHBi", 0x5455, 5, 2, 7)
+    text = zip_by(
+        ZipEntry(b"a", extra=(b"", old_times(WHEN + 100) + times)),
+        ZipEntry(b"b", extra=(b"", old_times(WHEN + 100) + none)),
+        ZipEntry(b"c", extra=(b"", none)),
+        ZipEntry(b"d", extra=(b"", struct.pack("<HHB", 0x5455, 1, 1))),
+    )
+    times_found = [found[1] for _, found in sorted(unpacked(text, out).items())]
+    assert times_found == [-7, WHEN + 100, WHEN, WHEN]
+
+
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [(9, "Deflate64"), (93, "zstd"), (95, "xz"), (98, "PPMd"), (6, "method 6")],
+)
+def test_a_method_that_is_not_read_is_named(out: Path, number: int, method: str) -> None:
+    text = zip_by(ZipEntry(b"a", b"data", method=number, stored=zstandard.compress(b"data")))
+    assert refused(text, out, "x.zip") == (
+        f"x.zip: its member 'a' is compressed by {method}: nothing was unpacked; unpack it by "
+        "another program (7z x), and pack it again (stagectl pack FOLDER)"
     )

@@ -6,10 +6,12 @@ import gzip
 import io
 import lzma
 import stat
+import struct
 import subprocess
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import zstandard
@@ -101,6 +103,54 @@ def zip_of(name: str, data: bytes = b"data", mode: int = stat.S_IFREG | 0o644) -
         member.external_attr = mode << 16
         made.writestr(member, data)
     return text.getvalue()
+
+
+class ZipEntry(NamedTuple):
+    """An entry of a zip as other programs write it; dates are DOS fields, extra fields the local
+    and the central one."""
+
+    name: bytes
+    data: bytes = b""
+    #: The program's system and version, the version that is needed, and flags.
+    made: int = 20
+    needed: int = 20
+    flags: int = 0
+    method: int = 0
+    attributes: int = 0
+    extra: tuple[bytes, bytes] = (b"", b"")
+    #: The data as it is stored, where the method is none of zipfile's.
+    stored: bytes | None = None
+
+
+#: 14 November 2023, 22:13:20, in DOS fields: time and date.
+_DOS_TIME = 22 << 11 | 13 << 5 | 20 // 2, (2023 - 1980) << 9 | 11 << 5 | 14
+
+
+def zip_by(*entries: ZipEntry) -> bytes:
+    """Return a zip with these entries, byte for byte."""
+    text, table = b"", b""
+    for one in entries:
+        stored = one.stored
+        if stored is None:
+            packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+            stored = packer.compress(one.data) + packer.flush() if one.method == 8 else one.data
+        facts = struct.pack(
+            "<HHHHHIII", one.needed, one.flags, one.method, *_DOS_TIME, zlib.crc32(one.data),
+            len(stored), len(one.data),
+        )  # fmt: skip
+        at, (local, central) = len(text), one.extra
+        text += b"PK\3\4" + facts + struct.pack("<HH", len(one.name), len(local))
+        text += one.name + local + stored
+        table += b"PK\1\2" + struct.pack("<H", one.made) + facts
+        table += struct.pack("<HHHHHII", len(one.name), len(central), 0, 0, 0, one.attributes, at)
+        table += one.name + central
+    count = len(entries)
+    return (
+        text
+        + table
+        + b"PK\5\6"
+        + struct.pack("<HHHHIIH", 0, 0, count, count, len(table), len(text), 0)
+    )
 
 
 def refused(text: bytes, out: Path, name: str = "x.tar", limits: Limits = NO_LIMITS) -> str:
