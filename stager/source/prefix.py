@@ -18,7 +18,7 @@ from stager.source.remote import MODE, Store, Version
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from stager.source.settings import RemoteSettings
     from stager.tree.patterns import Patterns
@@ -52,37 +52,67 @@ def folder(listing: Listing, revision: str = "") -> Source:
 
 def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> Listing:
     store = Store(url, settings)
-    above = store.location.above
+    above, place = store.location.above, store.location.path
+    found: dict[bytes, Version] = {}
+    marks = set[bytes]()
+    for at, one in store.list():
+        path = os.fsencode(at.removeprefix(above)) if at != place else b""
+        if path in found:  # the library leaves out the slash at a key's end
+            marks.add(path)
+        if one.size or path not in found:
+            found[path] = one
     # The object at the place of the folder itself is the sign by which some programs mark one.
-    found = {
-        os.fsencode(path.removeprefix(above)): one
-        for path, one in store.list().items()
-        if path != store.location.path
-    }
+    if (own := found.pop(b"", None)) and own.size:
+        raise SourceError(
+            f"{url} is a folder, and also the key of an object of {own.size} bytes, which cannot "
+            "be a file in it; rename that object"
+        )
     if not found:
         raise SourceError(f"{url}: there are no objects beneath it; check the URL")
-    return list_objects(url, found, patterns)
+    unclear = _empty_ones(found, marks, patterns)
+    marks.update(path for path in store.marks(above, unclear))
+    return list_objects(url, found, patterns, marks)
+
+
+def _empty_ones(
+    objects: Mapping[bytes, Version], marks: Collection[bytes], patterns: Patterns | None
+) -> list[bytes]:
+    """Return the paths of what can be an empty file as well as the sign of an empty folder. Pure."""
+    folders = set(marks).union(*map(folders_above, objects))
+    left_out = _LeftOut(patterns)
+    return [
+        path
+        for path, one in objects.items()
+        if not one.size and path not in folders and not left_out.has(path)
+    ]
 
 
 def list_objects(
-    url: str, objects: Mapping[bytes, Version], patterns: Patterns | None = None
+    url: str,
+    objects: Mapping[bytes, Version],
+    patterns: Patterns | None = None,
+    marks: Collection[bytes] = (),
 ) -> Listing:
     """Return the listing of a folder with these ``objects``, which are beneath ``url``. Pure.
 
-    ``url`` ends in a slash.
+    ``url`` ends in a slash. ``marks`` are the paths of further folders.
 
     An empty object in the place of a folder is the sign by which some programs mark one. The time
     of each folder is that of the newest object. Raise SourceError if a path cannot be that of a
     file.
     """
-    folders = {b""}.union(*map(folders_above, objects))
-    files = {path: one for path, one in objects.items() if path not in folders or one.size}
-    if patterns:
-        left_out = _LeftOut(patterns)
-        folders = {path for path in folders if not path or not left_out.has(path, is_folder=True)}
-        files = {path: one for path, one in files.items() if not left_out.has(path)}
+    folders = {b"", *marks}.union(*map(folders_above, objects))
+    left_out = _LeftOut(patterns)
+    files = {
+        path: one
+        for path, one in objects.items()
+        if (path not in folders or one.size) and not left_out.has(path)
+    }
+    folders = {path for path in folders if not path or not left_out.has(path, is_folder=True)}
     for path in files:
-        _check(url, path, path in folders)
+        _check(url, path)
+    if both := min(files.keys() & folders, default=None):
+        raise SourceError(_two_of_one_name(url, both, objects))
     newest = max((one.mtime_ns for one in files.values()), default=0)
     owner, group = os.getuid(), os.getegid()
     rows = [Row(path, Kind.FOLDER, _FOLDER_MODE, 0, newest, 0, 0, owner, group) for path in folders]
@@ -93,6 +123,16 @@ def list_objects(
     return Listing.of(patterns.pruned(rows) if patterns else rows)
 
 
+def _two_of_one_name(url: str, path: bytes, objects: Iterable[bytes]) -> str:
+    """Return the message for an object at the ``path`` of a folder. Pure."""
+    below = min((one for one in objects if one.startswith(path + b"/")), default=path + b"/")
+    name = text_of(path)
+    return (
+        f"{url}{name} and {url}{text_of(below)} are both objects, but a file and a folder cannot "
+        f"have one name; leave out the folder with exclude=/{name}/, or both with exclude=/{name}"
+    )
+
+
 def folders_above(path: bytes) -> Iterator[bytes]:
     """Yield the folders above ``path``."""
     while (at := path.rfind(b"/")) > 0:
@@ -100,14 +140,9 @@ def folders_above(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _check(url: str, path: bytes, is_folder: bool) -> None:
+def _check(url: str, path: bytes) -> None:
     """Raise SourceError if an object cannot be a file of the copy."""
     name = text_of(path)
-    if is_folder:
-        raise SourceError(
-            f"{url}{name} is an object and also a folder of other objects; leave both out with "
-            f"exclude=/{name}"
-        )
     remedy = f"leave it out with exclude=/{name}"
     parts = path.split(b"/")
     # The library puts no control character into a request.
@@ -121,17 +156,25 @@ def _check(url: str, path: bytes, is_folder: bool) -> None:
 class _LeftOut:
     """Tells which paths the patterns leave out; what lies in a folder goes with it."""
 
-    def __init__(self, patterns: Patterns) -> None:
+    def __init__(self, patterns: Patterns | None) -> None:
         self._patterns = patterns
         self._known: dict[bytes, bool] = {b"": False}
 
     def has(self, path: bytes, *, is_folder: bool = False) -> bool:
+        if not self._patterns:
+            return False
+        if not is_folder:
+            return self._is_matched(path, is_folder=False)
         if path not in self._known:
-            above = path[: max(0, path.rfind(b"/"))]
-            self._known[path] = self.has(above, is_folder=True) or self._patterns.leaves_out(
-                path, is_folder=is_folder
-            )
+            self._known[path] = self._is_matched(path, is_folder=True)
         return self._known[path]
+
+    def _is_matched(self, path: bytes, *, is_folder: bool) -> bool:
+        assert self._patterns
+        above = path[: max(0, path.rfind(b"/"))]
+        return self.has(above, is_folder=True) or self._patterns.leaves_out(
+            path, is_folder=is_folder
+        )
 
 
 class Objects(Protocol):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -38,7 +40,7 @@ from stager.source.patience import (
 from stager.source.settings import GOOGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from stager.source.settings import RemoteSettings
 
@@ -48,6 +50,8 @@ _BLOCK = 256 << 10
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 20
 #: Objects in one answer of a store that lists them: the most that all stores give.
 _PAGE = 1000
+#: The metadata by which Azure's tools mark the empty object that stands for a folder.
+_MARK = "hdi_isfolder"
 #: Permissions of the copy of an object: what opens the object is a credential of the user's.
 MODE = 0o600
 _SECOND = 10**9
@@ -166,21 +170,50 @@ class Store:
             return any(pages)
         return False
 
-    def list(self) -> dict[str, Version]:
-        """Return all objects beneath the URL, by path in the store."""
-        found: dict[str, Version] = {}
+    def list(self) -> list[tuple[str, Version]]:
+        """Return all objects beneath the URL, by path in the store.
+
+        A path has no slash at its end, also where the object's key has one: two can be the same.
+        """
+        found: list[tuple[str, Version]] = []
 
         def read(again: Callable[[], None]) -> None:
-            last = max(found, default=None)  # what was listed already is not asked for again
+            # What was listed already is not asked for again, but for some keys with a slash.
+            last, known = max((path for path, _ in found), default=None), frozenset(found)
             prefix = self.location.path or None
             for page in obstore.list(self._store, prefix, offset=last, chunk_size=_PAGE):
-                found.update((one["path"], Version.of(one)) for one in page)
+                listed = ((one["path"], Version.of(one)) for one in page)
+                found.extend(one for one in listed if one not in known)
                 count()
                 again()
 
         with doing(Kind.READ, self._url):
             self._patience(self._url).keep(read)
         return found
+
+    def marks(self, above: str, paths: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield those ``paths`` of empty objects that are signs of empty folders.
+
+        They are beneath ``above``. The key of a sign ends in a slash, or its metadata say so.
+        """
+
+        def is_mark(path: bytes) -> bool:
+            place = above + os.fsdecode(path)
+            with doing(Kind.READ, self._url):
+                return self._patience(self._url).keep(lambda _: self._is_mark(place))
+
+        asked = list(paths)
+        with ThreadPoolExecutor(self._settings.requests) as pool:
+            yield from compress(asked, pool.map(is_mark, asked))
+
+    def _is_mark(self, path: str) -> bool:
+        try:
+            said = obstore.get(self._store, path).attributes
+        except FileNotFoundError:  # it was listed: its key ends in a slash
+            return True
+        finally:
+            count()
+        return any(name.lower() == _MARK and value.lower() == "true" for name, value in said.items())
 
     def fetch(
         self, path: str, version: Version, buffer: memoryview, offset: int

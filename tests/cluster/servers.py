@@ -207,14 +207,15 @@ class Azurite:
             "AZURE_STORAGE_ACCOUNT_KEY": key, "AZURE_STORAGE_ENDPOINT": self.endpoint,
         }  # fmt: skip
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes, **metadata: str) -> None:
         """Write a blob as alice does."""
         self._site.shared("blob").write_bytes(data)
         self._run(
             "import obstore, sys; from obstore.store import AzureStore\n"
             f'store = AzureStore("{self.container}", account_name="{self.account}", '
             'client_options={"allow_http": True})\n'
-            f'obstore.put(store, {path!r}, open("/shared/blob", "rb").read())'
+            f'obstore.put(store, {path!r}, open("/shared/blob", "rb").read(), '
+            f"attributes={metadata!r})"
         )
 
     def make_container(self) -> None:

@@ -127,6 +127,19 @@ def test_each_byte_of_a_blob_is_served_once_and_its_key_is_nowhere(site: Site) -
     assert_nowhere(site, KEY)
 
 
+def test_what_azures_tools_mark_as_a_folder_is_one(site: Site) -> None:
+    with azurite(site, KEY) as store, site.policy(azure_policy(1)):
+        for path in ("set/full", "set/hollow"):
+            store.put(path, b"", hdi_isfolder="true")
+        store.put("set/full/file", b"data")
+        store.put("set/empty", b"")
+        directive = f"--stage=az://{Azurite.account}/{Azurite.container}/set/:/nvme/set"
+        job = site.sbatch("cd /nvme/set; find * -printf '%p %y\\n'|sort", directive,
+                          env=store.environment)  # fmt: skip
+        assert job.wait().exit_code == "0:0", job.output()
+        assert job.output().endswith("\nempty f\nfull d\nfull/file f\nhollow d\n")
+
+
 def test_a_wrong_key_of_azure_is_told_in_the_stores_words(site: Site) -> None:
     with azurite(site, KEY) as store, site.policy(azure_policy(1)):
         wrong = store.environment | {"AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(b"x").decode()}

@@ -176,6 +176,58 @@ def test_marks_of_folders_are_no_files(bucket: Bucket) -> None:
     assert list(listing.rows(Kind.FILE)) == [2]
 
 
+def test_a_mark_with_nothing_beneath_it_is_an_empty_folder(bucket: Bucket) -> None:
+    """A key that ends in a slash, the metadata of Azure's tools, or both; others are files."""
+    for key in ("a", "b/", "c/d/", "e", "e/", "left/", "f", "f/g"):
+        bucket.put(f"folder/{key}", b"")
+    obstore.put(bucket.store, "folder/h", b"", attributes={"Hdi_isfolder": "True"})
+    listings, selection = Listings(), Selection(exclude=("left/",))
+    look_at_prefix(URL, selection, listings, SETTINGS)
+    listing = listings.get(URL, selection)
+    assert listing
+    files = [listing.paths[row] for row in listing.rows(Kind.FILE)]
+    assert files == [b"a", b"f/g"]
+    folders = [listing.paths[row] for row in listing.rows(Kind.FOLDER)]
+    assert folders == [b"", b"b", b"c", b"c/d", b"e", b"f", b"h"]
+
+
+@pytest.mark.parametrize(
+    ("objects", "other"),
+    [
+        ({"x": b"12345", "x/": b""}, "x/"),
+        ({"x": b"12345", "x/": b"", "x/child": b"1"}, "x/child"),
+        ({"x": b"", "x/": b"12345"}, "x/"),
+        ({"x": b"12345", "x!": b"", "x/": b"123"}, "x/"),
+    ],
+)
+def test_a_file_and_a_folder_of_one_name_are_refused(
+    bucket: Bucket, objects: dict[str, bytes], other: str
+) -> None:
+    for key, data in objects.items():
+        bucket.put(f"folder/{key}", data)
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
+    assert str(caught.value) == (
+        f"{URL}x and {URL}{other} are both objects, but a file and a folder cannot have one name; "
+        "leave out the folder with exclude=/x/, or both with exclude=/x"
+    )
+    listings, selection = Listings(), Selection(exclude=("/x/",))
+    look_at_prefix(URL, selection, listings, SETTINGS)
+    listing = listings.get(URL, selection)
+    assert listing
+    assert b"x" in [listing.paths[row] for row in listing.rows(Kind.FILE)]
+
+
+def test_an_object_with_data_in_the_place_of_the_folder_is_refused(bucket: Bucket) -> None:
+    bucket.put("folder/", b"12345")
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
+    assert str(caught.value) == (
+        f"{URL} is a folder, and also the key of an object of 5 bytes, which cannot be a file in "
+        "it; rename that object"
+    )
+
+
 def test_all_of_a_bucket_is_a_folder(contents: dict[bytes, bytes]) -> None:
     source = look_at_prefix("s3://bucket/", EVERYTHING, Listings(), SETTINGS)
     assert source.files == 6
@@ -235,8 +287,8 @@ def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
         (
             [b"a", b"a/b"],
             (
-                f"{URL}a is an object and also a folder of other objects; leave both out with "
-                "exclude=/a"
+                f"{URL}a and {URL}a/b are both objects, but a file and a folder cannot have one "
+                "name; leave out the folder with exclude=/a/, or both with exclude=/a"
             ),
         ),
         (
