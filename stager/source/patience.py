@@ -265,13 +265,6 @@ _MEANINGS = (
         ("range request", "not supported"),
         _Explained("the server cannot send parts of a file", "stage it from elsewhere"),
     ),
-    (
-        ("path segment",),
-        _Explained(
-            "an object in it has an empty part, '.', '..' or a control character in its path",
-            "stage the folders beside it one by one (URL/FOLDER/)",
-        ),
-    ),
     (("dns error",), _UNKNOWN_HOST),
     (("timed out", "kind: timeout"), _Explained("the server did not answer", "", may_pass=True)),
 )

@@ -55,7 +55,12 @@ def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> List
     above, place = store.location.above, store.location.path
     found: dict[bytes, Version] = {}
     marks = set[bytes]()
-    for at, one in store.list():
+    left_out = _LeftOut(patterns)
+
+    def leaves_out(at: str) -> bool:
+        return left_out.has(os.fsencode(at.removeprefix(above)), is_folder=True)
+
+    for at, one in store.list(leaves_out if patterns else None):
         path = os.fsencode(at.removeprefix(above)) if at != place else b""
         if path in found:  # the library leaves out the slash at a key's end
             marks.add(path)
@@ -69,17 +74,15 @@ def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> List
         )
     if not found:
         raise SourceError(f"{url}: there are no objects beneath it; check the URL")
-    unclear = _empty_ones(found, marks, patterns)
-    marks.update(path for path in store.marks(above, unclear))
+    marks.update(store.marks(above, _empty_ones(found, marks, left_out)))
     return list_objects(url, found, patterns, marks)
 
 
 def _empty_ones(
-    objects: Mapping[bytes, Version], marks: Collection[bytes], patterns: Patterns | None
+    objects: Mapping[bytes, Version], marks: Collection[bytes], left_out: _LeftOut
 ) -> list[bytes]:
-    """Return the paths of what can be an empty file as well as the sign of an empty folder. Pure."""
+    """Return the paths of what can be an empty file, or the sign of an empty folder."""
     folders = set(marks).union(*map(folders_above, objects))
-    left_out = _LeftOut(patterns)
     return [
         path
         for path, one in objects.items()

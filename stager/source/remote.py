@@ -7,6 +7,7 @@ that every byte is of that version; `patience` decides what is tried again for h
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 import xxhash
@@ -40,9 +41,11 @@ from stager.source.patience import (
 from stager.source.settings import GOOGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stager.source.settings import RemoteSettings
+
+T = TypeVar("T")
 
 #: Bytes that the library hands over at a time. They are a sign of life.
 _BLOCK = 256 << 10
@@ -52,6 +55,9 @@ _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 20
 _PAGE = 1000
 #: The metadata by which Azure's tools mark the empty object that stands for a folder.
 _MARK = "hdi_isfolder"
+#: A key in the library's message, and what makes a part of it no name.
+_KEY = re.compile(r'Path "(.*)"(?: contained|: Encountered)', re.DOTALL)
+_ODD_PART = re.compile(r"\A\.{0,2}\Z|[\x00-\x1f\x7f]")
 #: Permissions of the copy of an object: what opens the object is a credential of the user's.
 MODE = 0o600
 _SECOND = 10**9
@@ -123,6 +129,22 @@ def look_at_object(url: str, settings: RemoteSettings) -> Source:
     return Source(found.facts, MODE, os.getegid(), found.size)
 
 
+class OddKeyError(SourceError):
+    """An object's key cannot be the path of a file."""
+
+
+def _odd_key(url: str, above: str, said: str) -> str:
+    """Return the message for a key that the library refuses, by what it ``said``. Pure."""
+    found = _KEY.search(said)
+    key = found[1].removeprefix(above) if found else "?"
+    parts = key.split("/")
+    odd = next((at for at, part in enumerate(parts) if _ODD_PART.search(part)), 0)
+    folder = "/".join(parts[:odd])
+    # The library cannot list the folder that it is in, even without it.
+    remedy = f", or leave out its folder with exclude=/{folder}/" if folder else ""
+    return f"{url}{printable(key)} cannot be the path of a file; rename that object{remedy}"
+
+
 class Store:
     """The store, or web server, that ``url`` leads to.
 
@@ -170,11 +192,22 @@ class Store:
             return any(pages)
         return False
 
-    def list(self) -> list[tuple[str, Version]]:
+    def list(
+        self, leaves_out: Callable[[str], bool] | None = None
+    ) -> Sequence[tuple[str, Version]]:
         """Return all objects beneath the URL, by path in the store.
 
         A path has no slash at its end, also where the object's key has one: two can be the same.
+        If there is a key that is no path, folders that ``leaves_out`` names are not looked into.
         """
+        try:
+            return self._list_all()
+        except OddKeyError:
+            if not leaves_out:
+                raise
+            return tuple(self._walk(self.location.path, leaves_out))
+
+    def _list_all(self) -> Sequence[tuple[str, Version]]:
         found: list[tuple[str, Version]] = []
 
         def read(again: Callable[[], None]) -> None:
@@ -187,9 +220,35 @@ class Store:
                 count()
                 again()
 
-        with doing(Kind.READ, self._url):
-            self._patience(self._url).keep(read)
+        self._keep_listing(read)
         return found
+
+    def _walk(
+        self, folder: str, leaves_out: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Version]]:
+        """Yield what lies beneath a folder, and empty objects in the places of the folders."""
+        found: Any = self._keep_listing(
+            lambda _: obstore.list_with_delimiter(self._store, folder or None)
+        )
+        count()
+        for one in found["objects"]:
+            yield one["path"], Version.of(one)
+        for path in found["common_prefixes"]:
+            if not leaves_out(path):
+                yield path, Version(0, 0, 0)
+                yield from self._walk(path, leaves_out)
+
+    def _keep_listing(self, act: Callable[[Callable[[], None]], T]) -> T:
+        """Return what ``act`` lists. Raise OddKeyError too."""
+
+        def read(again: Callable[[], None]) -> T:
+            try:
+                return act(again)
+            except exceptions.InvalidPathError as error:
+                raise OddKeyError(_odd_key(self._url, self.location.above, str(error))) from None
+
+        with doing(Kind.READ, self._url):
+            return self._patience(self._url).keep(read)
 
     def marks(self, above: str, paths: Iterable[bytes]) -> Iterator[bytes]:
         """Yield those ``paths`` of empty objects that are signs of empty folders.
@@ -213,7 +272,9 @@ class Store:
             return True
         finally:
             count()
-        return any(name.lower() == _MARK and value.lower() == "true" for name, value in said.items())
+        return any(
+            name.lower() == _MARK and value.lower() == "true" for name, value in said.items()
+        )
 
     def fetch(
         self, path: str, version: Version, buffer: memoryview, offset: int

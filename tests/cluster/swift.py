@@ -152,13 +152,15 @@ class Swift:
         shutil.rmtree(folder)
 
     def reads(self) -> list[Read]:
-        """Return what was sent of all objects, as the server's own log has it.
+        """Return what was sent of all objects that are not empty, as the server's own log has it.
 
         Those whose client went away before the end are among them (499).
         """
         reads = []
         for path, query, status, sent, asked in self._gets():
             if path.startswith("/bucket/") and not query and re.fullmatch("2..|499", status):
+                if sent == "-":
+                    continue
                 first = re.match(r"Range: bytes=(\d+)", asked)
                 start = int(first[1]) if first else 0
                 reads.append(Read(path.removeprefix("/bucket/"), start, int(sent)))

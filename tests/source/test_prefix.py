@@ -271,14 +271,36 @@ def test_half_of_a_key_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
     assert str(caught.value) == f"{URL}: Missing SecretAccessKey; check your credentials"
 
 
-def test_an_empty_part_of_a_path_is_told(bucket: Bucket) -> None:
-    bucket.put("folder/a//b", b"x")
+@pytest.mark.parametrize(
+    ("key", "named", "remedy"),
+    [
+        ("a//b", "a//b", ", or leave out its folder with exclude=/a/"),
+        ("a/./b", "a/./b", ", or leave out its folder with exclude=/a/"),
+        ("a/b/../c", "a/b/../c", ", or leave out its folder with exclude=/a/b/"),
+        ('a/x"\ty/b', 'a/x"?y/b', ", or leave out its folder with exclude=/a/"),
+        ("a\tb", "a?b", ""),
+        ("/b", "/b", ""),
+    ],
+)
+def test_a_key_that_is_no_path_is_named_and_may_be_left_out(
+    bucket: Bucket, key: str, named: str, remedy: str
+) -> None:
+    for other in ("aa/x", "b", "empty/", "zz/deep/y"):
+        bucket.put(f"folder/{other}", b"x" * (other != "empty/"))
+    bucket.put(f"folder/{key}", b"x")
     with pytest.raises(SourceError) as caught:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == (
-        f"{URL}: an object in it has an empty part, '.', '..' or a control character in its path; "
-        "stage the folders beside it one by one (URL/FOLDER/)"
+        f"{URL}{named} cannot be the path of a file; rename that object{remedy}"
     )
+    if remedy:
+        listings, selection = Listings(), Selection(exclude=("/a/",))
+        look_at_prefix(URL, selection, listings, SETTINGS)
+        listing = listings.get(URL, selection)
+        assert listing
+        assert listing.paths == [
+            b"", b"aa", b"aa/x", b"b", b"empty", b"zz", b"zz/deep", b"zz/deep/y",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
