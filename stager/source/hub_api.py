@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _TIMEOUT = 20
 #: Bytes that are read at a time, the most of an answer, and the most of one that says what failed.
 _BLOCK, _LARGEST, _LARGEST_REFUSAL = 256 << 10, 64 << 20, 4096
+#: The most entries of a commit that are listed, in some 0.4 GiB. A page counts as one, too. Hubs
+#: advise to have no more than a tenth of it.
+MOST_ENTRIES = 1_000_000
 #: What git calls a commit, or contents.
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _NEXT_PAGE = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
@@ -92,7 +95,7 @@ class HubApi:
     def files(self, commit: str) -> Iterator[HubFile]:
         """Yield the files of a commit. The hub lists them page by page."""
         tree = f"{self._api}/tree/{commit}"
-        query, asked = "recursive=true", set[str]()
+        query, asked, listed = "recursive=true", set[str](), 0
         while query:
             if query in asked:
                 raise self._not_understood()
@@ -100,8 +103,15 @@ class HubApi:
             entries, query = self._read(f"{tree}?{query}")
             try:
                 yield from (_file(one) for one in entries if one["type"] == "file")
+                listed += 1 + len(entries)
             except (KeyError, TypeError, ValueError):
                 raise self._not_understood() from None
+            if listed > MOST_ENTRIES:
+                raise SourceError(
+                    f"{self._url}: {self.endpoint} lists more than {MOST_ENTRIES:,} files and "
+                    "folders, too many for one stage; tell those who keep it to put them into "
+                    "archives"
+                )
 
     def folder_url(self, commit: str) -> str:
         """Return the URL beneath which the files of a commit are read."""

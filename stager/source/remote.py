@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ _BLOCK = 256 << 10
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 20
 #: Objects in one answer of a store that lists them: the most that all stores give.
 _PAGE = 1000
+#: The most objects that are listed beneath a URL, in some 4 GiB.
+MOST_OBJECTS = 10_000_000
 #: The metadata by which Azure's tools mark the empty object that stands for a folder.
 _MARK = "hdi_isfolder"
 #: A key in the library's message, and what makes a part of it no name.
@@ -205,7 +208,18 @@ class Store:
         except OddKeyError:
             if not leaves_out:
                 raise
-            return tuple(self._walk(self.location.path, leaves_out))
+            found = deque[tuple[str, Version]]()
+            for one in self._walk(self.location.path, leaves_out):
+                found.append(one)
+                self._check_number(len(found))
+            return found
+
+    def _check_number(self, objects: int) -> None:
+        if objects > MOST_OBJECTS:
+            raise SourceError(
+                f"{self._url}: more than {MOST_OBJECTS:,} objects are beneath it, too many for one "
+                "stage; stage the folders in it one by one, or put the objects into archives"
+            )
 
     def _list_all(self) -> Sequence[tuple[str, Version]]:
         found: list[tuple[str, Version]] = []
@@ -217,6 +231,7 @@ class Store:
             for page in obstore.list(self._store, prefix, offset=last, chunk_size=_PAGE):
                 listed = ((one["path"], Version.of(one)) for one in page)
                 found.extend(one for one in listed if one not in known)
+                self._check_number(len(found))
                 count()
                 again()
 

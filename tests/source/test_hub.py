@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import IntegrityError, SourceError
+from stager.source import hub_api
 from stager.source.access import look_at, open_tree
 from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.hub_api import _file, _server
@@ -259,6 +260,18 @@ def test_what_is_not_there_is_told(hub: Hub, files: dict[str, bytes]) -> None:
     with pytest.raises(SourceError) as caught:
         look("hf://org/empty")
     assert str(caught.value) == "hf://org/empty: there are no files in it; check the URL"
+
+
+def test_a_hub_that_lists_without_end_is_given_up(
+    hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_api, "MOST_ENTRIES", 7)
+    with pytest.raises(SourceError) as caught:
+        look()
+    assert str(caught.value) == (
+        f"{URL}: {hub.endpoint} lists more than 7 files and folders, too many for one stage; tell "
+        "those who keep it to put them into archives"
+    )
 
 
 def test_an_answer_that_is_no_hubs_is_told(hub: Hub, files: dict[str, bytes]) -> None:

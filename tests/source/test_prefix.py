@@ -15,6 +15,7 @@ import xxhash
 from moto.server import ThreadedMotoServer
 
 from stager.base.errors import IntegrityError, SourceError
+from stager.source import remote
 from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
 from stager.source.remote import Version, look_at_object
@@ -243,6 +244,24 @@ def test_a_date_far_away_is_taken_as_the_last_that_a_file_can_have() -> None:
     when = datetime(9999, 12, 31, tzinfo=UTC)
     version = Version.of({"size": 1, "e_tag": None, "last_modified": when})
     assert list_objects(URL, {b"a": version}).mtimes[1] == 9_223_372_036 * 10**9
+
+
+@pytest.mark.parametrize("exclude", [(), ("/below/",)])
+def test_more_objects_than_one_stage_may_have_are_told(
+    bucket: Bucket,
+    contents: dict[bytes, bytes],
+    exclude: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "MOST_OBJECTS", 2)
+    if exclude:
+        bucket.put("folder/below//x", b"")
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, Selection(exclude=exclude), Listings(), SETTINGS)
+    assert str(caught.value) == (
+        f"{URL}: more than 2 objects are beneath it, too many for one stage; stage the folders in "
+        "it one by one, or put the objects into archives"
+    )
 
 
 def test_nothing_beneath_is_told(bucket: Bucket) -> None:
