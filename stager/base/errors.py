@@ -87,10 +87,10 @@ class DirectiveError(UsageError):
 
     def _caret(self) -> str:
         start = max(0, min(self.position - self.WINDOW // 2, len(self.text) - self.WINDOW))
-        window = self.text[start : start + self.WINDOW]
         # Ranks, which start fast, raise no DirectiveError.
-        from stager.base.text import columns, printable
+        from stager.base.text import columns, printable, showable
 
+        window = showable(self.text)[start : start + self.WINDOW]
         before = columns(printable(window[: self.position - start]))
         return f"  {printable(window)}\n  {' ' * before}^"
 

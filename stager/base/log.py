@@ -24,7 +24,8 @@ def result_line(
     'job=17 user=alice bytes=1000 seconds=0.500 code=0'
     """
     told = f"job={job} user={user} bytes={size} seconds={seconds:.3f} code={code}"
-    return f"{told}: {problem}" if problem else told
+    # The lines below the first are for the user alone.
+    return f"{told}: {problem.partition(chr(10))[0]}" if problem else told
 
 
 def log(text: str) -> None:

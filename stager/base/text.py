@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,24 @@ def printable(text: str) -> str:
     'a?b'
     """
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+#: What may be secret in a URL: user and password, and what is behind its path.
+_SECRET_PARTS = re.compile(r"(?<=://)[^/\s]+(?=@)|(?<=[?#])\S+")
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
+
+
+def showable(text: str) -> str:
+    """Return ``text`` without users, passwords and queries in its URLs: as many stars for each.
+
+    >>> showable("see https://me:word@host/x?sig=a#b and /y?z")
+    'see https://*******@host/x?******* and /y?z'
+    """
+
+    def hide(url: re.Match[str]) -> str:
+        return _SECRET_PARTS.sub(lambda part: "*" * len(part[0]), url[0])
+
+    return _ANY_URL.sub(hide, text)
 
 
 def columns(text: str) -> int:

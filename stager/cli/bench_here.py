@@ -13,13 +13,14 @@ import click
 
 from stager.base.errors import UsageError
 from stager.base.loads import Load, Measured, best
-from stager.base.text import bytes_text, printable
+from stager.base.text import bytes_text, printable, showable
 from stager.cli.console import width
 from stager.cli.plot import svg
 from stager.cli.staging import space_limits
 from stager.cli.tables import table
 from stager.copies.room import check_room_to_measure
 from stager.launch.credentials import with_credentials
+from stager.launch.environment import opening
 from stager.source.location import Location, is_url
 from stager.source.settings import ENDPOINTS
 
@@ -60,10 +61,11 @@ def measure_source(
 
     if is_url(source):
         try:
-            Location.parse(source)
+            location = Location.parse(source)
         except ValueError as error:
-            raise UsageError(f"{source} {error}") from None
+            raise UsageError(f"{showable(source)} {error}") from None
         os.environ.update(with_credentials(os.environ, [source]))
+        opening(os.environ, [location.scheme])
     target = open_source(source, _settings(source, rules))
     blocks = sweep.blocks or (_OF_STORES if is_url(source) else _OF_FILES)
     sweep = replace(sweep, blocks=blocks)

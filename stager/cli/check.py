@@ -16,7 +16,7 @@ import click
 
 from stager.base.errors import StageError, UsageError
 from stager.base.paths import pattern_hint
-from stager.base.text import printable
+from stager.base.text import printable, showable
 from stager.cli.complete import directives
 from stager.cli.console import complain, say
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
@@ -133,7 +133,7 @@ class _Findings:
     def read_arguments(self, values: Sequence[str], *, looks: bool) -> None:
         """Add the directives of all arguments. Raise UsageError if they are one in two words."""
         if len(values) == 2 and not any(":" in value for value in values):
-            joined = printable(quote(":".join(values)))
+            joined = showable(printable(quote(":".join(values))))
             raise UsageError(f"write source and destination as one argument: {joined}")
         for value in values:
             self._read_argument(value, looks=looks)
@@ -215,11 +215,14 @@ def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     for number, form, line in likely_mistakes(lines):
         is_option = line.startswith("#SBATCH")
         what = "this option is misspelled" if is_option else "this is only a comment"
-        yield number, f"{what}; to stage, write '{form}': {line}"
+        yield number, f"{what}; to stage, write '{form}': {showable(line)}"
     for number, word in cut_values(lines):
-        yield number, f"a blank ends the value of --stage before '{word}'; put the value in quotes"
+        yield (
+            number,
+            f"a blank ends the value of --stage before '{showable(word)}'; put the value in quotes",
+        )
     for number, line in ignored_lines(lines):
-        yield number, f"this is after the first command, so it is ignored: {line}"
+        yield number, f"this is after the first command, so it is ignored: {showable(line)}"
 
 
 def _warn_of_missing(items: Iterable[StageItem]) -> None:

@@ -34,6 +34,8 @@ def write_comment(text: str, environment: Mapping[str, str], srun: str) -> None:
 def with_result(comment: str, text: str) -> str:
     """Return a job's comment with ``text`` at its end, in place of an earlier stage's. Pure.
 
+    Of the text only the first line: others see comments, and the lines below it are for the user.
+
     >>> with_result("(null)", "ended with code 4")
     'slurm-stage: ended with code 4'
     >>> with_result("my run; slurm-stage: ended with code 4", "ended with code 5")
@@ -42,7 +44,7 @@ def with_result(comment: str, text: str) -> str:
     if comment == "(null)" or comment.startswith(_OURS):
         comment = ""
     own, _, _ = comment.partition(f"{_BETWEEN}{_OURS}")
-    text = printable(" ".join(text.split()))
+    text = printable(" ".join(text.partition("\n")[0].split()))
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 3]}..."
     return f"{own}{_BETWEEN if own else ''}{_OURS}{text}"

@@ -46,7 +46,8 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
     """Return the ``environment``, and in it what files say of the stores of ``sources``.
 
     What is set there already stays as it is. Raise UsageError if a profile is missing, or is of a
-    kind that only the vendor's tool can use.
+    kind that only the vendor's tool can use; the first line of its message, which others may see,
+    has nothing of the environment.
     """
     schemes = {Location.parse(source).scheme for source in sources if is_url(source)}
     found: dict[str, str] = {}
@@ -76,7 +77,8 @@ def _from_aws(environment: Mapping[str, str]) -> dict[str, str]:
     profile = {**_section(config, section), **_section(secrets, name)}
     if not profile and name != "default":
         raise UsageError(
-            f"the profile {name}, which AWS_PROFILE names, is neither in {secrets} nor in {config}"
+            "the profile that AWS_PROFILE names is in no file of profiles; correct one of them\n"
+            f"  {name} is neither in {secrets} nor in {config}"
         )
     found = {_AWS[key]: value for key, value in profile.items() if key in _AWS}
     if environment.get("AWS_DEFAULT_REGION"):
@@ -86,9 +88,9 @@ def _from_aws(environment: Mapping[str, str]) -> dict[str, str]:
     elsewhere = [key for key in _AWS_ELSEWHERE if key in profile]
     if elsewhere and "AWS_ACCESS_KEY_ID" not in found:
         raise UsageError(
-            f"the profile {name} takes its key from elsewhere ({elsewhere[0]}); put the key into "
-            "the environment before you submit: "
-            'eval "$(aws configure export-credentials --format env)"'
+            f"your AWS profile takes its key from elsewhere ({elsewhere[0]}); put the key into the "
+            "environment before you submit: "
+            f'eval "$(aws configure export-credentials --format env)"\n  {name}'
         )
     return found
 
@@ -102,7 +104,9 @@ def _section(path: str, name: str) -> dict[str, str]:
         return {}
     except (Error, ValueError, RuntimeError):
         # Not what is wrong with it: the line may be a secret.
-        raise UsageError(f"{path} cannot be read: it is not a valid profile file") from None
+        raise UsageError(
+            f"your file of AWS profiles cannot be read: it is not valid; correct it\n  {path}"
+        ) from None
     return dict(parser[name]) if parser.has_section(name) else {}
 
 

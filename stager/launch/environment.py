@@ -6,10 +6,11 @@ the ranks are started.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
-from stager.base.errors import PolicyRefusal
+from stager.base.errors import PolicyRefusal, SourceError
 from stager.base.launchers import INTERFACES
 from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
@@ -61,6 +62,9 @@ _CREDENTIALS = {
     Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE, Scheme.HF: ("HF_TOKEN",),
     Scheme.DOCKER: (AUTH_FILE,),
 }  # fmt: skip
+#: The variable that may have a whole file, with its lines.
+_FORMATTED = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: The ends of the names of the vendors' endpoints.
 _VENDORS = (".amazonaws.com", ".core.windows.net", ".googleapis.com", ".huggingface.co")
 
@@ -92,12 +96,30 @@ def _credentials(
     environment: Mapping[str, str], policy: Policy, schemes: Iterable[Scheme]
 ) -> dict[str, str]:
     """Return what opens stores of these kinds: it reaches the ranks by their environment alone."""
-    names: list[str] = []
-    for scheme in schemes:
-        endpoints = ENDPOINTS.get(scheme, ())
-        _check_endpoints(environment, policy, endpoints)
-        names += (*_CREDENTIALS.get(scheme, ()), *endpoints)
-    return {name: environment[name] for name in names if name in environment}
+    found = opening(environment, schemes)
+    _check_endpoints(found, policy, (name for names in ENDPOINTS.values() for name in names))
+    return found
+
+
+def opening(environment: Mapping[str, str], schemes: Iterable[Scheme]) -> dict[str, str]:
+    """Return the variables that open stores of these kinds.
+
+    Raise SourceError for one that has a control character, which can be in no request.
+    """
+    names = [
+        name
+        for scheme in schemes
+        for name in (*_CREDENTIALS.get(scheme, ()), *ENDPOINTS.get(scheme, ()))
+        if name in environment
+    ]
+    for name in names:
+        if name not in _FORMATTED and _CONTROL.search(environment[name]):
+            raise SourceError(
+                f"{name} has a line end or another control character, which no value of it has; "
+                "set it to the value alone, in the job's environment or in your file of "
+                "credentials"
+            )
+    return {name: environment[name] for name in names}
 
 
 def _check_endpoints(environment: Mapping[str, str], policy: Policy, names: Iterable[str]) -> None:
@@ -105,10 +127,16 @@ def _check_endpoints(environment: Mapping[str, str], policy: Policy, names: Iter
     for name in names:
         endpoint = environment.get(name, "").rstrip("/")
         if endpoint and not _is_vendors(endpoint) and endpoint not in policy.source.endpoints:
+            if not is_endpoint(endpoint):
+                raise PolicyRefusal(
+                    f"{name} is not the URL of a server; write https://HOST, perhaps with a port "
+                    "and a path, but without user, password and query"
+                )
             allowed = " or ".join(policy.source.endpoints) or "none but the vendors'"
+            # Others may see the first line, and nothing of a user's environment may be there.
             raise PolicyRefusal(
-                f"{name} names the endpoint {endpoint}, but this site allows {allowed}; ask the "
-                "administrator (endpoints in [source] of stage.toml)"
+                f"{name} names an endpoint that this site does not allow: it allows {allowed}; ask "
+                f"the administrator (endpoints in [source] of stage.toml)\n  {endpoint}"
             )
 
 

@@ -19,6 +19,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Requ
 from stager.base.errors import SourceError
 from stager.base.linux import untagged
 from stager.base.progress import Kind, count, doing
+from stager.base.text import showable
 from stager.source.location import Location
 from stager.source.patience import Access, AnswerError, Patience, ShortBodyError
 from stager.source.remote import read_authorities
@@ -193,8 +194,8 @@ class HubApi:
 
     def _not_understood(self) -> SourceError:
         return SourceError(
-            f"{self._url}: {self.endpoint} does not answer as a hub does; check HF_ENDPOINT in "
-            "the job's environment"
+            f"{self._url}: {showable(self.endpoint)} does not answer as a hub does; check "
+            "HF_ENDPOINT in the job's environment"
         )
 
 

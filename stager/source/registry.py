@@ -178,8 +178,8 @@ def _environment(settings: RemoteSettings, folder: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     if kept.get(AUTH_FILE) and not os.access(kept[AUTH_FILE], os.R_OK):
         raise SourceError(
-            f"{kept[AUTH_FILE]} has your credentials for registries, but cannot be read here; have "
-            f"{AUTH_FILE} name a file that all nodes can read"
+            "your file of credentials for registries cannot be read here; have "
+            f"{AUTH_FILE} name a file that all nodes can read\n  {kept[AUTH_FILE]}"
         )
     environment = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", **kept}
     if settings.ca_file:

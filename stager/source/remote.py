@@ -63,6 +63,8 @@ _KEY = re.compile(r'Path "(.*)"(?: contained|: Encountered)', re.DOTALL)
 _ODD_PART = re.compile(r"\A\.{0,2}\Z|[\x00-\x1f\x7f]")
 #: Permissions of the copy of an object: what opens the object is a credential of the user's.
 MODE = 0o600
+#: A value of the environment, and the path of a file, in what the library says of them.
+_VALUE = re.compile(r'(?<=").*(?=")|(?<=from )/.*(?=: )')
 _SECOND = 10**9
 #: The last second of a time in 64 bits of nanoseconds, with a sign.
 _LATEST = (2**63 - 1) // _SECOND
@@ -164,7 +166,7 @@ class Store:
             self._store = _store(self.location, settings)
         except (exceptions.BaseError, ValueError) as error:  # such as half of a key
             text = str(error).partition("\n")[0]
-            problem = printable(text.partition(" error: ")[2] or text)
+            problem = printable(_VALUE.sub("…", text.partition(" error: ")[2] or text))
             raise SourceError(f"{url}: {problem}; check your credentials") from None
 
     def look(self) -> Version:

@@ -70,8 +70,9 @@ def assert_refused(site: Site, store: Swift) -> None:
         job = site.sbatch(f"{STAGECTL} stage {OBJECT}:{COPY}", env=store.environment)
         assert job.wait().exit_code == "3:0", job.output()
     assert job.output() == (
-        f"stage: AWS_ENDPOINT_URL names the endpoint {store.endpoint}, but this site allows "
+        "stage: AWS_ENDPOINT_URL names an endpoint that this site does not allow: it allows "
         "https://elsewhere; ask the administrator (endpoints in [source] of stage.toml)\n"
+        f"  {store.endpoint}\n"
     )
 
 

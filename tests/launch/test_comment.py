@@ -20,8 +20,12 @@ WORDS = st.text(string.ascii_letters + string.punctuation, min_size=1)
 
 
 def test_a_result_is_one_printable_line_of_limited_length() -> None:
-    assert with_result("", "no ':'\n  /a\x1b\n    ^") == "slurm-stage: no ':' /a? ^"
+    assert with_result("", "no  ':' in a\x1b") == "slurm-stage: no ':' in a?"
     assert with_result("mine", "x" * 400) == f"mine; slurm-stage: {'x' * 297}..."
+
+
+def test_the_lines_below_the_first_are_not_for_others() -> None:
+    assert with_result("", "n1: not allowed\n  a secret") == "slurm-stage: n1: not allowed"
 
 
 @given(st.lists(WORDS, min_size=1, max_size=4), WORDS.filter(lambda own: "stage: " not in own))

@@ -86,8 +86,8 @@ def test_a_profile_that_is_missing_is_told(home: Path) -> None:
     with pytest.raises(UsageError) as caught:
         found({"HOME": str(home), "AWS_PROFILE": "other"}, S3)
     assert str(caught.value) == (
-        f"the profile other, which AWS_PROFILE names, is neither in {home}/.aws/credentials nor in "
-        f"{home}/.aws/config"
+        "the profile that AWS_PROFILE names is in no file of profiles; correct one of them\n"
+        f"  other is neither in {home}/.aws/credentials nor in {home}/.aws/config"
     )
 
 
@@ -95,8 +95,9 @@ def test_a_profile_that_only_the_vendors_tool_can_use_is_told(home: Path) -> Non
     with pytest.raises(UsageError) as caught:
         found({"HOME": str(home), "AWS_PROFILE": "sso"}, S3)
     assert str(caught.value) == (
-        "the profile sso takes its key from elsewhere (sso_session); put the key into the "
-        'environment before you submit: eval "$(aws configure export-credentials --format env)"'
+        "your AWS profile takes its key from elsewhere (sso_session); put the key into the "
+        'environment before you submit: eval "$(aws configure export-credentials --format env)"\n'
+        "  sso"
     )
 
 
@@ -106,7 +107,9 @@ def test_a_file_that_is_damaged_is_told_and_nothing_of_it(home: Path, text: byte
     path.write_bytes(text)
     with pytest.raises(UsageError) as caught:
         found({"HOME": str(home)}, S3)
-    assert str(caught.value) == f"{path} cannot be read: it is not a valid profile file"
+    assert str(caught.value) == (
+        f"your file of AWS profiles cannot be read: it is not valid; correct it\n  {path}"
+    )
 
 
 def test_the_application_default_of_google_is_found(home: Path) -> None:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.base.errors import PolicyRefusal
+from stager.base.errors import PolicyRefusal, SourceError
 from stager.base.options import Options, Validate
 from stager.launch.environment import rank_environment, step_environment
 from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
 from stager.request.items import StageItem, StageRequest
 from stager.request.policy import Launch, Policy, SourceSection
+from stager.source.settings import ENDPOINTS
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
@@ -170,9 +171,55 @@ def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
     with pytest.raises(PolicyRefusal) as caught:
         rank_environment({"AWS_ENDPOINT_URL": "https://elsewhere"}, POLICY, request)
     assert str(caught.value) == (
-        "AWS_ENDPOINT_URL names the endpoint https://elsewhere, but this site allows none but the "
-        "vendors'; ask the administrator (endpoints in [source] of stage.toml)"
+        "AWS_ENDPOINT_URL names an endpoint that this site does not allow: it allows none but the "
+        "vendors'; ask the administrator (endpoints in [source] of stage.toml)\n"
+        "  https://elsewhere"
     )
+
+
+@pytest.mark.parametrize("scheme", ["s3://bucket/key", "az://account/c/p", "gs://b/k", HUB_URL])
+@pytest.mark.parametrize(
+    "endpoint", ["https://me:SECRET@host", "SECRET", "https://host?SECRET", "https://host:SECRET"]
+)
+def test_no_part_of_what_is_no_endpoint_is_told(scheme: str, endpoint: str) -> None:
+    request = replace(REQUEST, items=(replace(URL, source=scheme),))
+    for name in ENDPOINTS[scheme.partition(":")[0]]:
+        with pytest.raises(PolicyRefusal) as caught:
+            rank_environment({name: endpoint}, POLICY, request)
+        assert str(caught.value) == (
+            f"{name} is not the URL of a server; write https://HOST, perhaps with a port and a "
+            "path, but without user, password and query"
+        )
+
+
+@pytest.mark.parametrize("character", ["\r", "\n", "\x1b", "\x7f"])
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("AWS_ACCESS_KEY_ID", URLS[0]), ("AWS_SECRET_ACCESS_KEY", URLS[0]),
+        ("AWS_SESSION_TOKEN", URLS[0]), ("AWS_REGION", URLS[0]),
+        ("AZURE_STORAGE_TOKEN", URLS[1]), ("AZURE_STORAGE_SAS_TOKEN", URLS[1]),
+        ("GOOGLE_APPLICATION_CREDENTIALS", URLS[2]), ("HF_TOKEN", HUB_URL),
+        ("HF_ENDPOINT", HUB_URL), ("AWS_ENDPOINT_URL_S3", URLS[0]),
+        ("REGISTRY_AUTH_FILE", URLS[4]),
+    ],
+)  # fmt: skip
+def test_a_control_character_in_what_opens_a_store_is_told_but_no_value(
+    name: str, url: str, character: str
+) -> None:
+    request = replace(REQUEST, items=(replace(URL, source=url),))
+    with pytest.raises(SourceError) as caught:
+        rank_environment({name: f"SECRET{character}"}, POLICY, request)
+    assert str(caught.value) == (
+        f"{name} has a line end or another control character, which no value of it has; set it to "
+        "the value alone, in the job's environment or in your file of credentials"
+    )
+
+
+def test_a_key_of_google_may_have_lines() -> None:
+    job = {"GOOGLE_SERVICE_ACCOUNT_KEY": '{\n"private_key": "x"}\n'}
+    request = replace(REQUEST, items=(replace(URL, source=URLS[2]),))
+    assert rank_environment(job, POLICY, request)["GOOGLE_SERVICE_ACCOUNT_KEY"].endswith("}\n")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +271,7 @@ def test_an_endpoint_of_another_scheme_is_of_no_matter() -> None:
     assert not set(job) & set(rank_environment(job, POLICY, request))
     with pytest.raises(PolicyRefusal) as caught:
         rank_environment(job, POLICY, replace(REQUEST, items=(replace(URL, source=HUB_URL),)))
-    assert str(caught.value).startswith("HF_ENDPOINT names the endpoint https://mirror, but this ")
+    assert str(caught.value).startswith("HF_ENDPOINT names an endpoint that this site ")
 
 
 def test_another_step_has_the_same_environment_without_a_request() -> None:

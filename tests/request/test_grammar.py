@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
+from stager.base.text import showable
 from stager.request.directive import Directive, print_value
 from stager.request.grammar import MAX_LIST, parse_value
 from stager.request.script import parse_script
@@ -426,7 +427,20 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
 )
 def test_a_url_that_cannot_be_staged_is_refused(url: str, problem: str) -> None:
     text = f"{url}:/b"
-    assert value_fault(text) == message(f"the source {problem}", text, 0)
+    assert value_fault(text) == message(f"the source {problem}", showable(text), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:secret@host/a:/b", "https://*********@host/a:/b"),
+        ("https://me:se?cret@host/a:/b", "https://**********@host/a:/b"),
+        ("https://host/a?sig=secret:/b", "https://host/a?*************"),
+        ("/c:/d;docker://me@docker.io/a:/b", "/c:/d;docker://**@docker.io/a:/b"),
+    ],
+)
+def test_what_may_be_secret_in_a_url_is_not_shown(text: str, shown: str) -> None:
+    assert value_fault(text).splitlines()[1] == f"  {shown}"
 
 
 @pytest.mark.parametrize("text", ["/a:https://host/b", "/a:https://host:80/b", "/a:s3\\://b/c"])

@@ -290,6 +290,15 @@ def test_half_of_a_key_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
     assert str(caught.value) == f"{URL}: Missing SecretAccessKey; check your credentials"
 
 
+def test_a_value_of_the_environment_is_not_told(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "secret")
+    with pytest.raises(SourceError) as caught:
+        look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
+    assert str(caught.value) == f'{URL}: failed to parse "…" as boolean; check your credentials'
+
+
 @pytest.mark.parametrize(
     ("key", "named", "remedy"),
     [

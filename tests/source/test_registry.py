@@ -280,8 +280,8 @@ def test_files_that_cannot_be_read_are_named(
     )
     monkeypatch.setenv("REGISTRY_AUTH_FILE", "/absent/auth.json")
     assert fault(registry.url, registry.settings) == (
-        "/absent/auth.json has your credentials for registries, but cannot be read here; have "
-        "REGISTRY_AUTH_FILE name a file that all nodes can read"
+        "your file of credentials for registries cannot be read here; have REGISTRY_AUTH_FILE name "
+        "a file that all nodes can read\n  /absent/auth.json"
     )
 
 
