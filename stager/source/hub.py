@@ -10,6 +10,7 @@ import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from obstore import exceptions, store
 
@@ -143,5 +144,8 @@ class HubFiles:
             return now
 
     def _store(self, url: str) -> Any:
-        options = library_options(self._settings, **self._api.headers(url))
+        # A hub redirects to another server. That one's URL may be signed, and is for no third one.
+        host = urlsplit(url).hostname if not self._api.is_own(url) else None
+        only = [host] if host else []
+        options = library_options(self._settings, only=only, **self._api.headers(url))
         return store.HTTPStore.from_url(url, **options)

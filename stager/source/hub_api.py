@@ -134,7 +134,11 @@ class HubApi:
 
     def headers(self, url: str) -> dict[str, str]:
         """Return the headers of a request to ``url``: with the token, if it is the hub's own."""
-        return _authorization() if _server(url) == _server(self.endpoint) else {}
+        return _authorization() if self.is_own(url) else {}
+
+    def is_own(self, url: str) -> bool:
+        """Return whether ``url`` is of the hub's own server."""
+        return _server(url) == _server(self.endpoint)
 
     @property
     def _repository(self) -> str:

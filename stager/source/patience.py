@@ -47,6 +47,8 @@ _UNUSABLE = re.compile(
 )
 #: Where the library asks for the identity of a machine of the vendor's, if it has no credentials.
 _IDENTITY = ("//169.254.", "//metadata.google.internal")
+#: A place where nothing listens, which the library is to ask for what must not be asked for.
+NOWHERE = "127.0.0.1:0"
 #: How much of what a server said is repeated.
 _MOST_SAID = 200
 
@@ -282,6 +284,11 @@ def _explained_connection(error: Exception) -> _Explained:
         )
     if isinstance(getattr(error, "reason", None), gaierror):
         return _UNKNOWN_HOST
+    if f"{NOWHERE}," in str(error):
+        return _Explained(
+            "it is redirected to another server, which must not get your credentials",
+            "name that server's own URL, or tell those who run the store",
+        )
     text = _ANY_URL.sub("", str(error)).lower()
     for parts, meaning in _MEANINGS:
         if any(part in text for part in parts):

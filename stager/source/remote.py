@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 import xxhash
@@ -31,6 +32,7 @@ from stager.source.facts import Source
 from stager.source.location import Location, Scheme
 from stager.source.pace import Pace
 from stager.source.patience import (
+    NOWHERE,
     LongBodyError,
     NoObjectError,
     Patience,
@@ -39,7 +41,7 @@ from stager.source.patience import (
     has_to_be_asked_for_a_byte,
     is_beyond_end,
 )
-from stager.source.settings import GOOGLE
+from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, VENDORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -418,7 +420,7 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
     """Return the library's store for a location; credentials come from the environment."""
     from obstore import store
 
-    options = library_options(settings)
+    options = library_options(settings, only=_hosts(location))
     match location.scheme:
         case Scheme.S3:
             return store.S3Store(location.container, **options)
@@ -433,10 +435,16 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
             return store.HTTPStore.from_url(base, **options)
 
 
-def library_options(settings: RemoteSettings, **headers: str) -> dict[str, Any]:
+def library_options(
+    settings: RemoteSettings, *, only: Iterable[str] = (), **headers: str
+) -> dict[str, Any]:
     """Return the options of the library's stores; ``headers`` go with each request.
 
-    Repetitions are not left to the library: they are counted and bounded here.
+    Repetitions are not left to the library: they are counted and bounded here. If ``only`` has
+    hosts, or domains, no redirection to others is followed: it would take a secret there, in
+    Referer or in another header than Authorization. The library cannot be told so. But what it is
+    to send by a proxy where none can listen, it does not send. (With a proxy of the site's, which
+    then decides, it follows.)
     """
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT, settings.patience)),
@@ -447,11 +455,27 @@ def library_options(settings: RemoteSettings, **headers: str) -> dict[str, Any]:
     }
     if settings.proxy:
         client["proxy_url"] = settings.proxy
+    elif hosts := ",".join(only):
+        client |= {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": hosts}
     if settings.ca_file:
         client["root_certificate"] = read_authorities(settings.ca_file)
     if headers:
         client["default_headers"] = headers
     return {"client_options": client, "retry_config": {"max_retries": 0}}
+
+
+def _hosts(location: Location) -> list[str]:
+    """Return the hosts and domains that a store's secrets may go to; none for web servers.
+
+    These are the vendor's, those that the environment names, and those of a machine's identity.
+    """
+    if location.scheme.is_web:
+        return []
+    hosts = [*VENDORS[location.scheme]]
+    for name in (*ENDPOINTS[location.scheme], *ASKED_FOR_KEYS):
+        with suppress(ValueError):
+            hosts.append(urlsplit(os.environ.get(name, "")).hostname or "")
+    return [*filter(None, hosts)]
 
 
 def read_authorities(path: str) -> bytes:

@@ -39,6 +39,15 @@ ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "hf": ("HF_ENDPOINT",),
 }
+#: The domains to which the library sends what opens a store, if no other endpoint is named: the
+#: vendors', and the addresses of a machine's identity.
+VENDORS = {
+    "s3": ("amazonaws.com", "amazonaws.com.cn", "169.254.0.0/16", "fd00:ec2::254"),
+    "az": ("windows.net", "microsoftonline.com", "169.254.0.0/16"),
+    "gs": ("googleapis.com", "metadata.google.internal", "169.254.0.0/16"),
+}
+#: The variables that name others who are asked for keys.
+ASKED_FOR_KEYS = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AZURE_AUTHORITY_HOST")
 #: The endpoint of hf:// if that variable is not set.
 HUB = "https://huggingface.co"
 #: The endpoint of gs:// likewise.

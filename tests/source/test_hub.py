@@ -8,16 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import hub_api
 from stager.source.access import look_at, open_tree
 from stager.source.facts import EVERYTHING, Listings, Selection
+from stager.source.hub import HubFiles
 from stager.source.hub_api import _file, _server
+from stager.source.remote import ask_range
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.stream import Stream
 from tests.support.hub import Hub, serving
+from tests.support.web import Handler, web_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -393,6 +397,18 @@ def test_an_odd_entry_of_a_listing_is_no_file(change: dict[str, object]) -> None
     assert _file(entry).path == "a"
     with pytest.raises((ValueError, TypeError)):
         _file({**entry, **change})
+
+
+def test_a_signed_url_follows_no_redirection_to_a_third_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    files = HubFiles("hf://org/model", "0" * 40, RemoteSettings(allow_http=True))
+    with web_server() as web, web_server() as third:
+        web.elsewhere, web.faults = third.port, [Handler.redirect_elsewhere]
+        with pytest.raises(exceptions.GenericError):
+            ask_range(files._store(f"{web.url}?sig=secret"), "", 0, 1, {})
+        assert (web.log, third.log) == (["bytes=0-0"], [])
 
 
 def test_a_redirection_to_no_url_leads_to_no_server() -> None:

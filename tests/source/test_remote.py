@@ -294,6 +294,50 @@ def test_without_an_etag_the_time_tells_versions_apart(web: Web) -> None:
     assert data == web.data
 
 
+@pytest.mark.parametrize(
+    ("url", "job"),
+    [
+        (
+            "s3://bucket/x",
+            {
+                "AWS_ENDPOINT_URL": "{}", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S",
+                "AWS_SESSION_TOKEN": "secret",
+            },
+        ),
+        (
+            "az://account/container/x",
+            {"AZURE_STORAGE_ENDPOINT": "{}", "AZURE_STORAGE_SAS_TOKEN": "sig=secret"},
+        ),
+        ("gs://bucket/x", {"GOOGLE_BASE_URL": "{}", "GOOGLE_SKIP_SIGNATURE": "true"}),
+    ],
+)  # fmt: skip
+def test_no_secret_follows_a_redirection_of_a_store(
+    url: str, job: dict[str, str], web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in job.items():
+        monkeypatch.setenv(name, value.format(f"http://127.0.0.1:{web.port}"))
+    web.refusal = 405
+    web.faults = [Handler.redirect_elsewhere]
+    with web_server() as other:
+        web.elsewhere = other.port
+        with pytest.raises(SourceError) as caught:
+            look_at_object(url, SETTINGS)
+    assert (other.log, len(web.log)) == ([], 2)
+    assert str(caught.value) == (
+        f"{url}: it is redirected to another server, which must not get your credentials; name "
+        "that server's own URL, or tell those who run the store"
+    )
+
+
+def test_a_web_server_may_send_to_another_one(web: Web) -> None:
+    web.refusal = 405
+    web.faults = [Handler.redirect_elsewhere]
+    with web_server() as other:
+        other.data = b"other"
+        web.elsewhere = other.port
+        assert look_at_object(web.url, SETTINGS).facts.size == 5
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/x", "az://account/container/x", "gs://bucket/x"])
 def test_without_credentials_it_is_told_how_to_give_them(
     url: str, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,9 @@ class Web:
         #: The status with which questions for the object's facts are refused.
         self.refusal = 0
         self.port = 0
+        #: The port of another server, and the headers of the last request.
+        self.elsewhere = 0
+        self.headers: dict[str, str] = {}
         self.lock = threading.Lock()
 
     @property
@@ -58,6 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with a range of the object, unless a fault comes first."""
         with self.web.lock:
             self.web.log.append(self.headers.get("Range", "all"))
+            self.web.headers = {name.lower(): value for name, value in self.headers.items()}
             fault = self.web.faults.pop(0) if self.web.faults else None
         if fault and fault(self):
             return
@@ -162,6 +166,14 @@ class Handler(BaseHTTPRequestHandler):
         """Answer without the object's size, as for one that is made while it is sent."""
         first, last = self.asked()
         self.answer(206, self.web.data[first : last + 1], f"bytes {first}-{last}/*")
+        return True
+
+    def redirect_elsewhere(self) -> bool:
+        """Send the client to another server: the other name of this machine."""
+        self.send_response(307)
+        self.send_header("Location", f"http://localhost:{self.web.elsewhere}{self.path}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
         return True
 
     def redirect_in_circle(self) -> bool:
