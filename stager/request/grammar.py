@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 #: one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
 MAX_LIST = 120 * 1024
 #: The part of a URL in which a colon separates nothing.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/:,;\\]*(:[0-9]+)?")
-#: The same of an image, as far as its tag or digest: another colon follows.
-_IMAGE = re.compile(r"docker://[^/:]*(:[0-9]+)?/[^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/\s]*@)?[^/:,;\\]*(:[0-9]+)?")
+#: The same of an image, as far as its tag or digest: another colon follows. enroot writes a '#'.
+_IMAGE = re.compile(r"docker://[^/:#]*(:[0-9]+)?[/#][^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
 _NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 #: The options whose values are words, and those.
 _CHOICES = {

@@ -133,7 +133,8 @@ def _single(path: str, source: Source, settings: RemoteSettings) -> Target:
     from stager.source.remote import Store, Version
 
     version = Version.recorded(source.facts)
-    return RemoteFiles(Store(path, settings), [Location.parse(path).path], [version])
+    store = Store(path, settings)
+    return RemoteFiles(store, [store.key], [version])
 
 
 def _objects(path: str, source: Source, settings: RemoteSettings) -> tuple[Objects, str]:

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from stager.source.image_name import ImageName
+from stager.source.image_name import ImageName, from_enroot
 
 
 class Scheme(StrEnum):
@@ -50,6 +50,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*")
 _NO_REVISION = re.compile(r"\.\.|//|/\.|/$")
 _MAIN = "main"
+#: A '%' that begins no code, and what needs none in the path of the web (RFC 3986).
+_NO_CODE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_PLAIN = "/%!$&'()*+,;=:@~"
 #: What is wrong with a part of a URL, and which characters may be in it.
 _NOT_VALID = "that is not valid: use only"
 _CHARACTERS = "letters, digits, '-', '_' and '.', a letter or digit first"
@@ -72,7 +75,8 @@ class Location(NamedTuple):
     """One object, or all that lies beneath a folder: a URL that ends in a slash.
 
     ``account`` is that of az:// alone; ``container`` is a bucket, a host or a registry.
-    ``path`` has no slash at its end. It is empty for a whole bucket.
+    ``path`` has no slash at its end. It is empty for a whole bucket. That of the web is as it was
+    written, with its '%' codes.
 
     For hf:// the ``account`` is empty or ``datasets``, ``container`` is an organization or a user,
     and ``path`` is the name of the model or data set.
@@ -101,6 +105,8 @@ class Location(NamedTuple):
             known = ", ".join(f"{one}://" for one in _SHAPES)
             raise ValueError(f"is a URL of an unknown kind; known: {known}") from None
         assert found
+        if scheme is Scheme.DOCKER and "#" in url:
+            raise ValueError(f"is written as for enroot; write {from_enroot(url)}")
         if "?" in url or "#" in url:
             raise ValueError(
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
@@ -137,12 +143,20 @@ class Location(NamedTuple):
             raise ValueError("has a host that is not valid: write HOST or HOST:PORT (1 to 65535)")
         if not scheme.is_web and not _CONTAINER.fullmatch(container):
             raise ValueError(f"has a name {_NOT_VALID} {_CHARACTERS}")
-        path = _unquoted(path) if scheme.is_web else path
-        if path and any(part in ("", ".", "..") for part in path.split("/")):
+        plain = _unquoted(path) if scheme.is_web else path
+        if plain and any(part in ("", ".", "..") for part in plain.split("/")):
             raise ValueError("has an empty part, '.' or '..' in its path")
-        if not path.isprintable():
+        if not plain.isprintable():
             raise ValueError("has a character in its path that cannot be printed")
         return cls(scheme, account, container, path, is_folder)
+
+    @property
+    def web_url(self) -> str:
+        """The URL as a web server is asked for it: as written, with codes for what needs some."""
+        from urllib.parse import quote  # slow to import; all ranks import this module
+
+        path = quote(_NO_CODE.sub("%25", self.path), safe=_PLAIN)
+        return f"{self.scheme}://{self.container}/{path}"
 
     @classmethod
     def _of_hub(cls, rest: str) -> Self:

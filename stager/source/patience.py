@@ -40,6 +40,8 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired",
 _OTHER_REGION = "AuthorizationHeaderMalformed"
 #: The text of a refusal in plain words, as hubs write it. What has a '?' may be a signed URL.
 _PLAIN_REFUSAL = re.compile(r"status code: 40[13][^:\n]*: ([^<{?\n]+)$")
+#: What the library says of an answer without a length.
+_NO_LENGTH = "Content-Length Header missing"
 #: What the library says of an answer whose headers it cannot use.
 _UNUSABLE = re.compile(
     r"error: ((?:Invalid (?:last modified|content length)|Content-Length Header missing"
@@ -164,9 +166,13 @@ class _Explained:
     is_missing: bool = False
 
 
-def has_to_be_asked_for_a_byte(error: Exception) -> bool:
-    """Return whether to ask for a byte where a request for headers alone was refused."""
-    return _status_of(error) in _ASK_FOR_BODY
+def has_to_be_asked_for_a_byte(error: Exception, *, is_web: bool) -> bool:
+    """Return whether to ask for a byte where a request for headers alone was refused.
+
+    Web servers may answer it without the length of what they make, or as if it were not there.
+    """
+    is_made = isinstance(error, FileNotFoundError) or _NO_LENGTH in str(error)
+    return _status_of(error) in _ASK_FOR_BODY or (is_web and is_made)
 
 
 def is_beyond_end(error: Exception) -> bool:

@@ -162,6 +162,8 @@ class Store:
     def __init__(self, url: str, settings: RemoteSettings) -> None:
         self._url = url
         self.location = Location.parse(url)
+        #: The object's path for the library, which is given a whole URL of the web as it is.
+        self.key = "" if self.location.scheme.is_web else self.location.path
         self._settings = settings
         self._pace = Pace(settings.limit)
         try:
@@ -177,11 +179,11 @@ class Store:
             return self._patience(self._url).keep(lambda _: self._head())
 
     def _head(self) -> Version:
-        path = self.location.path
+        path = self.key
         try:
             return Version.of(obstore.head(self._store, path))
         except (exceptions.BaseError, FileNotFoundError) as error:
-            if not has_to_be_asked_for_a_byte(error):
+            if not has_to_be_asked_for_a_byte(error, is_web=self.location.scheme.is_web):
                 raise
         try:
             return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
@@ -302,7 +304,7 @@ class Store:
 
         Return the version with its ETag, and how often a request was repeated.
         """
-        url = self._url + path[len(self.location.path) :].lstrip("/")
+        url = self._url + path[len(self.key) :].lstrip("/")
 
         def ask(done: int) -> Iterator[memoryview]:
             nonlocal version
@@ -397,7 +399,7 @@ class ObjectReader:
 
         Raise IntegrityError if the object is another version now, SourceError if it cannot be read.
         """
-        path = self._store.location.path
+        path = self._store.key
         try:
             _, retries = self._store.fetch(path, self._version, buffer, offset)
         except IntegrityError:
@@ -431,8 +433,7 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
         case Scheme.AZ:
             return store.AzureStore(location.container, account_name=location.account, **options)
         case _:
-            base = f"{location.scheme}://{location.container}"
-            return store.HTTPStore.from_url(base, **options)
+            return store.HTTPStore.from_url(location.web_url, **options)
 
 
 def library_options(

@@ -407,6 +407,22 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
             "has an account that is not valid: use only 3 to 24 lower-case letters and digits",
         ),
         ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
+        ("docker://me:secret@docker.io/a", "has a user in it; give credentials by the environment"),
+        ("https://me:secret@host/a", "has a user in it; give credentials by the environment"),
+        ("https://me:secret@host:8443/a", "has a user in it; give credentials by the environment"),
+        (
+            "docker://nvcr.io#team/x:v2",
+            "is written as for enroot; write docker://nvcr.io/team/x:v2",
+        ),
+        (
+            "docker://reg:5000#team/x:v2",
+            "is written as for enroot; write docker://reg:5000/team/x:v2",
+        ),
+        ("docker://nvcr.io#x:v2", "is written as for enroot; write docker://nvcr.io/x:v2"),
+        (
+            "docker://me@nvcr.io#team/x:v2",
+            "has a user in it; leave it out and log in (skopeo login, docker login)",
+        ),
         ("docker://docker.io", "is not complete; write docker://REGISTRY/NAME:TAG"),
         (
             "docker://library/ubuntu:22.04",

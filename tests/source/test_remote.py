@@ -329,6 +329,31 @@ def test_no_secret_follows_a_redirection_of_a_store(
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("projects/group%2Fname/raw", "projects/group%2Fname/raw"),
+        ("a%20b%2Bc", "a%20b%2Bc"),
+        ("a b+c@1,d;e=f(g)", "a%20b+c@1,d;e=f(g)"),
+        ("100%/ä[1]", "100%25/%C3%A4%5B1%5D"),
+    ],
+)
+def test_the_path_of_a_url_is_sent_as_it_is_written(written: str, sent: str, web: Web) -> None:
+    url = f"http://127.0.0.1:{web.port}/{written}"
+    source = look_at_object(url, SETTINGS)
+    buffer = bytearray(9)
+    ObjectReader(url, source, SETTINGS).read_into(memoryview(buffer), 0)
+    assert (bytes(buffer), web.path) == (web.data[:9], f"/{sent}")
+
+
+@pytest.mark.parametrize("refusal", [0, 404, 405])
+def test_what_answers_no_request_for_headers_alone_is_read(refusal: int, web: Web) -> None:
+    web.tells_length, web.refusal = False, refusal
+    data, _ = read(web)
+    assert data == web.data
+    assert web.log == ["HEAD", "bytes=0-0", "bytes=0-1499999", "bytes=1500000-2999999"]
+
+
 def test_a_web_server_may_send_to_another_one(web: Web) -> None:
     web.refusal = 405
     web.faults = [Handler.redirect_elsewhere]

@@ -26,11 +26,14 @@ class Web:
         self.sent = 0
         #: What happens to the next requests for data; then all goes well.
         self.faults: list[Fault] = []
-        #: The status with which questions for the object's facts are refused.
+        #: The status with which questions for the object's facts are refused, and whether the
+        #: answer to one has its length.
         self.refusal = 0
+        self.tells_length = True
         self.port = 0
-        #: The port of another server, and the headers of the last request.
+        #: The port of another server, and the path and the headers of the last request for data.
         self.elsewhere = 0
+        self.path = ""
         self.headers: dict[str, str] = {}
         self.lock = threading.Lock()
 
@@ -55,12 +58,19 @@ class Handler(BaseHTTPRequestHandler):
         if self.web.refusal:
             self.answer(self.web.refusal, b"", body=False)
             return
+        if not self.web.tells_length:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.send_version()
+            self.end_headers()
+            return
         self.answer(200, self.web.data, body=False)
 
     def do_GET(self) -> None:
         """Answer with a range of the object, unless a fault comes first."""
         with self.web.lock:
             self.web.log.append(self.headers.get("Range", "all"))
+            self.web.path = self.path
             self.web.headers = {name.lower(): value for name, value in self.headers.items()}
             fault = self.web.faults.pop(0) if self.web.faults else None
         if fault and fault(self):
