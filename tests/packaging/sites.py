@@ -196,8 +196,8 @@ diff /tmp/before /tmp/after | sed -n 's/^\\([<>].*[^ ]\\) *$/\\1/p'
 """
 
 
-#: What is not as before when the packages are removed: what belongs to the user and to the site, and
-#: a folder that goes at the next boot, as slurm.conf may still name it.
+#: What is not as before when the packages are removed: what belongs to the user and to the site,
+#: and a folder that goes at the next boot, as slurm.conf may still name it.
 LEFT = """\
 < /nvme d 755 root
 > /nvme d 1777 root
