@@ -603,14 +603,26 @@ class Cluster:
         `scontrol reconfigure` returns before the slurmds have read it, hence their restart. They
         restart first: slurmctld marks a slurmd as down that is absent while it reconfigures.
         """
-        conf = slurm_conf(self.nodes, extra_conf)
-        (self.base / "etc/slurm/slurm.conf").write_text(conf)
+        self.write_config("slurm.conf", slurm_conf(self.nodes, extra_conf))
         self.restart_all_slurmd()
         self.run(["scontrol", "reconfigure"], user="root")
 
     def write_plugstack(self, text: str) -> None:
-        """Write plugstack.conf; commands and job steps read it when they start."""
-        (self.base / "etc/slurm/plugstack.conf").write_text(text)
+        """Replace plugstack.conf; commands and job steps read it when they start."""
+        self.write_config("plugstack.conf", text)
+
+    def write_config(self, name: str, text: str) -> None:
+        """Replace a file of /etc/slurm when no epilog is reading it; nobody reads half of it."""
+        self.await_epilogs()
+        path = self.base / "etc/slurm" / name
+        fresh = path.with_name(f"{name}.new")
+        fresh.write_text(text)
+        fresh.rename(path)
+
+    def await_epilogs(self) -> None:
+        """Wait, 30 s at most, for the epilogs of jobs: srun and salloc end before them."""
+        squeue = ["squeue", "--noheader", "--states=COMPLETING"]
+        is_reached(lambda: self.run(squeue, user="root", check=False).stdout == "", 30)
 
     def restart_slurmd(self, node: str) -> None:
         """Restart one slurmd, as a package upgrade does: running jobs go on."""

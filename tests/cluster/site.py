@@ -39,7 +39,6 @@ SHARED_ROOT = "/nvme/shared"
 POLICY = 'roots = ["/nvme"]\n'
 PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/slurm/stage.toml\n"
 
-
 class Site(Cluster):
     """The cluster with slurm-stage, and what the tests need to look at it."""
 
@@ -71,7 +70,7 @@ class Site(Cluster):
 
     def write_policy(self, text: str) -> None:
         """Replace stage.toml."""
-        self.path("login", "/etc/slurm/stage.toml").write_text(text)
+        self.write_config("stage.toml", text)
 
     @contextmanager
     def policy(self, text: str) -> Iterator[None]:

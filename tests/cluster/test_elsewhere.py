@@ -126,6 +126,7 @@ def test_nothing_waits_where_the_first_node_can_tell_slurm_nothing(
         with pytest.raises(CommandFailed) as failed:
             moved.run(f"{line}srun -N4 -n8 {WISH} touch /shared/started")
     finally:
+        moved.await_epilogs()
         moved.run(f"umount {hidden}", user="root", on="n1")
     assert time.monotonic() - begun < HANGS
     assert failed.value.code == code

@@ -491,6 +491,7 @@ def test_srun_ends_soon_when_the_first_node_has_another_stage_toml(site: Site) -
         with pytest.raises(CommandFailed) as failed:
             site.run(["srun", "-N4", "-n8", WISH, "touch", "/shared/started"])
     finally:
+        site.await_epilogs()
         site.run(["umount", config], user="root", on="n1")
     assert failed.value.code == 3
     told = (
