@@ -592,6 +592,18 @@ class Cluster:
                 update = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
                 self.run(update, user="root")
 
+    def revive(self, timeout: float = 60) -> None:
+        """Start the slurmds that have ended, and bring back the nodes that are not idle."""
+        for node in self.nodes:
+            if f"slurmd-{node}" in self._ended():
+                self._start_slurmd(node)
+
+        def idle() -> bool:
+            self.resume()
+            return self._all_idle()
+
+        self._await(idle, "all nodes idle", timeout)
+
     def _all_idle(self) -> bool:
         return list(self.node_states().values()) == ["idle"] * len(self.nodes)
 

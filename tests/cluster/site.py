@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, SITE_BIN, Cluster, is_reached, main
-from tests.cluster.processes import is_rank, is_srun, processes
+from tests.cluster.processes import is_gate, is_helper, is_rank, is_srun, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +38,14 @@ COPY = "/nvme/img.sqsh"
 SHARED_ROOT = "/nvme/shared"
 POLICY = 'roots = ["/nvme"]\n'
 PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/slurm/stage.toml\n"
+
+#: Removes the marks of jobs and the rooms of users from a node, with what is mounted there, but not
+#: what slurmd made when it started: without the folder of the marks no job is marked.
+_TAKE_AWAY = (
+    "findmnt --noheadings --raw --output=TARGET | grep ^/run/slurm-stage/ | tac |"
+    " xargs --no-run-if-empty umount --lazy; rm -rf /run/slurm-stage/jobs/* /run/slurm-stage/[0-9]*"
+)
+
 
 class Site(Cluster):
     """The cluster with slurm-stage, and what the tests need to look at it."""
@@ -132,6 +140,26 @@ class Site(Cluster):
             places = re.findall(r" (/run/slurm-stage/\S*) ", mounts)
             found += [f"{node}: {place} is mounted" for place in places]
         return found
+
+    def left_behind(self, patience: float = 15) -> list[str]:
+        """Return what is wrong after a test; nodes get ``patience`` seconds to become idle."""
+        wrong = []
+        try:
+            self.assert_healthy(patience)
+        except AssertionError as unhealthy:
+            wrong.append(str(unhealthy))
+        return wrong + self.leftovers()
+
+    def take_away(self) -> None:
+        """End and remove all that a test has left, so that the next one does not fail of it."""
+        self.run("squeue --noheader --format=%A | xargs --no-run-if-empty scancel", user="root")
+        for process in processes(self):
+            if any(kind(process) for kind in (is_rank, is_srun, is_gate, is_helper)):
+                process.kill()
+        for node in self.nodes:
+            self.run(_TAKE_AWAY, user="root", on=node)
+        self.empty_disks()
+        self.revive()
 
     def records(self, node: str) -> list[Path]:
         """Return the record files of a node."""
