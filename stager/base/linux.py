@@ -7,10 +7,11 @@ import errno
 import os
 import signal
 import struct
+import time
 from contextlib import contextmanager
 from enum import IntEnum, IntFlag
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +41,12 @@ _INTERFACE = struct.Struct("16sH14x")
 #: What statx(2) is asked for (STATX_BTIME), without following a link (AT_SYMLINK_NOFOLLOW); the
 #: size of its answer, and where this has the mask and the time of birth.
 _BIRTH, _NO_FOLLOW, _STATX_SIZE, _STATX = 0x800, 0x100, 256, struct.Struct("I76xqI")
+#: The number of quotactl_fd(2), which is the same on all machines; what it is asked for, the quota
+#: of a user (Q_GETQUOTA, USRQUOTA); the bytes of a block of its limits; and its answer: the two
+#: limits in blocks, the bytes in use, and from when on the lower limit holds if it is passed, in
+#: seconds since 1970.
+_QUOTACTL_FD, _GET_QUOTA, _QUOTA_BLOCK = 443, 0x80000700, 1024
+_QUOTA = struct.Struct("3Q24xQ8xI4x")
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.argtypes = (
@@ -151,6 +158,42 @@ def leave_shared_folder() -> bool:
 def sync_filesystem(descriptor: int) -> None:
     """Write all that is cached of the descriptor's filesystem to its disk."""
     _check(_libc.syncfs(descriptor))
+
+
+class Quota(NamedTuple):
+    """The bytes that a user may have on a disk, and that he has there."""
+
+    limit: int
+    used: int
+
+
+def quota_of(uid: int, path: str) -> Quota | None:
+    """Return a user's quota on the disk of ``path``; None if there is no limit.
+
+    It is known of the user who asks, on filesystems that keep quotas as ext4 and XFS do. Raise
+    OSError on others.
+    """
+    hard, soft, used, holds_from, _ = _QUOTA.unpack(_ask_quota(uid, path))
+    limits = [hard, soft if holds_from and holds_from <= time.time() else 0]
+    limit = min((one for one in limits if one), default=0)
+    return Quota(limit * _QUOTA_BLOCK, used) if limit else None
+
+
+def _ask_quota(uid: int, path: str) -> bytes:
+    answer = ctypes.create_string_buffer(_QUOTA.size)
+    question = ctypes.c_int(_GET_QUOTA), ctypes.c_int(uid), answer
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc["syscall"](ctypes.c_long(_QUOTACTL_FD), descriptor, *question))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        disk = os.fstat(descriptor).st_dev  # a kernel before 5.14 asks for the device
+        device = f"/dev/block/{os.major(disk)}:{os.minor(disk)}".encode()
+        _check(_libc.quotactl(question[0], device, *question[1:]))
+    finally:
+        os.close(descriptor)
+    return answer.raw
 
 
 def set_dumpable(dumpable: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base import linux
 from stager.base.errors import SpaceError, StageError
 from stager.base.outcome import Evicted
 from stager.base.reserve import kept_free
@@ -51,6 +52,8 @@ class FreeSpace(NamedTuple):
     reserve: int = 0
     size: int = 0
     taken: int = 0
+    #: Whether the user's quota ends it: then ``there`` and ``size`` are those of the quota.
+    is_quota: bool = False
 
     def plus(self, size: int) -> FreeSpace:
         """Return the free space after ``size`` bytes were freed."""
@@ -143,6 +146,8 @@ def _no_room(
 def _free_text(free: FreeSpace) -> str:
     from stager.base.text import bytes_text
 
+    if free.is_quota:
+        return f"{bytes_text(free.there)} left of your quota of {bytes_text(free.size)}"
     kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
     if free.reserve > free.there:
         kept = f", but this site keeps {bytes_text(free.reserve)} free"
@@ -165,6 +170,9 @@ def _remedy(
     from stager.base.text import bytes_text
 
     size = bytes_text(free.size)
+    if free.is_quota:
+        old = _evict_replaced(missing, replaced) + _release(held, end=", ")
+        return f"{old}delete other files of yours there, or ask the administrator for more"
     if 0 < free.size <= free.reserve:
         return f"tell the administrator: the disk has only {size}, so keep_free must be less"
     if 0 < free.size < free.reserve + need:
@@ -407,12 +415,20 @@ def _existing(cache: Cache) -> str:
 
 
 def free_space(path: str, space: Space) -> FreeSpace:
-    """Return what may be written to the disk of ``path``: the site's share stays free."""
+    """Return what may be written to the disk of ``path``: the site's share stays free.
+
+    Where a quota leaves this user less, that is what the removal of his copies adds to.
+    """
     room = os.statvfs(path)
     disk = room.f_blocks * room.f_frsize
     share = kept_free(disk, space.keep_free, space.keep_free_percent)
     free = room.f_bavail * room.f_frsize
     taken = (room.f_blocks - room.f_bfree) * room.f_frsize
+    with suppress(OSError):  # this filesystem has no quotas
+        quota = linux.quota_of(os.getuid(), path)
+        left = max(0, quota.limit - quota.used) if quota else free
+        if quota and left < free - share:
+            return FreeSpace(left, left, 0, quota.limit, quota.used, is_quota=True)
     return FreeSpace(free - share, free, share, disk, taken)
 
 

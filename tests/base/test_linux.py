@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base import linux
 from stager.base.linux import (
+    Quota,
     Rename,
     is_alone,
     leave_network,
+    quota_of,
     rename,
     set_dumpable,
     sync_filesystem,
@@ -152,3 +155,30 @@ def test_only_root_can_leave_the_network() -> None:
     else:
         with pytest.raises(PermissionError):
             leave_network()
+
+
+def test_a_disk_without_quotas_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^\[Errno (2|3|22|25|38|95)\] "):
+        quota_of(os.getuid(), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("hard", "soft", "holds_from", "quota"),
+    [
+        (100, 0, 0, Quota(102_400, 5000)),
+        (0, 0, 0, None),
+        (100, 4, 0, Quota(102_400, 5000)),
+        (100, 4, 2**40, Quota(102_400, 5000)),
+        (100, 4, 1, Quota(4096, 5000)),
+        (0, 4, 1, Quota(4096, 5000)),
+    ],
+    ids=["hard", "none", "soft", "passed", "run out", "soft alone"],
+)
+def test_a_quota_is_the_limit_that_holds_now(
+    monkeypatch: pytest.MonkeyPatch, hard: int, soft: int, holds_from: int, quota: Quota | None
+) -> None:
+    # The kernel's answer is put on: to build in quotas is a choice of its configuration. It is a
+    # struct if_dqblk of linux/quota.h.
+    answer = struct.pack("8QI4x", hard, soft, 5000, 0, 0, 7, holds_from, 0, 63)
+    monkeypatch.setattr(linux, "_ask_quota", lambda *_: answer)
+    assert quota_of(5001, "/nvme") == quota

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import linux
 from stager.base.errors import SpaceError
 from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
 from stager.copies.evict import Candidate, Held, find_candidates
-from stager.copies.room import FreeSpace, Need, Replaced, free_space, plan_room, rooms
+from stager.copies.room import (
+    FreeSpace,
+    Need,
+    Replaced,
+    RoomPlan,
+    free_space,
+    plan_room,
+    rooms,
+)
 from stager.disk.jobs import note_uses
 from stager.disk.locks import Locks
 from stager.request.items import Space
@@ -322,6 +331,40 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         f" still missing; 1.0 MiB of your copies stay: {disk}/f6 (pinned); unpin copies (stagectl "
         "unpin DST), delete other files of yours there, or ask for nodes with larger disks"
     )
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_room_is_made_where_the_users_quota_ends_and_the_disk_does_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        node.put(f"f{number}", MIB, used_at=number)
+    used = bytes_taken(node)
+    asked: list[tuple[int, str]] = []
+
+    def quota_of(uid: int, path: str) -> linux.Quota:
+        asked.append((uid, path))
+        return linux.Quota(used + MIB, used)
+
+    # Whether the kernel keeps quotas is a choice of its configuration.
+    monkeypatch.setattr(linux, "quota_of", quota_of)
+
+    def room_for(need: int) -> RoomPlan:
+        return rooms([Need("/nvme", node.cache, str(node.disk / "new"), need)], [], Space(), "")[0]
+
+    assert room_for(MIB - (64 << 10)).plan() == []
+    assert [one.destination for one in make(node, room_for(2 * MIB))] == [
+        f"{node.disk}/f0", f"{node.disk}/f1",
+    ]  # fmt: skip
+    assert node.names() == ["f2"]
+    with pytest.raises(SpaceError) as caught:
+        room_for(5 * MIB).plan()
+    assert str(caught.value) == (
+        "/nvme: not enough room: 5.1 MiB needed, 1.0 MiB left of your quota of 4.0 MiB, 1.0 MiB "
+        "can be freed by removing your old copies, 3.1 MiB still missing; delete other files of "
+        "yours there, or ask the administrator for more"
+    )
+    assert set(asked) == {(os.getuid(), node.cache.folder)}
 
 
 @pytest.mark.root
