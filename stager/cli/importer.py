@@ -27,7 +27,7 @@ from stager.launch import job
 from stager.launch.commands import FOLDERS
 from stager.launch.credentials import with_credentials
 from stager.request.directive import Directive
-from stager.request.resolve import resolve
+from stager.request.resolve import images_folder, resolve
 from stager.source.image_name import ImageName, from_enroot
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _pinned(url: str, rules: Policy) -> Directive:
     """
     name = ImageName.parse(url)
     account = _account()
-    folder = f"{rules.allowed[0]}/images-{account.pw_name if account else os.getuid()}"
+    folder = images_folder(os.getuid(), rules)
     resolve([Directive(url, f"{folder}/{name.file_name}")], rules)
     home = {"HOME": account.pw_dir} if account else {}  # it is unset with --export=NONE
     path = ":".join((*FOLDERS, os.environ.get("PATH", "")))

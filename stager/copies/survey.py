@@ -441,4 +441,6 @@ def open_to(path: str, cache: Cache) -> str:
             )
         if who:
             return f"{who} could replace the copy, as they may write in {folder}"
+        if not facts.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            break  # nobody else reaches what is beneath
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from stager.request.directive import Directive
     from stager.request.policy import Policy
+
+_IMAGES = "images"
 
 
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
@@ -38,10 +41,13 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         _check_url(source, policy)
     else:
         source = plain or "/"
-    _check_paths(plain, destination)
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
-    if root is None or not (shared or _folder_above(destination, policy.allowed) is not None):
+    is_image = root is not None and _is_image(destination.removeprefix(root))
+    _check_paths(plain, destination, is_image=is_image)
+    if root is None or not (
+        shared or is_image or _folder_above(destination, policy.allowed) is not None
+    ):
         raise PolicyRefusal(
             f"{destination} is not beneath a folder that this site stages to; "
             f"choose a destination beneath {' or '.join(policy.allowed)}"
@@ -126,7 +132,21 @@ def _plain(source: str) -> str:
     return plain_path(source).rstrip("/")
 
 
-def _check_paths(source: str, destination: str) -> None:
+def images_folder(uid: int, policy: Policy) -> str:
+    """Return the folder for the images that the user names by no destination.
+
+    It is among the user's records, as anybody could take a name where users may write.
+    """
+    root = _folder_above(f"{policy.allowed[0]}/", policy.roots) or ""
+    return f"{root}/{RECORDS_FOLDER}/{uid}/{_IMAGES}"
+
+
+def _is_image(path: str) -> bool:
+    """Return whether a path beneath a root is one in `images_folder`."""
+    return re.fullmatch(rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{_IMAGES}/[^/]+", path) is not None
+
+
+def _check_paths(source: str, destination: str, *, is_image: bool) -> None:
     if destination == source:
         raise UsageError(
             f"source and destination are both {destination}; choose another destination"
@@ -137,7 +157,7 @@ def _check_paths(source: str, destination: str) -> None:
                 f"{inner} is in {outer or '/'}: source and destination must not contain each "
                 "other; choose another destination"
             )
-    if RECORDS_FOLDER in destination.split("/"):
+    if RECORDS_FOLDER in destination.split("/") and not is_image:
         raise UsageError(
             f"{destination}: the name {RECORDS_FOLDER} is reserved for slurm-stage's own records; "
             "choose another destination"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.cluster import USERS
 from tests.cluster.servers import Registry, registry
 from tests.cluster.site import POLICY, PREFIX, STAGECTL, digest
 from tests.support.images import BLOBS, NAMES, PASSWORD, encoded
@@ -144,6 +145,7 @@ def test_an_image_that_pyxis_asks_for_is_pulled_once_for_all_nodes(
     """pyxis runs the importer on all nodes of a step at once, as the step does here."""
     images.push("team/img:v1", "one")
     images.push("team/img:v2", "two")
+    site.run("mkdir /nvme/images-alice /nvme/images", user="bob", on="n2")  # names that he guesses
     importer = f"srun --overlap -N4 {PREFIX}/bin/stage-importer"
     get = f"{importer} get docker://{images.name}#team/img"
     # Two steps want the same image at once; a later one wants another.
@@ -153,7 +155,8 @@ def test_an_image_that_pyxis_asks_for_is_pulled_once_for_all_nodes(
     paths = job.output().splitlines()
     first, second = paths[0], paths[-1]
     assert paths == [first] * 8 + [second] * 4
-    assert re.fullmatch(r"/nvme/images-alice/team\+img\+[0-9a-f]{12}\.sqsh", first)
+    folder = f"/nvme/.slurm-stage/{USERS['alice']}/images"
+    assert re.fullmatch(re.escape(folder) + r"/team\+img\+[0-9a-f]{12}\.sqsh", first)
     assert read(site, "n4", "data/kept", first) == "one\n"
     assert read(site, "n4", "data/kept", second) == "two\n"
     assert images.sent().total() == 2 * BLOBS

@@ -787,6 +787,10 @@ def test_who_else_could_replace_a_copy_is_told_or_refused(node: Node) -> None:
         )
         open_folder.chmod(0o3770)
         assert open_to(copy, node.cache) == ""
+    folder.parent.chmod(0o700)
+    folder.chmod(0o777)
+    assert open_to(copy, node.cache) == ""  # nobody else reaches it
+    folder.chmod(0o755)
     node.disk.chmod(0o777)  # the site's own folder is for doctor to judge
     said = f"all users could replace the copy, as they may write in {node.disk}"
     assert open_to(copy, node.cache) == said

@@ -27,7 +27,7 @@ from stager.base.options import (
 from stager.request.directive import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy, Shared, SourceSection
-from stager.request.resolve import resolve
+from stager.request.resolve import images_folder, resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT, SIZE = Validate.STAT, Validate.SIZE
@@ -503,3 +503,20 @@ def test_the_path_of_a_relocated_environment_has_no_blank() -> None:
         "/nvme/env 4 has a character that the path of a relocated Python environment cannot have; "
         "choose a DST of letters, digits and . _ - + @ % = , : ~ only"
     )
+
+
+def test_images_that_no_destination_names_are_among_their_users_records() -> None:
+    policy = Policy(roots=("/scratch", "/nvme"), destinations=("/nvme/users",))
+    folder = images_folder(5001, policy)
+    assert (folder, images_folder(5001, Policy(roots=("/a", "/b")))) == (
+        "/nvme/.slurm-stage/5001/images", "/a/.slurm-stage/5001/images",
+    )  # fmt: skip
+    [item] = resolve([Directive("/shared/a.sqsh", f"{folder}/a.sqsh")], policy)
+    assert (item.destination, item.root) == (f"{folder}/a.sqsh", "/nvme")
+    for other in (
+        f"{folder}/a/b",
+        "/nvme/.slurm-stage/5001/records/a",
+        "/nvme/x/.slurm-stage/1/images/a",
+    ):
+        with pytest.raises(UsageError, match="is reserved for slurm-stage's own records"):
+            resolve([Directive("/shared/a.sqsh", other)], policy)
