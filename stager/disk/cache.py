@@ -31,6 +31,7 @@ from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
+from stager.base.users import user_name
 from stager.disk import replaced
 from stager.disk.files import (
     OPEN_FOLDER,
@@ -441,10 +442,7 @@ def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
         facts = os.lstat(path) if path == (root or "/") else facts_beneath(root, path)
     except FileNotFoundError:
         check_disk(root or "/")  # on a full or read-only disk, root could not make it
-        raise DestinationError(
-            f"{path} is missing: the site's prolog or plugin makes it; tell the administrator "
-            "(without Slurm: run stagectl prepare)"
-        ) from None
+        raise DestinationError(f"{path} is missing: {_why_missing(root, owners[-1])}") from None
     except OSError as error:
         why = "a filesystem is mounted there" if error.errno == errno.EXDEV else error.strerror
         raise DestinationError(f"{path}: {why}; tell the administrator") from None
@@ -458,6 +456,21 @@ def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
         problem = f"can be written to by users other than {names}"
     if problem:
         raise DestinationError(f"{path} {problem}; tell the administrator")
+
+
+def _why_missing(root: str, uid: int) -> str:
+    """Return why root's part has not made the folder of a user, and what to do."""
+    if os.path.islink(root):
+        return (
+            f"{root} is a symbolic link, and the site's prolog or plugin follows none; tell the "
+            f"administrator to name {os.path.realpath(root)} in roots of stage.toml instead"
+        )
+    if not user_name(uid):
+        return (
+            f"this node knows no user with uid {uid}, so the site's prolog or plugin makes no "
+            f"folders there; tell the administrator (getent passwd {uid})"
+        )
+    return "the site's prolog or plugin makes it at the start of a job; tell the administrator"
 
 
 def check_inodes(cache: Cache, count: int) -> None:

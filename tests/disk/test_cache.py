@@ -547,8 +547,9 @@ def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: 
     with pytest.raises(DestinationError) as caught:
         as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
     assert str(caught.value) == (
-        f"{home}/.slurm-stage/{USER + 1} is missing: the site's prolog or plugin makes it; "
-        "tell the administrator (without Slurm: run stagectl prepare)"
+        f"{home}/.slurm-stage/{USER + 1} is missing: this node knows no user with uid {USER + 1}, "
+        "so the site's prolog or plugin makes no folders there; tell the administrator (getent "
+        f"passwd {USER + 1})"
     )
 
 
@@ -582,11 +583,23 @@ def test_a_cache_root_that_does_not_exist_is_named(home: Path) -> None:
     assert _refusal(f"{home}/nvme", _ordinary_uid()) == message
 
 
+#: A user that every system knows.
+KNOWN = 1
+PREPARED = "the site's prolog or plugin makes it at the start of a job; tell the administrator"
+
+
 def test_the_message_for_a_root_that_was_not_prepared_names_who_can_help(home: Path) -> None:
     # A root of somebody else, as any root is that the administrator made.
-    assert _refusal(str(home), _ordinary_uid() + 1) == (
-        f"{home}/.slurm-stage is missing: the site's prolog or plugin makes it; "
-        "tell the administrator (without Slurm: run stagectl prepare)"
+    assert _refusal(str(home), KNOWN) == f"{home}/.slurm-stage is missing: {PREPARED}"
+
+
+def test_a_root_that_is_a_link_is_told_as_the_cause(home: Path) -> None:
+    (home / "disk").mkdir()
+    (home / "nvme").symlink_to("disk")
+    assert _refusal(f"{home}/nvme", KNOWN) == (
+        f"{home}/nvme/.slurm-stage is missing: {home}/nvme is a symbolic link, and the site's "
+        "prolog or plugin follows none; tell the administrator to name "
+        f"{home}/disk in roots of stage.toml instead"
     )
 
 
@@ -700,13 +713,9 @@ def test_a_full_disk_that_could_not_be_prepared_is_named(disk: Path) -> None:
 @pytest.mark.root
 def test_a_disk_that_does_not_count_blocks_or_inodes_is_not_full(disk: Path) -> None:
     def act() -> str:
-        return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
+        return refusal(lambda: look_for_cache(str(disk), KNOWN), DestinationError)
 
-    missing = (
-        "is missing: the site's prolog or plugin makes it; tell the administrator (without Slurm: "
-        "run stagectl prepare)"
-    )
-    message = f"{disk}/.slurm-stage {missing}"
+    message = f"{disk}/.slurm-stage is missing: {PREPARED}"
     assert on_tmpfs(disk, "size=0,nr_inodes=0,mode=755", act) == message
 
 
