@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
 from stager.base.options import Share, Validate
+from stager.base.users import name_or_uid
 from stager.disk.files import (
     as_stage_error,
     check_read_only,
@@ -348,8 +349,18 @@ def own_lstat(path: str) -> os.stat_result | None:
         raise as_stage_error(error, path) from None
     if there.st_uid != os.getuid():
         owner = name_of(there.st_uid)
-        raise DestinationError(f"{path} belongs to {owner}; choose another destination")
+        raise DestinationError(f"{path} belongs to {owner}; choose {_another_place(path)}")
     return there
+
+
+def _another_place(path: str) -> str:
+    """Return what to write in the place of a ``path`` that another user has taken."""
+    above, name = os.path.split(path)
+    place = f"{above}/{name_or_uid(os.getuid())}/{name}"
+    facts = os.stat(existing_folder_above(place))
+    is_free = not os.path.lexists(place) and os.access(existing_folder_above(place), os.W_OK)
+    is_safe = not who_could_replace(facts, (0, os.getuid()))
+    return f"another destination, such as {place}" if is_free and is_safe else "another destination"
 
 
 def _lstat_destination(path: str) -> os.stat_result | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.errors import (
@@ -17,7 +16,7 @@ from stager.base.errors import (
 from stager.base.extents import rounded
 from stager.base.options import Share
 from stager.base.outcome import OwnFiles
-from stager.copies.survey import check_contents
+from stager.copies.survey import check_contents, own_lstat
 from stager.disk.files import TICK, made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
@@ -111,6 +110,7 @@ class FileCargo(Cargo):
         task = self.task
         if not self._partial:
             return
+        own_lstat(task.path)  # another user may have staged there meanwhile
         record = task.cache.load(task.item.destination)
         try:
             check_contents(task.path, task.source.facts, record, digest)
@@ -143,8 +143,7 @@ def check_unwritten(task: Task, before: Record | None) -> None:
 
     Not even the option ``replace`` overwrites that. ``before`` is the record of what was there.
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        there = os.lstat(task.path)
+    if there := own_lstat(task.path):
         is_staged = before is not None and is_ours(there, before)
         is_late = there.st_ctime_ns >= task.since - TICK
         if is_late and not is_staged:

@@ -9,6 +9,7 @@ import xxhash
 
 from stager.base.errors import DestinationError
 from stager.base.outcome import OwnFiles
+from stager.copies.survey import own_lstat
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
 from stager.tree.late import Before
@@ -52,6 +53,7 @@ def announce_tree(
     ``source``, ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split
     that the tree is a part of.
     """
+    own_lstat(task.path)  # another user may have staged there meanwhile
     copy = tree.copy
     table = Table.of(source, copy, digests, dict(originals)).to_bytes()
     facts = TreeFacts(
@@ -90,6 +92,7 @@ def publish_tree(
     try:
         kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
     except DestinationError as error:
+        own_lstat(task.path)  # the cause, if it is another user's now
         raise _with_lost(error, lost) from None
     own = [text_of(os.fsencode(path)) for path in sorted(kept)]
     moved = OwnFiles.of(task.node.name, own) if own else None

@@ -111,8 +111,8 @@ def test_a_record_does_not_make_a_file_current_for_another_user(site: Site) -> N
     for node in site.nodes:
         site.run("chmod 666 /nvme/data; echo poison >/nvme/data", user="bob", on=node)
     assert stage(site) == (
-        f"stage: n[1-4]: /nvme/data belongs to bob (uid {BOB}); choose another destination\n"
-        + NOT_STARTED.format(6)
+        f"stage: n[1-4]: /nvme/data belongs to bob (uid {BOB}); choose another destination, such "
+        "as /nvme/alice/data\n" + NOT_STARTED.format(6)
     )
 
 
@@ -222,8 +222,8 @@ def test_a_copy_with_a_second_hard_link_is_not_current_nor_replaced_by_others(si
     job = site.sbatch("true", "-wn2", "--stage=/shared/data:/nvme/second", user="bob")
     job.wait()
     assert job.output() == (
-        f"stage: n2: /nvme/second belongs to alice (uid {ALICE}); choose another destination\n"
-        + NOT_STARTED.format(6)
+        f"stage: n2: /nvme/second belongs to alice (uid {ALICE}); choose another destination, such "
+        "as /nvme/bob/second\n" + NOT_STARTED.format(6)
     )
 
 

@@ -191,7 +191,10 @@ def test_a_file_on_the_nodes_disk_is_not_staged_over_itself(site: Site) -> None:
 def test_a_destination_that_belongs_to_another_user(site: Site) -> None:
     for node in site.nodes[2:]:
         site.run("echo bob > /nvme/bobs", user="bob", on=node)
-    message = "n[3-4]: /nvme/bobs belongs to bob (uid 5002); choose another destination"
+    message = (
+        "n[3-4]: /nvme/bobs belongs to bob (uid 5002); choose another destination, such as "
+        "/nvme/alice/bobs"
+    )
     fails(site, 6, message, f"--stage={DATA}:/nvme/bobs")
     message = (
         "n[3-4]: /nvme/bobs is a plain file that belongs to bob (uid 5002), not a folder of yours; "

@@ -511,6 +511,13 @@ def test_somebody_elses_file_is_not_replaced(node: Node) -> None:
     node.stage()
     os.chown(node.copy, USER, USER)
     message = f"{node.copy} belongs to uid {USER}; choose another destination"
+    free = f"{node.copy.parent}/root"
+    assert refusal(node, node.copy) == f"{message}, such as {free}/{node.copy.name}"
+    os.mkdir(free)
+    Path(free, node.copy.name).touch()
+    assert refusal(node, node.copy) == message
+    Path(free, node.copy.name).unlink()
+    os.chown(free, USER, USER)
     assert refusal(node, node.copy) == message
 
 

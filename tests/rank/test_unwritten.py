@@ -18,7 +18,7 @@ from stager.disk.files import TICK
 from stager.disk.record import CopyFacts, SourceFacts, TreeFacts
 from stager.rank.agree import Node
 from stager.rank.file_cargo import check_unwritten
-from stager.rank.publication import publish_tree
+from stager.rank.publication import announce_tree, publish_tree
 from stager.rank.reuse import lost_files
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
@@ -28,10 +28,12 @@ from stager.tree.late import Before
 from stager.wire.settings import Settings
 from tests.rank.test_task import PLAN
 from tests.support.records import RECORD
+from tests.support.users import USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stager.tree.listing import Listing
     from stager.tree.partial import PartialTree
 
 
@@ -68,6 +70,27 @@ def test_a_file_that_was_written_meanwhile_is_kept(late: Task) -> None:
         f"{late.path} was written while it was staged; it is kept: move it, delete "
         "it, choose another destination, or add the option replace"
     )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("replaces", [False, True])
+def test_of_what_another_user_staged_meanwhile_it_is_told_whose_it_is(
+    late: Task, *, replaces: bool
+) -> None:
+    task = replace(late, item=replace(late.item, options=Options(replace=replaces)))
+    write(task)
+    os.chown(task.path, USER, USER)
+    above, name = os.path.split(task.path)
+    free = f"{above}/root/{name}"
+    message = f"{task.path} belongs to uid {USER}; choose another destination, such as {free}"
+    tree = cast("PartialTree", None)
+    for act in (
+        lambda: check_unwritten(task, None),
+        lambda: announce_tree(task, tree, cast("Listing", None), b"", originals={}),
+    ):
+        with pytest.raises(DestinationError) as caught:
+            act()
+        assert caught.value.message == message
 
 
 def test_of_a_folder_that_was_made_meanwhile_replace_is_not_said_to_help(late: Task) -> None:
