@@ -14,6 +14,11 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 #: Where the kernel shows interfaces; where it lists the addresses of IPv6 (proc(5)).
 _INTERFACES = "/sys/class/net"
@@ -34,6 +39,8 @@ _SLINGSHOT_NAME, _SLINGSHOT_DRIVER = "hsn", "cxi"
 _UNUSABLE, _GLOBAL = 0x20 | 0x40 | 0x08, "00"
 #: How the addresses begin that other machines cannot use: loopback and link-local ones.
 NEAR = ("127.", "::1", "169.254.", "fe80:")
+#: The variable in which Slurm tells the address of the node where a step was started (srun(1)).
+_STARTER = "SLURM_LAUNCH_NODE_IPADDR"
 
 
 class Kind(StrEnum):
@@ -63,10 +70,23 @@ class Interface:
     addresses: tuple[str, ...] = ()
 
     @property
+    def hosts(self) -> list[str]:
+        """The addresses without their prefixes."""
+        return [one.partition("/")[0] for one in self.addresses]
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it has no address that other machines could use."""
+        return all(one.startswith(NEAR) for one in self.addresses)
+
+    @property
     def text(self) -> str:
         """The interface with its kind, unless that is Ethernet, and its speed."""
         kind = "" if self.kind is Kind.ETHERNET else f"{self.kind}, "
         return f"{self.name} ({kind}{speed_text(self.speed)})"
+
+
+_Found = TypeVar("_Found", bound=Interface)
 
 
 def speed_text(speed: int) -> str:
@@ -86,6 +106,57 @@ def interfaces() -> list[Interface]:
         for _, name in socket.if_nameindex()
         if _flags(name) & (_UP | _LOOPBACK) == _UP
     ]
+
+
+def leading(found: Iterable[_Found], known: Collection[str]) -> list[_Found]:
+    """Return the interfaces by which other nodes can be reached, as far as one node can tell. Pure.
+
+    ``known`` are the addresses by which the others know this node. Besides the interfaces that have
+    one, fast fabrics lead to them, and Ethernet that is faster: nobody buys that for less. Another
+    may be that of containers, of a service processor or of a cable to nowhere. Where nobody knows
+    this node, none can be told apart but bridges and tunnels.
+    """
+    usable = [one for one in found if not one.is_near]
+    named = [one for one in usable if not {*known}.isdisjoint(one.hosts)]
+    if not named:
+        return [one for one in usable if one.kind is not Kind.VIRTUAL]
+    slowest = min(one.speed for one in named)
+
+    def leads(one: _Found) -> bool:
+        is_faster = one.kind is Kind.ETHERNET and 0 < slowest < one.speed
+        return one in named or one.kind in FAST or is_faster
+
+    return [one for one in usable if leads(one)]
+
+
+def known_addresses() -> Collection[str]:
+    """Return the addresses by which other nodes know this one.
+
+    They are those of its name. If it is an alias of the loopback, as on Debian, it is the address
+    from which this node reaches the one where Slurm started this step.
+    """
+    found = addresses_of(socket.gethostname())
+    if any(not one.startswith(NEAR) for one in found):
+        return found
+    starter = os.environ.get(_STARTER, "")
+    with (
+        suppress(OSError),
+        socket.socket(
+            socket.AF_INET6 if ":" in starter else socket.AF_INET, socket.SOCK_DGRAM
+        ) as any_socket,
+    ):
+        any_socket.connect((starter, 1))  # nothing is sent
+        return [any_socket.getsockname()[0]] if starter else []
+    return []
+
+
+@cache
+def addresses_of(name: str) -> Collection[str]:
+    """Return the addresses that a name has, none if it has none."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return {str(address[0]) for *_, address in found}
+    return ()
 
 
 def network_of(address: str) -> str:

@@ -6,3 +6,5 @@ OTHERS = ("flux", "pbs", "lsf", "dstack", "kubernetes")
 LAUNCHERS = (SLURM, *OTHERS)
 #: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
 INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+#: The variable that names the interface for the TCP of libfabric, which MPICH uses.
+LIBFABRIC_INTERFACE = "FI_TCP_IFACE"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stager.base.interfaces import NEAR, Interface, Kind, interfaces
+from stager.base.interfaces import Interface, Kind, interfaces, known_addresses
 
 #: Where the kernel shows devices by their class.
 _CLASSES = Path("/sys/class")
@@ -18,15 +17,14 @@ _FABRICS = ("infiniband", "cxi")
 
 @dataclass(frozen=True, slots=True)
 class Link(Interface):
-    """An interface, and whether this node's name leads to it."""
+    """An interface, and whether other nodes know this one by its address."""
 
     named: bool = False
 
     @property
     def is_usable(self) -> bool:
         """Whether other nodes can be reached by it."""
-        has_address = any(not one.startswith(NEAR) for one in self.addresses)
-        return has_address and (self.named or self.kind is not Kind.VIRTUAL)
+        return not self.is_near and (self.named or self.kind is not Kind.VIRTUAL)
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,11 @@ class Fabric:
 
 def links() -> list[Link]:
     """Return the interfaces of this machine that are up, but for the loopback ones."""
-    own = f"{_own_address()}/"
+    known = known_addresses()
     return [
         Link(
             one.name, one.kind, one.speed, one.addresses,
-            named=any(address.startswith(own) for address in one.addresses),
+            named=not set(known).isdisjoint(one.hosts),
         )
         for one in interfaces()
     ]  # fmt: skip
@@ -60,12 +58,6 @@ def fabrics() -> list[Fabric]:
                 speed = _read(device / "device/port/speed")
                 found.append(Fabric(name, next(filter(None, rates), speed)))
     return found
-
-
-def _own_address() -> str:
-    with suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
-    return ""
 
 
 def _read(path: Path) -> str:

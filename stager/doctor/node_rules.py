@@ -9,7 +9,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from stager.base.interfaces import FAST, is_in
+from stager.base.interfaces import FAST, Kind, is_in, leading
 from stager.base.reserve import kept_free
 from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
@@ -426,7 +426,7 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
                 f"there is no interface {one} that is up, which {setting} names",
                 "correct it, or see to the interface",
             )
-    usable = [link for link in node.links if link.is_usable]
+    usable = [link for link in node.links if link.is_usable] if wanted else _leading(node)
     used = [link for link in usable if any(fits(link, one) for one in wanted)]
     fastest = max(usable, key=_worth, default=None)
     if fastest is None or (wanted and not used):
@@ -449,6 +449,29 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         )
     else:
         yield ok("network", f"ranks use {best.text}{devices}")
+
+
+def astray(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
+    """MPI over TCP is kept from interfaces that may lead nowhere, where the site names none."""
+    environment = examined.policy.launch.environment
+    if not node.computes or examined.policy.launch.interfaces[1] or _EXCLUDED in environment:
+        return
+    led = _leading(node)
+    others = [one for one in node.links if not one.is_near and one not in led]
+    if led and others:
+        text = (
+            f"MPI over TCP does not use {' and '.join(one.text for one in others)}, as other nodes "
+            f"know this one by {' and '.join(one.name for one in led)}"
+        )
+        if all(one.kind is Kind.VIRTUAL for one in others):
+            yield ok("network", text)
+        else:
+            yield note("network", text, "if it leads to them, name it (interface in [launch])")
+
+
+def _leading(node: NodeFacts) -> list[Link]:
+    """Return the interfaces that MPI over TCP uses where the site names none (`rank.astray`)."""
+    return leading(node.links, [host for link in node.links if link.named for host in link.hosts])
 
 
 def excluded(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
@@ -487,5 +510,5 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 NODE_RULES = (
     sysctls, tmpfs, taken, roots, open_folders, destinations, disks, records, shared_roots, metrics,
-    trusted, prefix, run_folder, plugins, connections, fuse, library, network, excluded,
+    trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray, excluded,
 )  # fmt: skip

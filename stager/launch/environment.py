@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, SourceError
-from stager.base.launchers import INTERFACES
+from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACE
 from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
 from stager.source.location import Location, Scheme, is_endpoint, is_url
@@ -30,8 +30,6 @@ RANK = (sys.executable, "-I", "-m", "stager.rank")
 HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
 #: The same for programs that see only the step's environment; its value is the job's id.
 HELPER_SENTINEL = "STAGE_HELPER"
-#: The variable that names the interface for the TCP of libfabric, which MPICH uses.
-_LIBFABRIC_INTERFACE = "FI_TCP_IFACE"
 #: What a nested srun needs to find its job and controller, and what names the job to others, but
 #: nothing that changes the step.
 _KEPT = (
@@ -179,5 +177,5 @@ def _interface(named: str) -> dict[str, str]:
     """
     if not named:
         return {}
-    of_libfabric = {} if "/" in named else {_LIBFABRIC_INTERFACE: named}
+    of_libfabric = {} if "/" in named else {LIBFABRIC_INTERFACE: named}
     return {INTERFACES: named, **of_libfabric}

@@ -40,6 +40,10 @@ def main() -> None:
         from stager.rank.fabrics import pass_over_absent_fabrics  # not needed for other MPIs
 
         pass_over_absent_fabrics()
+    if _node_name():
+        from stager.rank.astray import keep_from_going_astray  # not for simulated nodes
+
+        keep_from_going_astray()
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     try:
         # Imported after MPI_Init: the import takes a while, and MPI_Init waits for all ranks.
@@ -68,11 +72,15 @@ def _tell_alive() -> None:
 
     It is written without any import, and by mpiexec's simulated nodes not at all.
     """
-    node = os.environ.get("SLURMD_NODENAME")
-    if _ON_HOSTS in os.environ:
-        node = os.uname().nodename
-    if node:
+    if node := _node_name():
         os.write(1, f'{{"event": "alive", "node": "{node}"}}\n'.encode())
+
+
+def _node_name() -> str:
+    """Return the name of the node of this rank, nothing for a simulated one."""
+    if _ON_HOSTS in os.environ:
+        return os.uname().nodename
+    return os.environ.get("SLURMD_NODENAME", "")
 
 
 def _report_crash(error: BaseException) -> None:

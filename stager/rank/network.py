@@ -8,12 +8,20 @@ A network counts as its slowest interface.
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError
-from stager.base.interfaces import FAST, NEAR, Interface, Kind, interfaces, is_in, network_of
+from stager.base.interfaces import (
+    FAST,
+    NEAR,
+    Interface,
+    Kind,
+    addresses_of,
+    interfaces,
+    is_in,
+    network_of,
+)
 from stager.wire.codec import FLAG, NUMBER, TEXT, list_of, member_of, record_of
 
 if TYPE_CHECKING:
@@ -59,7 +67,7 @@ OFFERS = list_of(
 def offers(wanted: str) -> list[Offer]:
     """Return what this node can offer of the ``wanted`` interface or network; of all if empty."""
     node = socket.gethostname()
-    return offers_of(interfaces(), wanted, lambda end: _addresses_of(f"{node}{end}"))
+    return offers_of(interfaces(), wanted, lambda end: addresses_of(f"{node}{end}"))
 
 
 def offers_of(
@@ -139,10 +147,3 @@ def _best_by_network(offered: Iterable[Offer]) -> dict[str, Offer]:
 
 def _worth(offer: Offer) -> tuple[bool, int, bool]:
     return offer.is_fast, offer.speed, offer.is_named
-
-
-def _addresses_of(name: str) -> set[str]:
-    with suppress(OSError):
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return {str(address[0]) for *_, address in found}
-    return set()

@@ -244,8 +244,8 @@ class Launch(_Section):
     #: the same addresses: this fails where addresses are translated between nodes.
     authenticate: Annotated[bool, Field(strict=True)] = True
     #: The network interface, or its network as in ``10.1.0.0/16``, that MPI over TCP uses, and over
-    #: which the ranks watch each other. "auto": MPI chooses by itself, and the ranks choose the
-    #: watch's network by kind and speed (`rank.network`).
+    #: which the ranks watch each other. "auto": MPI uses those that lead to other nodes
+    #: (`rank.astray`), and the ranks choose the watch's by kind and speed (`rank.network`).
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
     #: Without Slurm: the mpiexec that starts the ranks (`launch.remote`), and the program by which
     #: it reaches other hosts, with its options.

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base import interfaces as module
-from stager.base.interfaces import Interface, Kind, interfaces, is_in, network_of
+from stager.base.interfaces import (
+    Interface,
+    Kind,
+    interfaces,
+    is_in,
+    known_addresses,
+    leading,
+    network_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,3 +119,52 @@ def test_an_address_of_another_family_or_network_is_not_in_a_network() -> None:
 
 def test_an_interface_without_speed_or_addresses_is_one_too() -> None:
     assert Interface("eth0", Kind.ETHERNET, 0) == Interface("eth0", Kind.ETHERNET, 0, ())
+
+
+LINKS = {
+    "eth0": Interface("eth0", Kind.ETHERNET, 10_000, ("10.0.0.1/24", "fd00::1/64")),
+    "ens1": Interface("ens1", Kind.ETHERNET, 10_000, ("10.1.0.1/24",)),
+    "ens2": Interface("ens2", Kind.ETHERNET, 100_000, ("10.2.0.1/24",)),
+    "ens3": Interface("ens3", Kind.ETHERNET, 0, ("10.3.0.1/24",)),
+    "usb0": Interface("usb0", Kind.ETHERNET, 100_000, ("169.254.3.1/16",)),
+    "ens9": Interface("ens9", Kind.ETHERNET, 100_000),
+    "ib0": Interface("ib0", Kind.INFINIBAND, 0, ("10.4.0.1/24",)),
+    "docker0": Interface("docker0", Kind.VIRTUAL, 400_000, ("172.17.0.1/16",)),
+    "br0": Interface("br0", Kind.VIRTUAL, 10_000, ("10.5.0.1/16",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "names"),
+    [
+        (["10.0.0.1"], ["eth0", "ens2", "ib0"]),
+        (["fd00::1"], ["eth0", "ens2", "ib0"]),
+        (["10.3.0.1"], ["ens3", "ib0"]),
+        (["10.5.0.1", "10.9.9.9"], ["ens2", "ib0", "br0"]),
+        (["10.4.0.1"], ["ib0"]),
+        (["127.0.1.1"], ["eth0", "ens1", "ens2", "ens3", "ib0"]),
+        ([], ["eth0", "ens1", "ens2", "ens3", "ib0"]),
+    ],
+)
+def test_other_nodes_are_reached_where_they_know_this_one_and_by_faster_interfaces(
+    known: list[str], names: list[str]
+) -> None:
+    assert [one.name for one in leading(LINKS.values(), known)] == names
+
+
+@pytest.mark.parametrize(
+    ("of_name", "starter", "known"),
+    [
+        (["10.0.0.1", "fd00::1"], "127.0.0.1", {"10.0.0.1", "fd00::1"}),
+        (["127.0.1.1"], "127.0.0.9", {"127.0.0.1"}),
+        (["127.0.1.1"], "::1", {"::1"}),
+        (["127.0.1.1"], "", set()),
+        ([], "no address", set()),
+    ],
+)
+def test_a_node_is_known_by_its_name_or_as_slurm_reaches_it(
+    of_name: list[str], starter: str, known: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "addresses_of", lambda _: of_name)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", starter)
+    assert {*known_addresses()} == known

@@ -101,3 +101,33 @@ def test_the_ranks_find_the_fast_network_and_mpi_uses_the_one_that_the_site_name
     told = stage(site, "again")
     assert re.search(r"over the network 10\.0\.0\.0/24, on n1 by eth0 \(.*\)\n", told)
     assert not site.copy("n2", "/nvme/lost").exists()
+
+
+#: A network that leads nowhere: its cable ends on the node itself. The first has the address of
+#: Docker's, the same on each node.
+ASTRAY = """\
+ip link add {name} type veth peer name end-{name}
+ip link set end-{name} up
+ip address add {address} dev {name}
+ip link set {name} up
+"""
+
+
+@pytest.fixture
+def astray(site: Site) -> Iterator[Site]:
+    """Each node has the network of containers, and one more that leads nowhere."""
+    site.run(f"head -c {SIZE} /dev/urandom > /shared/data")
+    with ExitStack() as stack:
+        for number, node in enumerate(site.nodes, 1):
+            for name, address in (("docker0", "172.17.0.1/16"), ("lost0", f"10.9.0.{number}/24")):
+                undo = f"ip link delete {name}"
+                stack.callback(site.run, undo, user="root", on=node, check=False)
+                site.run(ASTRAY.format(name=name, address=address), user="root", on=node)
+        yield site
+
+
+def test_mpi_uses_no_network_that_leads_nowhere(astray: Site) -> None:
+    job = astray.sbatch("true", "-N4", "--stage=/shared/data:/nvme/")
+    assert job.wait().exit_code == "0:0", job.output()
+    expected = digest(astray.shared("data"))
+    assert all(digest(astray.copy(node, "/nvme/data")) == expected for node in astray.nodes)

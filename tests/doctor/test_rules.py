@@ -744,6 +744,16 @@ ABSENT_ONE = (
     PROBLEM,
     "there is no interface {} that is up, which {} names: correct it, or see to the interface",
 )
+BRIDGE = (
+    "MPI over TCP does not use docker0 (virtual, 40 Gbit/s), as other nodes know this one by eth0"
+)
+ASTRAY = (
+    NOTE,
+    (
+        "MPI over TCP does not use eth1 (10 Gbit/s), as other nodes know this one by eth0: if it "
+        "leads to them, name it (interface in [launch])"
+    ),
+)
 VARIABLE, KEY = "OMPI_MCA_btl_tcp_if_include in [launch] environment", "interface in [launch]"
 
 
@@ -755,8 +765,9 @@ def by_variable(value: str) -> dict[str, object]:
     ("links", "launch", "told"),
     [
         (["eth0"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
-        (["eth0", "eth1"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
-        (["eth0", "docker0", "usb0", "eth9"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)")]),
+        (["eth0", "eth1"], ANY, [(OK, "ranks use eth0 (10 Gbit/s)"), ASTRAY]),
+        (["eth0", "docker0", "usb0", "eth9"], ANY,
+         [(OK, "ranks use eth0 (10 Gbit/s)"), (OK, BRIDGE)]),
         (["docker0", "eth9"], ANY, []),
         (["ib0", "eth0"], ANY, [SLOWER]),
         (["ib0", "eth0"], {"interface": "ib0"},
