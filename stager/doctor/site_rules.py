@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
 #: Seconds between clocks that are told: the nodes are not asked at the very same moment.
 _CLOCKS = 60
+#: Ports for MPI that are too few where one of its users holds them: a process may open 1024 files.
+_FEW = 4096
 #: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
 _CLEAN_UP = 50
 #: The ranks of a `doctor.facts.Hello`.
@@ -112,7 +114,15 @@ def ports(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     # Open MPI sends over the interfaces that it is told, but listens on all.
     environment = examined.policy.launch.environment
     chosen = [name for name in environment if name.startswith("OMPI_MCA_btl_tcp_port_")]
-    if chosen:
+    few = [
+        f"{name} = {environment[name]}"
+        for name in chosen
+        if "_range_" in name and environment[name].isdecimal() and int(environment[name]) < _FEW
+    ]
+    if few:
+        text = f"{' and '.join(few)}: who listens on so few ports stops all stages on a node"
+        yield note("ports", text, "name some ten thousands"), []
+    elif chosen:
         yield ok("ports", f"the ranks' ports are chosen ({', '.join(chosen)})"), []
     else:
         remedy = (

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 
 from stager.rank.orphan import end_with_parent
+from stager.rank.ports import require_free_port
 from stager.rank.preloaded import require_library
 
 #: How the Open MPI of Debian and Ubuntu names itself.
@@ -30,6 +31,8 @@ def main() -> None:
 
         refuse_root()
     require_library()
+    if _node_name():  # simulated nodes need none
+        require_free_port()
     import mpi4py
 
     # A single thread calls MPI, so the library needs no locks. It is finalised below.

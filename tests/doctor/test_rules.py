@@ -652,6 +652,23 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     assert site_news(site) == [(NOTE, text)]
 
 
+def test_ports_that_one_user_can_take_are_a_note() -> None:
+    count = PORT.replace("min", "range")
+    told = {
+        number: [
+            text
+            for _, text in site_news(launch=Launch(environment={PORT: "1", count: number}))
+            if "ports" in text and "chosen" not in text
+        ]
+        for number in ("100", "20000", "x")
+    }
+    text = (
+        f"{count} = 100: who listens on so few ports stops all stages on a node: name some ten "
+        "thousands"
+    )
+    assert told == {"100": [text], "20000": [], "x": []}
+
+
 def test_ranks_that_accept_connections_from_anyone_are_a_problem() -> None:
     path = "/opt/x/lib/stage_peers.so"
     text = f"{path} is not there, by which ranks know each other: install by a "
