@@ -38,8 +38,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 class RunOptions:
     """Where ranks are started: on ``local`` simulated nodes, or if that is 0, on a job's nodes.
 
-    ``hosts``, ``hostfile`` or ``launcher`` name other nodes than those of a Slurm job, on which
-    ranks are started when all have answered within ``wait`` seconds; None for the site's.
+    ``job_id`` is that job, None for the one that this process is in. ``hosts``, ``hostfile`` or
+    ``launcher`` name other nodes than those of a Slurm job, on which ranks are started when all
+    have answered within ``wait`` seconds; None for the site's.
     """
 
     local: int
@@ -49,6 +50,7 @@ class RunOptions:
     hostfile: Path | None = None
     launcher: str | None = None
     wait: float | None = None
+    job_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,9 @@ def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
+_job_option = click.option(
+    "--job", "job_id", type=click.IntRange(1), metavar="ID", help="Use the nodes of this job."
+)
 _launcher_option = click.option(
     "--launcher", type=click.Choice(LAUNCHERS), metavar="NAME",
     help=f"Use the nodes of this job: of {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}.  "
@@ -120,6 +125,7 @@ run_options = _together(
         "--local-root", type=click.Path(path_type=Path),
         help="Folder for the disks of the simulated nodes.  [default: ./stage-nodes]",
     ),
+    _job_option,
     click.option(
         "--hosts", metavar="HOSTS", default="", callback=_not_empty,
         help="Without Slurm: use these hosts, such as n[1-4], over ssh.",
@@ -147,10 +153,7 @@ def _options_of_nodes(*, simulated: bool) -> _Decorator:
             shell_complete=nodes,
             help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
         ),
-        click.option(
-            "--job", "job_id", type=click.IntRange(1), metavar="ID",
-            help="Use the nodes of this job.",
-        ),
+        _job_option,
         click.option(
             "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
             help="Use the hosts in this file of mpiexec.",

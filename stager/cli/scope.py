@@ -131,12 +131,15 @@ class Scope:
                 f"salloc -w {nodes} --overcommit stagectl {shlex.join(words)}"
             )
         of = "" if self.whole_job else f" -w {job.fold(self.nodes)}"
-        number, whose = "ID", "a job that has these nodes"
+        number, whose, instead = "ID", "a job that has these nodes", ""
         if self.other_job:
             number, whose = str(self.other_job), "their job, while it runs"
+        else:
+            nodes = job.fold(self.nodes)
+            instead = f", or within a new one: salloc -w {nodes} stagectl {shlex.join(words)}"
         return (
             f"if these nodes cannot be reached by ssh, ask them within {whose}: "
-            f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}"
+            f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}{instead}"
         )
 
     def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:

@@ -77,10 +77,16 @@ class JobNodes:
     context: JobContext
 
     @classmethod
-    def find(cls, config: Path) -> JobNodes:
-        """Return the job's nodes. Raise UsageError outside of a job, PolicyRefusal, LaunchError."""
-        job.number(os.environ)  # whoever is outside of a job may lack stage.toml, too
+    def find(cls, config: Path, job_id: int | None = None) -> JobNodes:
+        """Return the job's nodes; with ``job_id``, this process acts as one of that job from now.
+
+        Raise UsageError outside of a job, PolicyRefusal, LaunchError.
+        """
+        if not job_id:
+            job.number(os.environ)  # whoever is outside of a job may lack stage.toml, too
         rules = load_policy(config, simulated=False)
+        if job_id:
+            job.enter(job_id, os.environ, rules.launch.srun)
         return cls(rules, job.find(os.environ, rules.launch.srun))
 
     def tolerated(self, text: str, option: str) -> Tolerated | None:
@@ -237,6 +243,10 @@ def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
     Raise UsageError, PolicyRefusal, LaunchError.
     """
     file = str(options.hostfile or "")
+    if options.job_id:
+        if options.local or options.hosts or file or options.launcher:
+            raise UsageError("use only one of --job, --hosts, --hostfile, --launcher and --local")
+        return JobNodes.find(options.config, options.job_id)
     if options.local:
         if options.hosts or file or options.launcher:
             raise UsageError("--local simulates nodes: remove --hosts, --hostfile and --launcher")

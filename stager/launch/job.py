@@ -20,7 +20,7 @@ from stager.launch.by_pyslurm import ask_pyslurm
 from stager.launch.commands import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     Probe = Callable[[int], "JobContext | None"]
     StateProbe = Callable[[str], dict[str, str]]
@@ -35,6 +35,8 @@ _KILL_TIMEOUT = 2
 _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down", "powering_up"})
 #: Marks behind a state: powered off, powering up or configuring, powering down.
 _AWAY_MARKS = frozenset("~#%")
+#: The variables with this prefix that say where Slurm is, and who asks, and nothing about a job.
+_OF_SLURM = frozenset({"SLURM_CONF", "SLURM_JWT"})
 #: Step numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
 SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -73,8 +75,9 @@ def number(environment: Mapping[str, str]) -> int:
     text = environment.get("SLURM_JOB_ID", "")
     if not text.isdecimal():
         raise UsageError(
-            "not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
-            "name nodes, or --local N to simulate N nodes on this machine"
+            "not inside a Slurm job: use sbatch, salloc or srun first, --job ID for a job of yours "
+            "that is running, --hosts or --hostfile to name nodes, or --local N to simulate N "
+            "nodes on this machine"
         )
     het_size = environment.get("SLURM_HET_SIZE", "")
     if het_size.isdecimal() and int(het_size) > 1:
@@ -82,6 +85,26 @@ def number(environment: Mapping[str, str]) -> int:
             "staging does not work in a heterogeneous job; submit each part as its own job"
         )
     return int(text)
+
+
+def enter(job: int, environment: MutableMapping[str, str], srun: str) -> None:
+    """Change the ``environment`` of a process outside of a job to one within it.
+
+    What it has of another job would tell srun and the ranks wrong things. Raise UsageError if
+    Slurm says that the job is not running.
+    """
+    if environment.get("SLURM_JOB_ID") == str(job):
+        return
+    for name in [name for name in environment if name.startswith("SLURM_")]:
+        if name not in _OF_SLURM:
+            del environment[name]
+    environment["SLURM_JOB_ID"] = str(job)
+    with suppress(TimeoutError):  # which `look_up` will tell
+        record = answer(_show(job), srun, _ANSWER_TIMEOUT)
+        environment["SLURM_RESTART_COUNT"] = _only(record, "Restarts") or "0"
+        state = _only(record, "JobState")
+        if state not in ("", "RUNNING"):
+            raise UsageError(f"job {job} is not running: its state is {state}")
 
 
 def look_up(
@@ -204,10 +227,14 @@ def _from_pyslurm(job: int) -> JobContext | None:
 
 
 def _from_scontrol(job: int, srun: str) -> JobContext | None:
-    record = answer(["scontrol", "--oneliner", "show", "job", str(job)], srun, _ANSWER_TIMEOUT)
+    record = answer(_show(job), srun, _ANSWER_TIMEOUT)
     nodes, count = (_only(record, key) for key in ("NodeList", "NumNodes"))
     nodes = "" if nodes == "(null)" else nodes  # the job has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
+
+
+def _show(job: int) -> list[str]:
+    return ["scontrol", "--oneliner", "show", "job", str(job)]
 
 
 def _only(record: str, key: str) -> str:

@@ -88,8 +88,9 @@ def test_users_are_told_how_to_ask_within_a_job() -> None:
     named, of_job = Scope(nodes=NODES), Scope(nodes=NODES, whole_job=True, other_job=75)
     hints = as_ordinary_user(lambda: [one.without_ssh(words, ANSWERS) for one in (named, of_job)])
     instead = "if these nodes cannot be reached by ssh, ask them within "
+    new = ", or within a new one: salloc -w n[1-3] stagectl verify '/nvme/a b'"
     assert hints == [
-        f"{instead}a job that has these nodes: {step.format('ID')} -w n[1-3]",
+        f"{instead}a job that has these nodes: {step.format('ID')} -w n[1-3]{new}",
         f"{instead}their job, while it runs: {step.format(75)}",
     ]
     others = [ANSWERS[0], ANSWERS[2]]

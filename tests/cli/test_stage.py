@@ -317,6 +317,12 @@ def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
 
 
+def test_a_job_that_is_named_is_the_only_place_to_stage_to(desk: Desk) -> None:
+    said = "stage: use only one of --job, --hosts, --hostfile, --launcher and --local\n"
+    for other in (["--local", "2"], ["--hosts", "n1"], ["--launcher", "slurm"]):
+        assert desk.stagectl("stage", "--job", "17", *other, "/a:/nvme/b") == Ran(2, "", said)
+
+
 def test_stage_in_a_job_needs_the_sites_stage_toml(desk: Desk) -> None:
     desk.config.unlink()
     ran = desk.stagectl("stage", "/a:/nvme/b", **JOB)

@@ -511,8 +511,9 @@ def test_stage_outside_of_a_job_is_refused(site: Site) -> None:
         site.run([STAGECTL, "stage", f"{DATA}:/nvme/data"])
     assert refused.value.code == 2
     assert refused.value.stderr == (
-        "stage: not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
-        "name nodes, or --local N to simulate N nodes on this machine\n"
+        "stage: not inside a Slurm job: use sbatch, salloc or srun first, --job ID for a job of "
+        "yours that is running, --hosts or --hostfile to name nodes, or --local N to simulate N "
+        "nodes on this machine\n"
     )
 
 

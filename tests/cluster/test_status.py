@@ -281,9 +281,10 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     assert (code, lines[1]) == (0, f"n[1-3] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
     step = "srun --jobid={} --overlap -N1 -n1 stagectl {}"
     instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
+    new = ", or within a new one: salloc -w n[1-4] stagectl status"
     assert lines[-2:] == [
         "n4: ssh: connect to host n4 port 22: Connection refused",
-        instead.format("a job that has these nodes", "ID", "status -w n[1-4]"),
+        instead.format("a job that has these nodes", "ID", "status -w n[1-4]") + new,
     ]
     assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
         0, ["stage: /nvme/a: evicted on n[1-2] (2 nodes)"]

@@ -388,6 +388,27 @@ def test_sbatch_and_salloc_warn_of_a_source_that_the_login_node_does_not_see(sit
     assert "warning" not in site.run(["salloc", "-QN1", wanted, "true"]).stderr
 
 
+def test_a_terminal_that_knows_nothing_of_slurm_stages_for_a_job(site: Site) -> None:
+    job, other = (site.sbatch("sleep 300", nodes) for nodes in ("-wn[1-2]", "-wn3"))
+    for one in (job, other):
+        one.wait_for(lambda record: record["JobState"] == "RUNNING")
+    stage = f"{STAGECTL} stage --job {job.id}"
+    planned = site.run(f"{STAGECTL} plan --job {job.id} {A}", on="n2").stdout
+    assert "n[1-2]" in planned
+    assert not site.copy("n1", "/nvme/a").exists()
+    check_lines(site.run(f"{stage} {A}", on="n2").stdout, staged("a", "n[1-2] (2 nodes)"))
+    inside = ["srun", f"--jobid={other.id}", "bash", "-c", f"{stage} {B}"]
+    check_lines(site.run(inside).stdout, staged("b", "n[1-2] (2 nodes)"))
+    in_use = site.run([STAGECTL, "evict", "/nvme/a"], on="n1", check=False)
+    other.cancel()
+    job.cancel()
+    job.wait()
+    assert in_use.returncode == 9
+    ended = site.run(f"{stage} {A}", check=False)
+    told = f"stage: job {job.id} is not running: its state is CANCELLED\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:
     job = site.sbatch(SEE_A, "-N1", "--array=1-6", f"--stage={A}", "-o", "/home/alice/%A-%a.out")
     assert job.wait().exit_code == "0:0"

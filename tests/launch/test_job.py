@@ -14,6 +14,7 @@ from stager.launch import commands
 from stager.launch.job import (
     JobContext,
     end_step,
+    enter,
     find,
     fold,
     is_away,
@@ -34,8 +35,8 @@ ENVIRONMENT = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NODES": "4",
 }  # fmt: skip
 OUTSIDE = (
-    "not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
-    "name nodes, or --local N to simulate N nodes on this machine"
+    "not inside a Slurm job: use sbatch, salloc or srun first, --job ID for a job of yours that is "
+    "running, --hosts or --hostfile to name nodes, or --local N to simulate N nodes on this machine"
 )
 UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running (scontrol show job 17)"
 
@@ -142,6 +143,18 @@ def test_scontrol_is_asked_for_nodes_that_are_not_in_the_environment(programs: P
     program(programs, "scontrol", f"echo '{ANSWER}'")
     assert find({"SLURM_JOB_ID": "17"}, f"{programs}/srun") == JOB
     assert asked_of(programs, "scontrol") == ["--oneliner show job 17"]
+
+
+def test_a_process_enters_a_job_without_what_it_has_of_another(programs: Path) -> None:
+    program(programs, "scontrol", f"echo '{ANSWER.replace('Reason', 'Restarts=2 Reason')}'")
+    variables = {"SLURM_CONF": "/c", "SLURMD_NODENAME": "n3", "HOME": "/h"}
+    for other in ({}, {"SLURM_JOB_ID": "16", "SLURM_JOB_NODELIST": "n3", "SLURM_NTASKS": "2"}):
+        environment = variables | other
+        enter(17, environment, f"{programs}/srun")
+        assert environment == variables | {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}
+    own = dict(ENVIRONMENT)
+    enter(17, own, f"{programs}/srun")
+    assert own == ENVIRONMENT
 
 
 def test_the_answer_of_scontrol_need_not_be_utf8(programs: Path) -> None:

@@ -29,8 +29,8 @@ STAGED = "stage: /nvme/img.sqsh: 293.0 KiB from {source} to {nodes} in T (R a no
 ALL = "node[1-3] (3 nodes)"
 NO_CONFIG = "is missing; tell the administrator (slurm-config/stage.toml is a template for it)"
 OUTSIDE = (
-    "not inside a Slurm job: use sbatch, salloc or srun first, --hosts or --hostfile to "
-    "name nodes, or --local N to simulate N nodes on this machine"
+    "not inside a Slurm job: use sbatch, salloc or srun first, --job ID for a job of yours that is "
+    "running, --hosts or --hostfile to name nodes, or --local N to simulate N nodes on this machine"
 )
 MISSING = (
     "No such file or directory; check the path, and that the compute nodes mount this filesystem"
