@@ -5,6 +5,7 @@
  * Slurm forwards only the last value of an option to the nodes. So the whole list travels in the
  * environment: in a batch job's through spank_job_control_setenv, in a step's with srun's own.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,6 +173,45 @@ static void refuse_root(void)
 	refuse(STAGE_POLICY, STAGE_NOT_ROOT);
 }
 
+/* Whether salloc was given --no-shell. What stands behind its own arguments is a program's. */
+static bool has_no_shell(void)
+{
+	static const char option[] = "--no-shell";
+	/* getopt knows an option by its beginning if no other one begins like that. */
+	const size_t shortest = strlen("--no-s");
+	FILE *arguments = fopen("/proc/self/cmdline", "re");
+	char *text = NULL;
+	size_t size = 0;
+	bool found = false;
+
+	for (int i = 0; arguments && !found && i < optind; i++) {
+		const ssize_t length = getdelim(&text, &size, '\0', arguments) - 1;
+
+		if (length < 0)
+			break;
+		found = (size_t)length >= shortest && strncmp(text, option, (size_t)length) == 0;
+	}
+	free(text);
+	if (arguments)
+		(void)fclose(arguments); /* nothing was written */
+	return found;
+}
+
+/*
+ * Files are staged before the first step, which in such a job is an srun without salloc's
+ * environment: it does not know of them.
+ */
+static void refuse_no_shell(void)
+{
+	if (stage_options_count() == 0 || strcmp(program_invocation_short_name, "salloc") != 0)
+		return;
+	if (has_no_shell())
+		refuse(STAGE_USAGE,
+		       "salloc --no-shell stages nothing; submit without --stage, then "
+		       "give --stage to srun --jobid=ID, or run stagectl stage --job "
+		       "ID SRC:DST");
+}
+
 /* Notes in the environment of the job, or step, that the command has the option --quiet. */
 void stage_submit_pass_on_quiet(spank_t spank)
 {
@@ -224,6 +264,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_late_plugin();
 	refuse_root();
 	refuse_het_job();
+	refuse_no_shell();
 	stage_submit_pass_on_quiet(spank);
 	if (all_inherited(inherited) && !is_new_tolerate())
 		return 0;

@@ -409,6 +409,26 @@ def test_a_terminal_that_knows_nothing_of_slurm_stages_for_a_job(site: Site) -> 
     assert (ended.returncode, ended.stderr) == (2, told)
 
 
+def test_salloc_without_a_shell_is_told_how_to_stage(site: Site) -> None:
+    said = (
+        "stage: salloc --no-shell stages nothing; submit without --stage, then give --stage to "
+        "srun --jobid=ID, or run stagectl stage --job ID SRC:DST\n"
+    )
+    for option in ("--no-shell", "--no-s"):
+        done = site.run(["salloc", "-N2", option, f"--stage={A}"], check=False)
+        assert (done.returncode, done.stderr) == (2, said)
+    program = ["bash", "-c", "srun cmp /shared/a /nvme/a; echo $?, $1", "bash", "--no-shell"]
+    done = site.run(["salloc", "-N1", "-wn1", f"--stage={A}", *program])
+    check_lines(shown(done), staged("a", "n1"), "0, --no-shell")
+
+    granted = site.run(["salloc", "-N1", "-wn2", "--no-shell"]).stderr
+    number = re.search(r"job allocation (\d+)", granted)
+    assert number
+    step = site.run(["srun", f"--jobid={number[1]}", f"--stage={A}", "bash", "-c", SEE_A])
+    site.run(["scancel", number[1]])
+    check_lines(shown(step), r"stage: /nvme/a: 2\.9 MiB from /shared/a to n2 .*", "n2 sees a")
+
+
 def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:
     job = site.sbatch(SEE_A, "-N1", "--array=1-6", f"--stage={A}", "-o", "/home/alice/%A-%a.out")
     assert job.wait().exit_code == "0:0"
