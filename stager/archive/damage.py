@@ -25,6 +25,10 @@ class DemandingError(Exception):
     """It takes too much memory to decompress: the problem, and what can be done."""
 
 
+class ForeignError(Exception):
+    """It is something else than its name says: what it is, and what can be done."""
+
+
 #: What is raised for damaged data, also by the libraries; bz2 raises an OSError without a number.
 #: Anything else may be a fault of this program.
 _SIGNS_OF_DAMAGE = (
@@ -54,7 +58,7 @@ def explained(name: str, what: str, verb: str) -> Iterator[None]:
 
 
 def _why(error: Exception, what: str) -> str:
-    if isinstance(error, DemandingError):
+    if isinstance(error, (DemandingError, ForeignError)):
         return str(error)
     if isinstance(error, _SIGNS_OF_DAMAGE):
         problem = str(error) or "it ends early"

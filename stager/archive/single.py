@@ -5,14 +5,15 @@ from __future__ import annotations
 import mmap
 from contextlib import closing
 from itertools import cycle
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
+from stager.archive.content import Begun, check_compressed, compression_in
 from stager.archive.damage import explained
 from stager.archive.decompress import ReadAhead, decompressed_into
 from stager.archive.target import excess, no_room
 from stager.base.digest import Digest
 from stager.base.extents import ALIGNMENT, SMALLEST_HOLE
-from stager.base.formats import COMPRESSIONS, compressed_suffix
+from stager.base.formats import COMPRESSIONS, Compression, compressed_suffix
 from stager.base.text import bytes_text
 
 if TYPE_CHECKING:
@@ -42,16 +43,22 @@ def decompress(compressed: IO[bytes], name: str, partial: Target, limits: Limits
     the site allows, SourceError if the file is damaged, SpaceError or DestinationError.
     """
     whole = _Whole(name, partial, limits)
-    # One is filled and one is written while all others wait.
-    buffers = _buffers(_WAITING + 2)
-    decompressed = decompressed_into(buffers, compressed, COMPRESSIONS[compressed_suffix(name)])
-    with (
-        explained(name, "file", "decompress"),
-        closing(ReadAhead(decompressed, _WAITING)) as pieces,
-    ):
+    with explained(name, "file", "decompress"), closing(_read_ahead(compressed, name)) as pieces:
         for piece in pieces:
             whole.add(piece)
         return whole.finish()
+
+
+def _read_ahead(compressed: IO[bytes], name: str) -> ReadAhead[memoryview]:
+    """Return the pieces of what is in the file, by its content or else by its ``name``."""
+    begun = Begun(compressed)
+    check_compressed(begun.first)
+    found = compression_in(begun.first)
+    if found is Compression.NONE:
+        found = COMPRESSIONS[compressed_suffix(name)]
+    # One is filled and one is written while all others wait.
+    buffers = _buffers(_WAITING + 2)
+    return ReadAhead(decompressed_into(buffers, cast("IO[bytes]", begun), found), _WAITING)
 
 
 def _buffers(count: int) -> Iterator[memoryview]:

@@ -7,8 +7,9 @@ is created through a link, and no link leads out.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
+from stager.archive.content import Begun, format_of
 from stager.archive.damage import explained
 from stager.archive.decompress import ReadAhead, decompressed
 from stager.archive.tar import MemberKind, members
@@ -16,7 +17,7 @@ from stager.archive.tar_sparse import with_holes
 from stager.archive.tar_stream import TarStream
 from stager.archive.target import NEITHER, Target, may_run_as_another
 from stager.archive.zip import opened_zip, unpack_zip
-from stager.base.formats import compression_of, is_zip
+from stager.base.formats import Container
 
 if TYPE_CHECKING:
     from stager.archive.tar import Member
@@ -32,11 +33,13 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     """
     target = Target(folder, limits, name)
     with explained(name, "archive", "unpack"):
-        if is_zip(name):
+        begun = Begun(archive)
+        container, compression = format_of(begun.first, name)
+        if container is Container.ZIP:
             with opened_zip(archive, target) as whole:
                 unpack_zip(whole, target)
         else:
-            with closing(ReadAhead(decompressed(archive, compression_of(name)))) as blocks:
+            with closing(ReadAhead(decompressed(cast("IO[bytes]", begun), compression))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
         target.finish()
     return target.digests

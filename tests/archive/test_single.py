@@ -163,7 +163,21 @@ def test_whatever_was_done_to_a_file_its_bytes_arrive_or_none(
 @SUFFIXES
 def test_what_is_not_compressed_is_refused(cache: Cache, suffix: str) -> None:
     error = refused(cache, b"plain text, and no more than that\n", suffix)
-    assert "cannot be decompressed: the file is damaged (" in str(error)
+    assert str(error) == (
+        f"/shared/x{suffix} cannot be decompressed: it is not compressed; stage it without "
+        "decompress"
+    )
+    error = refused(cache, b"<html>Please log in</html>", suffix)
+    assert str(error) == (
+        f"/shared/x{suffix} cannot be decompressed: it is a page of HTML or XML, such as a server "
+        "sends in place of a file that it refuses; download it again"
+    )
+
+
+@SUFFIXES
+def test_a_file_is_decompressed_by_its_content(cache: Cache, suffix: str) -> None:
+    for compress in COMPRESS.values():
+        assert written(cache, compress(b"data"), suffix)[1] == b"data"
 
 
 @SUFFIXES

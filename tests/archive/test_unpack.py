@@ -22,10 +22,12 @@ from tests.support.archives import (
     a_file,
     a_folder,
     a_link,
+    compressed,
     excess,
     of_type,
     pack,
     refusal,
+    refused,
     seen,
     tar_of,
     with_time,
@@ -53,7 +55,7 @@ def test_what_was_packed_arrives_as_it_was(source: Path, out: Path, suffix: str)
 
 def test_archives_are_known_by_their_names() -> None:
     assert all(archive_suffix(f"/a/b{suffix.upper()}") == suffix for suffix in ARCHIVES)
-    names = ("/a/tar", "/a/b.gz", "/a/b.tar.bz2", "/a/zip/b")
+    names = ("/a/tar", "/a/b.gz", "/a/b.tar.lz", "/a/zip/b")
     assert not any(archive_suffix(name) for name in names)
 
 
@@ -206,3 +208,35 @@ def test_a_fault_of_our_own_fails_with_a_traceback(
     written = capfd.readouterr().err
     assert written.startswith("Traceback (most recent call last):\n")
     assert written.endswith("TypeError: our own fault\n")
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2"])
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.zip"])
+def test_an_archive_is_unpacked_by_its_content(out: Path, suffix: str, name: str) -> None:
+    # The name of the first member looks like the beginning of a file of bzip2.
+    text = compressed(tar_of(a_file("BZh9", b"data")), suffix)
+    unpack(io.BytesIO(text), name, bytes(out), NO_LIMITS)
+    assert (out / "BZh9").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        (b"PK\3\4", "a zip; give it a name that ends in .zip, and extract it"),
+        (b"7z\xbc\xaf\x27\x1c",
+         "an archive of 7-Zip; unpack it by 7z x, and pack it again (stagectl pack FOLDER)"),
+        (b"Rar!\x1a\7\0",
+         "an archive of RAR; unpack it by 7z x, and pack it again (stagectl pack FOLDER)"),
+        (b"hsqs", "a squashfs image; give it a name that ends in .sqsh, and mount it"),
+        (b"\xef\xbb\xbf\r\n<!DOCTYPE html>",
+         ("a page of HTML or XML, such as a server sends in place of a file that it refuses; "
+          "download it again")),
+        (b"version https://git-lfs.github.com/spec/v1\n",
+         "a pointer of Git LFS; fetch the file itself (git lfs pull)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_archive_is_named(out: Path, begin: bytes, what: str) -> None:
+    for name in ("x.tar", "x.tar.gz", "x.zip"):
+        if not (name == "x.zip" and begin.startswith(b"PK")):
+            why = f"{name} cannot be unpacked: it is {what}"
+            assert refused(begin + bytes(1000), out, name) == why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import lzma
@@ -46,8 +47,14 @@ def pack(source: Path, suffix: str) -> bytes:
                     made.write(path, path.relative_to(source))
         return archive.read_bytes()
     plain = subprocess.run(["tar", "-c", "-C", source, "."], check=True, capture_output=True).stdout
+    return compressed(plain, suffix)
+
+
+def compressed(plain: bytes, suffix: str) -> bytes:
+    """Return the bytes compressed as the suffix says."""
     for ends, compress in (
         ((".gz", "tgz"), gzip.compress), ((".xz", "txz"), lzma.compress),
+        ((".bz2", "tbz2", "tbz"), bz2.compress),
         ((".zst", "tzst"), zstandard.ZstdCompressor(write_checksum=True).compress),
     ):  # fmt: skip
         if suffix.endswith(ends):

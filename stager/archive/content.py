@@ -1,0 +1,90 @@
+"""Tell what a file is by its first bytes: the ending of its name may be wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import IO
+
+from stager.archive.damage import DamagedError, ForeignError
+from stager.archive.tar_header import BLOCK_SIZE, decode_header
+from stager.base.formats import Compression, Container, is_zip
+
+#: What compressed files begin with; a zstd file may begin with a frame that is skipped.
+_MAGICS = {
+    Compression.GZIP: rb"\x1f\x8b",
+    Compression.ZSTD: rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+    Compression.XZ: rb"\xfd7zXZ\0",
+    Compression.BZIP2: rb"BZh[1-9]",
+}
+_LONGEST_MAGIC = 6
+#: How HTML and XML begin, perhaps behind the mark of UTF-8.
+_MARKUP = rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml)"
+_REPACK = "unpack it by 7z x, and pack it again (stagectl pack FOLDER)"
+#: What else files begin with that are taken for archives, and what can be done.
+_ZIP = rb"PK(\x03\x04|\x05\x06)"
+_OTHERS = {
+    _ZIP: "a zip; give it a name that ends in .zip, and extract it",
+    rb"7z\xbc\xaf\x27\x1c": f"an archive of 7-Zip; {_REPACK}",
+    rb"Rar!\x1a\x07": f"an archive of RAR; {_REPACK}",
+    rb"hsqs": "a squashfs image; give it a name that ends in .sqsh, and mount it",
+    _MARKUP: "a page of HTML or XML, such as a server sends in place of a file that it refuses; "
+    "download it again",
+    rb"version https://git-lfs": "a pointer of Git LFS; fetch the file itself (git lfs pull)",
+}
+
+
+class Begun:
+    """A ``file`` whose `first` bytes are known, and come again when it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.first = self._again = file.read(BLOCK_SIZE)
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes of the file."""
+        if not self._again:
+            return self._file.read(size)
+        data, self._again = self._again[:size], self._again[size:]
+        return data
+
+
+def compression_in(first: bytes) -> Compression:
+    """Return what a file that begins with these bytes is compressed with."""
+    for compression, magic in _MAGICS.items():
+        if re.match(magic, first):
+            return compression
+    return Compression.NONE
+
+
+def format_of(first: bytes, name: str) -> tuple[Container, Compression]:
+    """Return what the archive that begins with these bytes is; its ``name`` tells zips alone.
+
+    Raise ForeignError for what is known to be no archive, or none that is unpacked.
+    """
+    if _is_tar(first):  # the name of its first member may look like another format
+        return Container.TAR, Compression.NONE
+    _check_known(first, may_be_zip=is_zip(name))
+    compression = compression_in(first)
+    if is_zip(name) and compression is Compression.NONE:
+        return Container.ZIP, compression
+    return Container.TAR, compression
+
+
+def _is_tar(first: bytes) -> bool:
+    try:
+        return len(first) == BLOCK_SIZE and bool(decode_header(first))
+    except DamagedError:
+        return False
+
+
+def _check_known(first: bytes, *, may_be_zip: bool) -> None:
+    for magic, what in _OTHERS.items():
+        if re.match(magic, first) and not (may_be_zip and magic is _ZIP):
+            raise ForeignError(f"it is {what}")
+
+
+def check_compressed(first: bytes) -> None:
+    """Raise ForeignError for what is not compressed, unless it is too short to tell."""
+    _check_known(first, may_be_zip=False)
+    if len(first) >= _LONGEST_MAGIC and compression_in(first) is Compression.NONE:
+        raise ForeignError("it is not compressed; stage it without decompress")
