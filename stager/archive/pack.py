@@ -8,6 +8,7 @@ and kept; by both digests, a folder that did not change is not packed again.
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
 import lzma
@@ -358,6 +359,8 @@ def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
         return cast("IO[bytes]", gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
     if compression is Compression.XZ:
         return cast("IO[bytes]", lzma.LZMAFile(file, "wb"))
+    if compression is Compression.BZIP2:
+        return cast("IO[bytes]", bz2.BZ2File(file, "wb"))
     if compression is Compression.ZSTD:
         packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=_ALL_CORES)
         return cast("IO[bytes]", packer.stream_writer(file, closefd=False))

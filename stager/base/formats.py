@@ -38,6 +38,7 @@ FORMATS = (
     Format((".tar.gz", ".tgz"), Container.TAR, Compression.GZIP),
     Format((".tar.zst", ".tzst"), Container.TAR, Compression.ZSTD),
     Format((".tar.xz", ".txz"), Container.TAR, Compression.XZ),
+    Format((".tar.bz2", ".tbz2", ".tbz"), Container.TAR, Compression.BZIP2),
     Format((".tar",), Container.TAR, Compression.NONE),
     Format((".zip",), Container.ZIP, Compression.NONE),
 )

@@ -79,7 +79,7 @@ class Location(NamedTuple):
     written, with its '%' codes.
 
     For hf:// the ``account`` is empty or ``datasets``, ``container`` is an organization or a user,
-    and ``path`` is the name of the model or data set.
+    empty for the oldest models, and ``path`` is the name of the model or data set.
     """
 
     scheme: Scheme
@@ -160,21 +160,20 @@ class Location(NamedTuple):
 
     @classmethod
     def _of_hub(cls, rest: str) -> Self:
-        """Return what ``ORG/MODEL[@REVISION]`` names, with ``datasets/`` before it or without."""
+        """Return what ``[ORG/]MODEL[@REVISION]`` names, with ``datasets/`` before it or without."""
         name, at, revision = rest.partition("@")
         kind, parts = "", name.removesuffix("/").split("/")
         if parts[0] in _HUB_KINDS:
             kind = parts.pop(0)
         if len(parts) > 2:
             raise ValueError("names a file or folder of a model; stage the model, with include=")
-        if len(parts) < 2 or (at and not revision):
+        if not all(parts) or not parts or (at and not revision):
             raise ValueError(f"is not complete; write {_SHAPES[Scheme.HF]}")
         if not all(_HUB_NAME.fullmatch(part) for part in parts):
             raise ValueError(f"has a name {_NOT_VALID} {_CHARACTERS}")
         if at and (not _REVISION.fullmatch(revision) or _NO_REVISION.search(revision)):
             raise ValueError("has a revision that is not valid: write a branch, tag or commit")
-        organization, name = parts
-        return cls(Scheme.HF, kind, organization, name, True, revision or _MAIN)
+        return cls(Scheme.HF, kind, "/".join(parts[:-1]), parts[-1], True, revision or _MAIN)
 
 
 def _check_no_user(host: str) -> None:
@@ -203,9 +202,11 @@ def cache_name(url: str) -> str:
 
     >>> cache_name("hf://org/model@main"), cache_name("hf://datasets/org/set")
     ('models--org--model', 'datasets--org--set')
+    >>> cache_name("hf://gpt2")
+    'models--gpt2'
     """
-    location = Location.parse(url)
-    return "--".join((location.account or "models", location.container, location.path))
+    kind, organization, name = Location.parse(url)[1:4]
+    return "--".join(filter(None, (kind or "models", organization, name)))
 
 
 def without_revision(url: str) -> str:

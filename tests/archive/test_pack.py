@@ -29,7 +29,7 @@ from tests.support.stagectl import STAGECTL, Ran, run
 if TYPE_CHECKING:
     from pathlib import Path
 
-TARS = ("tar", "tar.gz", "tgz", "tar.xz", "txz", "tar.zst", "tzst")
+TARS = ("tar", "tar.gz", "tgz", "tar.xz", "txz", "tar.bz2", "tbz2", "tar.zst", "tzst")
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_only_who_may_see_the_folder_may_read_its_archive(
 
 
 def test_what_cannot_be_packed_is_reported_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .sqsh .squashfs"
+    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar.bz2 .tbz2 .tbz .tar .sqsh .squashfs"
     for name in ("a.zip", "a"):
         with pytest.raises(UsageError) as refused:
             pack(str(folder), name)

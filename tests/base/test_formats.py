@@ -19,8 +19,11 @@ from stager.base.formats import (
 
 
 def test_messages_list_the_suffixes_in_this_order() -> None:
-    assert " ".join(ARCHIVES) == ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .zip"
-    assert " ".join(TARS) == ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar"
+    assert (
+        " ".join(ARCHIVES)
+        == ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar.bz2 .tbz2 .tbz .tar .zip"
+    )
+    assert " ".join(TARS) == ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar.bz2 .tbz2 .tbz .tar"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,9 @@ def test_messages_list_the_suffixes_in_this_order() -> None:
         ("/a/b.tzst", ".tzst", Compression.ZSTD),
         ("/a/b.Tar.Xz", ".tar.xz", Compression.XZ),
         ("/a/b.txz", ".txz", Compression.XZ),
+        ("/a/b.tar.bz2", ".tar.bz2", Compression.BZIP2),
+        ("/a/b.tbz2", ".tbz2", Compression.BZIP2),
+        ("/a/b.TBZ", ".tbz", Compression.BZIP2),
         ("/a/b.tar", ".tar", Compression.NONE),
         ("/a/b.zip", ".zip", Compression.NONE),
     ],
@@ -45,7 +51,7 @@ def test_a_format_is_known_by_its_name(name: str, suffix: str, compression: Comp
     assert not is_image(name)
 
 
-@pytest.mark.parametrize("name", ["/a/tar", "/a/b.gz", "/a/b.tar.bz2", "/a/zip/b", "", "/a/b.sqsh"])
+@pytest.mark.parametrize("name", ["/a/tar", "/a/b.gz", "/a/b.tar.lz", "/a/zip/b", "", "/a/b.sqsh"])
 def test_other_names_are_no_archives(name: str) -> None:
     assert archive_format(name) is None
     assert (archive_suffix(name), compression_of(name)) == ("", Compression.NONE)

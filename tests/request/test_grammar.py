@@ -333,6 +333,9 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
         "s3://bucket/:/b",
         "az://account/container/:/b",
         "hf://org/model:/b",
+        "hf://gpt2:/b",
+        "hf://gpt2@refs/pr/1:/b",
+        "hf://datasets/squad:/b",
         "hf://org/model@refs/pr/1:/b",
         "hf://datasets/org/set.v2@v1.0:/b",
         "docker://host:5000/team/image:/b",
@@ -360,8 +363,9 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ("https://host/folder/", "ends in '/', but a web server cannot be asked what lies beneath"),
         ("https://host/", "ends in '/', but a web server cannot be asked what lies beneath"),
         ("s3://bucket/folder//", "has an empty part, '.' or '..' in its path"),
-        ("hf://model", "is not complete; write hf://ORG/MODEL[@REVISION]"),
-        ("hf://datasets/set", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        ("hf://", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        ("hf://org//", "is not complete; write hf://ORG/MODEL[@REVISION]"),
+        ("hf://datasets/", "is not complete; write hf://ORG/MODEL[@REVISION]"),
         ("hf://org/model@", "is not complete; write hf://ORG/MODEL[@REVISION]"),
         (
             "hf://org/model/config.json",
@@ -877,7 +881,7 @@ def test_extract_takes_no_value_and_is_for_archives() -> None:
     assert (caught.value.problem, caught.value.position) == ("'extract' takes no value", 17)
     with pytest.raises(DirectiveError) as caught:
         parse_value("/a.rar:/b,extract")
-    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar .zip"
+    known = ".tar.gz .tgz .tar.zst .tzst .tar.xz .txz .tar.bz2 .tbz2 .tbz .tar .zip"
     assert (caught.value.problem, caught.value.position) == (
         f"'extract' needs an archive as source: {known}",
         0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -191,6 +192,25 @@ def test_a_model_that_was_renamed_is_found_with_the_token(
     hub.set(token=TOKEN, renamed={"org/old": "org/model"})
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert look("hf://org/old")[0].files == 6
+
+
+@pytest.mark.parametrize(
+    ("url", "old", "new"),
+    [
+        ("hf://gpt2", "/gpt2/", "/openai-community/gpt-2/"),
+        ("hf://datasets/squad", "/squad/", "/rajpurkar/squad-1/"),
+    ],
+)
+def test_what_has_no_organization_is_found(hub: Hub, url: str, old: str, new: str) -> None:
+    kind = "datasets" if "datasets" in url else "models"
+    hub.commit(kind + new.removesuffix("/"), {"part": b"rows"})
+    hub.set(renamed={old: new})
+    source, listing = look(url)
+    stream = Stream(listing, b"\1" * len(listing))
+    buffer = bytearray(4)
+    with closing(open_tree(url, source, stream, SETTINGS)) as reader:
+        reader.read_into(memoryview(buffer), 0)
+    assert buffer == b"rows"
 
 
 def test_a_hub_that_is_elsewhere_gets_no_token_there(
