@@ -138,7 +138,7 @@ class Target:
             missing.append(above)
         for folder in reversed(missing):
             self._count(folder, 0)
-            self._mkdir(folder)
+            self._mkdir(folder, path)
         if path in self._folders:
             raise self.refusal(path, f"is a file or link, but {_EARLIER_FOLDER}")
 
@@ -156,20 +156,22 @@ class Target:
         else:
             os.utime(at, ns=(mtime, mtime), follow_symlinks=False)
 
-    def _mkdir(self, path: bytes) -> None:
+    def _mkdir(self, path: bytes, member: bytes) -> None:
+        """Make the folder of a ``member``, or one above it."""
         try:
             os.mkdir(self._base + path, 0o700)
         except FileExistsError:
-            raise self.refusal(
-                path, "is a folder, but the archive has a file or link of the same name before it"
-            ) from None
+            why = "is a folder, but the archive has a file or link of the same name before it"
+            if path != member:
+                why = f"lies beneath {_shown(path)}, which is a file or link earlier in the archive"
+            raise self.refusal(member, why) from None
         self._folders[path] = None
 
     def make_folder(self, path: bytes, *, mode: int, mtime: int | None) -> None:
         """Make a folder. The empty path is the target itself."""
         if path not in self._folders:
             self._make_parents(path)
-            self._mkdir(path)
+            self._mkdir(path, path)
         if mtime is None:
             raise self.refusal(path, _BAD_TIME)
         self._folders[path] = _Attributes(folder_mode(mode), mtime)
@@ -241,9 +243,10 @@ class Target:
         self._links[path] = target
 
     def make_hard_link(self, path: bytes, target: bytes) -> None:
-        """Make a further name of the earlier member ``target``, which must be a file."""
+        """Make a further name of the earlier member ``target``, a file or a symbolic link."""
         first = b"/".join(part for part in target.split(b"/") if part not in (b"", b"."))
-        if target.startswith(b"/") or first not in self.digests:
+        known: dict[bytes, bytes] = self._links if first in self._links else self.digests
+        if target.startswith(b"/") or first not in known:
             why = "is a hard link to a file that is not in the archive before it"
             raise self.refusal(path, why)
         if first == path:
@@ -254,7 +257,7 @@ class Target:
         except FileExistsError:
             self._remove(path)
             os.link(self._base + first, self._base + path, follow_symlinks=False)
-        self.digests[path] = self.digests[first]
+        known[path] = known[first]
 
     def finish(self) -> None:
         """Check the links, and set permissions and times of the folders, deepest first."""

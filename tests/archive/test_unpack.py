@@ -81,11 +81,15 @@ HOSTILE: dict[str, tuple[tuple[Entry, ...], str, str]] = {
         "is a link that leads out of the archive",
     ),
     "a file through a link": (
-        (a_link("a", "."), a_file("a/bad")), "a",
-        "is a folder, but the archive has a file or link of the same name before it",
+        (a_link("a", "."), a_file("a/bad")), "a/bad",
+        "lies beneath 'a', which is a file or link earlier in the archive",
     ),
     "a file through a link out": (
-        (a_link("a", "/tmp"), a_file("a/bad")), "a",
+        (a_link("a", "/tmp"), a_file("a/b/bad")), "a/b/bad",
+        "lies beneath 'a', which is a file or link earlier in the archive",
+    ),
+    "a folder in the place of a file": (
+        (a_file("a"), a_folder("a")), "a",
         "is a folder, but the archive has a file or link of the same name before it",
     ),
     "a hard link out": (
@@ -97,8 +101,12 @@ HOSTILE: dict[str, tuple[tuple[Entry, ...], str, str]] = {
         "is a hard link to a file that is not in the archive before it",
     ),
     "a hard link to a link": (
-        (a_link("a", "/etc/passwd"), of_type(BAD, tarfile.LNKTYPE, "a")), BAD,
-        "is a hard link to a file that is not in the archive before it",
+        (a_link("a", "/etc/passwd"), of_type(BAD, tarfile.LNKTYPE, "a")), "a",
+        "is a link that leads out of the archive",
+    ),
+    "a hard link to a link, from where it leads out": (
+        (a_link("d/a", "../x"), of_type(BAD, tarfile.LNKTYPE, "d/a")), BAD,
+        "is a link that leads out of the archive",
     ),
     "a device": ((of_type(BAD, tarfile.CHRTYPE),), BAD, "is not a file, folder or link"),
     "a block device": ((of_type(BAD, tarfile.BLKTYPE),), BAD, "is not a file, folder or link"),
@@ -144,6 +152,17 @@ def test_a_hostile_archive_is_refused(out: Path, entries: tuple[Entry, ...], mes
         unpack(io.BytesIO(tar_of(*entries)), "x.tar", bytes(out), Limits(1000, 10))
     assert str(caught.value) == message
     assert [path for path in sorted(out.parent.rglob("*")) if out not in path.parents] == outside
+
+
+def test_a_second_name_of_a_link_is_one(source: Path, out: Path) -> None:
+    os.link(source / "up", source / "up again", follow_symlinks=False)
+    os.link(source / "a/link", source / "a/zz", follow_symlinks=False)
+    text = pack(source, ".tar")  # by GNU tar
+    with tarfile.open(fileobj=io.BytesIO(text)) as made:
+        assert sum(member.islnk() for member in made) == 3
+    unpack(io.BytesIO(text), "x.tar", bytes(out), NO_LIMITS)
+    assert seen(walk(str(out))) == seen(walk(str(source)))
+    assert os.readlink(out / "up again") == "a/closed/../program"
 
 
 @pytest.mark.parametrize("suffix", ARCHIVES)
