@@ -1,18 +1,20 @@
 """Pack a folder into one archive, which the option extract unpacks or a job mounts.
 
-The archive is written under another name in the same folder, and renamed when it is complete. It
-holds the digests of the folder's path and of its listing, and the time that it is given itself. By
-the first and the last, a file that was not packed from this folder, or was changed since, is known
-and kept; by both digests, a folder that did not change is not packed again.
+The archive is written without a name, or under another one in the same folder, and gets its own
+when it is complete. It holds the digests of the folder's path and of its listing, and the time that
+it is given itself. By the first and the last, a file that was not packed from this folder, or was
+changed since, is known and kept; by both digests, a folder that did not change is not packed again.
 """
 
 from __future__ import annotations
 
 import bz2
 import errno
+import fcntl
 import gzip
 import lzma
 import os
+import re
 import stat
 import subprocess
 import tarfile
@@ -38,9 +40,10 @@ from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_im
 from stager.base.linux import IS_LINK, open_beneath
 from stager.base.options import Share
 from stager.base.paths import VENV_CONFIG
-from stager.disk.files import OPEN_FOLDER, write_all
+from stager.disk.files import OPEN_FOLDER, opened, write_all
 from stager.disk.permissions import beneath_mode, other_group_mode
 from stager.disk.reader import OPEN_FILE
+from stager.disk.unnamed import NO_UNNAMED, give_name
 from stager.source.permitted import permitted
 from stager.source.way import READ, reach
 from stager.tree.listing import Kind, text_of
@@ -71,6 +74,8 @@ _ZSTD_LEVEL, _ALL_CORES = 3, -1
 _GZIP_LEVEL = 6
 #: The rights to read of group and others, and by how many bits they are above those to enter.
 _MAY_READ, _AS_ENTER = stat.S_IRGRP | stat.S_IROTH, 2
+#: How a left-over is opened; NFS locks only what is open for writing.
+_LEFT_OVER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What tarfile says of a file that became shorter while it was read.
 _SHORTER = "unexpected end of data"
 
@@ -267,13 +272,17 @@ def _replaced(path: str, folder: _Folder) -> Iterator[int]:
     """
     before = _state_of(path)
     above, name = os.path.split(os.path.abspath(path))
-    descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=above)
+    _remove_left_overs(above, name)
+    descriptor, partial = _create(above, name)
     try:
         yield descriptor
         mask = os.umask(0)
         os.umask(mask)
         os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, descriptor) | 0o600))
         os.fsync(descriptor)
+        if not partial:
+            partial = f"{above}/.{name}.{os.urandom(4).hex()}"
+            give_name(descriptor, partial)
         _check_place(partial, descriptor, path)
         if _state_of(path) != before:
             raise DestinationError(
@@ -281,12 +290,43 @@ def _replaced(path: str, folder: _Folder) -> Iterator[int]:
             )
         os.rename(partial, path)
         _check_place(path, descriptor, path)
+        with suppress(OSError), opened(above, OPEN_FOLDER) as parent:  # not all filesystems can
+            os.fsync(parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(partial)
         raise
     finally:
         os.close(descriptor)
+
+
+def _create(folder: str, name: str) -> tuple[int, str]:
+    """Return the descriptor of a new file, and its path, if the filesystem demands one.
+
+    A killed writer leaves a file with a name, but not its lock. Raise OSError.
+    """
+    try:
+        descriptor, path = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), ""
+    except OSError as error:
+        if error.errno not in NO_UNNAMED:
+            raise
+        descriptor, path = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    with suppress(OSError):  # not all filesystems can
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor, path
+
+
+def _remove_left_overs(folder: str, name: str) -> None:
+    """Remove what killed writers of the archive of that ``name`` left beside it."""
+    left = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}")
+    found: list[str] = []
+    with suppress(PermissionError):  # the folder may be one that cannot be listed
+        found = [entry for entry in os.listdir(folder) if left.fullmatch(entry)]
+    for path in (f"{folder}/{entry}" for entry in found):
+        with suppress(OSError), opened(path, _LEFT_OVER) as descriptor:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:

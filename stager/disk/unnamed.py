@@ -17,6 +17,9 @@ from stager.disk.files import CREATE, OPEN_FOLDER, opened
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: With what a filesystem refuses O_TMPFILE if it does not have it.
+NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+
 
 class UnnamedFile:
     """A new file in ``folder``, without a name if the filesystem has O_TMPFILE.
@@ -32,7 +35,7 @@ class UnnamedFile:
             self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             self._lock()
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            if error.errno not in NO_UNNAMED:
                 raise
             self._open_named()
 
@@ -53,7 +56,7 @@ class UnnamedFile:
         """Rename the file to ``path``, relative to ``folder``, in place of any file there."""
         if not self._name:
             name = _new_name(self._folder)
-            _give_name(self.descriptor, name)
+            give_name(self.descriptor, name)
             self._name = name
         os.rename(self._name, path, dst_dir_fd=folder)
         self._name = ""
@@ -90,8 +93,11 @@ def make_partial_folder(folder: str, prefix: str = "") -> tuple[str, int]:
         return name, descriptor
 
 
-def _give_name(descriptor: int, path: str) -> None:
-    """Give an unnamed file the name ``path``, by way of /proc, as that needs no privilege."""
+def give_name(descriptor: int, path: str) -> None:
+    """Give an unnamed file the name ``path``, by way of /proc, as that needs no privilege.
+
+    Raise OSError.
+    """
     # With a folder descriptor, os.link() calls linkat(2), which can follow the link in /proc.
     with opened("/proc/self/fd", OPEN_FOLDER) as descriptors:
         os.link(str(descriptor), path, src_dir_fd=descriptors, follow_symlinks=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
 from typing import TYPE_CHECKING, Any
@@ -397,9 +400,60 @@ def test_an_archive_is_closed_to_those_who_cannot_read_all_of_the_folder(
     assert (tmp_path / f"a.{suffix}").stat().st_mode & 0o7777 == given
 
 
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files named, as on a filesystem that has no others, such as NFS."""
+    real = os.open
+
+    def refuse(path: str, flags: int, *more: Any, **others: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def pack_and_be_killed(folder: Path, archive: str) -> None:
+    """Pack ``set`` in a process that is killed when half of the archive is written."""
+
+    def die(_folder: object, _archive: str, file: int, *_: object) -> None:
+        os.write(file, bytes(10_000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        try:
+            module._write = die  # type: ignore[assignment]
+            pack(str(folder / "set"), str(folder / archive))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "tar"])
+def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "set").mkdir()
+    pack_and_be_killed(tmp_path, f"x.{suffix}")
+    assert sorted(os.listdir(tmp_path)) == ["set"]
+
+
+def test_a_named_left_over_is_removed_by_the_next_writer(tmp_path: Path, named: None) -> None:
+    (tmp_path / "set").mkdir()
+    pack_and_be_killed(tmp_path, "x.tar")
+    (_,) = tmp_path.glob(".x.tar.*")
+    others = [".x.tar.swp", ".x.tar.abcdefgh.part", ".y.tar.abcdefgh", "x.tar.abcdefgh"]
+    for name in others:
+        (tmp_path / name).touch()
+    with (tmp_path / ".x.tar.12345678").open("w") as held:  # by a writer that runs
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert pack(str(tmp_path / "set"), str(tmp_path / "x.tar")).fresh
+    found = sorted(os.listdir(tmp_path))
+    assert found == sorted([*others, ".x.tar.12345678", "set", "x.tar"])
+
+
 @pytest.mark.parametrize("suffix", ["sqsh", "tar"])
 def test_what_is_put_in_the_place_of_an_unfinished_archive_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: None, suffix: str
 ) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/file").write_text("data")
