@@ -15,6 +15,7 @@ from stager.base.progress import count
 from stager.base.text import bytes_text
 from stager.disk.files import write_all
 from stager.disk.permissions import file_mode, folder_mode
+from stager.tree.listing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -286,4 +287,4 @@ def no_room(name: str, room: int) -> SpaceError:
 
 
 def _shown(path: bytes) -> str:
-    return repr(path.decode(errors="backslashreplace"))
+    return f"'{text_of(path)}'"

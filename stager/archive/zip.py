@@ -17,6 +17,7 @@ from stager.archive.damage import DamagedError
 from stager.archive.decompress import read_blocks
 from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
 from stager.archive.zip_entry import mode_of, mtime_of, path_of
+from stager.base.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,8 @@ def _unpack_member(
         target.make_folder(path, mode=mode, mtime=mtime)
         return
     if (other := names.setdefault(path, member.orig_filename)) != member.orig_filename:
-        raise target.refusal(path, f"has two names in it, {other!r} and {member.orig_filename!r}")
+        both = f"'{printable(other)}' and '{printable(member.orig_filename)}'"
+        raise target.refusal(path, f"has two names in it, {both}")
     if kind == stat.S_IFLNK:
         with _opened(archive, member, target, path) as data:
             target.make_link(path, data.read(LONGEST_PATH), mtime=mtime)

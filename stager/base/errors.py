@@ -86,13 +86,14 @@ class DirectiveError(UsageError):
         super().__init__(f"{problem}\n{self._caret()}")
 
     def _caret(self) -> str:
-        start = max(0, min(self.position - self.WINDOW // 2, len(self.text) - self.WINDOW))
         # Ranks, which start fast, raise no DirectiveError.
         from stager.base.text import columns, printable, showable
 
-        window = showable(self.text)[start : start + self.WINDOW]
-        before = columns(printable(window[: self.position - start]))
-        return f"  {printable(window)}\n  {' ' * before}^"
+        hidden = showable(self.text)
+        shown, position = printable(hidden), len(printable(hidden[: self.position]))
+        start = max(0, min(position - self.WINDOW // 2, len(shown) - self.WINDOW))
+        window = shown[start : start + self.WINDOW]
+        return f"  {window}\n  {' ' * columns(window[: position - start])}^"
 
 
 class DirectiveErrors(UsageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,30 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-def printable(text: str) -> str:
-    """Replace what does not print by ``?``, so that a caret can stand below each character.
+#: How a byte of a name that is no UTF-8 is shown, by what Python decodes it to (PEP 383).
+_BYTES = {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+#: The name of `show_bytes` as an error handler of a stream.
+SHOW_BYTES = "stager.show_bytes"
 
-    >>> printable("a\\tb")
-    'a?b'
+
+def printable(text: str) -> str:
+    """Replace what does not print by ``?``, and a byte that is no UTF-8 by its number.
+
+    >>> print(printable("a\\tb"), printable("bad\\udcff"))
+    a?b bad\\xff
     """
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "".join(c if c.isprintable() else _BYTES.get(c, "?") for c in text)
+
+
+def show_bytes(error: UnicodeError) -> tuple[str, int]:
+    """Return what a stream prints in place of what it cannot encode, as `printable` does."""
+    assert isinstance(error, UnicodeEncodeError)
+    found = error.object[error.start : error.end]
+    shown = (_BYTES.get(c) or c.encode("ascii", "backslashreplace").decode() for c in found)
+    return "".join(shown), error.end
+
+
+codecs.register_error(SHOW_BYTES, show_bytes)
 
 
 #: What may be secret in a URL: user and password, and what is behind its path.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from stager.base.errors import LaunchError, StageError
+from stager.base.text import SHOW_BYTES
 from stager.cli.console import complain
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Paths may hold any bytes, and a message about them must still be printed.
-        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(errors=SHOW_BYTES, line_buffering=True)  # type: ignore[union-attr]
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

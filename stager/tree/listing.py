@@ -338,4 +338,4 @@ def text_of(path: bytes) -> str:
     """Return a ``path`` of any bytes as messages show it: on one line, and without control
     characters, since another user may have chosen the name.
     """
-    return printable(os.fsdecode(path).encode(errors="backslashreplace").decode())
+    return printable(os.fsdecode(path))

@@ -113,6 +113,7 @@ def test_a_hard_link_takes_the_place_of_a_file(out: Path) -> None:
         (with_time(10**11), "has an impossible modification time"),
         (with_time(-(10**10)), "has an impossible modification time"),
         (a_link("bin/python\n", "/etc/python"), "is a link that leads out of the archive"),
+        (a_link("bad\udcff", "/etc"), "is a link that leads out of the archive"),
     ],
 )
 def test_a_member_that_the_disk_cannot_hold_is_named(out: Path, entry: Entry, why: str) -> None:

@@ -171,7 +171,7 @@ def test_two_names_of_one_path_are_refused(
     out: Path, first: bytes, second: bytes, path: str
 ) -> None:
     text = zip_by(ZipEntry(first, b"1"), ZipEntry(second, b"2"))
-    why = f"has two names in it, {first.decode()!r} and {second.decode()!r}"
+    why = f"has two names in it, '{first.decode()}' and '{second.decode()}'"
     assert refused(text, out, "x.zip") == refusal(path, why, "x.zip")
 
 

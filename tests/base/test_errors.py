@@ -102,9 +102,13 @@ def test_the_caret_stands_under_the_fault_behind_wide_and_combined_characters() 
     assert str(DirectiveError("wrong", text, position)) == f"wrong\n  {text}\n  {' ' * 8}^"
 
 
-@pytest.mark.parametrize("char", ["\t", "\n", "\0", "\x1b", "\x9b", "\u2028", "\u200b", "\udc80"])
+@pytest.mark.parametrize("char", ["\t", "\n", "\0", "\x1b", "\x9b", "\u2028", "\u200b", "\ud800"])
 def test_a_character_that_does_not_print_is_shown_as_a_question_mark(char: str) -> None:
     assert str(DirectiveError("wrong", f"/a{char}:b", 4)) == "wrong\n  /a?:b\n      ^"
+
+
+def test_the_caret_stands_behind_a_byte_that_is_no_utf_8() -> None:
+    assert str(DirectiveError("wrong", "/a\udc80:b", 4)) == "wrong\n  /a\\x80:b\n         ^"
 
 
 def test_a_directive_error_keeps_its_parts() -> None:

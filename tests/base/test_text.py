@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from stager.base.text import bytes_text, files_text, printable, seconds_text
+from stager.base.text import SHOW_BYTES, bytes_text, files_text, printable, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,13 @@ def test_files_are_counted() -> None:
     assert [files_text(count) for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
 
 
-@pytest.mark.parametrize("text", ["/a\tb", "/a\nb", "/a\x1bb", "/a\udc80b"])
+@pytest.mark.parametrize("text", ["/a\tb", "/a\nb", "/a\x1bb", "/a\ud800b"])
 def test_what_does_not_print_becomes_one_question_mark(text: str) -> None:
     assert printable(text) == "/a?b"
     assert printable("/é 漢") == "/é 漢"
+
+
+def test_a_byte_that_is_no_utf_8_is_shown_as_its_number() -> None:
+    name = os.fsdecode(b"bad\xff\xc3\xa9")
+    assert printable(name) == "bad\\xffé"
+    assert f"{name}\ud800".encode("ascii", SHOW_BYTES) == b"bad\\xff\\xe9\\ud800"

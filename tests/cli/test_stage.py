@@ -416,7 +416,7 @@ def test_a_file_whose_path_is_not_utf8_is_staged(job: Desk) -> None:
     source = job.source.rename(job.folder / os.fsdecode(b"caf\xe9"))
     ran = untimed(job.stagectl("stage", f"{source}:{job.folder}/nvme/", **JOB))
     text = (
-        f"stage: {job.folder}/nvme/caf\\udce9: 293.0 KiB from {job.folder}/caf\\udce9 "
+        f"stage: {job.folder}/nvme/caf\\xe9: 293.0 KiB from {job.folder}/caf\\xe9 "
         f"to {socket.gethostname()} in T (R a node)\n"
     )
     assert ran == Ran(0, text, "")

@@ -115,7 +115,7 @@ def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
 def test_what_comes_from_records_is_printed_on_one_line() -> None:
     entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
     [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)
-    assert (row[1], row[6]) == ("/nvme/a??[2J", "/caf?")
+    assert (row[1], row[6]) == ("/nvme/a??[2J", "/caf\\xe9")
 
 
 def test_by_file_counts_nodes_by_state() -> None:

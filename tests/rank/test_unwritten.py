@@ -167,7 +167,7 @@ def test_what_is_written_meanwhile_into_a_folder_is_kept(late: Task, options: Op
     lost = OwnFiles("n0", 1, ("e",))
     published = publish_tree(task, cast("PartialTree", Tree()), folder, Counts(1), lost)
     assert published.lost == lost
-    assert published.kept == OwnFiles("n0", 4, (r"a\udcff", "b", "c"))
+    assert published.kept == OwnFiles("n0", 4, (r"a\xff", "b", "c"))
     assert kept == [(task.path, Before(task.since, folders={7: b""}))]
 
 

@@ -533,7 +533,7 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
             "/a:/b,\x9b31mred=1",
             f"unknown option '?31mred'; known: {KNOWN}",
         ),
-        ("/a:/b,validate=\udc80", "'?' is not one of stat, size, checksum, always"),
+        ("/a:/b,validate=\udc80", "'\\x80' is not one of stat, size, checksum, always"),
     ],
 )
 def test_what_a_message_quotes_is_printable_like_its_window(text: str, problem: str) -> None:

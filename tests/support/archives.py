@@ -20,6 +20,7 @@ import zstandard
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, UsageError
+from stager.base.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,7 +177,7 @@ def damaged(problem: str, name: str = "x.tar") -> str:
 def refusal(member: str, why: str, name: str = "x.tar") -> str:
     """Return the message for an archive with a member that is refused."""
     remedy = "create the archive again without it"
-    return f"{name}: its member {member!r} {why}: nothing was unpacked; {remedy}"
+    return f"{name}: its member '{printable(member)}' {why}: nothing was unpacked; {remedy}"
 
 
 def excess(most: str, details: str, name: str = "x.tar") -> str:

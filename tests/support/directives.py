@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
-from stager.base.text import columns, showable
+from stager.base.text import columns, printable, showable
 from stager.request.directive import Directive
 from stager.tree.patterns import is_numbered_pattern as is_numbered
 from stager.tree.patterns import is_pattern
@@ -123,11 +123,10 @@ def assert_the_caret_is_under_the_text(error: DirectiveError) -> None:
     assert 0 <= error.position <= len(error.text)
     # Characters take no, one or two columns, so several prefixes may end at the caret's column.
     places = [n for n in range(len(window) + 1) if columns(window[:n]) == column]
-    starts = [error.position - place for place in places]
-    text = showable(error.text)
-    parts = [text[start : start + len(window)] for start in starts if start >= 0]
-    shown_parts = ["".join(c if c.isprintable() else "?" for c in part) for part in parts]
-    assert window in shown_parts
+    hidden = showable(error.text)
+    text, position = printable(hidden), len(printable(hidden[: error.position]))
+    starts = [position - place for place in places]
+    assert window in [text[start : start + len(window)] for start in starts if start >= 0]
 
 
 def fault_of(read: Callable[[T], object], text: T) -> DirectiveError | None:

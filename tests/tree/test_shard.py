@@ -348,7 +348,7 @@ def test_a_file_of_any_name_that_does_not_match_is_named() -> None:
     listing = Listing.of([ROOT, Row(b"\xff", Kind.FILE)])
     with pytest.raises(UsageError) as caught:
         by_number(listing, "/data", "{n}", 4)
-    assert str(caught.value) == "/data/\\udcff does not match by={n}; leave it out by exclude="
+    assert str(caught.value) == "/data/\\xff does not match by={n}; leave it out by exclude="
 
 
 #: The rows of a folder with a hard link, each with its node.
