@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from stager.base.errors import SourceError
+from stager.base.errors import SourceError, UsageError
 from stager.base.extents import ALIGNMENT
 from stager.base.loads import Load, Measured, Places
 from stager.disk.cache import open_cache
@@ -24,6 +24,7 @@ from stager.disk.reader import OPEN_FILE
 from stager.disk.unnamed import UnnamedFile
 from stager.source.access import look_at
 from stager.source.facts import EVERYTHING, Listings
+from stager.source.image_name import is_image
 from stager.source.location import Location, Scheme, is_url
 from stager.tree.listing import Kind
 
@@ -102,7 +103,15 @@ def _aligned(size: int) -> memoryview:
 
 
 def open_source(path: str, settings: RemoteSettings) -> Target:
-    """Return what reads the file, folder or URL. Raise SourceError if there is nothing to read."""
+    """Return what reads the file, folder or URL.
+
+    Raise SourceError if there is nothing to read, UsageError for an image.
+    """
+    if is_image(path):
+        raise UsageError(
+            f"{path} is an image, which is made of several files; measure a file, a folder or "
+            "another URL"
+        )
     listings = Listings()
     source = look_at(path, EVERYTHING, listings, settings)
     listing = listings.get(path)

@@ -152,8 +152,9 @@ class Patience:
         text = f"{self._url}: {failure.text}"
         if not failure.may_pass:
             return f"{text}; {failure.remedy}"
-        times = f"{self._failures + 1} times in {time.monotonic() - self._begun:.0f} s"
-        return f"{text}, {times}; submit again later, or tell those who run the {self._server}"
+        often = f"{self._failures + 1} times" if self._failures else "once"
+        text = f"{text}, {often} in {time.monotonic() - self._begun:.0f} s"
+        return f"{text}; submit again later, or tell those who run the {self._server}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,10 @@ _MEANINGS = (
             "check the URL, and for s3: that AWS_REGION is the region of the bucket",
         ),
     ),
+    (
+        ("badscheme",),
+        _Explained("it is redirected to a URL that is not https", "check the URL"),
+    ),
     (("redirect",), _Explained("it is redirected in a circle, or too often", "check the URL")),
     (
         ("certificate", "invalid peer"),
@@ -302,6 +307,16 @@ def _explained_connection(error: Exception) -> _Explained:
     return _Explained("the connection failed", "", may_pass=True)
 
 
-def changed(url: str) -> IntegrityError:
-    """Return the error for an object that is another version than the one to be staged."""
-    return IntegrityError(f"{url} changed while it was read; submit again when nobody replaces it")
+def changed(url: str, etags: tuple[str, str] | None = None) -> IntegrityError:
+    """Return the error for an object that is another version than the one to be staged.
+
+    ``etags`` are those before and now, if nothing else tells that it is another version.
+    """
+    text = f"{url} changed while it was read"
+    if not etags:
+        return IntegrityError(f"{text}; submit again when nobody replaces it")
+    before, now = (printable(one)[:_MOST_SAID] for one in etags)
+    return IntegrityError(
+        f"{text}: its ETag was {before} and is {now}, with the same size and date; submit again "
+        "when nobody replaces it, or have its servers give one ETag"
+    )

@@ -63,6 +63,8 @@ _MARK = "hdi_isfolder"
 #: A key in the library's message, and what makes a part of it no name.
 _KEY = re.compile(r'Path "(.*)"(?: contained|: Encountered)', re.DOTALL)
 _ODD_PART = re.compile(r"\A\.{0,2}\Z|[\x00-\x1f\x7f]")
+#: How often a range is asked for until a server answers that knows the object by the same ETag.
+_MOST_SERVERS = 30
 #: Permissions of the copy of an object: what opens the object is a credential of the user's.
 MODE = 0o600
 #: A value of the environment, and the path of a file, in what the library says of them.
@@ -176,10 +178,9 @@ class Store:
     def look(self) -> Version:
         """Return the version of the object that the URL names."""
         with doing(Kind.READ, self._url):
-            return self._patience(self._url).keep(lambda _: self._head())
+            return self._patience(self._url).keep(lambda _: self._head(self.key))
 
-    def _head(self) -> Version:
-        path = self.key
+    def _head(self, path: str) -> Version:
         try:
             return Version.of(obstore.head(self._store, path))
         except (exceptions.BaseError, FileNotFoundError) as error:
@@ -305,32 +306,66 @@ class Store:
         Return the version with its ETag, and how often a request was repeated.
         """
         url = self._url + path[len(self.key) :].lstrip("/")
+        repeated = 0
 
         def ask(done: int) -> Iterator[memoryview]:
-            nonlocal version
-            version, blocks = self._ask(url, path, version, offset + done, len(buffer) - done)
+            nonlocal version, repeated
+            begin, length = offset + done, len(buffer) - done
+            version, blocks, more = self._ask(url, path, version, begin, length)
+            repeated += more
             return blocks
 
-        retries = fill(buffer, url, ask, self._patience(url), self._pace)
-        return version, retries
+        try:
+            retries = fill(buffer, url, ask, self._patience(url), self._pace)
+        except NoObjectError:
+            if not self._has_slash(path):
+                raise
+            raise SourceError(
+                f"{url}/ is an object with data whose name ends in '/', so it cannot be a file; "
+                f"leave it out with exclude=/{path.removeprefix(self.location.above)}"
+            ) from None
+        return version, retries + repeated
+
+    def _has_slash(self, path: str) -> bool:
+        """Whether the key of an object that was listed at ``path`` ends in a slash."""
+        if not self.location.is_folder:
+            return False
+        with suppress(exceptions.BaseError, OSError), doing(Kind.READ, self._url):
+            first = next(obstore.list(self._store, path, chunk_size=1), ())
+            return any(one["path"] == path for one in first)
+        return False
 
     def _patience(self, url: str) -> Patience:
         return Patience(url, self._settings.patience)
 
     def _ask(
         self, url: str, path: str, version: Version, offset: int, length: int
-    ) -> tuple[Version, Iterator[memoryview]]:
-        """Ask for a range. Return the version that it is of, with its ETag, and the bytes."""
-        try:
-            found, blocks = ask_range(self._store, path, offset, length, version.condition)
-        except exceptions.BaseError as error:
-            if is_beyond_end(error):
-                raise changed(url) from None
-            raise
-        now = Version.of(found.meta)
-        if found.range != (offset, offset + length) or now != version:
-            raise changed(url)
-        return now, blocks
+    ) -> tuple[Version, Iterator[memoryview], int]:
+        """Ask for a range. Return its version with the ETag, the bytes, and how often it was asked
+        for in vain: the servers behind a URL may each have an ETag of their own.
+        """
+        store, other, condition = self._store, version, version.condition
+        for repeated in range(_MOST_SERVERS):
+            try:
+                found, blocks = ask_range(store, path, offset, length, condition)
+                now = Version.of(found.meta)
+                if found.range != (offset, offset + length):
+                    raise changed(url)
+                if now == version:
+                    return now, blocks, repeated
+            except exceptions.PreconditionError:
+                now, condition = self._head(path), {}  # its answer tells, too, of what it is
+            except exceptions.BaseError as error:
+                if is_beyond_end(error):
+                    raise changed(url) from None
+                raise
+            if (now.size, now.mtime_ns) != (version.size, version.mtime_ns):
+                raise changed(url)
+            other = now if now != version else other
+            count()
+            store = _store(self.location, self._settings)  # a connection to another server, maybe
+        etags = version.etag or "another one", other.etag
+        raise changed(url, etags if other != version else None)
 
 
 def ask_range(
@@ -386,7 +421,7 @@ class ObjectReader:
         self._store = Store(url, settings)
         self._version = Version.recorded(source.facts)
         self._lock = threading.Lock()
-        self._is_changed = False
+        self._changed: IntegrityError | None = None
         self.bytes_read = self.retries = 0
 
     def extents(self, size: int) -> Iterator[Extent]:
@@ -402,8 +437,8 @@ class ObjectReader:
         path = self._store.key
         try:
             _, retries = self._store.fetch(path, self._version, buffer, offset)
-        except IntegrityError:
-            self._is_changed = True
+        except IntegrityError as error:
+            self._changed = error
             raise
         with self._lock:
             self.bytes_read += len(buffer)
@@ -411,8 +446,8 @@ class ObjectReader:
 
     def check(self) -> None:
         """Raise IntegrityError if it was another version when it was read."""
-        if self._is_changed:
-            raise changed(self._url)
+        if self._changed:
+            raise self._changed
 
     def close(self) -> None:
         """Do nothing: the library closes its connections."""

@@ -68,6 +68,7 @@ class FaultyHandler(Handler):
         self.web = Web()
         self.web.data = bytes([version]) * SIZE
         self.web.etag = f'"{version}"'
+        self.web.modified = f"Sat, 21 Nov 2026 10:{version // 60:02}:{version % 60:02} GMT"
 
 
 if __name__ == "__main__":

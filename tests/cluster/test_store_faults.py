@@ -33,8 +33,8 @@ CREDENTIALS = {
 #: Sources, and what is said of each.
 FAULTS = {
     f"{SERVER}/hang": (
-        r"the server did not answer, \d times in [2-5] s; submit again later, or tell those who "
-        "run the store"
+        r"the server did not answer, (once|\d times) in [2-5] s; submit again later, or tell those "
+        "who run the store"
     ),
     f"{SERVER}/reset": (
         r"the connection failed, \d+ times in [1-3] s; submit again later, or tell those who run "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.errors import SourceError
+from stager.base.errors import SourceError, UsageError
 from stager.base.loads import Load
 from stager.source.load import Disk, measure, open_source
 from stager.source.settings import RemoteSettings
@@ -54,6 +54,15 @@ def test_a_file_is_read_again_and_its_end_is_shorter(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 10_000)
     one = measured(str(path), Load("read", 8192, 1), most=4 * 8192)
     assert (one.requests, one.size) == (4, 20_000)
+
+
+def test_an_image_is_not_measured() -> None:
+    with pytest.raises(UsageError) as caught:
+        open_source("docker://registry/team/x:v2", SETTINGS)
+    assert str(caught.value) == (
+        "docker://registry/team/x:v2 is an image, which is made of several files; measure a file, "
+        "a folder or another URL"
+    )
 
 
 def test_the_time_is_bounded(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_an_object_that_was_replaced_is_not_mixed(
     _, reader = opened()
     buffer = memoryview(bytearray(part))
     reader.read_into(buffer, 0)
-    bucket.store.put("folder/a.bin", os.urandom(3_000_000))
+    bucket.store.put("folder/a.bin", os.urandom(3_000_001))
     with pytest.raises(IntegrityError) as caught:
         reader.read_into(buffer, 0)
     reader.close()
@@ -217,6 +217,18 @@ def test_a_file_and_a_folder_of_one_name_are_refused(
     listing = listings.get(URL, selection)
     assert listing
     assert b"x" in [listing.paths[row] for row in listing.rows(Kind.FILE)]
+
+
+def test_an_object_with_data_whose_key_ends_in_a_slash_is_named(bucket: Bucket) -> None:
+    bucket.put("folder/n/", b"12345")
+    _, reader = opened()
+    with pytest.raises(SourceError) as caught:
+        reader.read_into(memoryview(bytearray(5)), 0)
+    reader.close()
+    assert str(caught.value) == (
+        f"{URL}n/ is an object with data whose name ends in '/', so it cannot be a file; leave it "
+        "out with exclude=/n"
+    )
 
 
 def test_an_object_with_data_in_the_place_of_the_folder_is_refused(bucket: Bucket) -> None:

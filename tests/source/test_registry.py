@@ -261,7 +261,7 @@ def test_a_registry_that_does_not_answer_is_given_up(registry: Registry) -> None
         url = f"docker://{address}/a"
         hasty = replace(registry.settings, patience=1, insecure_registries=(address,))
         assert fault(url, hasty) == (
-            f"{url}: the registry did not answer, 1 times in 1 s; submit again later, or tell "
+            f"{url}: the registry did not answer, once in 1 s; submit again later, or tell "
             "those who run the registry"
         )
     # The port is closed now. How often skopeo starts within the patience is the machine's affair.

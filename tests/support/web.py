@@ -8,7 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ssl
 
 #: Answers one GET in place of the server, or returns False to let it answer.
 Fault = Callable[["Handler"], bool]
@@ -48,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     web: Web
+    #: An ETag that this connection alone gives, if there is one.
+    etag = ""
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
@@ -110,7 +115,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_version(self) -> None:
         """Send the headers that tell the object's version."""
-        for name, value in (("ETag", self.web.etag), ("Last-Modified", self.web.modified)):
+        for name, value in (
+            ("ETag", self.etag or self.web.etag),
+            ("Last-Modified", self.web.modified),
+        ):
             if value:
                 self.send_header(name, value)
 
@@ -167,6 +175,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(206, self.web.data[first : last - 9], span)
         return True
 
+    def answer_as_another_server(self) -> bool:
+        """Answer with the same bytes by another ETag, as another server behind the URL may."""
+        if "If-Match" in self.headers:
+            return self.refuse(412)
+        first, last = self.asked()
+        data = self.web.data[first : last + 1]
+        self.etag = '"another"'
+        self.answer(206, data, f"bytes {first}-{last}/{len(self.web.data)}")
+        self.etag = ""
+        return True
+
     def redirect_nowhere(self) -> bool:
         """Redirect, as S3 does for a bucket in another region, without the place."""
         self.answer(301, b"")
@@ -186,6 +205,14 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         return True
 
+    def redirect_to_http(self) -> bool:
+        """Send the client to a URL without TLS, whose query is secret."""
+        self.send_response(302)
+        self.send_header("Location", "http://localhost/x?sig=secret")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return True
+
     def redirect_in_circle(self) -> bool:
         """Send the client to the same place again."""
         self.web.faults.append(Handler.redirect_in_circle)  # before the next request can come
@@ -197,12 +224,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def web_server() -> Iterator[Web]:
+def web_server(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
     """Start a server, and end it after the block."""
     web = Web()
     handler = type("OwnHandler", (Handler,), {"web": web})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         web.port = server.server_address[1]
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
