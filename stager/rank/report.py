@@ -169,6 +169,8 @@ def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Itera
             f"note: {printable(task.item.source)} is a Python environment: without relocate=venv, "
             "the scripts of the copy may still use the environment there"
         )
+    elif task.source.leaving and not task.source.interpreter and task.plan.receivers:
+        yield _leaving_note(task)
     yield delivered.note or _note(task.source)
     if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
         yield _closed_note(task)
@@ -199,6 +201,14 @@ def _unmatched_note(task: Task) -> str:
     return (
         f"note: {shown} {what} nothing in {printable(task.item.source)}; correct or remove {them}"
     )
+
+
+def _leaving_note(task: Task) -> str:
+    """Return the note on links that may lead to nothing on the nodes."""
+    number = task.source.leaving
+    links, lead = ("1 link", "leads") if number == 1 else (f"{number:,} links", "lead")
+    where = printable(task.item.source)
+    return f"note: {links} in {where} {lead} out of it; what is there is not in the copy"
 
 
 def _note(source: Source) -> str:

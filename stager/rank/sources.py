@@ -70,6 +70,7 @@ SOURCES = tuple_of(
         closed_by=TEXT,
         unmatched=tuple_of(TEXT),
         is_left_alone=FLAG,
+        leaving=NUMBER,
     )
 )
 

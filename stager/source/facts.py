@@ -42,6 +42,8 @@ class Source:
     unmatched: tuple[str, ...] = ()
     #: Whether it is a virtual environment that is not to be relocated.
     is_left_alone: bool = False
+    #: The number of symbolic links in a folder that lead out of it.
+    leaving: int = 0
 
     @property
     def interpreter_at(self) -> str:

@@ -54,10 +54,12 @@ def look_at_source(
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
         listing = listings.list_once(path, selection, lambda patterns: _list(path, facts, patterns))
+        from stager.tree.leaving import count_leaving  # not needed for a file
+
         identity = replace(facts_of(facts), size=listing.size)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
-            closed_by=closed_by,
+            closed_by=closed_by, leaving=count_leaving(path, listing),
         )  # fmt: skip
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"

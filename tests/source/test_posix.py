@@ -224,3 +224,27 @@ def test_a_copy_takes_the_bytes_of_data_in_the_source(tmp_path: Path, size: int)
     os.truncate(source, size + (1 << 30))
     facts = look_at_source(str(source))
     assert size <= data_size(str(source), facts) <= size + 4096
+
+
+def test_a_folder_of_links_that_leave_it_is_refused(tmp_path: Path) -> None:
+    """As a snapshot in a hub's cache is, whose files are in the folder above."""
+    snapshot = tmp_path / "models--x/snapshots/ab12"
+    (snapshot / "below").mkdir(parents=True)
+    (snapshot / "a").symlink_to("../../blobs/1")
+    (snapshot / "below/b").symlink_to("../../../blobs/2")
+    with pytest.raises(SourceError) as caught:
+        look_at_source(str(snapshot))
+    assert str(caught.value) == (
+        f"{snapshot} has no files: all links in it lead out of it, as to ../../blobs/1; stage "
+        f"{tmp_path}/models--x instead, and use snapshots/ab12 in its copy"
+    )
+    (snapshot / "a").unlink()
+    (snapshot / "a").symlink_to("/shared/elsewhere/a")
+    with pytest.raises(SourceError) as caught:
+        look_at_source(str(snapshot))
+    assert str(caught.value) == (
+        f"{snapshot} has no files: all links in it lead out of it, as to /shared/elsewhere/a; "
+        "stage the folder with the files instead"
+    )
+    (snapshot / "c").symlink_to("below/../d..")
+    assert look_at_source(str(snapshot)).leaving == 2

@@ -1,0 +1,45 @@
+"""Find the symbolic links of a folder that lead out of it: what is there is not in the copy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stager.base.errors import SourceError
+from stager.tree.listing import Kind, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stager.tree.listing import Listing
+
+
+def count_leaving(folder: str, listing: Listing) -> int:
+    """Return the number of links that lead out of the ``folder``. Pure.
+
+    Raise SourceError if nothing else is in it: the copy would have no file.
+    """
+    places = list(_places(listing))
+    if places and len(places) == len(listing) - listing.kinds.count(Kind.FOLDER):
+        raise SourceError(_nothing_else(folder, places))
+    return len(places)
+
+
+def _places(listing: Listing) -> Iterator[bytes]:
+    """Yield where links lead that leave the folder: relative to it, or absolute."""
+    for row in listing.rows(Kind.LINK):
+        target = listing.targets[row]
+        if target.startswith(b"/") or b".." in target:
+            place = os.path.normpath(os.path.join(os.path.dirname(listing.paths[row]), target))
+            if place.startswith(b"/") or place.split(b"/")[0] == b"..":
+                yield place
+
+
+def _nothing_else(folder: str, places: Sequence[bytes]) -> str:
+    text = f"{folder} has no files: all links in it lead out of it, as to {text_of(places[0])}"
+    if any(place.startswith(b"/") for place in places):
+        return f"{text}; stage the folder with the files instead"
+    ups = max(place.split(b"/").count(b"..") for place in places)
+    whole = os.path.normpath(f"{folder}/{'../' * ups}")
+    inner = os.path.relpath(folder, whole)
+    return f"{text}; stage {whole} instead, and use {inner} in its copy"
