@@ -22,6 +22,7 @@ from stager.cli.console import complain, say
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.script import read_script
 from stager.cli.staging import build_request, parse_values
+from stager.launch.url_file import read_url_files
 from stager.request.kinds import check_options
 from stager.request.resolve import conflicts, resolve
 from stager.request.script import (
@@ -189,9 +190,11 @@ class _Findings:
     def resolve(self, rules: Policy) -> tuple[StageItem, ...]:
         """Return the items that the directives ask for; add those that are refused to `faults`."""
         items: dict[StageItem, str] = {}
+        secrets: dict[str, str] = {}
         for place, directive in self._directives:
             try:
-                items |= {one: items.get(one, place) for one in resolve([directive], rules)}
+                read = read_url_files([directive], secrets)
+                items |= {one: items.get(one, place) for one in resolve(read, rules)}
             except StageError as error:
                 self.faults.append((place, error))
         self.faults += [(items[item], UsageError(why)) for item, why in conflicts(tuple(items))]

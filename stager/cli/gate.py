@@ -35,6 +35,7 @@ from stager.cli.staging import (
 from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
+from stager.launch.url_file import read_url_files
 from stager.request.resolve import resolve
 from stager.request.script import parse_script
 
@@ -150,7 +151,7 @@ class _Gate:
         if not directives:  # the plugin and TaskProlog only guess which scripts have any
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
-        items = resolve(directives, nodes.rules)
+        items = resolve(read_url_files(directives, os.environ), nodes.rules)
         earlier = self._earlier(nodes.rules)
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
@@ -170,7 +171,8 @@ class _Gate:
         earlier: dict[str, tuple[StageItem, ...]] = {}
         for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
             with suppress(StageError):
-                earlier[text] = resolve(parse_values([text]), rules)
+                directives = read_url_files(parse_values([text]), os.environ)
+                earlier[text] = resolve(directives, rules)
         return earlier
 
     def _new_items(

@@ -42,6 +42,7 @@ from stager.launch.peers import library_for, peer_key
 from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
 from stager.launch.srun import srun_argv
 from stager.launch.stall import Pulses
+from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.resolve import resolve
@@ -319,6 +320,7 @@ def stage_values(
     nodes = find_nodes(options)
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")
+    directives = read_url_files(directives, os.environ)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     told: dict[str, str] = {}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from configparser import ConfigParser, Error
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stager.base.errors import UsageError
 from stager.source.location import Location, Scheme, is_url
 from stager.source.settings import AUTH_FILE
+from stager.source.web import URL_SECRETS, Secret, as_text, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +51,8 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
     kind that only the vendor's tool can use; the first line of its message, which others may see,
     has nothing of the environment.
     """
-    schemes = {Location.parse(source).scheme for source in sources if is_url(source)}
+    sources = [source for source in sources if is_url(source)]
+    schemes = {Location.parse(source).scheme for source in sources}
     found: dict[str, str] = {}
     if Scheme.S3 in schemes:
         found |= _from_aws(environment)
@@ -61,6 +64,8 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
         found |= _from_hub(environment)
     if Scheme.DOCKER in schemes:
         found |= _from_registries(environment)
+    if Scheme.HTTPS in schemes:
+        return {**found, **environment, **_from_netrc(environment, sources)}
     return {**found, **environment}
 
 
@@ -142,6 +147,33 @@ def _from_registries(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the path of the file alone: what is in it is read by skopeo."""
     found = next(filter(os.path.isfile, _auth_files(environment)), None)
     return {AUTH_FILE: found} if found else {}
+
+
+def _from_netrc(environment: Mapping[str, str], sources: Iterable[str]) -> dict[str, str]:
+    """Return the variable of URLs' secrets, with users and passwords of hosts in ``~/.netrc``."""
+    secrets = secrets_of(environment)
+    for url in sources:
+        known = secrets.get(url, Secret())
+        if url.startswith(f"{Scheme.HTTPS}://") and not known.user:
+            host = Location.parse(url).container
+            if user := _user_at(host, str(_home(environment) / ".netrc")):
+                secrets[url] = known._replace(user=user)
+    return {URL_SECRETS: as_text(secrets)} if secrets else {}
+
+
+def _user_at(host: str, path: str) -> str:
+    """Return ``USER:PASSWORD`` for a host, or nothing. Raise UsageError if others may read it."""
+    try:
+        machines = netrc(path).hosts
+        facts = os.stat(path)
+    except (OSError, NetrcParseError, ValueError):  # as if it did not name the host
+        return ""
+    found = machines.get(host) or machines.get(host.partition(":")[0])
+    if not found:
+        return ""
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise UsageError(f"{path}: others may use it; have it your own, by chmod 600")
+    return f"{found[0]}:{found[2]}"
 
 
 def _auth_files(environment: Mapping[str, str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
 from stager.source.location import Location, Scheme, is_endpoint, is_url
 from stager.source.settings import AUTH_FILE, ENDPOINTS
+from stager.source.web import URL_SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +59,7 @@ _GOOGLE = (
 )  # fmt: skip
 _CREDENTIALS = {
     Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE, Scheme.HF: ("HF_TOKEN",),
-    Scheme.DOCKER: (AUTH_FILE,),
+    Scheme.DOCKER: (AUTH_FILE,), Scheme.HTTPS: (URL_SECRETS,), Scheme.HTTP: (URL_SECRETS,),
 }  # fmt: skip
 #: The variable that may have a whole file, with its lines.
 _FORMATTED = ("GOOGLE_SERVICE_ACCOUNT_KEY",)

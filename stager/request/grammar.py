@@ -5,6 +5,8 @@ A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash befo
 and around an option are dropped; those at the end of a path belong to it. The colons in a URL's
 ``scheme://host:port`` separate nothing, nor does that before an image's tag.
 
+``@FILE`` as SRC is a file of the user's with a URL that has a secret; see `launch.url_file`.
+
 A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
 
 What a shell or Slurm would expand elsewhere is not expanded in a path: it is refused, unless a
@@ -40,7 +42,7 @@ from stager.request.lexer import (
     split_words,
 )
 from stager.source.image_name import is_image
-from stager.source.location import Location, Scheme, is_url
+from stager.source.location import Location, Scheme, is_url, is_url_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -201,6 +203,8 @@ def _build(text: str, source: Field, destination: Field, options: Sequence[Field
 
 def _check_format(text: str, source: Field, options: Mapping[str, Any]) -> None:
     """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
+    if is_url_file(source.value):  # the URL's name is not known here
+        return
     is_packed = not is_image(source.value)  # whatever its tag ends in
     if "extract" in options and not (is_packed and archive_suffix(source.value)):
         known = " ".join(ARCHIVES)
@@ -225,7 +229,7 @@ def _check_path(text: str, path: Field, what: str) -> None:
     if path.value[0] in "\"'":
         problem = f"the {what} begins with a quotation mark; remove the quotes, a blank needs none"
         raise DirectiveError(problem, text, path.at)
-    if not path.value.startswith("/"):
+    if not path.value.startswith("/") and not (what == "source" and is_url_file(path.value)):
         problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
         raise DirectiveError(problem, text, path.at)
     if what == "destination" and ".." in path.value.split("/"):

@@ -53,6 +53,9 @@ _MAIN = "main"
 #: A '%' that begins no code, and what needs none in the path of the web (RFC 3986).
 _NO_CODE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _PLAIN = "/%!$&'()*+,;=:@~"
+#: How what is secret is given.
+_BY_ENVIRONMENT = "give credentials by the environment"
+_BY_FILE = "write the URL into a file of your own with mode 600, and @/PATH/OF/FILE as source"
 #: What is wrong with a part of a URL, and which characters may be in it.
 _NOT_VALID = "that is not valid: use only"
 _CHARACTERS = "letters, digits, '-', '_' and '.', a letter or digit first"
@@ -69,6 +72,11 @@ def is_endpoint(url: str) -> bool:
 def is_url(source: str) -> bool:
     """Return whether a source is a URL, and not a path: paths begin with a slash."""
     return _URL.match(source) is not None
+
+
+def is_url_file(source: str) -> bool:
+    """Return whether a source names a file that has the URL: one with a secret."""
+    return source.startswith(("@/", "@~/"))
 
 
 class Location(NamedTuple):
@@ -110,7 +118,7 @@ class Location(NamedTuple):
         if "?" in url or "#" in url:
             raise ValueError(
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
-                "job's description; give credentials by the environment"
+                f"job's description; {_BY_FILE if scheme.is_web else _BY_ENVIRONMENT}"
             )
         rest = url[found.end() :]
         if scheme is Scheme.HF:
@@ -120,7 +128,7 @@ class Location(NamedTuple):
     @classmethod
     def _of_image(cls, url: str) -> Self:
         container, _, path = url.partition("://")[2].partition("/")
-        _check_no_user(container)
+        _check_no_user(container, Scheme.DOCKER)
         ImageName.parse(url)
         return cls(Scheme.DOCKER, "", container, path)
 
@@ -131,7 +139,7 @@ class Location(NamedTuple):
         if scheme is Scheme.AZ:
             account, _, rest = rest.partition("/")
         container, _, path = rest.partition("/")
-        _check_no_user(container)
+        _check_no_user(container, scheme)
         if not container or not (path or is_folder) or (scheme is Scheme.AZ and not account):
             raise ValueError(f"is not complete; write {_SHAPES[scheme]}")
         if is_folder and scheme.is_web:
@@ -176,9 +184,11 @@ class Location(NamedTuple):
         return cls(Scheme.HF, kind, "/".join(parts[:-1]), parts[-1], True, revision or _MAIN)
 
 
-def _check_no_user(host: str) -> None:
+def _check_no_user(host: str, scheme: Scheme) -> None:
+    if "@" in host and scheme.is_web:
+        raise ValueError(f"has a user in it, whom others would see; use ~/.netrc, or {_BY_FILE}")
     if "@" in host:
-        raise ValueError("has a user in it; give credentials by the environment")
+        raise ValueError(f"has a user in it; {_BY_ENVIRONMENT}")
 
 
 def name_of(url: str) -> str:

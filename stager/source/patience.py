@@ -94,7 +94,7 @@ class Access:
     denied: tuple[str, str]
 
 
-_TO_STORE = Access(
+TO_STORE = Access(
     (
         "the store does not know you",
         "check that your credentials are in the job's environment, and still valid",
@@ -106,6 +106,11 @@ _TO_STORE = Access(
 )
 
 
+_CHECK_URL = "check the URL (in its file, if it has a secret), and ~/.netrc"
+#: The same of a web server.
+TO_WEB = Access(("the server does not know you", _CHECK_URL), ("you may not read it", _CHECK_URL))
+
+
 class Patience:
     """Repeats a request until it succeeds, or ``limit`` seconds have passed without any success.
 
@@ -113,7 +118,7 @@ class Patience:
     """
 
     def __init__(
-        self, url: str, limit: float, access: Access = _TO_STORE, *, server: str = "store"
+        self, url: str, limit: float, access: Access = TO_STORE, *, server: str = "store"
     ) -> None:
         self._url = url
         self._server = server

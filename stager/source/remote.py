@@ -33,6 +33,8 @@ from stager.source.location import Location, Scheme
 from stager.source.pace import Pace
 from stager.source.patience import (
     NOWHERE,
+    TO_STORE,
+    TO_WEB,
     LongBodyError,
     NoObjectError,
     Patience,
@@ -42,6 +44,7 @@ from stager.source.patience import (
     is_beyond_end,
 )
 from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, VENDORS
+from stager.source.web import Secret, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -169,7 +172,7 @@ class Store:
         self._settings = settings
         self._pace = Pace(settings.limit)
         try:
-            self._store = _store(self.location, settings)
+            self._store = _store(url, self.location, settings)
         except (exceptions.BaseError, ValueError) as error:  # such as half of a key
             text = str(error).partition("\n")[0]
             problem = printable(_VALUE.sub("…", text.partition(" error: ")[2] or text))
@@ -336,7 +339,8 @@ class Store:
         return False
 
     def _patience(self, url: str) -> Patience:
-        return Patience(url, self._settings.patience)
+        access = TO_WEB if self.location.scheme.is_web else TO_STORE
+        return Patience(url, self._settings.patience, access)
 
     def _ask(
         self, url: str, path: str, version: Version, offset: int, length: int
@@ -453,11 +457,13 @@ class ObjectReader:
         """Do nothing: the library closes its connections."""
 
 
-def _store(location: Location, settings: RemoteSettings) -> Any:
-    """Return the library's store for a location; credentials come from the environment."""
+def _store(url: str, location: Location, settings: RemoteSettings) -> Any:
+    """Return the library's store for a URL; credentials come from the environment."""
     from obstore import store
 
-    options = library_options(settings, only=_hosts(location))
+    secret = secrets_of(os.environ).get(url, Secret())
+    only = _hosts(location, has_query=bool(secret.query))
+    options = library_options(settings, only=only, **secret.headers)
     match location.scheme:
         case Scheme.S3:
             return store.S3Store(location.container, **options)
@@ -468,7 +474,8 @@ def _store(location: Location, settings: RemoteSettings) -> Any:
         case Scheme.AZ:
             return store.AzureStore(location.container, account_name=location.account, **options)
         case _:
-            return store.HTTPStore.from_url(location.web_url, **options)
+            query = f"?{secret.query}" if secret.query else ""
+            return store.HTTPStore.from_url(f"{location.web_url}{query}", **options)
 
 
 def library_options(
@@ -500,13 +507,15 @@ def library_options(
     return {"client_options": client, "retry_config": {"max_retries": 0}}
 
 
-def _hosts(location: Location) -> list[str]:
-    """Return the hosts and domains that a store's secrets may go to; none for web servers.
+def _hosts(location: Location, *, has_query: bool) -> list[str]:
+    """Return the hosts and domains that a store's secrets may go to; none if it has none.
 
-    These are the vendor's, those that the environment names, and those of a machine's identity.
+    These are the vendor's, those that the environment names, and those of a machine's identity; and
+    a web server's own, if the query of its URL is secret. (Others get no Authorization anyway.)
     """
     if location.scheme.is_web:
-        return []
+        host = urlsplit(f"//{location.container}").hostname
+        return [host] if host and has_query else []
     hosts = [*VENDORS[location.scheme]]
     for name in (*ENDPOINTS[location.scheme], *ASKED_FOR_KEYS):
         with suppress(ValueError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 from typing import TYPE_CHECKING
 
 from tests.cluster.servers import Azurite, azurite, s3
-from tests.cluster.site import POLICY, STAGECTL, digest
+from tests.cluster.site import POLICY, PYTHON, STAGECTL, digest
 from tests.cluster.swift import SECRET, Swift, swift
 
 if TYPE_CHECKING:
@@ -100,6 +101,49 @@ def test_each_byte_of_an_object_of_s3_is_served_once_and_its_key_is_nowhere(site
             assert SECRET not in job.output() + again.output()
         assert_refused(site, store)
     assert_nowhere(site, SECRET)
+
+
+#: Prints a presigned URL of the object.
+SIGN = """
+from datetime import timedelta
+import obstore
+store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
+print(obstore.sign(store, "GET", "folder/object.bin", timedelta(hours=1)))
+"""
+
+
+def test_a_presigned_url_is_staged_from_a_file_and_its_signature_is_nowhere(site: Site) -> None:
+    url = f"{Swift.endpoint}/bucket/folder/object.bin"
+    with swift(site) as store:
+        data = os.urandom(SIZE)
+        store.fill({"folder/object.bin": data})
+        signed = site.run([PYTHON, "-c", SIGN], env=store.environment).stdout.strip()
+        signature = signed.rpartition("X-Amz-Signature=")[2]
+        assert (signed.partition("?")[0], len(signature)) == (url, 64)
+        site.run("umask 077; cat >~/url", input=signed)
+        with site.policy(f'{POLICY}[source]\nallow = ["{Swift.endpoint}/bucket/"]\n'):
+            job = site.sbatch("true", "-N4", f"--stage=@~/url:{COPY}")
+            assert job.wait().exit_code == "0:0", job.output()
+            again = site.sbatch(looked_at("@~/url"), "-N4")
+            assert again.wait().exit_code == "0:0", again.output()
+            checked = site.run(f"{STAGECTL} check '{signed}:/nvme/x'", check=False)
+            site.run("sed -i s/Signature=./Signature=x/ ~/url")
+            refused = site.sbatch("true", "-N1", f"--stage=@~/url:{COPY}")
+            assert refused.wait().exit_code == "4:0", refused.output()
+    assert_copies(site, data)
+    assert f" from {url} to n[1-4] (4 nodes) in " in job.output()
+    assert f"stage: {COPY}: current on n[1-4] (4 nodes), nothing moved" in again.output()
+    assert "stager.rank" in again.output()
+    assert f"{url}: you may not read it (SignatureDoesNotMatch: " in refused.output()
+    assert "@/PATH/OF/FILE as source" in checked.stderr
+    said = job.output() + again.output() + refused.output() + checked.stdout + checked.stderr
+    assert signature[1:] not in said
+    assert {json.loads(one.read_text())["source"] for one in site.records("n1")} == {url}
+    site.run("rm ~/url")
+    search = f"grep -rlsF {signature[1:]} /dev/shm /etc /home /nvme /run /shared /tmp /var; true"
+    for node in ("login", *site.nodes):
+        assert site.run(search, user="root", on=node).stdout == ""
+    assert_nowhere(site, signature[1:])
 
 
 def azure_policy(readers: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from stager.base.errors import UsageError
 from stager.launch.credentials import with_credentials
+from stager.source.web import URL_SECRETS, Secret, as_text, secrets_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,6 +151,25 @@ def test_the_token_of_a_login_at_the_hub_is_found(home: Path) -> None:
     assert found({"HF_TOKEN_PATH": f"{folder}/token"}, HUB) == expected
     assert found({"HOME": str(home), "HF_TOKEN": "other"}, HUB) == {}
     assert found({"HOME": str(home)}, GS) == {}
+
+
+def test_users_of_hosts_are_found_where_curl_has_them(home: Path) -> None:
+    url, other = "https://data.site.org:8443/a", "https://other.org/a"
+    file = home / ".netrc"
+    file.write_text("machine data.site.org login me password wo:rd\nmachine x login y password z\n")
+    file.chmod(0o600)
+    job = {"HOME": str(home)}
+    assert found(job, url, other) == {URL_SECRETS: as_text({url: Secret("me:wo:rd")})}
+    assert found(job, "http://data.site.org/a", other, S3.replace("s3", "gs")) == {}
+    given = {**job, URL_SECRETS: as_text({url: Secret("", "sig=x")})}
+    assert secrets_of(with_credentials(given, [url])) == {url: Secret("me:wo:rd", "sig=x")}
+    file.chmod(0o640)
+    assert found(job, other) == {}
+    with pytest.raises(UsageError) as caught:
+        found(job, url)
+    assert str(caught.value) == f"{file}: others may use it; have it your own, by chmod 600"
+    file.write_text("not valid")
+    assert found(job, url) == {}
 
 
 def test_the_file_of_credentials_for_registries_is_found_where_tools_keep_it(home: Path) -> None:

@@ -31,6 +31,10 @@ BLANK_RULE = (
     "path"
 )
 NOTHING = "source and destination are missing: write SRC:DST"
+WEB_USER = (
+    "has a user in it, whom others would see; use ~/.netrc, or write the URL into a file of your "
+    "own with mode 600, and @/PATH/OF/FILE as source"
+)
 SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
 NO_URL = "the destination is a URL; choose a path on the nodes' disks"
 UNKNOWN_URL = (
@@ -412,8 +416,8 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
         ),
         ("docker://me@docker.io/a", "has a user in it; give credentials by the environment"),
         ("docker://me:secret@docker.io/a", "has a user in it; give credentials by the environment"),
-        ("https://me:secret@host/a", "has a user in it; give credentials by the environment"),
-        ("https://me:secret@host:8443/a", "has a user in it; give credentials by the environment"),
+        ("https://me:secret@host/a", WEB_USER),
+        ("https://me:secret@host:8443/a", WEB_USER),
         (
             "docker://nvcr.io#team/x:v2",
             "is written as for enroot; write docker://nvcr.io/team/x:v2",
@@ -435,12 +439,13 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
                 "docker://REGISTRY/NAME:TAG, for instance with docker.io"
             ),
         ),
-        ("https://me@host/a", "has a user in it; give credentials by the environment"),
+        ("https://me@host/a", WEB_USER),
         (
             "https://host/a?sig=secret",
             (
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
-                "job's description; give credentials by the environment"
+                "job's description; write the URL into a file of your own with mode 600, and "
+                "@/PATH/OF/FILE as source"
             ),
         ),
     ],

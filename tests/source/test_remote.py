@@ -14,6 +14,7 @@ import pytest
 from stager.base.errors import IntegrityError, SourceError
 from stager.source.remote import ObjectReader, look_at_object
 from stager.source.settings import RemoteSettings
+from stager.source.web import URL_SECRETS, Secret, as_text
 from tests.support.web import Handler, web_server
 
 if TYPE_CHECKING:
@@ -102,15 +103,15 @@ def test_after_a_short_body_only_the_rest_is_asked_for(web: Web) -> None:
                 403, b"<Error><Code>AccessDenied</Code><Message>Not you</Message></Error>"
             ),
             (
-                "you may not read it (AccessDenied: Not you); check that your credentials are in "
-                "the job's environment, and permit reading"
+                "you may not read it (AccessDenied: Not you); check the URL (in its file, if it "
+                "has a secret), and ~/.netrc"
             ),
         ),
         (
             lambda handler: handler.refuse(401),
             (
-                "the store does not know you; check that your credentials are in the job's "
-                "environment, and still valid"
+                "the server does not know you; check the URL (in its file, if it has a secret), "
+                "and ~/.netrc"
             ),
         ),
         (
@@ -223,8 +224,8 @@ def test_an_answer_whose_headers_cannot_be_used_is_told_at_once(web: Web) -> Non
             403,
             b"<Code>AccessDenied</Code>",
             (
-                "you may not read it (AccessDenied); check that your credentials are in the job's "
-                "environment, and permit reading"
+                "you may not read it (AccessDenied); check the URL (in its file, if it has a "
+                "secret), and ~/.netrc"
             ),
         ),
     ],
@@ -411,6 +412,45 @@ def test_what_answers_no_request_for_headers_alone_is_read(refusal: int, web: We
     data, _ = read(web)
     assert data == web.data
     assert web.log == ["HEAD", "bytes=0-0", "bytes=0-1499999", "bytes=1500000-2999999"]
+
+
+def test_what_is_secret_in_a_url_is_sent_and_goes_nowhere_else(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query goes to the server alone; another one gets neither user nor password."""
+    path = "/folder/object.bin"
+    monkeypatch.setenv(URL_SECRETS, as_text({web.url: Secret("me:word", "a=%2F&sig=secret")}))
+    data, _ = read(web)
+    assert (data, web.path) == (web.data, f"{path}?a=%2F&sig=secret")
+    assert web.headers["authorization"] == "Basic bWU6d29yZA=="
+    web.refusal = 405
+    with web_server() as other:
+        other.data, web.elsewhere = b"other", other.port
+        web.faults = [Handler.redirect_elsewhere]
+        with pytest.raises(SourceError) as caught:
+            look_at_object(web.url, SETTINGS)
+        assert other.log == []
+        assert str(caught.value) == (
+            f"{web.url}: it is redirected to another server, which must not get your credentials; "
+            "name that server's own URL, or tell those who run the store"
+        )
+        monkeypatch.setenv(URL_SECRETS, as_text({web.url: Secret("me:word")}))
+        web.faults = [Handler.redirect_elsewhere]
+        assert look_at_object(web.url, SETTINGS).facts.size == 5
+        assert (other.path, "authorization" in other.headers) == (path, False)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 418])
+def test_a_refusal_does_not_show_what_is_secret(
+    status: int, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(URL_SECRETS, as_text({web.url: Secret("me:word", "sig=5ec2e7")}))
+    web.refusal = 405
+    web.faults = [lambda handler: handler.refuse(status, b"no")]
+    with pytest.raises(SourceError) as caught:
+        look_at_object(web.url, SETTINGS)
+    assert "5ec2e7" not in str(caught.value)
+    assert str(caught.value).startswith(f"{web.url}: ")
 
 
 def test_a_web_server_may_send_to_another_one(web: Web) -> None:

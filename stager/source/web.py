@@ -1,0 +1,42 @@
+"""Hold what is secret in URLs of the web apart from the URLs, which are shown and recorded.
+
+It reaches the ranks by their environment, as other credentials do.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The variable that has the secrets of all URLs of a stage.
+URL_SECRETS = "STAGE_URL_SECRETS"
+
+
+class Secret(NamedTuple):
+    """What a request for a URL has besides: ``USER:PASSWORD``, and the query as it is written."""
+
+    user: str = ""
+    query: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        if not self.user:
+            return {}
+        from base64 import b64encode  # rarely needed
+
+        return {"Authorization": f"Basic {b64encode(self.user.encode()).decode()}"}
+
+
+def secrets_of(environment: Mapping[str, str]) -> dict[str, Secret]:
+    """Return the secrets by URL."""
+    found = json.loads(environment.get(URL_SECRETS) or "{}")
+    return {url: Secret(*secret) for url, secret in found.items()}
+
+
+def as_text(secrets: Mapping[str, Secret]) -> str:
+    """Return the value of the variable."""
+    return json.dumps(secrets)
