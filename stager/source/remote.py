@@ -367,7 +367,8 @@ class Store:
                 raise changed(url)
             other = now if now != version else other
             count()
-            store = _store(self.location, self._settings)  # a connection to another server, maybe
+            # Maybe a connection to another server.
+            store = _store(self._url, self.location, self._settings)
         etags = version.etag or "another one", other.etag
         raise changed(url, etags if other != version else None)
 
