@@ -75,6 +75,12 @@ def mounted_by_stranger(descriptor: int) -> int:
     return 0 if uid == os.getuid() else uid
 
 
+def is_on_fuse(descriptor: int) -> bool:
+    """Return whether a user's process answers for the filesystem of an open file. Raise OSError."""
+    mount = mount_of(descriptor)
+    return mount is not None and mount.is_fuse
+
+
 def has_own_rules(descriptor: int) -> bool:
     """Return whether the modes on an open file's filesystem do not say who may read. Raise OSError.
 

@@ -21,10 +21,10 @@ from stager.base.node import users_of
 from stager.base.numbers import is_integer
 from stager.copies.own import is_copy
 from stager.disk.cache import Cache, look_for_cache
-from stager.disk.files import facts_beneath
+from stager.disk.files import facts_beneath, opened
 from stager.disk.jobs import jobs_using
 from stager.source.location import is_url
-from stager.source.posix import facts_of
+from stager.source.posix import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -334,6 +334,7 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
 
 def _source_facts(source: str) -> SourceFacts | None:
     try:
-        return facts_of(os.stat(source))
+        with opened(source, os.O_PATH | os.O_CLOEXEC) as descriptor:
+            return version_of(descriptor)
     except OSError:
         return None

@@ -21,6 +21,7 @@ from stager.base.outcome import Counts, ItemReport
 from stager.base.text import listed, printable
 from stager.copies.survey import Reason
 from stager.disk.permissions import other_group_mode
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -171,6 +172,7 @@ def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Itera
         )
     elif task.source.leaving and not task.source.interpreter and task.plan.receivers:
         yield _leaving_note(task)
+    yield _fuse_note(task)
     yield delivered.note or _note(task.source)
     if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
         yield _closed_note(task)
@@ -189,6 +191,16 @@ def _open_notes(surveys: Sequence[Survey]) -> Iterator[str]:
                 f"note: {where}{text}; choose another destination, or have its owner set the "
                 "sticky bit (chmod +t), unless that is wanted"
             )
+
+
+def _fuse_note(task: Task) -> str:
+    """Return the note on a source of which its filesystem keeps less than others."""
+    if is_url(task.item.source) or task.source.facts.inode or not task.plan.receivers:
+        return ""
+    return (
+        f"note: {printable(task.item.source)} is on a FUSE filesystem: a change that leaves sizes "
+        "and times as they were is not noticed"
+    )
 
 
 def _unmatched_note(task: Task) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
+from array import array
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
+from stager.base.mounts import is_on_fuse
 from stager.base.paths import pattern_hint
 from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
@@ -43,6 +45,7 @@ def look_at_source(
         with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
             check_mounter(descriptor, path)
             facts, (mode, closed_by) = os.fstat(descriptor), reach(descriptor)
+            version = version_of(descriptor)
         if to_be_read:
             os.close(os.open(path, OPEN_FILE))
     except OSError as error:
@@ -53,10 +56,12 @@ def look_at_source(
         raise SourceError(f"{path}: {error.strerror}{f'; {hint}' if missing else ''}") from None
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
-        listing = listings.list_once(path, selection, lambda patterns: _list(path, facts, patterns))
+        listing = listings.list_once(
+            path, selection, lambda patterns: _list(path, facts, version, patterns)
+        )
         from stager.tree.leaving import count_leaving  # not needed for a file
 
-        identity = replace(facts_of(facts), size=listing.size)
+        identity = replace(version, size=listing.size)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
             closed_by=closed_by, leaving=count_leaving(path, listing),
@@ -67,7 +72,7 @@ def look_at_source(
     if not facts.st_size:
         _check_empty(path)
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
-    return Source(facts_of(facts), mode, facts.st_gid, allocated, closed_by=closed_by)
+    return Source(version, mode, facts.st_gid, allocated, closed_by=closed_by)
 
 
 def _check_empty(path: str) -> None:
@@ -78,18 +83,40 @@ def _check_empty(path: str) -> None:
             raise SourceError(f"{path} {text}; copy it to a plain file, and stage that")
 
 
-def _list(path: str, facts: os.stat_result, patterns: Patterns | None) -> Listing:
+def _list(
+    path: str, facts: os.stat_result, version: SourceFacts, patterns: Patterns | None
+) -> Listing:
     from stager.tree.walk import walk  # not needed for a file
 
     try:
-        return walk(path, facts, patterns)
+        if version.inode:
+            return walk(path, facts, patterns)
+        listing = walk(path, None, patterns)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
+    nothing = bytes(8 * len(listing))
+    return replace(listing, ctimes=array("q", nothing), inodes=array("Q", nothing))
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
     """Return what identifies one version of a source: the part of its stat that a write changes."""
     return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def version_of(descriptor: int) -> SourceFacts:
+    """Return what identifies the version of a source that is open. Raise OSError.
+
+    On a FUSE filesystem the inode and the ctime may be others on each node, or at each look, as of
+    rclone and s3fs: they are 0, and size and time of the contents identify it.
+    """
+    version = facts_of(os.fstat(descriptor))
+    return replace(version, ctime_ns=0, inode=0) if is_on_fuse(descriptor) else version
+
+
+def _is_version(facts: os.stat_result, version: SourceFacts) -> bool:
+    """Whether a stat is that of a version which `version_of` returned."""
+    found = facts_of(facts)
+    return version == (found if version.inode else replace(found, ctime_ns=0, inode=0))
 
 
 class PosixFile(FileReader):
@@ -109,8 +136,8 @@ class PosixFile(FileReader):
     def check(self) -> None:
         """Raise IntegrityError if the file that is read is not, or no longer, the source."""
         with suppress(OSError), doing(Kind.READ, self._path):
-            named = facts_of(os.stat(self._path))
-            if facts_of(os.fstat(self.descriptor)) == named == self._source.facts:
+            named, read = os.stat(self._path), os.fstat(self.descriptor)
+            if all(_is_version(facts, self._source.facts) for facts in (named, read)):
                 return
         raise self._changed()
 
@@ -127,8 +154,8 @@ class PosixFile(FileReader):
 
     def _changed(self) -> IntegrityError:
         with suppress(OSError), doing(Kind.READ, self._path):
-            inode = os.fstat(self.descriptor).st_ino
-            return changed(self._path, is_another=inode != self._source.facts.inode)
+            inode, was = os.fstat(self.descriptor).st_ino, self._source.facts.inode
+            return changed(self._path, is_another=was not in (0, inode))
         return changed(self._path)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
 from stager.base.linux import IS_LINK, open_beneath
-from stager.base.mounts import has_own_rules
+from stager.base.mounts import has_own_rules, is_on_fuse
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER, kind_of, opened
 from stager.disk.permissions import private_mode
@@ -315,7 +315,8 @@ class _Walker:
         size = facts.st_size
         whole = self._path(path)
         with closing(FileReader(text_of(whole), open_beneath(folder, name, OPEN_FILE))) as reader:
-            if not os.path.samestat(os.fstat(reader.descriptor), facts):
+            there = os.fstat(reader.descriptor)
+            if not os.path.samestat(there, facts) and not is_on_fuse(reader.descriptor):
                 raise _changed(whole)
             return rounded(reader.extents(size), size)
 
