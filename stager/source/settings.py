@@ -44,7 +44,7 @@ ENDPOINTS = {
 VENDORS = {
     "s3": ("amazonaws.com", "amazonaws.com.cn", "169.254.0.0/16", "fd00:ec2::254"),
     "az": ("windows.net", "microsoftonline.com", "169.254.0.0/16"),
-    "gs": ("googleapis.com", "metadata.google.internal", "169.254.0.0/16"),
+    "gs": ("googleapis.com", "accounts.google.com", "metadata.google.internal", "169.254.0.0/16"),
 }
 #: The variables that name others who are asked for keys.
 ASKED_FOR_KEYS = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AZURE_AUTHORITY_HOST")

@@ -41,6 +41,7 @@ http {{
         rewrite ^/moved/(.*) https://$host:{moved}/$1 redirect;
         ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
         root {folder}/www; etag on;
+        location /closed/ {{ auth_basic closed; auth_basic_user_file {folder}/users; }}
     }}
 }}
 """
@@ -81,7 +82,10 @@ urllib.request.urlopen(urllib.request.Request(url, b"", sent, method="PUT"), tim
 
 
 class Nginx:
-    """nginx, which serves the files of ``files``."""
+    """nginx, which serves the files of ``files``: those in ``closed`` to a `user` alone."""
+
+    #: The user and the password.
+    user = "alice", "Wf7zXkNeverShown"
 
     def __init__(self, site: Site) -> None:
         self.folder = site.shared("nginx")
@@ -108,6 +112,7 @@ def nginx(site: Site) -> Iterator[Nginx]:
     _certify(server.folder)
     config = _CONFIG.format(folder="/shared/nginx", port=HTTPS_PORT, moved=MOVED_PORT)
     (server.folder / "nginx.conf").write_text(config)
+    (server.folder / "users").write_text("{}:{{PLAIN}}{}\n".format(*server.user))
     with running(site, ["nginx", "-c", "/shared/nginx/nginx.conf"], HTTPS_PORT):
         yield server
 

@@ -45,6 +45,31 @@ def assert_copies(site: Site, data: bytes) -> None:
         assert copy.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_user_and_a_password_are_taken_from_netrc(site: Site, web: Nginx) -> None:
+    (web.files / "closed").mkdir()
+    data = write_object(web.files / "closed/object.bin", SIZE)
+    url = URL.replace("/object", "/closed/object")
+    user, password = web.user
+    with site.policy(policy(web)):
+        unknown = site.sbatch("true", "-N1", f"--stage={url}:{COPY}")
+        assert unknown.wait().exit_code == "4:0", unknown.output()
+        entry = f"machine {HOST} login {user} password {password}"
+        site.run("umask 077; cat >.netrc", input=f"{entry}\n")
+        try:
+            job = site.sbatch("true", "-N4", f"--stage={url}:{COPY}")
+            assert job.wait().exit_code == "0:0", job.output()
+        finally:
+            site.run("rm .netrc")
+    assert_copies(site, data)
+    assert unknown.output().splitlines()[0] == (
+        f"stage: n1: {url}: the server does not know you; check the URL (in its file, if it has a "
+        "secret), and ~/.netrc"
+    )
+    records = [record.read_text() for node in site.nodes for record in site.records(node)]
+    logs = [log.read_text(errors="replace") for log in (site.base / "log").iterdir()]
+    assert not [text for text in records + logs if password in text]
+
+
 @pytest.mark.parametrize("readers", [repeated(1), 4])
 def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers: int) -> None:
     data = write_object(web.files / "object.bin", SIZE)
