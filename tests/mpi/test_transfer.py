@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 import time
@@ -147,6 +148,19 @@ def test_any_size_chunk_depth_and_algorithm(comm: MPI.Intracomm) -> None:
         result = world.move(Layout.dense(size, chunk), readers=readers, how=how)
         world.assert_arrived(result)
         assert comm.allreduce(world.reader.bytes_read) == size
+
+
+def test_ranks_that_have_imported_other_modules_try_the_same_examples(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"constants_of_{comm.rank}_in_{comm.size}"
+    constants = [997 * number + comm.rank for number in range(1000)]
+    (tmp_path / f"{name}.py").write_text(f"CONSTANTS = {constants}\n")
+    importlib.import_module(name)
+    examples = drawn(comm, st.integers(0, 1_000_000), 300)
+    assert len(examples) == 300
+    assert comm.allgather(examples) == [examples] * comm.size
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
