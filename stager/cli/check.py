@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from stager.request.items import StageItem
     from stager.request.policy import Launch, Policy
 
+_UNREADABLE = "the script, or the file of a URL, cannot be read"
 
-@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4), own={4: "the script cannot be read"}))
+
+@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4), own={4: _UNREADABLE}))
 @click.argument("values", metavar="[SRC:DST[,key=value]]...", shell_complete=directives, nargs=-1)
 @click.option(
     "--script",

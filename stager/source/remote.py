@@ -26,7 +26,7 @@ from obstore import exceptions
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.base.progress import Kind, count, doing
-from stager.base.text import printable
+from stager.base.text import printable, showable
 from stager.disk.record import SourceFacts
 from stager.source.facts import Source
 from stager.source.location import Location, Scheme
@@ -175,7 +175,8 @@ class Store:
             self._store = _store(url, self.location, settings)
         except (exceptions.BaseError, ValueError) as error:  # such as half of a key
             text = str(error).partition("\n")[0]
-            problem = printable(_VALUE.sub("…", text.partition(" error: ")[2] or text))
+            said = _VALUE.sub("…", text.partition(" error: ")[2] or text)
+            problem = printable(showable(said))
             raise SourceError(f"{url}: {problem}; check your credentials") from None
 
     def look(self) -> Version:

@@ -274,6 +274,22 @@ def test_check_without_stage_toml_knows_no_rules_of_a_site(desk: Desk) -> None:
     assert (ran.code, ran.out.count("stage: ok: "), ran.out.endswith(unchecked)) == (0, 4, True)
 
 
+def test_a_url_in_a_file_is_checked_and_shown_without_its_secret(desk: Desk) -> None:
+    desk.config.unlink()
+    file = desk.folder / "url"
+    file.write_text("https://me:word@host/set.tar?sig=5ec2e7\n")
+    file.chmod(0o600)
+    assert desk.stagectl("check", f"@{file}:/nvme/,extract") == Ran(
+        0,
+        "stage: ok: https://host/set.tar to /nvme/set (validate=stat, extract)\n"
+        f"stage: only the syntax was checked: there is no {desk.config} here\n",
+        "",
+    )
+    file.chmod(0o644)
+    told = f"stage: {file}: others may use it; have it your own, by chmod 600\n"
+    assert desk.stagectl("check", f"@{file}:/nvme/x") == Ran(4, "", told)
+
+
 def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
     path = os.fsdecode(b"/caf\xe9")
     text = "stage: ok: /caf\\xe9 to /nvme/b (validate=stat)\n"
