@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
 #: How often a record is read that is not whole, and the seconds between two tries.
-_READ_TRIES, _READ_PAUSE = 50, 0.002
+_READ_TRIES, _READ_PAUSE = 10, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
 #: The folder for the records and tables of folders that are about to be published.

@@ -44,17 +44,17 @@ TREE = TreeFacts(1, 1, "0" * 32, "0" * 32, "0" * 32)
 COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER))
 
 
-def test_a_record_that_is_being_written_over_is_read_when_that_is_done(cache: Cache) -> None:
+def test_a_record_that_is_being_written_over_is_read_when_that_is_done(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache.save(RECORD)
     path = Path(cache.record_path(RECORD.destination))
     pinned = replace(RECORD, pinned=True, used_by_job=1234567)
     text = pinned.to_json().encode()
     with path.open("r+b", buffering=0) as file:
         file.write(text[:300])
-        later = threading.Timer(0.02, lambda: file.write(text[300:]))
-        later.start()
+        monkeypatch.setattr("time.sleep", lambda _: file.write(text[300:]))
         assert cache.load(RECORD.destination) == pinned
-        later.join()
 
 
 def test_a_record_that_stays_torn_is_none(cache: Cache) -> None:
