@@ -49,7 +49,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.jobs import jobs_using, uses
+from stager.disk.jobs import jobs_are_known, jobs_using, uses
 from stager.disk.reader import BLOCK
 from stager.disk.record import Record, TornError, is_ours
 from stager.disk.unnamed import UnnamedFile, fresh_name
@@ -351,10 +351,11 @@ def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     return Cache(_folder(root, uid), shared)
 
 
-def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
+def open_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = False) -> Cache:
     """Return the cache that `look_for_cache` returns, ready for writing.
 
-    Make it first if the user owns ``root``; elsewhere root has made it. Then make the folders in
+    Make it first if the user owns ``root``; elsewhere root has made it, or where root's part does
+    not run, the user does, if it is to be made ``by_user``. Then make the folders in
     it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
     ``uid`` alone; all others get it as it is, empty if nothing was ever staged there.
     """
@@ -364,6 +365,8 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
             return Cache(_folder(root, uid), True)
         return look_for_cache(root, uid, shared=True)
     mode = 0o755 if shared else 0o700
+    if by_user and not jobs_are_known():
+        _make_by_user(root, uid, mode)
     try:
         owner = os.stat(root or "/").st_uid
     except OSError as error:
@@ -383,7 +386,18 @@ def open_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     return cache
 
 
-def plan_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
+def _make_by_user(root: str, uid: int, mode: int) -> None:
+    """Make what is missing of a root and its folders, as far as an ordinary user may."""
+    with suppress(OSError, StageError):  # `look_for_cache` tells what is missing then
+        if not os.path.lexists(root or "/"):
+            os.mkdir(root, 0o755)
+        if not os.path.lexists(_parent(root)):
+            _make_folder(_parent(root), 0o755)
+        if os.lstat(_parent(root)).st_uid == uid:
+            _make_folder(_folder(root, uid), mode)
+
+
+def plan_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = False) -> Cache:
     """Return the cache that `open_cache` would return, and make nothing. Raise as it does."""
     if shared and uid != os.getuid():
         return open_cache(root, uid, shared=True)
@@ -391,7 +405,8 @@ def plan_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
         return look_for_cache(root, uid, shared=shared)
     except DestinationError:
         above = existing_folder_above(_parent(root))
-        if os.path.lexists(_parent(root)) or os.stat(above).st_uid != uid:
+        may = by_user and not jobs_are_known() and os.access(above, os.W_OK | os.X_OK)
+        if os.path.lexists(_parent(root)) or not (may or os.stat(above).st_uid == uid):
             raise
         check_disk(above)
         return Cache(_folder(root, uid), shared)

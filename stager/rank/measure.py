@@ -134,7 +134,9 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     """Return each node's seconds to write, and to read past the page cache. Collective."""
     node, request = context.node, context.request
     opened: list[Cache] = []
-    together(context, lambda: opened.append(open_cache(node.path(item.root), node.uid)))
+    by_user = bool(request.hosts)
+    root = node.path(item.root)
+    together(context, lambda: opened.append(open_cache(root, node.uid, by_user=by_user)))
     size, space, folder = request.bench, request.space, opened[0].folder
     together(context, lambda: check_room_to_measure(item.root, size, space, folder))
     return together(context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL))

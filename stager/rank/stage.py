@@ -216,6 +216,7 @@ class StageRun:
                 node.path(item.root),
                 request.shared_owner if item.shared else node.uid,
                 shared=item.shared,
+                by_user=bool(request.hosts),
             )
             for item in items
         )

@@ -67,12 +67,6 @@ def plain(text: str) -> list[str]:
     ]
 
 
-def prepare(site: Site) -> None:
-    """Make each node ready, from that node itself."""
-    for node in site.nodes:
-        site.run([STAGECTL, "prepare"], on=node)
-
-
 def by(mpi: str, origin: str, count: int = 4) -> str:
     return f"stage: by mpiexec of {mpi} on {count} nodes, from {origin}"
 
@@ -90,17 +84,15 @@ def staged(site: Site, path: str) -> bool:
 
 def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes: Site) -> None:
     site, value, mpi = nodes, "/shared/a:/nvme/a", open_mpi(nodes)
-    missing = (
-        "stage: n[1-4]: /nvme/.slurm-stage is missing: the site's prolog or plugin makes it; tell "
-        "the administrator (without Slurm: run stagectl prepare)"
-    )
     named = by(mpi, "--hosts")
-    assert stagectl(site, "stage", "--hosts", "n[1-4]", value) == (6, [named, missing])
-    own = "/nvme/.slurm-stage"
+    assert stagectl(site, "plan", "--hosts", "n[1-4]", value)[0] == 0
+    assert not site.copy("n1", "/nvme/.slurm-stage").exists()
+    took = f"stage: /nvme/a: /shared/a to {ALL}"
+    assert stagectl(site, "stage", "--hosts", "n[1-4]", value) == (0, [named, took])
     code, lines = stagectl(site, "prepare", "-w", "n[1-4]", on="login")
-    assert code == 0
+    assert code == 0, lines
     assert lines[0] == (
-        f"stage: /nvme: ready on {ALL}: made {own}, {own}/5001; .slurm-stage belongs to you, so no "
+        f"stage: /nvme: ready on {ALL}: nothing had to be made; .slurm-stage belongs to you, so no "
         "other user can stage beneath it"
     )
     unprotected = (
@@ -112,8 +104,6 @@ def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes:
     # Open MPI's own list; and each rank is the only one of its node.
     site.shared("hosts").write_text("n1 slots=16\nn2 slots=16\n# n9\nn[3-4]\nn1\n")
     hostfile = ["--hostfile", "/shared/hosts", value]
-    took = f"stage: /nvme/a: /shared/a to {ALL}"
-    assert stagectl(site, "stage", *hostfile) == (0, [by(mpi, "--hostfile"), took])
     current = f"stage: /nvme/a: current on {ALL}, nothing moved (T)"
     assert stagectl(site, "stage", *hostfile) == (0, [by(mpi, "--hostfile"), current])
     assert staged(site, "/nvme/a")
@@ -147,7 +137,6 @@ def test_mpich_starts_ranks_too(nodes: Site) -> None:
         shutil.copy(mpich / "bin" / name, there / "bin")
     python = shutil.ignore_patterns("python*")
     shutil.copytree(mpich / "lib", there / "lib", symlinks=True, ignore=python, dirs_exist_ok=True)
-    prepare(nodes)
     with nodes.policy(MPICH_POLICY):
         value = "/shared/a:/nvme/m"
         code, lines = stagectl(nodes, "stage", "--hosts", "n[1-4]", value)
@@ -183,7 +172,6 @@ def ssh_left(site: Site) -> int:
 
 
 def test_each_host_is_logged_in_to_once_unless_the_user_shares_connections(nodes: Site) -> None:
-    prepare(nodes)
     before, value = logins(nodes), ["--hosts", "n[1-4]", "/shared/a:/nvme/a"]
     assert stagectl(nodes, "stage", *value)[0] == 0
     once = [0, 1, 1, 1]
@@ -204,7 +192,6 @@ def test_each_host_is_logged_in_to_once_unless_the_user_shares_connections(nodes
 
 
 def test_ranks_prove_themselves_and_no_argument_list_has_a_secret(nodes: Site) -> None:
-    prepare(nodes)
     seen: dict[str, dict[str, str]] = {}
     value = "/shared/a:/nvme/a,verify=readback"
     with nodes.popen([STAGECTL, "stage", "--hosts", "n[1-4]", value], on="n1") as running:
@@ -232,7 +219,6 @@ def read_until(running: Command, text: str) -> str:
 
 
 def test_hosts_are_waited_for_and_those_that_do_not_answer_are_named(nodes: Site) -> None:
-    prepare(nodes)
     mpi = open_mpi(nodes)
     nodes.stop_sshd("n4")
     hosts = ["--hosts", "n[1-4]", "/shared/a:/nvme/a"]

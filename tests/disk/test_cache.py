@@ -889,3 +889,50 @@ def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk
     remedy = "delete files, or stage an archive without extract"
     assert text.endswith(f" more, whatever their size; {remedy}")
     assert room
+
+
+# Nodes on which root's part does not run
+
+
+def _by_user(opener: Callable[..., Cache], root: Path, uid: int = KNOWN) -> Cache:
+    return as_user(uid, lambda: opener(str(root), uid, by_user=True))
+
+
+@pytest.fixture
+def for_all(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of root's in which all may write, on a node where root marks no jobs."""
+    monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", "/nowhere")
+    os.chown(home, 0, 0)
+    home.chmod(0o1777)
+    return home
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["", "nvme"], ids=["a root", "no root"])
+def test_a_user_makes_what_is_missing_where_roots_part_does_not_run(
+    for_all: Path, name: str
+) -> None:
+    root = for_all / name
+    plan = _by_user(plan_cache, root)
+    assert not os.path.lexists(plan.folder)
+    assert _by_user(open_cache, root) == plan
+    with pytest.raises(DestinationError) as caught:
+        _by_user(open_cache, root, 2)
+    assert str(caught.value) == (
+        f"{root}/.slurm-stage belongs to uid {KNOWN}, not to uid 0 or uid 2; tell the administrator"
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("opener", [open_cache, plan_cache])
+@pytest.mark.parametrize("marks", [True, False], ids=["root's part runs", "nothing to write in"])
+def test_a_user_who_may_make_nothing_is_told_what_is_missing(
+    for_all: Path, monkeypatch: pytest.MonkeyPatch, opener: Callable[..., Cache], *, marks: bool
+) -> None:
+    if marks:
+        monkeypatch.setattr("stager.base.paths.JOBS_FOLDER", "/")
+    else:
+        for_all.chmod(0o755)
+    with pytest.raises(DestinationError) as caught:
+        _by_user(opener, for_all)
+    assert str(caught.value) == f"{for_all}/.slurm-stage is missing: {PREPARED}"
