@@ -5,6 +5,8 @@ Each rule is a short function of `NODE_RULES` that yields findings.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import stat
 from typing import TYPE_CHECKING
@@ -41,6 +43,9 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
+#: What a user is told who may write in no folder of root's; and for one that is not there.
+_FORBIDDEN = tuple(map(os.strerror, (errno.EACCES, errno.EPERM)))
+_ABSENT = os.strerror(errno.ENOENT)
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
 _TMPFS = (
     "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
@@ -76,6 +81,10 @@ def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             yield problem("TmpFS", f"{name}: users can keep jobs from starting there", _TMPFS)
         else:
             yield ok("TmpFS", f"{name}: only root can write there")
+    for path, why in unusable(node) if node.computes else ():
+        if why != _ABSENT:
+            text = f"TmpFS={path}: PMIx can make no folder there ({why})"
+            yield problem("TmpFS", text, "see to that filesystem")
     for disk in node.tmpfs_disks if node.computes else ():
         if is_shared(disk):
             yield problem(
@@ -84,6 +93,13 @@ def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
                 "step are in each other's way",
                 "name a folder on each node's own disk in slurm.conf",
             )
+
+
+def unusable(node: NodeFacts) -> list[tuple[str, str]]:
+    """Return each path of TmpFS in which nobody, root included, can make a folder, and why."""
+    absent = [(one.path, _ABSENT) for one in node.tmpfs if one.owner == ABSENT]
+    faults = [(one.path, one.fault) for one in node.tmpfs_disks if one.fault]
+    return absent + [(path, why) for path, why in faults if why not in _FORBIDDEN]
 
 
 def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:

@@ -40,9 +40,9 @@ _DISCONNECTED = (
 )
 #: The failure of ranks that could not begin because Slurm started not all of them.
 _REFUSED = (
-    "MPI did not start: Slurm could not start the staging process on a node; submit again, and if "
-    "it fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether "
-    "the folder of TmpFS is there)"
+    "MPI did not start: Slurm could not start the staging process on {}; submit again, and if it "
+    "fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether the "
+    "folder of TmpFS can be used)"
 )
 #: The failure of ranks that could not begin because of nodes that srun names, and of each node.
 _UNREACHED = (
@@ -50,6 +50,11 @@ _UNREACHED = (
     "tell the administrator"
 )
 _UNREACHED_THERE = "Slurm could not start the staging process there: {}"
+#: The failure of ranks of which one ended before all had begun.
+_LOST_RANK = (
+    "MPI did not start: {}: the staging process there ended first ({}); submit again; if it fails "
+    "again, use other nodes (--exclude) and tell the administrator"
+)
 #: The failure of ranks that could not begin because others were not even there.
 _ABSENT = (
     "MPI did not start within {:g} s: the staging process on {} has not begun; the node or its "
@@ -82,7 +87,7 @@ _CONNECTION_LOST = "_direct_conn_establish"
 #: What srun says of a task that slurmstepd could not prepare, and then of the tasks that it ends
 #: because of it. PMIx refuses a step whose folder of an earlier run of the job was left on the node
 #: (a slurmstepd that was killed, a node that failed, a requeue). Another start is another step.
-_LAUNCH_REFUSED = re.compile(r"srun: error: task \d+ launch failed: ")
+_LAUNCH_REFUSED = re.compile(r"srun: error: task (?P<task>\d+) launch failed: ")
 #: Seconds in which the ranks may begin in spite of these, and how often they are started at most.
 _LOST_PATIENCE, _STARTS = 5.0, 3
 #: Seconds of silence as ranks start after which they are started again, once. Now and then MPI
@@ -107,7 +112,7 @@ _BLAMING = tuple(
     for text in (
         r"slurmstepd: error:\s+mpi/pmix\w*: _errhandler: (?P<node>\S+) \[\d+\]: ",
         # With codes 1 and 8, ranks end themselves.
-        r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: (?!Exited with exit code [18]$)",
+        r"srun: error: (?P<node>[^\s,\[\]]+): task \d+: (?!Exited with exit code [18]$)(?P<why>.*)",
     )
 )
 #: What a rank says of a neighbour that it has lost, and what is said here of such a node.
@@ -231,7 +236,7 @@ def _no_outcome(
     if listener.is_disconnected:
         problem = _DISCONNECTED
     elif listener.is_refused:
-        problem = _REFUSED
+        problem = _REFUSED.format(listener.refused_node())
     elif unreached := listener.unreached():
         why = _UNREACHED_THERE.format(next(iter(unreached.values())))
         problem = _UNREACHED.format(fold(list(unreached)), why)
@@ -239,6 +244,8 @@ def _no_outcome(
         return _NOT_CONNECTED.format(start_timeout)
     elif listener.timed_out:
         problem = _not_begun(launcher, listener, start_timeout, remedy)
+    elif not listener.begun and listener.first_lost:
+        problem = _LOST_RANK.format(*listener.first_lost)
     elif not listener.begun:
         problem = f"MPI did not start: {launcher} {ended}; {remedy}"
     else:
@@ -308,7 +315,8 @@ class _Listener:
         #: says; those on which it could start none, and why; and those whose ranks ended because of
         #: others, which their neighbours then blame.
         self._blamed: dict[str, str] = {}
-        self._blamed_by_launcher = ""
+        self._blamed_by_launcher = self._how_lost = ""
+        self._refused_task = 0
         self._unreached: dict[str, str] = {}
         self._ended: set[str] = set()
         #: What the ranks agreed on, and when it came, on the monotonic clock.
@@ -336,6 +344,18 @@ class _Listener:
     def is_refused(self) -> bool:
         """Whether the ranks did not begin because Slurm could not start one, on an unknown node."""
         return self._launch_refused and not (self.begun or self._unreached)
+
+    def refused_node(self) -> str:
+        """Return the node of the task that Slurm could not start; there is one task on each."""
+        names = self._pulses.names()
+        return names[self._refused_task] if self._refused_task < len(names) else "a node"
+
+    @property
+    def first_lost(self) -> tuple[str, str] | None:
+        """The first node whose rank ended as the launcher says, and how it ended."""
+        if self._blamed_by_launcher in self._pulses.names():
+            return self._blamed_by_launcher, self._how_lost
+        return None
 
     def unreached(self) -> dict[str, str]:
         """Return the nodes on which no rank could be started, with what srun says of the first.
@@ -478,10 +498,13 @@ class _Listener:
             self._unreached.setdefault(one["node"] or one["failed"], one["why"] or "it has failed")
         # After a refusal, Slurm ends ranks that are at no fault.
         if not (self._blamed_by_launcher or self._launch_refused):
-            found = (pattern.match(line) for pattern in _BLAMING)
-            self._blamed_by_launcher = next((one["node"] for one in found if one), "")
+            found = next(filter(None, (pattern.match(line) for pattern in _BLAMING)), None)
+            if found:
+                self._blamed_by_launcher = found["node"]
+                self._how_lost = found.groupdict().get("why") or "it has failed"
         self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
-        self._launch_refused = self._launch_refused or bool(_LAUNCH_REFUSED.match(line))
+        if not self._launch_refused and (refused := _LAUNCH_REFUSED.match(line)):
+            self._launch_refused, self._refused_task = True, int(refused["task"])
         if self._connection_lost or self.is_refused:
             self._lost_until = min(self._lost_until, time.monotonic() + _LOST_PATIENCE)
 

@@ -1273,6 +1273,32 @@ def test_nobody_takes_the_names_of_pmix_where_tmpfs_is_roots(site: Site) -> None
         site.reconfigure()
 
 
+# Who listens on all of the few ports that a site names for MPI keeps ranks from starting.
+
+
+def test_who_takes_all_ports_of_mpi_is_told(site: Site) -> None:
+    hold = """
+import socket, sys
+ports = [socket.create_server(("", port)) for port in range(9100, 9120)]
+open("/shared/held", "w")
+sys.stdin.read()
+"""
+    site.run("rm -f /shared/held")
+    names = {"min": "9100", "range": "20"}
+    lines = ", ".join(f'OMPI_MCA_btl_tcp_port_{name}_v4 = "{one}"' for name, one in names.items())
+    bob = site.popen([PYTHON, "-c", hold], user="bob", on="n2")
+    try:
+        site.run("until [ -e /shared/held ]; do sleep 0.1; done", timeout=60)
+        with site.policy(f"{POLICY}[launch]\nenvironment = {{ {lines} }}\n"):
+            job = site.sbatch("true", "-N4", WISH)
+            assert job.wait().exit_code == "8:0"
+    finally:
+        bob.communicate()
+    assert job.output().startswith(
+        "stage: n2: MPI cannot start here: each port from 9100 to 9119 is taken, and "
+    )
+
+
 # Row 16: a node that answers for others is not believed.
 
 #: In the place of n3's Python: it answers for all nodes, that they hold nothing.

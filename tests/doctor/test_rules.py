@@ -652,6 +652,19 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     assert site_news(site) == [(NOTE, text)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("Read-only file system", True), ("Permission denied", False), ("", False)],
+)
+def test_a_folder_of_pmix_in_which_nobody_can_make_one_is_a_problem(
+    fault: str, *, told: bool
+) -> None:
+    disk = replace(NODE.disks[0], path="/var/tmp/slurm", fault=fault)
+    text = f"TmpFS=/var/tmp/slurm: PMIx can make no folder there ({fault}): see to that filesystem"
+    every = [one.line for one in found(replace(NODE, tmpfs_disks=[disk])) if one.subject == "TmpFS"]
+    assert (text in every) == told
+
+
 def test_ports_that_one_user_can_take_are_a_note() -> None:
     count = PORT.replace("min", "range")
     told = {

@@ -727,9 +727,9 @@ def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
     assert blamed(launcher, script, 10, **lines) == []
     assert launcher.events == [again("Slurm could not start a process")] * 2
     assert launcher.failure(script, 10, **lines) == (
-        f"{NOT_STARTED}: Slurm could not start the staging process on a node; submit again, and if "
-        "it fails again tell the administrator (slurmd's log there says why; stagectl doctor, "
-        "whether the folder of TmpFS is there)\n"
+        f"{NOT_STARTED}: Slurm could not start the staging process on n2; submit again, and if it "
+        "fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether "
+        "the folder of TmpFS can be used)\n"
         f"  {UNPREPARED}\n  {ENDED_TOO}"
     )
 
@@ -746,7 +746,7 @@ def test_the_last_start_has_all_that_is_left(
 
 def test_ranks_are_not_started_again_after_the_time_for_a_start(launcher: Launcher) -> None:
     message = launcher.failure(f"{say('LINE')}; exec sleep 60", 0.5, LINE=UNPREPARED)
-    assert message.startswith(f"{NOT_STARTED}: Slurm could not start the staging process on a node")
+    assert message.startswith(f"{NOT_STARTED}: Slurm could not start the staging process on n2;")
     assert launcher.events == []
 
 
@@ -755,6 +755,36 @@ def test_a_pulse_of_an_earlier_start_is_no_sign_of_life(launcher: Launcher, tmp_
     script = f"[ -e {tmp_path}/first ] || {{ {refuse}; }}; exec sleep 60"
     message = launcher.failure(script, 2, LINE=UNPREPARED)
     assert message == NONE.format("sh").replace("0.3 s", "2 s")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("srun: error: n2: task 1: Killed", "Killed"),
+        ("srun: error: n2: task 1: Out Of Memory", "Out Of Memory"),
+        (
+            (
+                "slurmstepd: error:  mpi/pmix_v4: _errhandler: n2 [1]: pmixp_client_v2.c:211: "
+                "Error handler invoked: status = -61, source = [slurm.pmix.7.0:1]"
+            ),
+            "it has failed",
+        ),
+    ],
+)
+def test_a_rank_that_ends_before_mpi_has_started_is_named_and_no_setting(
+    launcher: Launcher, line: str, why: str
+) -> None:
+    many = "; ".join(
+        f"echo 'srun: error: n{number}: task 0: Terminated'" for number in range(3, 20)
+    )
+    lines = launcher.failure(f"{say('LINE')}; {many}; exit 143", LINE=line).splitlines()
+    assert lines == [
+        (
+            f"{NOT_STARTED}: n2: the staging process there ended first ({why}); submit again; if "
+            "it fails again, use other nodes (--exclude) and tell the administrator"
+        ),
+        *(f"  srun: error: n{number}: task 0: Terminated" for number in range(8, 20)),
+    ]
 
 
 @pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
