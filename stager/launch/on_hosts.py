@@ -32,6 +32,7 @@ _FOR_SSH = ("SSH_AUTH_SOCK",)
 #: that are not for the ranks: each host has its own.
 _OF_SLURM = ("SLURM_", "_SLURM_")
 _NOT_FOR_RANKS = ("PATH", *_FOR_SSH)
+_TMPDIR = "TMPDIR"
 #: Has ranks say that they have begun (`rank.__main__`).
 _ON_HOSTS = "STAGE_ON_HOSTS"
 
@@ -96,7 +97,9 @@ def launch_by_mpiexec(ranks: Ranks) -> Iterator[Launch]:
     ):
         path = f"{folder}/hosts"
         if mpiexec.abi == "openmpi":
-            argv = openmpi.command(mpiexec.path, hosts.names, path, names, library)
+            # mpiexec has another one, see `openmpi.variables`.
+            given = [f"{name}={of_ranks[name]}" if name == _TMPDIR else name for name in names]
+            argv = openmpi.command(mpiexec.path, hosts.names, path, given, library)
             text = openmpi.hostfile(hosts.names)
             own = openmpi.variables(hosts.names, agents.start, folder)
         else:

@@ -22,9 +22,10 @@ def command(
 ) -> list[str]:
     """Return the mpiexec that starts one rank on each of ``hosts``.
 
-    ``path`` is that of the `hostfile`. The ranks get the values of the variables ``names``, and of
-    those that begin with ``OMPI_``; ``library`` is preloaded. The last two options keep mpiexec
-    from binding a rank's threads to one core, and from starting in a folder that is not everywhere.
+    ``path`` is that of the `hostfile`. The ranks get the values of the variables ``names``, where
+    one may be ``NAME=VALUE``, and of those that begin with ``OMPI_``; ``library`` is preloaded. The
+    last two options keep mpiexec from binding a rank's threads to one core, and from starting in a
+    folder that is not everywhere.
     """
     preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     given = (word for name in names if not name.startswith("OMPI_") for word in ("-x", name))
@@ -38,14 +39,15 @@ def variables(hosts: Sequence[str], agent: Sequence[str], folder: str) -> dict[s
     """Return the variables of mpiexec itself: of release 4, and those of 5 (PRTE).
 
     It would shorten names with a domain, and so take two hosts for one. For ``folder``, see
-    `own_folder`.
+    `own_folder`; in that of temporary files, release 4 has ``ompi.HOST.UID``, which another user
+    may have made first.
     """
     keep = any("." in host and not is_address(host) for host in hosts)
     by_release = (
         {"plm": "rsh", "plm_rsh_agent": shlex.join(agent)},
         {"plm": "ssh", "plm_ssh_agent": shlex.join(agent)},
     )
-    found = own_folder(folder)
+    found = {**own_folder(folder), "TMPDIR": folder}
     for (prefix, own), settings in zip(
         (("OMPI_MCA_", "orte"), ("PRTE_MCA_", "prte")), by_release, strict=True
     ):

@@ -130,6 +130,20 @@ def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes:
     assert staged(site, "/nvme/a")
 
 
+def test_a_folder_that_another_user_has_made_for_mpiexec_is_no_obstacle(nodes: Site) -> None:
+    prepare(nodes)
+    nodes.run("mkdir -m 700 /tmp/ompi.n1.5001", user="bob", on="n1")
+    took = f"stage: /nvme/a: /shared/a to {ALL}"
+    told = by(open_mpi(nodes), "--hosts")
+    value = "/shared/a:/nvme/a"
+    try:
+        assert stagectl(nodes, "stage", "--hosts", "n[1-4]", value) == (0, [told, took])
+        again = stagectl(nodes, "stage", "--hosts", "n[1-4]", value, TMPDIR="/var/tmp")
+        assert again == (0, [told, f"stage: /nvme/a: current on {ALL}, nothing moved (T)"])
+    finally:
+        nodes.run("rmdir /tmp/ompi.n1.5001", user="bob", on="n1")
+
+
 def test_mpich_starts_ranks_too(nodes: Site) -> None:
     mpich, there = REPOSITORY / "build/mpich", nodes.base / MPICH[1:]
     (there / "bin").mkdir(parents=True, exist_ok=True)

@@ -41,12 +41,31 @@ def test_open_mpi_starts_one_rank_on_each_host_and_is_told_names_of_variables() 
     settings = {
         "OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": ssh, "PRTE_MCA_plm": "ssh",
         "PRTE_MCA_plm_ssh_agent": ssh, "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
+        "TMPDIR": "/tmp/x",
     }  # fmt: skip
     assert openmpi.variables(["10.0.0.1", "n1"], AGENT, "/tmp/x") == settings
     assert openmpi.variables(["n1.a", "n1.b"], AGENT, "/tmp/x") == {
         **settings, "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }  # fmt: skip
+
+
+def test_mpiexec_of_open_mpi_has_a_folder_of_its_own_and_the_ranks_the_users(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "mpiexec"
+    program.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.4'\n")
+    program.chmod(0o755)
+    launch = Launch(mpiexec=str(program), agent="/bin/true", environment={ABI: "openmpi"})
+    request = StageRequest((StageItem("/a", "/nvme/a", "/nvme"),), 1, 1800.0)
+    policy = Policy(roots=("/nvme",), launch=launch)
+    ranks = Ranks(Hosts(("n1",), "--hosts"), policy, request, {"TMPDIR": "/scratch"}, {}, None)
+    with launch_by_mpiexec(ranks) as found:
+        assert "TMPDIR=/scratch" in found.argv
+        assert "TMPDIR" not in found.argv
+        assert (
+            found.argv[found.argv.index("--hostfile") + 1] == f"{found.environment['TMPDIR']}/hosts"
+        )
 
 
 def test_hydra_starts_one_rank_on_each_host_and_is_told_names_of_variables() -> None:
@@ -152,7 +171,7 @@ def test_no_secret_and_nothing_of_slurm_is_in_what_mpiexec_is_given(tmp_path: Pa
     assert mine == {
         "PATH", "SSH_AUTH_SOCK", "PBS_JOBID", "OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_plm",
         "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent",
-        "PRTE_MCA_prte_local_tmpdir_base",
+        "PRTE_MCA_prte_local_tmpdir_base", "TMPDIR",
     }  # fmt: skip
     assert found.environment["OMPI_MCA_plm_rsh_agent"] == agent
     assert not os.path.exists(path)
