@@ -311,9 +311,9 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
         f"{instead.format('their job, while it runs', running.id, 'status')}\n",
     )
     assert verify.returncode == 8
-    assert verify.stderr.splitlines()[-1] == instead.format(
-        "a job that has these nodes", "ID", "verify -w n2"
-    )
+    told = instead.format("a job that has these nodes", "ID", "verify -w n2")
+    new = ", or within a new one: salloc -w n2 stagectl verify"
+    assert verify.stderr.splitlines()[-1] == told + new
 
 
 def test_a_demo_shows_its_copies_whatever_the_sites_rules_are(site: Site) -> None:
