@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import UsageError
+from stager.base.errors import StageError, UsageError
 from stager.base.text import printable
+from stager.cli.absolute import absolute
 from stager.cli.action import run_action
 from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.whose import user_option, whose
 from stager.copies.upkeep import Action
+from stager.disk.cache import look_for_cache
+from stager.launch import job
 from stager.root.rules import byte_size
 
 if TYPE_CHECKING:
-    from stager.cli.options import NodeOptions
+    from collections.abc import Iterable
 
+    from stager.cli.options import NodeOptions
+    from stager.request.policy import Policy
+
+#: Seconds in which the first task of a step evicts what all of them are told to, and between looks.
+_FIRST_TASK_LIMIT, _PAUSE = 10.0, 0.1
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -70,6 +80,8 @@ def evict(
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
+    if destinations and _does_first_task(destinations, where):
+        return 0
     return run_action(
         Action.EVICT,
         destinations,
@@ -81,6 +93,32 @@ def evict(
         force=force,
         user=whose(user),
     )
+
+
+def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
+    """Wait until the copies are gone from this node, if the step's first task evicts them, too.
+
+    As in ``srun stagectl evict DST``: each of its tasks would evict on all nodes of the job. Return
+    False if the copies stay: the first task may be another program.
+    """
+    if where.is_given or not job.is_later_task(os.environ):
+        return False
+    paths = [absolute(path) for path in destinations]
+    rules = where.rules()
+    end = time.monotonic() + _FIRST_TASK_LIMIT
+    while any(_is_staged(path, rules) for path in paths):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def _is_staged(path: str, rules: Policy) -> bool:
+    for root in rules.roots:
+        with suppress(StageError):  # this user never staged anything there
+            if look_for_cache(root, os.getuid()).load(path):
+                return True
+    return False
 
 
 def _seconds(text: str) -> int:

@@ -64,6 +64,11 @@ class NodeOptions:
     hostfile: Path | None = None
     launcher: str | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """Whether nodes are named, and not those that the command finds by itself."""
+        return any((self.nodes, self.job_id, self.local_root, self.hostfile, self.launcher))
+
     def rules(self) -> Policy:
         """Return the site's policy. Raise PolicyRefusal."""
         return load_policy(self.config, simulated=self.local_root is not None)

@@ -7,6 +7,7 @@ is no default of "this host".
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from contextlib import suppress
@@ -168,6 +169,15 @@ def is_suspended(job: int, srun: str) -> bool:
 def own_name(environment: Mapping[str, str]) -> str:
     """Return this node's name: Slurm's, if this runs in a job."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def is_later_task(environment: Mapping[str, str]) -> bool:
+    """Return whether this process itself is a task of a step, and not the step's first."""
+    if environment.get("SLURM_PROCID", "0") == "0":
+        return False
+    with suppress(OSError), open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+        return file.read().startswith(b"slurmstepd: ")
+    return False
 
 
 def unfold(nodes: str) -> list[str]:

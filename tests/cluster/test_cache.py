@@ -411,3 +411,15 @@ def test_a_job_leaves_no_mark_when_slurmd_restarts_while_it_runs(site: Site) -> 
         site.restart_slurmd("n2")
     site.assert_healthy()
     assert site.leftovers() == []
+
+
+def test_each_task_of_a_step_may_evict_what_its_job_staged(site: Site) -> None:
+    script = f"""{STAGECTL} stage /shared/f1:/nvme/f1 >/dev/null || exit
+srun -N4 {STAGECTL} evict /nvme/f1; echo $?
+{STAGECTL} stage /shared/f1:/nvme/f1 >/dev/null || exit
+printf '0 true\\n1 {STAGECTL} evict /nvme/f1\\n' >/home/alice/programs
+srun -N2 -n2 --multi-prog /home/alice/programs; echo $?"""
+    job = site.sbatch(script, "-N4")
+    assert job.wait().exit_code == "0:0"
+    evicted = "stage: /nvme/f1: evicted on n[1-4] (4 nodes)"
+    assert job.output().splitlines() == [evicted, "0", evicted, "0"]

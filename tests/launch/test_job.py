@@ -19,6 +19,7 @@ from stager.launch.job import (
     fold,
     is_away,
     is_drained,
+    is_later_task,
     is_suspended,
     look_up,
     node_states,
@@ -452,3 +453,7 @@ def test_a_bad_list_of_nodes_is_reported_on_one_line(text: str, why: str | None)
 def test_a_node_has_the_name_that_slurm_gives_it() -> None:
     assert own_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert own_name({}) == socket.gethostname()
+
+
+def test_a_program_that_no_slurmstepd_started_is_no_task() -> None:
+    assert not is_later_task({"SLURM_PROCID": "3"})
