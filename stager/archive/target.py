@@ -11,6 +11,7 @@ import xxhash
 from stager.archive.links import bad_links
 from stager.base.digest import add_zeros
 from stager.base.errors import SpaceError, UsageError
+from stager.base.numbers import listed_time
 from stager.base.progress import count
 from stager.base.text import bytes_text
 from stager.disk.files import write_all
@@ -27,8 +28,6 @@ LONGEST_PATH = 4096
 _LONGEST_NAME = 255
 #: Bytes of a name that a message repeats where the name is too long.
 _SHOWN = 80
-#: Bits of a time in nanoseconds, its sign left out: what the listing of a folder holds.
-_BITS_OF_TIME = 63
 #: Bytes of a block of the disk.
 _DISK_BLOCK = 4096
 #: Why a device, a pipe or an unknown kind of member is refused.
@@ -150,8 +149,9 @@ class Target:
         self._links.pop(path, None)
 
     def _set_time(self, at: bytes | int, path: bytes, mtime: int | None) -> None:
-        if mtime is None or mtime.bit_length() > _BITS_OF_TIME:
+        if mtime is None:
             raise self.refusal(path, _BAD_TIME)
+        mtime = listed_time(mtime)
         if isinstance(at, int):
             os.utime(at, ns=(mtime, mtime))
         else:

@@ -1,4 +1,4 @@
-"""Check numbers that other users or nodes wrote. Pure."""
+"""Check numbers that other users or nodes wrote, and bound times. Pure."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def is_integer(value: object) -> TypeGuard[int]:
     (True, False, False, False)
     """
     return type(value) is int and _LEAST <= value < _MOST
+
+
+def listed_time(nanoseconds: int) -> int:
+    """Return a file's time, or the nearest one that listings and records hold, of 1677 to 2262.
+
+    >>> listed_time(10**18), listed_time(10**19)
+    (1000000000000000000, 9223372036854775807)
+    """
+    return min(max(nanoseconds, -(1 << 63)), (1 << 63) - 1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
 from stager.base.mounts import is_on_fuse
+from stager.base.numbers import listed_time
 from stager.base.paths import pattern_hint
 from stager.base.progress import Kind, doing
 from stager.disk.files import kind_of, opened
@@ -100,7 +101,8 @@ def _list(
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
     """Return what identifies one version of a source: the part of its stat that a write changes."""
-    return SourceFacts(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+    modified = listed_time(facts.st_mtime_ns)
+    return SourceFacts(facts.st_size, modified, facts.st_ctime_ns, facts.st_ino)
 
 
 def version_of(descriptor: int) -> SourceFacts:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import xxhash
 
 from stager.base.extents import ALIGNMENT, Extent
+from stager.base.numbers import listed_time
 from stager.base.text import printable
 
 if TYPE_CHECKING:
@@ -109,10 +110,7 @@ class Listing:
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
-        """Return the listing of ``rows``, which may be in any order.
-
-        Raise OverflowError, with the path, for a time that is no 64-bit number of nanoseconds.
-        """
+        """Return the listing of ``rows``, which may be in any order."""
         paths: list[bytes] = []
         kinds = bytearray()
         columns = [array(code) for code in _TYPES]
@@ -124,11 +122,12 @@ class Listing:
             batch_paths, batch_kinds, *numbers, batch_targets, batch_extents = zip(
                 *batch, strict=True
             )
-            try:
-                for column, values in zip(columns, numbers, strict=True):
+            for column, values in zip(columns, numbers, strict=True):
+                try:
                     column.extend(values)
-            except OverflowError:
-                raise OverflowError(_path_of_misfit(batch)) from None
+                except OverflowError:
+                    del column[begin:]
+                    column.extend(map(listed_time, values))
             paths.extend(batch_paths)
             kinds.extend(batch_kinds)
             targets.update((row, one) for row, one in enumerate(batch_targets, begin) if one)
@@ -272,17 +271,6 @@ class Listing:
         return (
             self.modes, self.sizes, self.mtimes, self.ctimes, self.inodes, self.owners, self.groups,
         )  # fmt: skip
-
-
-def _path_of_misfit(rows: Iterable[Row]) -> bytes:
-    """Return the path of the first of the ``rows`` with a number that fits in no column."""
-    for row in rows:
-        for code, value in zip(_TYPES, row[2:9], strict=True):
-            try:
-                array(code, [value])
-            except OverflowError:
-                return row.path
-    return b""
 
 
 def pack(*parts: bytes) -> bytes:

@@ -19,6 +19,7 @@ import xxhash
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.linux import IS_LINK, PASS_FOLDER, open_beneath
+from stager.base.numbers import listed_time
 from stager.base.progress import Kind as Doing
 from stager.base.progress import doing
 from stager.base.spans import Spans
@@ -245,7 +246,7 @@ class StreamReader:
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
         inode = listing.inodes[row]
         was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], inode
-        now = facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+        now = facts.st_size, listed_time(facts.st_mtime_ns), facts.st_ctime_ns, facts.st_ino
         if was != now if inode else was[:2] != now[:2]:  # see `source.posix.version_of`
             is_another = inode not in (0, facts.st_ino)
             raise changed(text_of(self._path(row)), is_another=is_another)

@@ -87,13 +87,7 @@ def walk(
             os.fsencode(folder), root, patterns, folders, closed, holes=holes, remedy=special
         )
         rows = _rows(walker)
-        try:
-            return Listing.of(patterns.pruned(rows) if patterns else rows)
-        except OverflowError as error:
-            (path,) = error.args
-            where = text_of(os.fsencode(folder) + b"/" + path)
-            text = f"{where} has a time before 1678 or after 2262; correct it with touch"
-            raise SourceError(text) from None
+        return Listing.of(patterns.pruned(rows) if patterns else rows)
 
 
 def _changed(path: bytes, what: str = "replaced") -> IntegrityError:

@@ -423,6 +423,19 @@ def test_a_file_whose_path_is_not_utf8_is_staged(job: Desk) -> None:
     assert (job.folder / "nvme" / source.name).read_bytes() == source.read_bytes()
 
 
+def test_files_that_are_dated_after_2262_are_staged(job: Desk) -> None:
+    (job.folder / "set").mkdir()
+    for path in (job.source, job.folder / "set/late", job.folder / "set"):
+        path.exists() or path.write_text("late")
+        os.utime(path, (10**10, 10**10))  # in 2286
+    line = ["stage", f"{job.source}:{job.folder}/nvme/", f"{job.folder}/set:{job.folder}/nvme/"]
+    assert job.stagectl(*line, **JOB).code == 0
+    assert (job.folder / "nvme/set/late").read_text() == "late"
+    assert (job.folder / "nvme/set/late").stat().st_mtime_ns == (1 << 63) - 1
+    again = job.stagectl(*line, **JOB)
+    assert (again.code, again.out.count("current on ")) == (0, 2)
+
+
 def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
     value = f"/nowhere/img:{job.folder}/nvme/img"
     ran = job.stagectl("stage", "--json", value, **JOB)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.errors import SourceError
 from stager.copies.own import HoldsOwnError, find_own, has_new_caches_alone, is_copy
 from stager.copies.reading import Reading
 from stager.disk.cache import open_cache
@@ -222,15 +223,28 @@ def test_a_folder_that_cannot_be_read_is_a_users_own_and_hides_no_others() -> No
         )
 
 
-def test_what_cannot_be_listed_may_be_a_users_own(node: Node) -> None:
+def test_a_file_that_is_dated_late_is_a_users_own(node: Node) -> None:
     record = node.stage()
-    os.utime(node.path / "a", (1 << 34, 1 << 34))
+    (node.path / "a").write_text("mine now")
+    os.utime(node.path / "a", (10**10, 10**10))  # in 2286
+    assert node.own(record) == ["a"]
+
+
+def test_what_cannot_be_listed_may_be_a_users_own(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = node.stage()
+
+    def fail(path: str) -> None:
+        raise SourceError(f"{path}/a: Input/output error; tell the administrator")
+
+    monkeypatch.setattr("stager.copies.own._list", fail)
     with pytest.raises(HoldsOwnError) as caught:
         node.own(record)
-    assert caught.value.unread == f"{node.path}/a has a time before 1678 or after 2262"
+    assert caught.value.unread == f"{node.path}/a: Input/output error"
     assert caught.value.message == (
         f"{record.destination} cannot be looked through for files of the user's own: "
-        f"{caught.value.unread}; correct it with touch, or delete the whole copy: "
+        f"{caught.value.unread}; tell the administrator, or delete the whole copy: "
         f"stagectl evict --force {record.destination}"
     )
 

@@ -20,7 +20,7 @@ from stager.base.extents import Extent
 from stager.base.progress import counted
 from stager.disk.files import remove_tree
 from stager.tree import walk as module
-from stager.tree.listing import Kind, Listing, Row
+from stager.tree.listing import Kind, Listing
 from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
 from tests.support.users import USER, as_user, on_tmpfs, ordinary_home
@@ -338,15 +338,3 @@ def test_a_folder_that_is_left_out_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out/pipe")
     os.mkfifo(tmp_path / "pipe")
     assert walk(str(tmp_path), patterns=Patterns((), ("out/", "pipe"))).paths == [b""]
-
-
-def test_a_time_that_no_listing_can_hold_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = module._Found([Row(b"late", Kind.FILE, mtime_ns=1 << 63)], [], [], 0)
-    monkeypatch.setattr(module._Walker, "_look", lambda *_: found)
-    with pytest.raises(SourceError) as caught:
-        walk(str(tmp_path))
-    assert str(caught.value) == (
-        f"{tmp_path}/late has a time before 1678 or after 2262; correct it with touch"
-    )
