@@ -163,6 +163,12 @@ def _broadcast(
             return Transferred("", "", None, 0.0, 0.0, 0.0)
         # Where each rank reads its own part, only the first one's progress is reported.
         reports = task.rank == plan.senders[0] and layout.data > 0
+
+        def tell(sent: int) -> None:
+            if reports:
+                read = cargo.reader.bytes_read if cargo.reader else 0
+                on_progress(_so_far(sent, read, layout), layout.data, cargo.files)
+
         return broadcast(
             group,
             layout,
@@ -170,10 +176,18 @@ def _broadcast(
             task.settings,
             reader=cargo.reader,
             writer=cargo.writer,
-            progress=lambda sent: on_progress(sent, layout.data, cargo.files) if reports else None,
+            progress=tell,
             digest=_digester(cargo),
             keyed=keyed,
         )
+
+
+def _so_far(sent: int, read: int, layout: Layout) -> int:
+    """Return the bytes that progress counts: of the next chunk, those that were read. Pure.
+
+    A chunk can have thousands of small objects, each of which a store takes its time for.
+    """
+    return max(sent, min(read, sent + layout.chunk - 1, layout.data - 1))
 
 
 def _digester(cargo: Cargo) -> Digester | None:
