@@ -34,7 +34,7 @@ for i in $(seq 500); do head -c $((i * 37)) /dev/urandom > lib/file$i; done
 head -c 9000000 /dev/urandom > a/large
 : > a/zero
 ln a/large a/b/twin
-ln -s ../a/large a/link; ln -s /nowhere a/dangling; ln -s . a/b/self
+ln -s ../a/large a/link; ln -s nowhere a/dangling; ln -s . a/b/self
 touch $'a/new\nline' $'a/\xff\xfe' 'a/ blank ' 'a/-rf' 'a/*' $'a/\\' 'a/"quoted"' a/$'\xc3\xa9'
 truncate -s 40M a/sparse; printf x | dd of=a/sparse bs=1 seek=20000000 conv=notrunc status=none
 chmod 755 lib/file1; chmod 600 lib/file2; chmod 444 lib/file3; chmod 640 lib/file4
