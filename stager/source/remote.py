@@ -283,9 +283,10 @@ class Store:
         """
 
         def is_mark(path: bytes) -> bool:
-            place = above + os.fsdecode(path)
+            name = os.fsdecode(path)
             with doing(Kind.READ, self._url):
-                return self._patience(self._url).keep(lambda _: self._is_mark(place))
+                patience = self._patience(f"{self._url}{name}")
+                return patience.keep(lambda _: self._is_mark(f"{above}{name}"))
 
         asked = list(paths)
         with ThreadPoolExecutor(self._settings.requests) as pool:
