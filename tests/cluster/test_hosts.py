@@ -131,7 +131,6 @@ def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes:
 
 
 def test_a_folder_that_another_user_has_made_for_mpiexec_is_no_obstacle(nodes: Site) -> None:
-    prepare(nodes)
     nodes.run("mkdir -m 700 /tmp/ompi.n1.5001", user="bob", on="n1")
     took = f"stage: /nvme/a: /shared/a to {ALL}"
     told = by(open_mpi(nodes), "--hosts")
