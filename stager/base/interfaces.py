@@ -120,6 +120,8 @@ def leading(found: Iterable[_Found], known: Collection[str]) -> list[_Found]:
     named = [one for one in usable if not {*known}.isdisjoint(one.hosts)]
     if not named:
         return [one for one in usable if one.kind is not Kind.VIRTUAL]
+    # Some resolvers give a node's own name all of its addresses.
+    named = [one for one in named if one.kind is not Kind.VIRTUAL] or named
     slowest = min(one.speed for one in named)
 
     def leads(one: _Found) -> bool:

@@ -15,8 +15,8 @@ from stager.source.location import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Seconds for looking at all sources, and while a user waits for sbatch.
-_LIMIT, _SHORT_LIMIT = 2.0, 0.5
+#: Seconds for looking at all sources.
+_LIMIT = 2.0
 #: What is told of one path: the number of an error, 0 for none, and whether it is a folder.
 _ANSWER = struct.Struct("!H?")
 
@@ -35,7 +35,7 @@ def missing(sources: Iterable[str]) -> list[str]:
     """
     paths = (source.rstrip("/") for source in sources if not is_url(source))
     folders = {path: os.path.dirname(re.split("[*?]", path)[0]) for path in paths}
-    seen = look([*folders, *folders.values()], _SHORT_LIMIT)
+    seen = look([*folders, *folders.values()])
     absent, unknown = Seen(os.strerror(errno.ENOENT)), Seen("")
     return [
         path
@@ -44,8 +44,8 @@ def missing(sources: Iterable[str]) -> list[str]:
     ]
 
 
-def look(sources: Iterable[str], limit: float = _LIMIT) -> dict[str, Seen]:
-    """Look at paths on this node for ``limit`` seconds, as this user. URLs are left out.
+def look(sources: Iterable[str]) -> dict[str, Seen]:
+    """Look at paths on this node for `_LIMIT` seconds, as this user. URLs are left out.
 
     If a filesystem gives no answer, the paths after the first one there are left out, too.
     """
@@ -56,7 +56,7 @@ def look(sources: Iterable[str], limit: float = _LIMIT) -> dict[str, Seen]:
             os.write(output, _ANSWER.pack(*_look_at(path)))
 
     try:
-        answers = answer(tell, limit) if paths else b""
+        answers = answer(tell, _LIMIT) if paths else b""
     except LateAnswerError as error:
         answers = error.so_far
     whole = len(answers) // _ANSWER.size
@@ -66,7 +66,7 @@ def look(sources: Iterable[str], limit: float = _LIMIT) -> dict[str, Seen]:
         for path, (number, is_folder) in zip(paths, told, strict=False)
     }
     if whole < len(paths):
-        found[paths[whole]] = Seen(f"no answer for {limit:g} s")
+        found[paths[whole]] = Seen(f"no answer for {_LIMIT:g} s")
     return found
 
 

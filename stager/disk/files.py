@@ -400,7 +400,7 @@ def made_parents(path: str) -> Iterator[None]:
         try:
             for folder in reversed(missing):
                 with suppress(FileExistsError):
-                    os.mkdir(folder, 0o775)  # nothing is staged where all users may write
+                    os.mkdir(folder, 0o755)  # nothing is staged where others may write
         except OSError as error:
             raise as_stage_error(error) from None
         yield

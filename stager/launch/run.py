@@ -352,8 +352,9 @@ class _Listener:
 
     @property
     def first_lost(self) -> tuple[str, str] | None:
-        """The first node whose rank ended as the launcher says, and how it ended."""
-        if self._blamed_by_launcher in self._pulses.names():
+        """The first node whose rank ended as the launcher says, and how; None if srun ended it."""
+        is_known = self._blamed_by_launcher in self._pulses.names()
+        if is_known and self._how_lost != "Terminated":
             return self._blamed_by_launcher, self._how_lost
         return None
 

@@ -35,6 +35,7 @@ from stager.request.lexer import (
     Field,
     check_characters,
     field,
+    is_blank,
     lstrip,
     path_field,
     read_escapes,
@@ -180,10 +181,11 @@ def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
             raise DirectiveError(_NO_URL, text, rest.at)
         problem = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
         raise DirectiveError(problem, text, destination_end)
-    return (
-        path_field(paths[:protected] + source, source_end),
-        path_field(destination, destination_end),
-    )
+    target = path_field(destination, destination_end)
+    if target.value and is_blank(destination[-1]):
+        problem = "a blank ends the destination; remove it, or write '\\ ' for one in the path"
+        raise DirectiveError(problem, text, destination[-1].at)
+    return path_field(paths[:protected] + source, source_end), target
 
 
 def _build(text: str, source: Field, destination: Field, options: Sequence[Field]) -> Directive:

@@ -103,10 +103,11 @@ def split(chars: list[Char], separator: str, end: int) -> list[tuple[list[Char],
 
 def lstrip(chars: list[Char]) -> list[Char]:
     """Return ``chars`` from the first one that is no blank, or that is escaped."""
-    return list(dropwhile(_is_blank, chars))
+    return list(dropwhile(is_blank, chars))
 
 
-def _is_blank(char: Char) -> bool:
+def is_blank(char: Char) -> bool:
+    """Whether a character is a blank that is not escaped."""
     return char.char in BLANKS and not char.literal
 
 
@@ -122,7 +123,7 @@ def path_field(chars: list[Char], end: int) -> Field:
 def field(chars: list[Char], end: int) -> Field:
     """Return ``chars`` without the blanks around them as a Field, at ``end`` if that is empty."""
     last = len(chars)
-    while last and _is_blank(chars[last - 1]):
+    while last and is_blank(chars[last - 1]):
         last -= 1
     return path_field(chars[:last], end)
 

@@ -9,7 +9,7 @@ from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import FolderLayout, Relocate, Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
-from stager.source.location import is_url, without_revision
+from stager.source.location import Scheme, is_url, without_revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         source = plain or "/"
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
-    is_image = root is not None and _is_image(destination.removeprefix(root))
+    is_image = root is not None and _is_image(source, destination.removeprefix(root))
     _check_paths(plain, destination, is_image=is_image)
     if root is None or not (
         shared or is_image or _folder_above(destination, policy.allowed) is not None
@@ -141,9 +141,10 @@ def images_folder(uid: int, policy: Policy) -> str:
     return f"{root}/{RECORDS_FOLDER}/{uid}/{_IMAGES}"
 
 
-def _is_image(path: str) -> bool:
-    """Return whether a path beneath a root is one in `images_folder`."""
-    return re.fullmatch(rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{_IMAGES}/[^/]+", path) is not None
+def _is_image(source: str, path: str) -> bool:
+    """Return whether a path beneath a root is that of a registry's image in `images_folder`."""
+    name = rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{_IMAGES}/[^/]+"
+    return source.startswith(f"{Scheme.DOCKER}://") and re.fullmatch(name, path) is not None
 
 
 def _check_paths(source: str, destination: str, *, is_image: bool) -> None:

@@ -137,7 +137,8 @@ def _check_hash(line: str) -> None:
     if not words or words[-1].hash < 0:
         return
     *before, last = words
-    if "--stage" in line[last.at :] or (before and before[-1].value in _OPTIONS):
+    cut = line[last.at :].partition(" #")[0]
+    if "--stage" in cut or (before and before[-1].value in _OPTIONS):
         problem = "sbatch takes this '#' for the beginning of a comment"
         remedy = "put the value in quotes, or write a space before a comment"
         raise DirectiveError(f"{problem}; {remedy}", line, last.hash)

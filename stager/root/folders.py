@@ -12,9 +12,10 @@ import pwd
 import stat
 import time
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from stager.base import linux
+from stager.base import linux, paths
 from stager.base.mounts import stranger_at
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: (pidfd_getfd), and could fill /run by it.
 _LOCK_FILE = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 REPLACE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Seconds to wait for another process of root's that makes the same folder.
+_LIMIT = 5.0
+#: Names in a folder of records that root looks at, while a job waits.
+_MOST_USERS = 1000
 #: Seconds between two attempts to get a lock.
 _PAUSE = 0.01
 
@@ -90,6 +95,14 @@ def _take_name(base: int, path: str) -> str:
     """
     folder = os.path.basename(path)
     with made(base, folder, 0o755, enter_mounts=False) as there:
+        if os.fstat(there).st_uid == 0:
+            return ""
+    with (
+        opened(paths.RUN) as run,
+        made(run, paths.RUN_NAME, 0o755),
+        locked(f"{paths.RUN_FOLDER}/taken.lock", _LIMIT),
+        made(base, folder, 0o755, enter_mounts=False) as there,  # perhaps root's by now
+    ):
         owner = os.fstat(there).st_uid
         if owner == 0 or not _has_only_own(there):
             return ""
@@ -102,15 +115,28 @@ def _take_name(base: int, path: str) -> str:
 
 
 def _has_only_own(folder: int) -> bool:
-    """Whether all folders in the descriptor ``folder`` belong to its owner: else it was root's."""
-    owners = {os.fstat(folder).st_uid}
-    for name in os.listdir(folder):
-        with suppress(OSError):  # as of what is mounted there
-            path = os.fsencode(name)
-            there = linux.open_beneath(folder, path, os.O_PATH | os.O_DIRECTORY, same_mount=True)
-            owners.add(os.fstat(there).st_uid)
+    """Whether the descriptor ``folder`` has no other user's folder: else it was root's.
+
+    Nor was it if it has more names than a node has users of it.
+    """
+    owner = os.fstat(folder).st_uid
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, _MOST_USERS + 1)]
+    return len(names) > _MOST_USERS or not any(
+        _is_users(folder, name) for name in names if name != str(owner)
+    )
+
+
+def _is_users(folder: int, name: str) -> bool:
+    """Whether a name in ``folder`` is a user's, as root makes it; that user is known here."""
+    with suppress(OSError, ValueError, KeyError):  # as of what is mounted there
+        path = os.fsencode(name)
+        there = linux.open_beneath(folder, path, os.O_PATH | os.O_DIRECTORY, same_mount=True)
+        try:
+            return name == str(pwd.getpwuid(os.fstat(there).st_uid).pw_uid)
+        finally:
             os.close(there)
-    return len(owners) == 1
+    return False
 
 
 @contextmanager

@@ -12,13 +12,21 @@ import pytest
 
 from stager.base.errors import UsageError
 from stager.cli.local_disks import make_disk
-from tests.support.users import USER
+from tests.support.users import USER, as_user, ordinary_home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 REMEDY = "choose another --local-root"
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    with ordinary_home() as folder:
+        folder.chmod(0o1777)
+        yield folder
 
 
 def test_the_folders_are_made_for_their_user_alone(tmp_path: Path) -> None:
@@ -66,6 +74,16 @@ def test_nothing_is_made_where_others_could_replace_it(
         make_disk(f"{tmp_path}/work/nodes", "/node1/nvme")
     assert str(caught.value) == f"{place}: {why}; {REMEDY}"
     assert not any(place.iterdir())
+
+
+@pytest.mark.root
+def test_a_user_may_work_in_a_folder_of_a_groups(root: Path) -> None:
+    place = root / "project"
+    place.mkdir()
+    place.chmod(0o2770)
+    os.chown(place, USER, USER + 1)
+    as_user(USER, lambda: make_disk(f"{place}/nodes", "/node1/nvme"))
+    assert stat.S_IMODE((place / "nodes/node1/nvme").stat().st_mode) & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("name", ["nodes", "nodes/node1", "nodes/node1/nvme"])

@@ -35,7 +35,7 @@ def test_a_blank_at_the_end_of_a_path_belongs_to_it(site: Site) -> None:
     site.run("echo plain > /shared/trail; echo blank > '/shared/trail '")
     script = """#STAGE '/shared/trail ' '/nvme/line '
 cat '/nvme/line ' '/nvme/option '; srun "--stage=/shared/trail :/nvme/option" cat /nvme/option"""
-    job = site.sbatch(script, "-N1", "--stage=/shared/trail :/nvme/option ")
+    job = site.sbatch(script, "-N1", "--stage=/shared/trail :/nvme/option\\ ")
     assert job.wait().exit_code == "0:0", job.output()
     own = [line for line in job.output().splitlines() if not line.startswith("stage:")]
     assert own == ["blank"] * 3

@@ -88,6 +88,8 @@ def ends_well_without_n3(site: Site, job: Job, why: str) -> None:
         rf"stage: /nvme/data: 4\.0 MiB from {SLOW}/data to n\[1-2,4\] \(3 nodes\) in .*\n", second
     )
     assert "".join(rest) == (
+        f"stage: /nvme/data: note: {SLOW}/data is on a FUSE filesystem: a change that leaves sizes "
+        "and times as they were is not noticed\n"
         "n3|n1,n2,n4\nn3/n1 n2 n4\n"
         f"n1 {SIZE}\nn2 {SIZE}\nn4 {SIZE}\n{REFUSED.format('n3')}"
     )  # fmt: skip

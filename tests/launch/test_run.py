@@ -787,6 +787,12 @@ def test_a_rank_that_ends_before_mpi_has_started_is_named_and_no_setting(
     ]
 
 
+def test_of_ranks_that_srun_itself_ends_none_is_blamed(launcher: Launcher) -> None:
+    """As with an MPI library that does not fit: no node is at fault."""
+    message = launcher.failure("echo 'srun: error: n2: task 1: Terminated'; exit 143")
+    assert message.startswith(f"{NOT_STARTED}: sh ended with code 143; ")
+
+
 @pytest.mark.parametrize("last", ["RESULT", "CRASHED"])
 def test_a_launcher_that_does_not_end_is_ended(launcher: Launcher, last: str) -> None:
     launcher.patience = Patience(end=0.5, crash=0.5)

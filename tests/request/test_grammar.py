@@ -124,10 +124,10 @@ def test_a_backslash_takes_a_separator_or_a_blank_as_it_is(
     ("text", "directive"),
     [
         (" /a: /b", Directive("/a", "/b")),
-        ("/a :/b ", Directive("/a ", "/b ")),
-        ("\t/a\t:\t/b\t", Directive("/a\t", "/b\t")),
+        ("/a :/b\\ ", Directive("/a ", "/b ")),
+        ("\t/a\t:\t/b", Directive("/a\t", "/b")),
         ("/a b:/c  d", Directive("/a b", "/c  d")),
-        (" /a: /b , validate=size ", Directive("/a", "/b ", Options(validate=Validate.SIZE))),
+        (" /a: /b, validate=size ", Directive("/a", "/b", Options(validate=Validate.SIZE))),
         ("/a\\ \\  : /b", Directive("/a   ", "/b")),
         ("/a\xa0:/b\u3000", Directive("/a\xa0", "/b\u3000")),
     ],
@@ -136,6 +136,14 @@ def test_blanks_before_a_path_and_around_an_option_are_dropped_and_those_in_a_pa
     text: str, directive: Directive
 ) -> None:
     assert parse_value(text) == (directive,)
+
+
+@pytest.mark.parametrize("text", ["/a:/b ", "/a:/b ; /c:/d", "/a:/b\t,replace"])
+def test_a_blank_that_ends_a_destination_is_refused(text: str) -> None:
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(text)
+    problem = "a blank ends the destination; remove it, or write '\\ ' for one in the path"
+    assert (caught.value.problem, caught.value.position) == (problem, 5)
 
 
 @pytest.mark.parametrize(

@@ -506,17 +506,21 @@ def test_the_path_of_a_relocated_environment_has_no_blank() -> None:
 
 
 def test_images_that_no_destination_names_are_among_their_users_records() -> None:
-    policy = Policy(roots=("/scratch", "/nvme"), destinations=("/nvme/users",))
+    site = SourceSection(allow=("docker://registry.site/",))
+    policy = Policy(roots=("/scratch", "/nvme"), destinations=("/nvme/users",), source=site)
     folder = images_folder(5001, policy)
     assert (folder, images_folder(5001, Policy(roots=("/a", "/b")))) == (
         "/nvme/.slurm-stage/5001/images", "/a/.slurm-stage/5001/images",
     )  # fmt: skip
-    [item] = resolve([Directive("/shared/a.sqsh", f"{folder}/a.sqsh")], policy)
+    image = "docker://registry.site/a:1"
+    [item] = resolve([Directive(image, f"{folder}/a.sqsh")], policy)
     assert (item.destination, item.root) == (f"{folder}/a.sqsh", "/nvme")
+    with pytest.raises(UsageError, match="is reserved for slurm-stage's own records"):
+        resolve([Directive("/shared/a.sqsh", f"{folder}/a.sqsh")], policy)
     for other in (
         f"{folder}/a/b",
         "/nvme/.slurm-stage/5001/records/a",
         "/nvme/x/.slurm-stage/1/images/a",
     ):
         with pytest.raises(UsageError, match="is reserved for slurm-stage's own records"):
-            resolve([Directive("/shared/a.sqsh", other)], policy)
+            resolve([Directive(image, other)], policy)

@@ -237,6 +237,7 @@ def test_sbatch_takes_backslashes_within_quotes_and_a_hash_within_a_word(
         ("#SBATCH --stage=/a:/b\\#1", -1),
         ("#SBATCH --stage=/a:/b -JN#1", -1),
         ("#SBATCH -JN#1", -1),
+        ("#SBATCH -JN#1 # as --stage=/a:/b", -1),
         ("#SBATCH --stage='/a:/b#1", -1),
     ],
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import stat
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base import paths
 from stager.base.node import users_of
 from stager.disk.cache import open_cache
 from stager.root.folders import UnsafeError, locked, make_folder
@@ -17,9 +20,17 @@ from tests.support.disks import owners
 from tests.support.users import USER, as_user, forked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 GROUP = 47111
+
+
+@pytest.fixture(autouse=True)
+def _run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the locks beneath another folder than the machine's /run."""
+    monkeypatch.setattr("stager.base.paths.RUN", str(tmp_path))
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", f"{tmp_path}/{paths.RUN_NAME}")
 
 
 def made(root: Path) -> dict[str, tuple[int, int, str]]:
@@ -149,9 +160,39 @@ def test_a_parent_that_a_user_made_first_is_moved_aside(root: Path, owner: int) 
 
 
 @pytest.mark.root
+def test_a_parent_with_very_many_names_is_moved_aside_at_once(root: Path) -> None:
+    parent = stranger(root, USER)
+    for number in range(1001):
+        (parent / f"x{number}").mkdir()
+    assert make_folder(str(root), ".slurm-stage", USER, GROUP)
+    assert parent.stat().st_uid == 0
+
+
+@pytest.mark.root
+def test_who_comes_second_finds_what_root_made_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger(root, USER)
+
+    @contextmanager
+    def taken(path: str, limit: float) -> Iterator[int]:
+        """Have another process of root's make the folder while this one waits for the lock."""
+        monkeypatch.setattr("stager.root.folders.locked", locked)
+        assert make_folder(str(root), ".slurm-stage", 5001, GROUP)
+        with locked(path, limit) as descriptor:
+            yield descriptor
+
+    monkeypatch.setattr("stager.root.folders.locked", taken)
+    assert make_folder(str(root), ".slurm-stage", USER + 1, GROUP) == ""
+    assert users_of(str(root)) == sorted([5001, USER, USER + 1])
+
+
+@pytest.mark.root
 def test_a_parent_with_folders_of_several_users_that_is_not_roots_is_refused(root: Path) -> None:
     path = stranger(root, USER)
-    os.chown(path / "5001", 5001, GROUP)
+    nobody = pwd.getpwnam("nobody").pw_uid
+    (path / str(nobody)).mkdir()
+    os.chown(path / str(nobody), nobody, GROUP)
     assert refusal(root) == (
         f"{path} belongs to uid {USER}, not to root; if it has folders of several users, it has "
         f"the records of all copies: chown root {path}; else remove it"

@@ -80,6 +80,8 @@ def prepared(root: Path, roots: list[str]) -> tuple[int, list[str], list[str]]:
     return on_tmpfs(Path("/run"), "mode=755", act)
 
 
+#: What is there once a user's folder was looked at.
+LOCKED = ["slurm-stage", "slurm-stage/taken.lock"]
 #: What a run that made all leaves for the plugin.
 NOTED = ["slurm-stage", f"slurm-stage/{KNOWN}.prepared"]
 
@@ -129,13 +131,13 @@ def test_a_disk_that_cannot_be_prepared_is_reported_and_the_others_are_prepared(
         (root / name).mkdir()
     (root / "bad/.slurm-stage").mkdir()
     os.chown(root / "bad/.slurm-stage", USER, USER)
-    (root / "bad/.slurm-stage/1").mkdir()
+    (root / "bad/.slurm-stage/0").mkdir()
     bad = f"{root}/bad/.slurm-stage"
     complaint = (
         f"{bad} belongs to uid {USER}, not to root; if it has folders of several users, it has the "
         f"records of all copies: chown root {bad}; else remove it"
     )
-    assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], [])
+    assert prepared(root, [f"{root}/bad", f"{root}/good"]) == (1, [complaint], LOCKED)
     assert list(owners(root / "good")) == [".slurm-stage", f".slurm-stage/{KNOWN}"]
 
 
@@ -146,7 +148,7 @@ def test_what_was_moved_out_of_the_way_is_reported(root: Path) -> None:
     code, [complaint], note = prepared(root, [str(root)])
     [aside] = root.glob(".slurm-stage.of-*")
     assert complaint == f"{root}/.slurm-stage belonged to uid {USER}; it was moved to {aside}"
-    assert (code, note) == (0, NOTED)
+    assert (code, note) == (0, [*NOTED, "slurm-stage/taken.lock"])
 
 
 def test_the_program_ends_with_1_where_it_could_not_prepare(tmp_path: Path) -> None:
