@@ -164,6 +164,7 @@ def _rests(surveys: Sequence[Survey]) -> dict[str, list[str]]:
 def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Iterator[str]:
     """Yield the notes to the user on one item; some may be empty."""
     yield from _open_notes(surveys)
+    yield _damaged_note(surveys)
     yield _unmatched_note(task)
     if task.source.is_left_alone and task.plan.receivers:
         yield (
@@ -191,6 +192,15 @@ def _open_notes(surveys: Sequence[Survey]) -> Iterator[str]:
                 f"note: {where}{text}; choose another destination, or have its owner set the "
                 "sticky bit (chmod +t), unless that is wanted"
             )
+
+
+def _damaged_note(surveys: Sequence[Survey]) -> str:
+    """Return the note on copies whose bytes a disk, or a program, has changed unseen."""
+    names = [one.node for one in surveys if one.reason is Reason.DAMAGED]
+    if not names:
+        return ""
+    where = listed(names[:_MOST_NAMED], of=len(names))
+    return f"note: on {where}, the copy was damaged: its bytes were not those that were staged"
 
 
 def _fuse_note(task: Task) -> str:

@@ -138,6 +138,10 @@ def test_validate_checksum_finds_and_repairs_damage_that_left_no_trace(site: Sit
     job = site.sbatch("true", "-N4", f"{wish},validate=checksum")
     assert job.wait().exit_code == "0:0"
     assert "from the copy on n1 to n2 in " in job.output()
+    assert job.output().endswith(
+        "stage: /nvme/data: note: on n2, the copy was damaged: its bytes were not those that were "
+        "staged\n"
+    )
     assert digest(damaged) == digest(site.shared("data"))
 
 

@@ -123,6 +123,17 @@ def test_who_else_could_replace_a_copy_is_noted(texts: list[str], note: str) -> 
     assert item_report(task(plan), surveys, Delivered("digest"), 1.0).note == note
 
 
+def test_a_damaged_copy_is_noted_with_its_node() -> None:
+    plan = TransferPlan(9, (1, 2), (0,), (0,), False, "digest")
+    surveys = [
+        Survey("n0", None, "digest"),
+        Survey("n1", Reason.DAMAGED, ""),
+        Survey("n2", Reason.SOURCE_CHANGED, ""),
+    ]
+    note = "note: on n1, the copy was damaged: its bytes were not those that were staged"
+    assert item_report(task(plan), surveys, Delivered("digest"), 1.0).note == note
+
+
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
     plan = TransferPlan(9, (), (0,), (0,), False, "digest")
     surveys = [Survey("n0", None, "digest", files=7)]
