@@ -15,6 +15,7 @@ from stager.copies.own import HoldsOwnError, find_own, is_copy
 from stager.copies.reading import Reading
 from stager.disk.aside import Aside, rename_if_free, rename_to_free
 from stager.disk.files import TICK, facts_beneath, opened_beneath, remove_tree
+from stager.disk.parents import remove_parents
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
@@ -56,15 +57,16 @@ def remove(
 ) -> Record | None:
     """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
-    That ``job`` uses it does not count. A folder that the user put in the copy's place is kept.
-    With ``force``, files of the user's own are deleted with the copy; without, ``reading`` finds
-    them. Raise HoldsOwnError, OSError or DestinationError; after SetAsideError the record is gone.
+    With it go the folders above that stages have made and that are empty then. That ``job`` uses it
+    does not count. A folder that the user put in the copy's place is kept. With ``force``, files of
+    the user's own are deleted with the copy; without, ``reading`` finds them. Raise HoldsOwnError,
+    OSError or DestinationError; after SetAsideError the record is gone.
     """
     if not locks.take(destination):
         return None
     try:
-        record = cache.load(destination)
-        if record is None or record.pinned or set(cache.jobs_using(destination)) - {job}:
+        record, jobs = cache.load(destination), cache.jobs()
+        if record is None or record.pinned or set(jobs.get(destination, ())) - {job}:
             return None
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
@@ -75,6 +77,7 @@ def remove(
                 cache.forget(destination)
                 raise
         cache.forget(destination)
+        remove_parents(cache, path, jobs)
         return record
     finally:
         locks.release(destination)

@@ -29,6 +29,7 @@ from stager.copies.removal import SetAsideError
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
+from stager.disk.parents import remove_parents
 from stager.root.rules import read_rules
 
 if TYPE_CHECKING:
@@ -126,7 +127,11 @@ def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
         cache.sweep()
     records = [cache.load(destination) for destination in destinations]
     ended = [one.destination for one in records if one and _is_for_job(one)]
-    return _remove(cache, ended, way) + _remove(cache, _unnoticed(cache), way)
+    removed = _remove(cache, ended, way) + _remove(cache, _unnoticed(cache), way)
+    in_use = cache.in_use() if destinations else ()
+    for destination in destinations:  # a stage that was killed has left folders, too
+        remove_parents(cache, destination, in_use)
+    return removed
 
 
 def _unnoticed(cache: Cache) -> list[str]:

@@ -385,32 +385,6 @@ def check_read_only(folder: str) -> None:
             raise as_stage_error(OSError(errno.EROFS, ""), folder)
 
 
-@contextmanager
-def made_parents(path: str) -> Iterator[None]:
-    """Make the missing folders above ``path``. If the body fails, remove those that are empty.
-
-    Raise SpaceError or DestinationError if they cannot be made.
-    """
-    missing: list[str] = []
-    folder = os.path.dirname(path)
-    while not os.path.lexists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    try:
-        try:
-            for folder in reversed(missing):
-                with suppress(FileExistsError):
-                    os.mkdir(folder, 0o755)  # nothing is staged where others may write
-        except OSError as error:
-            raise as_stage_error(error) from None
-        yield
-    except BaseException:
-        for made in missing:
-            with suppress(OSError):
-                os.rmdir(made)
-        raise
-
-
 def digest_of(path: str) -> str:
     """Return the xxh3-128 of a file in hexadecimal, by way of the page cache. Raise OSError."""
     digest = xxhash.xxh3_128()

@@ -11,7 +11,8 @@ from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
 from stager.base.options import Relocate, Share
 from stager.base.outcome import Counts
-from stager.disk.files import OPEN_FOLDER, made_parents, opened, stage_errors
+from stager.disk.files import OPEN_FOLDER, opened, stage_errors
+from stager.disk.parents import made_parents
 from stager.disk.partial import Partial
 from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.rank.cargo import Cargo, Opened, Published
@@ -68,7 +69,7 @@ class ArchiveCargo(Cargo):
     def open(self) -> Opened:
         task = self.task
         if task.receives:
-            self.stack.enter_context(made_parents(task.path))
+            self.stack.enter_context(made_parents(task.cache, task.path))
             self._tree = PartialTree(task.cache, Listing.of([Row(b"", Kind.FOLDER)]))
             self.stack.callback(self._tree.close)
             self._own = find_replaced(task)

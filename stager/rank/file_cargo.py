@@ -17,7 +17,8 @@ from stager.base.extents import rounded
 from stager.base.options import Share
 from stager.base.outcome import OwnFiles
 from stager.copies.survey import check_contents, own_lstat
-from stager.disk.files import TICK, made_parents
+from stager.disk.files import TICK
+from stager.disk.parents import made_parents
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.disk.record import is_ours
@@ -55,7 +56,7 @@ class FileCargo(Cargo):
     def open(self) -> Opened:
         task = self.task
         if task.receives:
-            self.stack.enter_context(made_parents(task.path))
+            self.stack.enter_context(made_parents(task.cache, task.path))
             self.writer = self._partial = Partial(task.cache, direct=task.settings.direct)
             self.stack.callback(self._partial.close)
         return self._open_to_send() if task.sends else Opened()

@@ -14,7 +14,8 @@ from stager.base.errors import DestinationError, Failure, IntegrityError
 from stager.base.options import FolderLayout, Relocate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
-from stager.disk.files import READ_FILE, READ_SIZE, made_parents, opened, write_all
+from stager.disk.files import READ_FILE, READ_SIZE, opened, write_all
+from stager.disk.parents import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.reuse import Reuse, lost_files, read_marks
@@ -121,7 +122,7 @@ class TreeCargo(Cargo):
             return Opened()
         names = sum(not self._reuse.has(row) for row in range(len(self._listing)))
         check_inodes(task.cache, names)
-        self.stack.enter_context(made_parents(task.path))
+        self.stack.enter_context(made_parents(task.cache, task.path))
         self._tree = PartialTree(task.cache, self._relocated_listing())
         self.stack.callback(self._tree.close)
         self._tree.lay_out()

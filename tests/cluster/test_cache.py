@@ -80,6 +80,23 @@ def test_lifetime_job_ends_with_the_job_and_other_copies_stay(site: Site) -> Non
         assert len(site.records(node)) == 1
 
 
+def test_folders_that_a_stage_made_go_with_the_last_copy_in_them(site: Site) -> None:
+    def stage_as(user: str, more: str = "") -> None:
+        wish = f"--stage=/shared/f1:/nvme/bob/in/f1{more}"
+        assert site.sbatch("true", "-wn1,n2", wish, user=user).wait().exit_code == "0:0"
+
+    stage_as("alice")
+    for node in ("n1", "n2"):
+        site.run(f"{STAGECTL} evict /nvme/bob/in/f1", on=node)
+        assert not site.copy(node, "/nvme/bob").exists()
+    stage_as("alice", ",lifetime=job")
+    site.assert_healthy()
+    stage_as("bob", ",lifetime=job")
+    site.assert_healthy()
+    for node in ("n1", "n2"):
+        assert not site.copy(node, "/nvme/bob").exists()
+
+
 def test_a_copy_with_lifetime_job_stays_until_its_last_job_ends(site: Site) -> None:
     with using(site, "f1") as first:
         second = stage(site, "f1", nodes="n1", more=",lifetime=job")

@@ -22,6 +22,7 @@ from stager.copies.removal import SetAsideError, remove
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses, remove_files
 from stager.disk.locks import Locks
+from stager.disk.parents import made_parents
 from tests.support.copies import MIB, Node, bytes_taken, make, put_own, room_on
 from tests.support.meddler import Meddler
 from tests.support.trees import stage_folder
@@ -44,6 +45,18 @@ def test_a_copy_goes_with_its_record(node: Node) -> None:
     assert node.names() == []
     assert list(node.cache.records()) == []
     assert node.remove("a") is None
+
+
+def test_folders_that_stages_made_go_with_the_last_copy_in_them(node: Node) -> None:
+    for name in ("of/alice/a", "of/alice/b"):
+        with made_parents(node.cache, f"{node.disk}/{name}"):
+            node.put(name, 10)
+    note_uses(os.getuid(), 17, [f"{node.disk}/of/later"])
+    assert node.remove("of/alice/a")
+    assert (node.disk / "of/alice/b").exists()
+    assert node.remove("of/alice/b")
+    assert not (node.disk / "of/alice").exists()
+    assert (node.disk / "of").exists()  # until that job has ended
 
 
 def _edit(path: Path) -> None:

@@ -22,6 +22,7 @@ from stager.copies import tidy
 from stager.disk.cache import open_cache
 from stager.disk.files import TICK, read_back
 from stager.disk.jobs import note_uses
+from stager.disk.parents import made_parents
 from stager.disk.record import CopyFacts
 from stager.root.room import begin_job
 from tests.support.records import RECORD
@@ -118,6 +119,24 @@ def test_a_copy_for_a_job_goes_with_the_last_job_that_uses_it(tmp_path: Path) ->
         return [*seen, node.names()]
 
     assert on_node(tmp_path, act) == [["b", "c"], ["c"]]
+
+
+def test_folders_that_a_stage_made_go_with_its_job(tmp_path: Path) -> None:
+    def act(node: Node) -> list[list[str]]:
+        seen = []
+        node.run_job(17, "a/copy", "a/killed/copy")
+        node.run_job(18, "a/copy", "a/later/copy")
+        with made_parents(node.cache, f"{node.disk}/a/copy"):
+            node.put("a/copy", lifetime="job")
+        with made_parents(node.cache, f"{node.disk}/a/killed/copy"):
+            pass  # killed before it has published
+        for job in (17, 18):
+            node.end_job(job)
+            node.tidy(f"--job={job}")
+            seen.append(sorted(str(one.relative_to(node.disk)) for one in node.disk.rglob("a*/**")))
+        return seen
+
+    assert on_node(tmp_path, act) == [["a"], []]
 
 
 def test_a_copy_for_a_job_goes_when_all_its_jobs_end_together(tmp_path: Path) -> None:

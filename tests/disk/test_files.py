@@ -1,4 +1,4 @@
-"""Folders are opened without following links, made and removed again; files are read back."""
+"""Folders are opened without following links; files are read back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
-from stager.base.errors import DestinationError, SpaceError
+from stager.base.errors import DestinationError
 from stager.disk.files import (
     CREATE,
     as_stage_error,
-    made_parents,
     name_of,
     opened,
     opened_beneath,
     read_back,
 )
-from tests.support.disks import NEW, OLD, modes_beneath
+from tests.support.disks import NEW
 from tests.support.users import USER, as_user
 
 if TYPE_CHECKING:
@@ -55,50 +54,6 @@ def test_an_opened_file_is_private_and_closed_at_the_end(tmp_path: Path) -> None
         assert stat.S_IMODE(os.fstat(descriptor).st_mode) == 0o600
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-def test_folders_above_a_destination_are_made_and_stay(tmp_path: Path) -> None:
-    with made_parents(str(tmp_path / "a/b/file")):
-        assert modes_beneath(tmp_path).keys() == {"a", "a/b"}
-    assert modes_beneath(tmp_path).keys() == {"a", "a/b"}
-
-
-@pytest.mark.parametrize("error", [SpaceError("full"), KeyboardInterrupt()])
-def test_made_folders_are_removed_on_a_failure_and_no_others(
-    tmp_path: Path, error: BaseException
-) -> None:
-    (tmp_path / "there").mkdir()
-    with pytest.raises(type(error)), made_parents(str(tmp_path / "there/a/b/file")):
-        raise error
-    assert modes_beneath(tmp_path).keys() == {"there"}
-
-
-def test_a_made_folder_that_others_use_by_now_stays_on_a_failure(tmp_path: Path) -> None:
-    def fail() -> None:
-        with made_parents(str(tmp_path / "a/b/c/file")):
-            (tmp_path / "a/b/others").write_bytes(OLD)
-            raise SpaceError("full")
-
-    with pytest.raises(SpaceError):
-        fail()
-    assert modes_beneath(tmp_path).keys() == {"a", "a/b", "a/b/others"}
-
-
-def test_a_folder_that_cannot_be_made_is_named_and_those_above_it_are_removed(
-    tmp_path: Path,
-) -> None:
-    endless = "x" * 300
-    with pytest.raises(DestinationError) as caught, made_parents(f"{tmp_path}/a/b/{endless}/file"):
-        pass
-    assert str(caught.value) == f"{tmp_path}/a/b/{endless}: File name too long"
-    assert modes_beneath(tmp_path) == {}
-
-
-def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(OLD)
-    with pytest.raises(DestinationError) as caught, made_parents(f"{tmp_path}/a/b/file"):
-        pass
-    assert str(caught.value) == f"{tmp_path}/a/b: Not a directory"
 
 
 def test_a_folder_is_opened_by_each_folder_above_it(disk: Path) -> None:
@@ -187,13 +142,3 @@ def test_only_a_plain_file_is_read_back(disk: Path) -> None:
         with pytest.raises(OSError, match=r"is not a plain file|symbolic links"):
             read_back(f"{disk}/{name}")
     assert read_back(f"{disk}/file") == xxhash.xxh3_128_hexdigest(NEW)
-
-
-def test_missing_folders_are_never_open_to_all(disk: Path) -> None:
-    old = os.umask(0)
-    try:
-        with made_parents(f"{disk}/a/b/file"):
-            pass
-    finally:
-        os.umask(old)
-    assert modes_beneath(disk) == {"a": "drwxrwxr-x", "a/b": "drwxrwxr-x"}
