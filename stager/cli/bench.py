@@ -21,14 +21,16 @@ from stager.cli.console import complain, say, width
 from stager.cli.options import epilog, json_option, load_policy, run_options
 from stager.cli.plot import svg
 from stager.cli.render import named_rate, node_lines, rate_lines
-from stager.cli.staging import build_request, find_nodes, print_outcome
+from stager.cli.staging import build_request, find_nodes, print_outcome, same_line
 from stager.request.items import StageItem
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
+    from stager.cli.staging import JobNodes, SimulatedNodes
     from stager.request.policy import Policy
 
 
@@ -142,7 +144,7 @@ def bench(
         elif kind == "node_rates":
             of_nodes.append(NodeRates(**event))
 
-    nodes = find_nodes(run)
+    nodes = _find_nodes(run)
     request = build_request((_item(source, root, nodes.rules),), nodes.rules)
     outcome = nodes.run(replace(request, bench=size << 20), on_event)
     if plot and not outcome.failures:
@@ -157,6 +159,18 @@ def bench(
         for line in (*rate_lines(rates, width()), *node_lines(of_nodes, width())):
             click.echo(printable(line))
     return outcome.code
+
+
+def _find_nodes(run: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
+    """Return the nodes. Raise UsageError if this process is not the first of several that do so."""
+    nodes = find_nodes(run)
+    line = same_line(nodes, ())
+    if line and line.later:
+        raise UsageError(
+            f"{line.later}, but one process measures all nodes: run stagectl bench on the first "
+            "alone"
+        )
+    return nodes
 
 
 def _plotted(rates: Sequence[Rate]) -> str:

@@ -37,13 +37,17 @@ class HostNodes:
     hosts: Hosts
     wait: float
 
+    def check_user(self) -> None:
+        """Raise PolicyRefusal for root."""
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal("root cannot stage: stage as an ordinary user")
+
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Run ``request`` on these hosts.
 
         Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
         """
-        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
-            raise PolicyRefusal("root cannot stage: stage as an ordinary user")
+        self.check_user()
         names = list(self.hosts.names)
         request = replace(
             request, nodes=len(names), hosts=self.hosts.names,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from stager.cli.options import RunOptions
     from stager.cli.tolerant import Tolerated
     from stager.launch.job import JobContext
+    from stager.launch.line import Line
     from stager.request.directive import Directive
     from stager.request.policy import Policy, Transfer
 
@@ -110,8 +111,7 @@ class JobNodes:
 
         Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
         """
-        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
-            raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
+        self.check_user()
         request = replace(
             request, nodes=self.context.node_count, job=self.context.job,
             log_user=own_user(os.environ) if self.rules.report.syslog else "",
@@ -127,6 +127,11 @@ class JobNodes:
             self.context, request, tolerance, srun, partial(self._start, rules=rules, srun=srun),
             on_event,
         )  # fmt: skip
+
+    def check_user(self) -> None:
+        """Raise PolicyRefusal for root."""
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
 
     def _start(
         self,
@@ -304,7 +309,7 @@ def _settings(transfer: Transfer) -> Settings:
 
 
 def stage_values(
-    values: Iterable[str],
+    values: Sequence[str],
     options: RunOptions,
     *,
     dry_run: bool = False,
@@ -332,7 +337,12 @@ def stage_values(
             progress.show(event)
 
         request = replace(request, dry_run=dry_run, by_hand=True)
-        if isinstance(nodes, JobNodes):
+        line = None if dry_run else same_line(nodes, values)
+        if line:
+            request = replace(request, line=line.name)
+        if line and line.later and not isinstance(nodes, SimulatedNodes):
+            outcome = _wait_for_first(nodes, line, request, on_event)
+        elif isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
             request = replace(
                 request, status_file=_status_name(os.environ), own=_own_list(os.environ)
@@ -347,6 +357,27 @@ def stage_values(
         if verbose:
             _say_times(outcome)
     return outcome.code
+
+
+def same_line(nodes: JobNodes | SimulatedNodes | HostNodes, values: Iterable[str]) -> Line | None:
+    """Return the command line that several processes run to stage ``values`` to these nodes."""
+    if isinstance(nodes, SimulatedNodes):
+        return None
+    from stager.launch import line
+
+    hosts = () if isinstance(nodes, JobNodes) else nodes.hosts.names
+    return line.find(os.environ, hosts, values)
+
+
+def _wait_for_first(
+    nodes: JobNodes | HostNodes, line: Line, request: StageRequest, on_event: OnEvent
+) -> Outcome:
+    from stager.cli.same_line import wait_for_first
+
+    nodes.check_user()
+    if not isinstance(nodes, JobNodes):
+        on_event({"event": "hosts", "line": f"{line.later}: the first stages, this one waits"})
+    return wait_for_first(line, request, nodes.rules.launch.start_timeout)
 
 
 def _say_times(outcome: Outcome) -> None:

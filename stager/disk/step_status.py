@@ -66,16 +66,17 @@ def _launch_errors(path: str, remedy: str, absent: str = "") -> Iterator[None]:
 class StepStatus:
     """The status that one rank leaves for the tasks of its step, and of later steps of the job."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, uid: int, folder: str = "") -> None:
+        """Use the user's folder beneath /run, or another ``folder``."""
         self._uid = uid
-        self._folder = f"{paths.RUN_FOLDER}/{uid}"
+        self._folder = folder or f"{paths.RUN_FOLDER}/{uid}"
         self._job = self._path = ""
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
         """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
         self._job = job
-        self._path = _status_path(self._uid, job, step)
+        self._path = f"{self._folder}/{job}.{step}"
         with _launch_errors(self._path, _CHECK, absent=_MADE_BY_PLUGIN):
             self._sweep()
             self._descriptor = os.open(
@@ -106,6 +107,11 @@ class StepStatus:
         if code == 0:
             self._name_lists(shard_lists)
             self._note_done(directives)
+        self.write_code(code)
+
+    def write_code(self, code: int) -> None:
+        """Write the exit code alone. Raise LaunchError or SpaceError."""
+        assert self._descriptor is not None
         with _launch_errors(self._path, _CHECK):
             write_all(self._descriptor, f"{code}\n".encode(), 0)
 
@@ -166,25 +172,29 @@ def _replace_lines(path: str, lines: Sequence[str]) -> None:
 
 
 def wait_for_code(
-    uid: int, jobs: Sequence[str], step: str, patience: float
+    uid: int, jobs: Sequence[str], step: str, patience: float, folder: str = "", since: int = -1
 ) -> tuple[str, int] | None:
     """Wait for the exit code that a rank leaves on this node for tasks of the step.
 
     Return it after the one of ``jobs``, by which statuses are named, that has it first. Return None
-    if no rank works here for ``patience`` seconds; with 0, if none works now.
+    if no rank works here for ``patience`` seconds; with 0, if none works now. The files are in the
+    ``folder`` of `StepStatus`; those count that were written after ``since``, in nanoseconds.
     """
+    folder = folder or f"{paths.RUN_FOLDER}/{uid}"
     last_work = time.monotonic()
     while True:
         is_held = False
         for job in jobs:
-            with suppress(OSError), opened(_status_path(uid, job, step), READ_FILE) as file:
+            with suppress(OSError), opened(f"{folder}/{job}.{step}", READ_FILE) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     is_held = True
                 else:
                     code = os.read(file, _LONGEST).partition(b"\n")[0]
-                    if code.isdigit():
+                    facts = os.fstat(file)
+                    is_own = facts.st_uid == uid and facts.st_mtime_ns > since
+                    if code.isdigit() and is_own:
                         return job, int(code)
         now = time.monotonic()
         if is_held:
@@ -192,10 +202,6 @@ def wait_for_code(
         elif now - last_work >= patience:
             return None
         time.sleep(_PAUSE)
-
-
-def _status_path(uid: int, job: str, step: str) -> str:
-    return f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
 
 
 def nodes_left_out(uid: int, job: str) -> list[str]:

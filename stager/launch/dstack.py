@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.base.errors import UsageError
 from stager.launch.hosts import Hosts, parse_lines, read_hostfile
 
 if TYPE_CHECKING:
@@ -12,23 +11,14 @@ if TYPE_CHECKING:
 
     from stager.launch.hosts import Read
 
-_HOSTFILE, _ADDRESSES, _RANK = "DSTACK_MPI_HOSTFILE", "DSTACK_NODES_IPS", "DSTACK_NODE_RANK"
+_HOSTFILE, _ADDRESSES = "DSTACK_MPI_HOSTFILE", "DSTACK_NODES_IPS"
 
 
 def find(environment: Mapping[str, str], read: Read) -> Hosts | None:
-    """Return the hosts of this task, None outside of one.
-
-    Raise UsageError, also on another than the first node: each would stage to all.
-    """
+    """Return the hosts of this task, None outside of one. Raise UsageError."""
     path, addresses = environment.get(_HOSTFILE), environment.get(_ADDRESSES)
     if not path and not addresses:
         return None
-    rank = environment.get(_RANK, "0")
-    if rank != "0":
-        raise UsageError(
-            f"{_RANK} is {rank}, but one node stages for all nodes of a dstack task: run stagectl "
-            f'on the first alone, if [ "${_RANK}" = 0 ]'
-        )
     if path:
         return Hosts(read_hostfile(path, _HOSTFILE, read), _HOSTFILE)
     return Hosts(parse_lines((addresses or "").split(), _ADDRESSES), _ADDRESSES)

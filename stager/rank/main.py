@@ -81,7 +81,9 @@ def main() -> None:
         context = Context(comm, node, request, channel)
         with _guarded(context):
             pulse.find_disks()
-            outcome = act(context, watch)
+            with line_status(context) as tell_line:
+                outcome = act(context, watch)
+                tell_line(outcome)
     except LaunchError as error:
         _end_all(node.name, error, by=node.name)
     except MPI.Exception as error:
@@ -264,6 +266,29 @@ def _check_world(context: Context) -> None:
             "submit again, and tell the administrator"
         )
         raise RefusedError([Failure(LaunchError.code, text, repeated[0])])
+
+
+@contextmanager
+def line_status(context: Context) -> Iterator[Callable[[Outcome], None]]:
+    """Make those who run the same command line here wait. Yield what tells them its outcome.
+
+    If the stage may go on without the nodes that fail, those on the other nodes wait on.
+    """
+    request, node = context.request, context.node
+    if not request.line:
+        yield lambda _: None
+        return
+    from stager.disk.line_status import hold_line  # few stages are asked for in this way
+
+    root, by_user = node.path(request.line_root), bool(request.hosts)
+    with hold_line(request.line, root, node.uid, by_user=by_user) as tell_code:
+
+        def tell_line(outcome: Outcome) -> None:
+            failed = [one.node for one in outcome.failures]
+            if not failed or not request.may_go_on or node.name in failed:
+                tell_code(outcome.code)
+
+        yield tell_line
 
 
 @contextmanager

@@ -167,6 +167,9 @@ class StageRequest:
     hello: bool = False
     #: The hosts on which ranks were started without Slurm; a rank takes its node's name from there.
     hosts: tuple[str, ...] = ()
+    #: The name of the command line, if other processes run it, too, and wait on their nodes until
+    #: this stage has ended (`disk.line_status`); else empty.
+    line: str = ""
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
@@ -178,13 +181,19 @@ class StageRequest:
         """Whether the stage may go on without a node that fails."""
         return self.failed_nodes is not None
 
+    @property
+    def line_root(self) -> str:
+        """The cache root where the end of the stage is told to those who run the same line."""
+        roots = [item.root for item in self.items if not item.shared]
+        return (roots or self.space.roots)[0]
+
     def to_json(self) -> str:
         """Return one line for `from_json`: JSON, compressed if it has more than MAX_REQUEST bytes.
 
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
-        for rare in ("hosts", "own"):
+        for rare in ("hosts", "own", "line"):
             if not data[rare]:
                 del data[rare]
         data["items"] = [item.to_json() for item in self.items]

@@ -86,6 +86,15 @@ def test_bench_does_not_fill_the_disk(job: Desk, here: list[str]) -> None:
     )
 
 
+def test_bench_measures_once_where_all_nodes_run_it(job: Desk) -> None:
+    rank = {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2", "DSTACK_NODE_RANK": "1"}
+    said = (
+        "stage: DSTACK_NODE_RANK is 1, but one process measures all nodes: run stagectl bench on "
+        "the first alone\n"
+    )
+    assert job.stagectl("bench", **rank) == Ran(2, "", said)
+
+
 def test_bench_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("bench") == Ran(2, "", f"stage: {OUTSIDE}\n")
 

@@ -1,6 +1,6 @@
 """Staging without Slurm: over ssh, by several kinds of mpiexec, to hosts from several lists.
 
-slurmctld and slurmd run here, but none of these tests submits a job.
+slurmctld and slurmd run here, but only one of these tests submits a job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.outcome import Outcome
-from tests.cluster.site import PREFIX, PYTHON, REPOSITORY, STAGECTL, digest
+from tests.cluster.site import POLICY, PREFIX, PYTHON, REPOSITORY, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +127,75 @@ def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes:
     [item] = Outcome.from_json(told).items
     assert (item.received, item.current) == (["10.0.0.3"], ["10.0.0.1", "10.0.0.2", "10.0.0.4"])
     assert item.source_bytes_read == 0
+    assert staged(site, "/nvme/a")
+
+
+def on_all(
+    site: Site, variable: str, *arguments: str, **variables: str
+) -> list[tuple[int, list[str]]]:
+    """Stage by one line on all nodes, to which ``variable`` gives numbers; n1 begins last.
+
+    Return the exit code and the lines of each.
+    """
+    running = [
+        site.popen(
+            [STAGECTL, "stage", *arguments], on=f"n{rank + 1}",
+            env={**variables, variable: str(rank)},
+        )
+        for rank in reversed(range(4))
+    ]  # fmt: skip
+    said = [plain("".join(one.communicate(timeout=120))) for one in running]
+    return [(one.returncode, lines) for one, lines in zip(running, said, strict=True)][::-1]
+
+
+#: What all but the first say when it has failed with code 4.
+FAILED = "the first, which stages for all, failed (exit code 4) and says why"
+
+
+def waits(variable: str, rank: int) -> str:
+    return f"stage: {variable} is {rank}: the first stages, this one waits"
+
+
+def test_one_line_on_all_nodes_stages_once_and_all_end_with_its_code(nodes: Site) -> None:
+    addresses = [nodes.address(node) for node in nodes.nodes]
+    dstack = {"DSTACK_NODES_IPS": "\n".join(addresses)}
+    named, to = by(open_mpi(nodes), "DSTACK_NODES_IPS"), "10.0.0.[1-4] (4 nodes)"
+    rank, index = "DSTACK_NODE_RANK", "JOB_COMPLETION_INDEX"
+    took, current = f"/shared/a to {to}", f"current on {to}, nothing moved (T)"
+    for done in (took, current):  # the second run does not take the end of the first for its own
+        ended = on_all(nodes, rank, "/shared/a:/nvme/a", **dstack)
+        assert ended == [
+            (0, [named, f"stage: /nvme/a: {done}"]), *((0, [waits(rank, n)]) for n in (1, 2, 3))
+        ]  # fmt: skip
+        assert staged(nodes, "/nvme/a")
+
+    # An Indexed Job of Kubernetes, whose hosts the line names, and whose first node fails.
+    line = ["--hosts", "n[1-4]", "/shared/none:/nvme/b"]
+    first, *others = on_all(nodes, index, *line)
+    assert first[0] == 4
+    assert others == [(4, [waits(index, n), f"stage: {index} is {n}: {FAILED}"]) for n in (1, 2, 3)]
+    # A line that only the second runs.
+    in_vain = (
+        f"stage: {index} is 1, so this waited for the first to stage, but for 1 s no stage of this "
+        "line ran on this node; see what the first says, and run the same line on all"
+    )
+    with nodes.policy(f"{POLICY}[launch]\nstart_timeout = 1\n"):
+        alone = stagectl(nodes, "stage", *line, on="n2", **{index: "1"})
+    assert alone == (8, [waits(index, 1), in_vain])
+
+
+def test_the_tasks_of_an_srun_stage_once(site: Site) -> None:
+    """With root's part, as Slurm numbers them: two on each node."""
+    site.run(f"head -c {SIZE} /dev/urandom > /shared/a")
+    line = f"srun bash -c '{STAGECTL} stage /shared/a:/nvme/a'"
+    script = f"{line}; {line}; srun {STAGECTL} stage /shared/none:/nvme/b"
+    job = site.sbatch(script, "-N4", "--ntasks-per-node=2")
+    assert job.wait().exit_code == "4:0"
+    took, current, *rest = plain(job.output())
+    assert took == f"stage: /nvme/a: /shared/a to {ALL}"
+    assert current == f"stage: /nvme/a: current on {ALL}, nothing moved (T)"
+    failed = sorted(text for text in rest if "SLURM_PROCID" in text)
+    assert failed == [f"stage: SLURM_PROCID is {task}: {FAILED}" for task in range(1, 8)]
     assert staged(site, "/nvme/a")
 
 

@@ -158,16 +158,12 @@ def test_pbs_and_lsf_keep_what_their_own_agents_need() -> None:
     assert found == Hosts(("n1", "n2"), "LSB_DJOB_HOSTFILE", variables=variables)
 
 
-def test_the_first_node_of_a_dstack_task_stages_for_all() -> None:
-    addresses = {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2", "DSTACK_NODE_RANK": "0"}
+def test_the_nodes_of_a_dstack_task_are_found_on_each() -> None:
+    addresses = {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2", "DSTACK_NODE_RANK": "1"}
     hosts = ("10.0.0.1", "10.0.0.2")
     assert chosen(addresses) == ("dstack", Hosts(hosts, "DSTACK_NODES_IPS"))
     both = {**addresses, "DSTACK_MPI_HOSTFILE": "/dstack"}
     assert chosen(both) == ("dstack", Hosts(hosts, "DSTACK_MPI_HOSTFILE"))
-    assert refused(chosen, {**both, "DSTACK_NODE_RANK": "1"}) == (
-        "DSTACK_NODE_RANK is 1, but one node stages for all nodes of a dstack task: run stagectl "
-        'on the first alone, if [ "$DSTACK_NODE_RANK" = 0 ]'
-    )
 
 
 def test_an_mpijob_has_the_agent_of_its_operator() -> None:

@@ -18,9 +18,11 @@ from stager.base.text import bytes_text
 from stager.copies.room import FreeSpace
 from stager.disk.cache import Cache, open_cache
 from stager.disk.files import TICK
+from stager.disk.line_status import wait_for_line
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import RefusedError, together
+from stager.rank.main import line_status
 from stager.request.items import Space
 from stager.wire.codec import NUMBER
 from stager.wire.settings import Algorithm, Settings
@@ -578,6 +580,23 @@ def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_fold
             "administrator (stagectl doctor there says why)"
         )
     ]
+
+
+@pytest.mark.parametrize("may_go_on", [False, True])
+def test_those_who_run_the_same_line_are_told_how_it_ended_on_their_node(
+    world: FileWorld, may_go_on: bool
+) -> None:
+    """Where the stage may go on without the node that fails, the others wait for its next start."""
+    world.on_last(lambda: world.copy.write_text("the user's own"))
+    failed_nodes = () if may_go_on else None
+    world.request = replace(world.request, line="a", failed_nodes=failed_nodes)
+    with line_status(world.context) as tell_line:
+        outcome = world.run()
+        tell_line(outcome)
+    assert outcome.code == 6
+    code = wait_for_line("a", world.node.path("/nvme"), os.getuid(), "1", 0.1)
+    is_last = world.comm.rank == world.comm.size - 1
+    assert code == (6 if is_last or not may_go_on else None)
 
 
 def test_a_step_status_that_one_node_cannot_write_fails_all(

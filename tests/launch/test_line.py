@@ -1,0 +1,65 @@
+"""Of the processes that run one command line on all nodes, one is the first; all know which."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.launch.line import Line, find
+
+HOSTS = ("n1", "n2")
+VALUES = ("/shared/a:/nvme/a",)
+STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+def found(environment: dict[str, str], *hosts: str) -> Line:
+    line = find(environment, hosts, VALUES)
+    assert line
+    return line
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["DSTACK_NODE_RANK", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "GROUP_RANK", "NODE_RANK"],
+)
+def test_the_nodes_of_a_launcher_are_numbered(variable: str) -> None:
+    first, second = (found({variable: str(rank)}, *HOSTS) for rank in range(2))
+    assert (first.later, second.later) == ("", f"{variable} is 1")
+    assert first.name == second.name
+    assert find({variable: "1"}, (), VALUES) is None  # the job of Slurm that exports it
+    assert find({variable: "first"}, HOSTS, VALUES) is None
+
+
+def test_the_workers_of_a_node_are_numbered_too() -> None:
+    environment = {"GROUP_RANK": "0", "LOCAL_RANK": "2", "TORCHELASTIC_RUN_ID": "9"}
+    assert found(environment, *HOSTS).later == "LOCAL_RANK is 2"
+    assert found(environment, *HOSTS).task == "0-2"
+    assert find({"LOCAL_RANK": "2"}, HOSTS, VALUES) is None
+
+
+def test_the_tasks_of_a_step_are_numbered() -> None:
+    first, second = (found({**STEP, "SLURM_PROCID": str(task)}) for task in range(2))
+    assert (first.later, second.later, second.task) == ("", "SLURM_PROCID is 1", "1")
+    assert first.name == second.name
+    alone = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert find(alone, (), VALUES) is None
+    assert find({"SLURM_JOB_ID": "17", "SLURM_PROCID": "0"}, (), VALUES) is None  # a batch script
+    assert find({}, HOSTS, VALUES) is None
+
+
+def test_other_jobs_steps_hosts_and_values_are_another_line() -> None:
+    task = {**STEP, "SLURM_PROCID": "1"}
+    node = {"DSTACK_NODE_RANK": "1", "DSTACK_RUN_ID": "a"}
+    names = [
+        find(environment, hosts, values)
+        for environment, hosts, values in (
+            (task, (), VALUES),
+            (task | {"SLURM_STEP_ID": "4"}, (), VALUES),
+            (task | {"SLURM_JOB_ID": "18"}, (), VALUES),
+            (task | {"SLURM_RESTART_COUNT": "1"}, (), VALUES),
+            (task, (), ("/shared/b:/nvme/a",)),
+            (node, HOSTS, VALUES),
+            (node | {"DSTACK_RUN_ID": "b"}, HOSTS, VALUES),
+            (node, ("n1",), VALUES),
+        )
+    ]
+    assert len({line.name for line in names if line}) == len(names)
