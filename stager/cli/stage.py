@@ -40,8 +40,7 @@ def stage(
     --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this
     machine alone.
 
-    Where all tasks of an srun, or all nodes of a launcher that numbers them (dstack, an Indexed Job
-    of Kubernetes, torchrun), run the same line, number 0 stages, and the others wait and end with
-    its code.
+    Where all nodes of a launcher that numbers them (dstack, an Indexed Job of Kubernetes, torchrun)
+    run the same line, number 0 stages, and the others wait and end with its code.
     """
     return stage_values(values, run, as_json=as_json, verbose=verbose, tolerate=tolerate)

@@ -111,7 +111,8 @@ class JobNodes:
 
         Raise LaunchError, UsageError if it is too long, PolicyRefusal for root.
         """
-        self.check_user()
+        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
+            raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
         request = replace(
             request, nodes=self.context.node_count, job=self.context.job,
             log_user=own_user(os.environ) if self.rules.report.syslog else "",
@@ -127,11 +128,6 @@ class JobNodes:
             self.context, request, tolerance, srun, partial(self._start, rules=rules, srun=srun),
             on_event,
         )  # fmt: skip
-
-    def check_user(self) -> None:
-        """Raise PolicyRefusal for root."""
-        if (os.getuid() == 0 or os.geteuid() == 0) and not linux.is_alone():
-            raise PolicyRefusal(f"root cannot stage: {_instead(self.rules)}")
 
     def _start(
         self,
@@ -340,7 +336,7 @@ def stage_values(
         line = None if dry_run else same_line(nodes, values)
         if line:
             request = replace(request, line=line.name)
-        if line and line.later and not isinstance(nodes, SimulatedNodes):
+        if line and line.later and not isinstance(nodes, JobNodes | SimulatedNodes):
             outcome = _wait_for_first(nodes, line, request, on_event)
         elif isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
@@ -360,23 +356,21 @@ def stage_values(
 
 
 def same_line(nodes: JobNodes | SimulatedNodes | HostNodes, values: Iterable[str]) -> Line | None:
-    """Return the command line that several processes run to stage ``values`` to these nodes."""
-    if isinstance(nodes, SimulatedNodes):
+    """Return the command line that several processes run to stage ``values`` to these hosts."""
+    if isinstance(nodes, JobNodes | SimulatedNodes):
         return None
     from stager.launch import line
 
-    hosts = () if isinstance(nodes, JobNodes) else nodes.hosts.names
-    return line.find(os.environ, hosts, values)
+    return line.find(os.environ, nodes.hosts.names, values)
 
 
 def _wait_for_first(
-    nodes: JobNodes | HostNodes, line: Line, request: StageRequest, on_event: OnEvent
+    nodes: HostNodes, line: Line, request: StageRequest, on_event: OnEvent
 ) -> Outcome:
     from stager.cli.same_line import wait_for_first
 
     nodes.check_user()
-    if not isinstance(nodes, JobNodes):
-        on_event({"event": "hosts", "line": f"{line.later}: the first stages, this one waits"})
+    on_event({"event": "hosts", "line": f"{line.later}: the first stages, this one waits"})
     return wait_for_first(line, request, nodes.rules.launch.start_timeout)
 
 

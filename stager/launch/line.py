@@ -1,6 +1,6 @@
 """Find out whether other processes run this command line, too, and which of them stages. Pure.
 
-The tasks of an srun do, and the nodes of a job to which a launcher gives numbers.
+The nodes of a job do to which another launcher than Slurm's gives numbers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-#: What numbers the tasks of a step of Slurm, and says how many there are.
-_TASK, _TASKS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
-#: What numbers the nodes elsewhere: dstack, an Indexed Job of Kubernetes, the options of torchrun
+#: What numbers the nodes: dstack, an Indexed Job of Kubernetes, the options of torchrun
 #: by variables, torchrun for its workers, and other launchers of torch; and the workers of a node.
 _NODE_RANKS = (
     "DSTACK_NODE_RANK",
@@ -27,7 +25,6 @@ _NODE_RANKS = (
 )
 _LOCAL_RANK = "LOCAL_RANK"
 #: What tells the jobs of one user on the same nodes apart. All have the same value on all nodes.
-_OF_STEP = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
 _OF_RUN = ("DSTACK_RUN_ID", "TORCHELASTIC_RUN_ID")
 
 
@@ -56,21 +53,18 @@ class Line:
 
 
 def find(
-    environment: Mapping[str, str], hosts: Iterable[str], values: Iterable[str]
+    environment: Mapping[str, str], hosts: Sequence[str], values: Iterable[str]
 ) -> Line | None:
     """Return the line that this process runs to stage ``values``; None if it alone runs it.
 
     ``hosts`` are those on which ranks are started without Slurm.
     """
-    ids: tuple[str, ...] = _OF_STEP
-    names = [_TASK]
-    if environment.get(_TASKS, "1") == "1":
-        node = next((name for name in _NODE_RANKS if _is_number(environment, name)), "")
-        ids, names = _OF_RUN, [node, _LOCAL_RANK] if node and hosts else []
-    ranks = {name: environment[name] for name in names if _is_number(environment, name)}
-    if not ranks:
+    node = next((name for name in _NODE_RANKS if _is_number(environment, name)), "")
+    if not (node and hosts):
         return None
-    same = [*hosts], [environment.get(name, "") for name in ids], [*values]
+    names = [name for name in (node, _LOCAL_RANK) if _is_number(environment, name)]
+    ranks = {name: environment[name] for name in names}
+    same = [*hosts], [environment.get(name, "") for name in _OF_RUN], [*values]
     return Line(xxhash.xxh3_128_hexdigest(json.dumps(same).encode()), ranks)
 
 

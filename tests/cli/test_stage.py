@@ -317,24 +317,6 @@ def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
 
 
-def test_the_second_task_of_a_step_takes_the_end_of_the_first(job: Desk) -> None:
-    step = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    line = ["stage", f"{job.source}:{job.folder}/nvme/img"]
-    first = job.stagectl(*line, **step, SLURM_PROCID="0")
-    assert (first.code, first.err) == (0, "")
-    os.unlink(job.folder / "nvme/img")  # so it is seen that the second stages nothing
-    assert job.stagectl(*line, **step, SLURM_PROCID="1") == Ran(0, "", "")
-    assert not (job.folder / "nvme/img").exists()
-    # The next run of the line is told apart; this one fails.
-    job.source.unlink()
-    assert job.stagectl(*line, **step, SLURM_PROCID="0").code == 4
-    ran = job.stagectl(*line, "--json", **step, SLURM_PROCID="1")
-    told = json.loads(ran.out)
-    said = "SLURM_PROCID is 1: the first, which stages for all, failed (exit code 4) and says why"
-    assert (ran.code, told["items"]) == (4, [])
-    assert [one["message"] for one in told["failures"]] == [said]
-
-
 def test_a_job_that_is_named_is_the_only_place_to_stage_to(desk: Desk) -> None:
     said = "stage: use only one of --job, --hosts, --hostfile, --launcher and --local\n"
     for other in (["--local", "2"], ["--hosts", "n1"], ["--launcher", "slurm"]):

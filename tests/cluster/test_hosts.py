@@ -1,6 +1,6 @@
 """Staging without Slurm: over ssh, by several kinds of mpiexec, to hosts from several lists.
 
-slurmctld and slurmd run here, but only one of these tests submits a job.
+slurmctld and slurmd run here, but none of these tests submits a job.
 """
 
 from __future__ import annotations
@@ -182,21 +182,6 @@ def test_one_line_on_all_nodes_stages_once_and_all_end_with_its_code(nodes: Site
     with nodes.policy(f"{POLICY}[launch]\nstart_timeout = 1\n"):
         alone = stagectl(nodes, "stage", *line, on="n2", **{index: "1"})
     assert alone == (8, [waits(index, 1), in_vain])
-
-
-def test_the_tasks_of_an_srun_stage_once(site: Site) -> None:
-    """With root's part, as Slurm numbers them: two on each node."""
-    site.run(f"head -c {SIZE} /dev/urandom > /shared/a")
-    line = f"srun bash -c '{STAGECTL} stage /shared/a:/nvme/a'"
-    script = f"{line}; {line}; srun {STAGECTL} stage /shared/none:/nvme/b"
-    job = site.sbatch(script, "-N4", "--ntasks-per-node=2")
-    assert job.wait().exit_code == "4:0"
-    took, current, *rest = plain(job.output())
-    assert took == f"stage: /nvme/a: /shared/a to {ALL}"
-    assert current == f"stage: /nvme/a: current on {ALL}, nothing moved (T)"
-    failed = sorted(text for text in rest if "SLURM_PROCID" in text)
-    assert failed == [f"stage: SLURM_PROCID is {task}: {FAILED}" for task in range(1, 8)]
-    assert staged(site, "/nvme/a")
 
 
 def test_a_folder_that_another_user_has_made_for_mpiexec_is_no_obstacle(nodes: Site) -> None:

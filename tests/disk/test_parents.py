@@ -56,7 +56,7 @@ def test_missing_folders_are_never_open_to_all(cache: Cache, disk: Path) -> None
     finally:
         os.umask(old)
     modes = modes_beneath(disk)
-    assert [modes["a"], modes["a/b"]] == ["drwxrwxr-x", "drwxrwxr-x"]
+    assert [modes["a"], modes["a/b"]] == ["drwxr-xr-x", "drwxr-xr-x"]
 
 
 @pytest.mark.parametrize("error", [SpaceError("full"), KeyboardInterrupt()])

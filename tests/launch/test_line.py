@@ -8,7 +8,6 @@ from stager.launch.line import Line, find
 
 HOSTS = ("n1", "n2")
 VALUES = ("/shared/a:/nvme/a",)
-STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}
 
 
 def found(environment: dict[str, str], *hosts: str) -> Line:
@@ -36,30 +35,16 @@ def test_the_workers_of_a_node_are_numbered_too() -> None:
     assert find({"LOCAL_RANK": "2"}, HOSTS, VALUES) is None
 
 
-def test_the_tasks_of_a_step_are_numbered() -> None:
-    first, second = (found({**STEP, "SLURM_PROCID": str(task)}) for task in range(2))
-    assert (first.later, second.later, second.task) == ("", "SLURM_PROCID is 1", "1")
-    assert first.name == second.name
-    alone = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    assert find(alone, (), VALUES) is None
-    assert find({"SLURM_JOB_ID": "17", "SLURM_PROCID": "0"}, (), VALUES) is None  # a batch script
-    assert find({}, HOSTS, VALUES) is None
-
-
-def test_other_jobs_steps_hosts_and_values_are_another_line() -> None:
-    task = {**STEP, "SLURM_PROCID": "1"}
+def test_another_run_other_hosts_and_values_are_another_line() -> None:
     node = {"DSTACK_NODE_RANK": "1", "DSTACK_RUN_ID": "a"}
-    names = [
+    lines = [
         find(environment, hosts, values)
         for environment, hosts, values in (
-            (task, (), VALUES),
-            (task | {"SLURM_STEP_ID": "4"}, (), VALUES),
-            (task | {"SLURM_JOB_ID": "18"}, (), VALUES),
-            (task | {"SLURM_RESTART_COUNT": "1"}, (), VALUES),
-            (task, (), ("/shared/b:/nvme/a",)),
             (node, HOSTS, VALUES),
             (node | {"DSTACK_RUN_ID": "b"}, HOSTS, VALUES),
             (node, ("n1",), VALUES),
+            (node, HOSTS, ("/shared/b:/nvme/a",)),
         )
     ]
-    assert len({line.name for line in names if line}) == len(names)
+    assert len({line.name for line in lines if line}) == len(lines)
+    assert find({}, HOSTS, VALUES) is None
