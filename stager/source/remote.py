@@ -43,7 +43,7 @@ from stager.source.patience import (
     has_to_be_asked_for_a_byte,
     is_beyond_end,
 )
-from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, VENDORS
+from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, KEEPERS, VENDORS
 from stager.source.web import Secret, secrets_of
 
 if TYPE_CHECKING:
@@ -513,14 +513,25 @@ def library_options(
 def _hosts(location: Location, *, has_query: bool) -> list[str]:
     """Return the hosts and domains that a store's secrets may go to; none if it has none.
 
-    These are the vendor's, those that the environment names, and those of a machine's identity; and
-    a web server's own, if the query of its URL is secret. (Others get no Authorization anyway.)
+    These are the endpoint that the environment names, or else the vendor's domains; who is asked
+    for keys; and a web server's own, if the query of its URL is secret. (Others get no
+    Authorization anyway.)
     """
     if location.scheme.is_web:
         host = urlsplit(f"//{location.container}").hostname
         return [host] if host and has_query else []
-    hosts = [*VENDORS[location.scheme]]
-    for name in (*ENDPOINTS[location.scheme], *ASKED_FOR_KEYS):
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return [
+        *(_named_by(ENDPOINTS[location.scheme]) or VENDORS[location.scheme]),
+        *(keeper.format(region=region) for keeper in KEEPERS[location.scheme]),
+        *_named_by(ASKED_FOR_KEYS),
+    ]
+
+
+def _named_by(variables: Iterable[str]) -> list[str]:
+    """Return the hosts that these variables of the environment name."""
+    hosts: list[str] = []
+    for name in variables:
         with suppress(ValueError):
             hosts.append(urlsplit(os.environ.get(name, "")).hostname or "")
     return [*filter(None, hosts)]

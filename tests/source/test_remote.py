@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import IntegrityError, SourceError
+from stager.source import remote
+from stager.source.location import Location
 from stager.source.remote import ObjectReader, look_at_object
 from stager.source.settings import RemoteSettings
 from stager.source.web import URL_SECRETS, Secret, as_text
@@ -374,19 +376,59 @@ def test_without_an_etag_the_time_tells_versions_apart(web: Web) -> None:
 def test_no_secret_follows_a_redirection_of_a_store(
     url: str, job: dict[str, str], web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor one to the vendor's domains, where anybody may have an account, from another endpoint."""
     for name, value in job.items():
         monkeypatch.setenv(name, value.format(f"http://127.0.0.1:{web.port}"))
     web.refusal = 405
-    web.faults = [Handler.redirect_elsewhere]
-    with web_server() as other:
-        web.elsewhere = other.port
-        with pytest.raises(SourceError) as caught:
-            look_at_object(url, SETTINGS)
-    assert (other.log, len(web.log)) == ([], 2)
-    assert str(caught.value) == (
-        f"{url}: it is redirected to another server, which must not get your credentials; name "
-        "that server's own URL, or tell those who run the store"
-    )
+    for host in (
+        "localhost",
+        "bucket.s3.amazonaws.com",
+        "x.blob.core.windows.net",
+        "x.googleapis.com",
+    ):
+        web.faults, web.log = [Handler.redirect_elsewhere], []
+        with web_server() as other:
+            web.elsewhere, web.elsewhere_host = other.port, host
+            with pytest.raises(SourceError) as caught:
+                look_at_object(url, SETTINGS)
+        assert (other.log, len(web.log)) == ([], 2)
+        assert str(caught.value) == (
+            f"{url}: it is redirected to another server, which must not get your credentials; name "
+            "that server's own URL, or tell those who run the store"
+        )
+
+
+@pytest.mark.parametrize(
+    ("url", "job", "hosts"),
+    [
+        ("s3://bucket/x", {}, ["amazonaws.com", "amazonaws.com.cn", "sts.us-east-1.amazonaws.com"]),
+        (
+            "s3://bucket/x",
+            {"AWS_ENDPOINT_URL": "https://S3.site:9000", "AWS_REGION": "eu-west-1"},
+            ["s3.site", "sts.eu-west-1.amazonaws.com"],
+        ),
+        ("az://account/c/x", {}, ["windows.net", "microsoftonline.com"]),
+        (
+            "az://account/c/x",
+            {"AZURE_ENDPOINT": "https://x.site", "AZURE_AUTHORITY_HOST": "https://login.site"},
+            ["x.site", "microsoftonline.com", "login.site"],
+        ),
+        (
+            "gs://bucket/x",
+            {"GOOGLE_BASE_URL": "https://gs.site"},
+            ["gs.site", "accounts.google.com", "oauth2.googleapis.com", "metadata.google.internal"],
+        ),
+    ],
+)
+def test_secrets_go_to_the_endpoint_or_the_vendor_and_to_who_is_asked_for_keys(
+    url: str, job: dict[str, str], hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    found = remote._hosts(Location.parse(url), has_query=False)
+    assert [host for host in found if host not in ("169.254.0.0/16", "fd00:ec2::254")] == hosts
 
 
 @pytest.mark.parametrize(

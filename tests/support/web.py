@@ -34,8 +34,9 @@ class Web:
         self.refusal = 0
         self.tells_length = True
         self.port = 0
-        #: The port of another server, and the path and the headers of the last request for data.
-        self.elsewhere = 0
+        #: The port and the name of another server.
+        self.elsewhere, self.elsewhere_host = 0, "localhost"
+        #: The path and the headers of the last request for data.
         self.path = ""
         self.headers: dict[str, str] = {}
         self.lock = threading.Lock()
@@ -198,9 +199,10 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def redirect_elsewhere(self) -> bool:
-        """Send the client to another server: the other name of this machine."""
+        """Send the client to another server, by default: the other name of this machine."""
         self.send_response(307)
-        self.send_header("Location", f"http://localhost:{self.web.elsewhere}{self.path}")
+        server = f"{self.web.elsewhere_host}:{self.web.elsewhere}"
+        self.send_header("Location", f"http://{server}{self.path}")
         self.send_header("Content-Length", "0")
         self.end_headers()
         return True
