@@ -21,8 +21,9 @@ from stager.cli.complete import directives
 from stager.cli.console import complain, say
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.script import read_script
+from stager.cli.seen import contents, look, missing
 from stager.cli.staging import build_request, parse_values
-from stager.launch.url_file import read_url_files
+from stager.launch.url_file import UnseenError, read_url_files
 from stager.request.kinds import check_options
 from stager.request.resolve import conflicts, resolve
 from stager.request.script import (
@@ -90,7 +91,7 @@ def check(
         found.read_script(script, lines)
     rules = policy.load_if_present(config)
     found.read_tolerances((rules or policy.ANY).launch)
-    items = found.resolve(rules or policy.ANY)
+    items = found.resolve(rules or policy.ANY, submits=submits)
     if found.faults:
         code = found.complain()
         if not quiet:
@@ -189,15 +190,22 @@ class _Findings:
             except StageError as error:
                 self.faults.append((place, error))
 
-    def resolve(self, rules: Policy) -> tuple[StageItem, ...]:
-        """Return the items that the directives ask for; add those that are refused to `faults`."""
+    def resolve(self, rules: Policy, *, submits: bool) -> tuple[StageItem, ...]:
+        """Return the items that the directives ask for; add those that are refused to `faults`.
+
+        A job that is submitted may see the file of a URL where this machine does not.
+        """
+        read_content = contents(submits=submits)
         items: dict[StageItem, str] = {}
         secrets: dict[str, str] = {}
         for place, directive in self._directives:
             try:
-                read = read_url_files([directive], secrets)
+                read = read_url_files([directive], secrets, read_content)
                 items |= {one: items.get(one, place) for one in resolve(read, rules)}
             except StageError as error:
+                if submits and isinstance(error, UnseenError):
+                    complain(f"{place}warning: {error.message}")
+                    continue
                 self.faults.append((place, error))
         self.faults += [(items[item], UsageError(why)) for item, why in conflicts(tuple(items))]
         return tuple(items)
@@ -232,16 +240,12 @@ def _doubtful_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 def _warn_of_missing(items: Iterable[StageItem]) -> None:
     """Warn of each source that is surely missing on this machine, and wait for no filesystem."""
-    from stager.cli.seen import missing
-
     for path in missing(item.source for item in items) if os.geteuid() else ():
         hint = pattern_hint(path) or "check the path: it must be there when the job starts"
         complain(f"warning: {path}: not seen from this machine; {hint}")
 
 
 def _warn_of_sources(items: Iterable[StageItem]) -> None:
-    from stager.cli.seen import look
-
     seen = look(item.source for item in items)
     for source, found in seen.items():
         if found.problem:

@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
 import struct
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.child import LateAnswerError, answer
+from stager.base.errors import SourceError
+from stager.launch.url_file import content
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 #: Seconds for looking at all sources.
 _LIMIT = 2.0
 #: What is told of one path: the number of an error, 0 for none, and whether it is a folder.
 _ANSWER = struct.Struct("!H?")
+
+
+def contents(*, submits: bool) -> Callable[[str], str]:
+    """Return what reads files as `url_file.content`, but for so long in all; then OSError."""
+    limit = _SHORT_LIMIT if submits else _LIMIT
+    deadline = time.monotonic() + limit
+
+    def read(path: str) -> str:
+        try:
+            left = deadline - time.monotonic()
+            told = answer(lambda output: _tell_content(path, output), left) if left > 0 else b""
+        except LateAnswerError:
+            told = b""
+        if not told:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer for {limit:g} s")
+        text, problem, number = json.loads(told)
+        if number:
+            raise OSError(number, os.strerror(number))
+        if problem:
+            raise SourceError(problem)
+        return str(text)
+
+    return read
+
+
+def _tell_content(path: str, output: int) -> None:
+    text, problem, number = "", "", 0
+    try:
+        text = content(path)
+    except SourceError as error:
+        problem = error.message
+    except OSError as error:
+        number = error.errno or errno.EIO
+    os.write(output, json.dumps((text, problem, number)).encode())
 
 
 class Seen(NamedTuple):

@@ -16,11 +16,12 @@ from urllib.parse import unquote
 from stager.base.errors import SourceError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
 from stager.base.options import ITSELF
+from stager.disk.files import opened
 from stager.source.location import Location, is_url_file
 from stager.source.web import URL_SECRETS, Secret, as_text, secrets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import Callable, Iterable, MutableMapping
 
     from stager.request.directive import Directive
 
@@ -31,13 +32,31 @@ _PRINTING = re.compile(r"[!-~]+")
 _LONGEST = 16 << 10
 
 
+class UnseenError(SourceError):
+    """The file of a URL is not seen from this node, or its filesystem gives no answer."""
+
+
+def content(path: str) -> str:
+    """Return the text of a file that the user alone can read. Raise SourceError, OSError."""
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as descriptor:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise SourceError(f"{path}: it is no file; write the URL into one")
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o177:
+            raise SourceError(f"{path}: others may use it; have it your own, by chmod 600")
+        return os.read(descriptor, _LONGEST).decode("ascii", "replace")
+
+
 def read_url_files(
-    directives: Iterable[Directive], environment: MutableMapping[str, str]
+    directives: Iterable[Directive],
+    environment: MutableMapping[str, str],
+    read_content: Callable[[str], str] = content,
 ) -> list[Directive]:
     """Return the directives with URLs in place of files; add their secrets to `environment`.
 
-    Raise SourceError for a file that cannot be used, UsageError for two with the same URL but
-    another secret, or if a directive's options do not fit the URL.
+    ``read_content`` reads a file as `content`. Raise SourceError for one that cannot be used, its
+    UnseenError if that is not known; UsageError for two with the same URL but another secret, or if
+    a directive's options do not fit the URL.
     """
     secrets = secrets_of(environment)
     read: list[Directive] = []
@@ -46,7 +65,11 @@ def read_url_files(
             read.append(directive)
             continue
         path = os.path.expanduser(directive.source[1:])
-        url, secret = _parsed(path, _content(path))
+        try:
+            url, secret = _parsed(path, read_content(path))
+        except OSError as error:
+            remedy = "check the path, and that this node mounts its filesystem"
+            raise UnseenError(f"{path}: {error.strerror}; {remedy}") from None
         if secrets.setdefault(url, secret) != secret:
             raise UsageError(
                 f"{path}: another file has {url} with another query or user; stage one of them in "
@@ -67,22 +90,6 @@ def _fitting(directive: Directive) -> Directive:
         known = " ".join(COMPRESSIONS)
         raise UsageError(f"{url}: 'decompress' needs a compressed file as source: {known}")
     return directive
-
-
-def _content(path: str) -> str:
-    """Return the text of a file that the user alone can read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                raise SourceError(f"{path}: it is no file; write the URL into one")
-            if facts.st_uid != os.geteuid() or facts.st_mode & 0o177:
-                raise SourceError(f"{path}: others may use it; have it your own, by chmod 600")
-            return file.read(_LONGEST).decode("ascii", "replace")
-    except OSError as error:
-        remedy = "check the path, and that this node mounts its filesystem"
-        raise SourceError(f"{path}: {error.strerror}; {remedy}") from None
 
 
 def _parsed(path: str, text: str) -> tuple[str, Secret]:

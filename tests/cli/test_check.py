@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 # Imported here, since an ordinary user may be unable to read this Python.
-import stager.cli.gate
-import stager.cli.seen  # noqa: F401
+import stager.cli.gate  # noqa: F401
+from stager.cli import seen
 from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
 from tests.support.stagectl import Ran
 from tests.support.users import as_ordinary_user, ordinary_home
@@ -288,6 +289,41 @@ def test_a_url_in_a_file_is_checked_and_shown_without_its_secret(desk: Desk) -> 
     file.chmod(0o644)
     told = f"stage: {file}: others may use it; have it your own, by chmod 600\n"
     assert desk.stagectl("check", f"@{file}:/nvme/x") == Ran(4, "", told)
+
+
+def test_at_submission_the_file_of_a_url_may_be_seen_by_the_job_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there and wrong is refused; a filesystem without an answer is left, once for all."""
+    desk.config.unlink()
+    none, wrong = desk.folder / "none", desk.folder / "wrong"
+    remedy = "check the path, and that this node mounts its filesystem"
+    absent = f"{none}: No such file or directory; {remedy}\n"
+    arguments = ["--quiet", f"@{none}:/nvme/a"]
+    assert desk.stagectl("check", *arguments) == Ran(4, "", f"stage: {absent}")
+    assert desk.stagectl("check", "--submits", *arguments) == Ran(
+        0, "", f"stage: warning: {absent}"
+    )
+    wrong.write_text("no URL\n")
+    wrong.chmod(0o600)
+    told = f"stage: {wrong}: it has no URL; write one https://HOST/PATH, on one line alone\n"
+    for value in ("@{}:/nvme/b", "@{}/none:/nvme/b"):
+        ran = desk.stagectl("check", "--submits", *arguments, value.format(wrong))
+        beneath = f"stage: warning: {wrong}/none: Not a directory; {remedy}\n"
+        said = f"stage: warning: {absent}{beneath if 'none' in value else told}"
+        assert ran == Ran(0 if "none" in value else 4, "", said)
+
+    def wait(path: str) -> str:
+        time.sleep(600)
+        return path
+
+    monkeypatch.setattr(seen, "content", wait)
+    begun = time.monotonic()
+    ran = desk.stagectl("check", "--submits", *arguments, *(f"@/{at}:/nvme/{at}" for at in "bcde"))
+    late = f"no answer for 0.5 s; {remedy}"
+    lines = [f"stage: warning: {path}: {late}" for path in (none, "/b", "/c", "/d", "/e")]
+    assert (ran.code, ran.out, ran.err.splitlines()) == (0, "", lines)
+    assert time.monotonic() - begun < 60
 
 
 def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
