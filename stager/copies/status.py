@@ -328,8 +328,10 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
     if record.tree is None:
         return "current" if source == record.source_facts else "stale"
     # The size of a folder is that of all its files: only a stage or verify looks at those.
-    same = replace(source, size=record.source_facts.size) == record.source_facts
-    return "whole" if same else "stale"
+    was = record.source_facts
+    if not source.inode:  # nor is its time its own on FUSE
+        source = replace(source, mtime_ns=was.mtime_ns)
+    return "whole" if replace(source, size=was.size) == was else "stale"
 
 
 def _source_facts(source: str) -> SourceFacts | None:

@@ -62,7 +62,8 @@ def look_at_source(
         )
         from stager.tree.leaving import count_leaving  # not needed for a file
 
-        identity = replace(version, size=listing.size)
+        modified = version.mtime_ns if version.inode else listing.mtimes[0]
+        identity = replace(version, size=listing.size, mtime_ns=modified)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
             closed_by=closed_by, leaving=count_leaving(path, listing),
@@ -95,8 +96,15 @@ def _list(
         listing = walk(path, None, patterns)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
+    from stager.tree.listing import Kind as Entry
+
     nothing = bytes(8 * len(listing))
-    return replace(listing, ctimes=array("q", nothing), inodes=array("Q", nothing))
+    # Folders may have the time of the mount or of the look there, as of rclone and goofys.
+    newest = max((listing.mtimes[row] for row in listing.rows(Entry.FILE)), default=0)
+    mtimes = array("q", listing.mtimes)
+    for row in listing.rows(Entry.FOLDER):
+        mtimes[row] = newest
+    return replace(listing, mtimes=mtimes, ctimes=array("q", nothing), inodes=array("Q", nothing))
 
 
 def facts_of(facts: os.stat_result) -> SourceFacts:
@@ -109,7 +117,8 @@ def version_of(descriptor: int) -> SourceFacts:
     """Return what identifies the version of a source that is open. Raise OSError.
 
     On a FUSE filesystem the inode and the ctime may be others on each node, or at each look, as of
-    rclone and s3fs: they are 0, and size and time of the contents identify it.
+    rclone and s3fs: they are 0, and size and time of the contents identify it. So may be a folder's
+    time: that of a folder which is listed is of its newest file.
     """
     version = facts_of(os.fstat(descriptor))
     return replace(version, ctime_ns=0, inode=0) if is_on_fuse(descriptor) else version

@@ -1,4 +1,7 @@
-"""Sources on a FUSE filesystem that keeps no inode numbers: another one at each look, and node."""
+"""Sources on a FUSE filesystem that keeps no inode numbers: another one at each look, and node.
+
+Nor does it keep the times of folders.
+"""
 
 from __future__ import annotations
 

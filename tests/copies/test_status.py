@@ -12,7 +12,7 @@ import pytest
 from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread, node_status
 from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import jobs_using
-from stager.disk.record import CopyFacts, SourceFacts
+from stager.disk.record import CopyFacts, SourceFacts, TreeFacts
 from stager.source.posix import facts_of
 from tests.support import records
 from tests.support.entries import ENTRY
@@ -172,6 +172,21 @@ STATES: dict[Callable[[Node], None], str] = {
 def test_the_state_of_an_entry(node: Node, change: Callable[[Node], None], state: str) -> None:
     change(node)
     assert node.status().entries == [node.entry._replace(state=state)]
+
+
+def test_the_time_of_a_folder_on_fuse_tells_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, copy = node.source.with_name("set"), node.root / "set"
+    for folder in (source, copy):
+        folder.mkdir()
+    tree = TreeFacts(1, 0, "0" * 32, "1" * 32, "2" * 32)
+    facts = SourceFacts(5, 1, 0, 0)
+    monkeypatch.setattr("stager.copies.status.is_copy", lambda *_: True)
+    node.recorded(copy, source=str(source), source_facts=facts, tree=tree)
+    assert [one.state for one in node.status().entries] == ["current", "stale"]
+    monkeypatch.setattr("stager.source.posix.is_on_fuse", lambda _: True)
+    assert [one.state for one in node.status().entries][1] == "whole"
 
 
 @pytest.mark.root

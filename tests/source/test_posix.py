@@ -14,6 +14,7 @@ import pytest
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.disk.record import SourceFacts
+from stager.source import posix
 from stager.source.facts import Listings, Selection, Source
 from stager.source.posix import PosixFile, data_size, facts_of, look_at_source
 from stager.tree.walk import walk
@@ -81,6 +82,31 @@ def test_a_source_may_be_a_symlink_to_a_plain_file(tmp_path: Path) -> None:
     (tmp_path / "img.sqsh").write_bytes(BYTES)
     (tmp_path / "link").symlink_to("img.sqsh")
     assert look_at_source(f"{tmp_path}/link") == look_at_source(f"{tmp_path}/img.sqsh")
+
+
+def test_a_folder_on_fuse_has_the_time_of_its_newest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its folders may be of the mount, or of the look."""
+    monkeypatch.setattr(posix, "is_on_fuse", lambda _: True)
+    found = []
+    (tmp_path / "in").mkdir()
+    for at, name in enumerate(("a", "in/b"), 1):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (at, at))
+    for time in (5, 6):
+        for folder in (tmp_path, tmp_path / "in"):
+            os.utime(folder, (time, time))
+        listings = Listings()
+        found.append(
+            (look_at_source(str(tmp_path), listings=listings), listings.get(str(tmp_path)))
+        )
+    assert found[0] == found[1]
+    source, listing = found[0]
+    assert source.facts == SourceFacts(2, 2 * 10**9, 0, 0)
+    assert listing
+    seconds = [mtime // 10**9 for mtime in listing.mtimes]
+    assert dict(zip(listing.paths, seconds, strict=True)) == {b"": 2, b"a": 1, b"in": 2, b"in/b": 2}
 
 
 def test_a_missing_source_that_looks_like_a_pattern_is_told_to_be_one(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 /*
  * restless FOLDER MOUNTPOINT: show FOLDER, to be read by all, with another inode number and another
- * time of change at each look, as filesystems of FUSE may that keep neither.
+ * time of change at each look, as filesystems of FUSE may that keep neither; folders with another
+ * time of modification, too.
  */
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
@@ -41,6 +42,8 @@ static int restless_getattr(const char *path, struct stat *facts, struct fuse_fi
 	looks++;
 	facts->st_ino = looks * (unsigned long)getpid();
 	facts->st_ctim.tv_nsec = (long)(looks % 1000000000);
+	if (S_ISDIR(facts->st_mode))
+		facts->st_mtim = facts->st_ctim;
 	return 0;
 }
 
