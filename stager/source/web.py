@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: The variable that has the secrets of all URLs of a stage.
 URL_SECRETS = "STAGE_URL_SECRETS"
+#: The most bytes of its value: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
+_MOST = 127 * 1024
 
 
 class Secret(NamedTuple):
@@ -38,5 +42,11 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, Secret]:
 
 
 def as_text(secrets: Mapping[str, Secret]) -> str:
-    """Return the value of the variable."""
-    return json.dumps(secrets)
+    """Return the value of the variable. Raise UsageError if the kernel does not take it."""
+    text = json.dumps(secrets)
+    if len(text) > _MOST:
+        raise UsageError(
+            "the sources of this job that are URLs with a secret are too long for the environment "
+            f"of the ranks ({len(text)} bytes of at most {_MOST}); stage fewer of them in one job"
+        )
+    return text

@@ -291,6 +291,19 @@ def test_a_url_in_a_file_is_checked_and_shown_without_its_secret(desk: Desk) -> 
     assert desk.stagectl("check", f"@{file}:/nvme/x") == Ran(4, "", told)
 
 
+def test_more_secrets_in_urls_than_a_job_may_have_are_told(desk: Desk) -> None:
+    desk.config.unlink()
+    values = []
+    for at in range(9):
+        file = desk.folder / f"{at}"
+        file.write_text(f"https://host/{at}?{'s' * 16_000}\n")
+        file.chmod(0o600)
+        values.append(f"@{file}:/nvme/{at}")
+    assert desk.stagectl("check", "--quiet", *values[:8]) == Ran(0, "", "")
+    ran = desk.stagectl("check", "--quiet", *values)
+    assert (ran.code, ran.err.rpartition("; ")[2]) == (2, "stage fewer of them in one job\n")
+
+
 def test_at_submission_the_file_of_a_url_may_be_seen_by_the_job_alone(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -121,6 +122,24 @@ def test_two_secrets_of_one_url_are_refused(file: Path) -> None:
     assert str(caught.value) == (
         f"{other}: another file has {URL} with another query or user; stage one of them in another "
         "job"
+    )
+
+
+def test_more_secrets_than_the_kernel_takes_are_refused(tmp_path: Path) -> None:
+    values = []
+    for at in range(9):
+        file = tmp_path / f"{at}"
+        file.write_text(f"https://host/{at}?{'s' * 16_000}")
+        file.chmod(0o600)
+        values.append(f"@{file}:/nvme/{at}")
+    environment: dict[str, str] = {}
+    assert len(read_url_files(parse_value(";".join(values[:8])), environment)) == 8
+    subprocess.run(["true"], env=environment, check=True)
+    with pytest.raises(UsageError) as caught:
+        read_url_files(parse_value(";".join(values)), {})
+    assert str(caught.value) == (
+        "the sources of this job that are URLs with a secret are too long for the environment of "
+        "the ranks (144252 bytes of at most 130048); stage fewer of them in one job"
     )
 
 
