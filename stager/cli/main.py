@@ -18,6 +18,7 @@ import click
 from stager.base.errors import LaunchError, StageError
 from stager.base.text import SHOW_BYTES
 from stager.cli.console import complain
+from stager.source.web import URL_SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,6 +107,7 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, partial(_exit_by_signal, os.getpid()))
     _open_streams()
+    os.environ.pop(URL_SECRETS, None)  # it is made here, for the ranks alone
     # In a job's environment it must not keep a command from being run: shells give no arguments.
     asked = os.environ.pop(_SHELL_ASKS, "")
     if asked and len(sys.argv) == 1:

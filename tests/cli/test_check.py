@@ -291,6 +291,14 @@ def test_a_url_in_a_file_is_checked_and_shown_without_its_secret(desk: Desk) -> 
     assert desk.stagectl("check", f"@{file}:/nvme/x") == Ran(4, "", told)
 
 
+@pytest.mark.parametrize("given", ["no JSON", "[1]"])
+def test_secrets_that_the_environment_has_already_are_none(desk: Desk, given: str) -> None:
+    nodes = ["--local", "3", "--local-root", str(desk.nodes)]
+    ran = desk.stagectl("stage", *nodes, "@/none/url:/nvme/x", STAGE_URL_SECRETS=given)
+    problem = "No such file or directory; check the path, and that this node mounts its filesystem"
+    assert ran == Ran(4, "", f"stage: /none/url: {problem}\n")
+
+
 def test_more_secrets_in_urls_than_a_job_may_have_are_told(desk: Desk) -> None:
     desk.config.unlink()
     values = []
