@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stager.base.errors import UsageError
+from stager.launch.url_file import NOT_PRIVATE, is_private
 from stager.source.location import Location, Scheme, is_url
 from stager.source.settings import AUTH_FILE
 from stager.source.web import URL_SECRETS, Secret, as_text, secrets_of
@@ -164,15 +165,16 @@ def _from_netrc(environment: Mapping[str, str], sources: Iterable[str]) -> dict[
 def _user_at(host: str, path: str) -> str:
     """Return ``USER:PASSWORD`` for a host, or nothing. Raise UsageError if others may read it."""
     try:
-        machines = netrc(path).hosts
+        machines = {name.lower(): login for name, login in netrc(path).hosts.items()}
         facts = os.stat(path)
     except (OSError, NetrcParseError, ValueError):  # as if it did not name the host
         return ""
+    host = host.lower()
     found = machines.get(host) or machines.get(host.partition(":")[0])
     if not found:
         return ""
-    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        raise UsageError(f"{path}: others may use it; have it your own, by chmod 600")
+    if not is_private(facts):
+        raise UsageError(f"your ~/.netrc: {NOT_PRIVATE}\n  {path}")
     return f"{found[0]}:{found[2]}"
 
 

@@ -32,6 +32,15 @@ _PRINTING = re.compile(r"[!-~]+")
 _LONGEST = 16 << 10
 
 
+#: What is said of a file that is not `is_private`.
+NOT_PRIVATE = "others may use it; have it your own, by chmod 600"
+
+
+def is_private(facts: os.stat_result) -> bool:
+    """Whether nobody but this user may use a file, whose stat that is."""
+    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+
+
 class UnseenError(SourceError):
     """The file of a URL is not seen from this node, or its filesystem gives no answer."""
 
@@ -42,8 +51,8 @@ def content(path: str) -> str:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise SourceError(f"{path}: it is no file; write the URL into one")
-        if facts.st_uid != os.geteuid() or facts.st_mode & 0o177:
-            raise SourceError(f"{path}: others may use it; have it your own, by chmod 600")
+        if not is_private(facts):
+            raise SourceError(f"{path}: {NOT_PRIVATE}")
         return os.read(descriptor, _LONGEST).decode("ascii", "replace")
 
 

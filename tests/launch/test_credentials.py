@@ -160,6 +160,10 @@ def test_users_of_hosts_are_found_where_curl_has_them(home: Path) -> None:
     file.chmod(0o600)
     job = {"HOME": str(home)}
     assert found(job, url, other) == {URL_SECRETS: as_text({url: Secret("me:wo:rd")})}
+    upper = url.replace("data.site", "Data.SITE")
+    assert found(job, upper) == {URL_SECRETS: as_text({upper: Secret("me:wo:rd")})}
+    file.write_text(file.read_text().replace("data.site", "DATA.Site"))
+    assert found(job, url) == {URL_SECRETS: as_text({url: Secret("me:wo:rd")})}
     assert found(job, "http://data.site.org/a", other, S3.replace("s3", "gs")) == {}
     given = {**job, URL_SECRETS: as_text({url: Secret("", "sig=x")})}
     assert secrets_of(with_credentials(given, [url])) == {url: Secret("me:wo:rd", "sig=x")}
@@ -167,7 +171,9 @@ def test_users_of_hosts_are_found_where_curl_has_them(home: Path) -> None:
     assert found(job, other) == {}
     with pytest.raises(UsageError) as caught:
         found(job, url)
-    assert str(caught.value) == f"{file}: others may use it; have it your own, by chmod 600"
+    assert str(caught.value) == (
+        f"your ~/.netrc: others may use it; have it your own, by chmod 600\n  {file}"
+    )
     file.write_text("not valid")
     assert found(job, url) == {}
 

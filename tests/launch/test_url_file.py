@@ -43,7 +43,7 @@ def read(value: str, environment: dict[str, str] | None = None) -> str:
         ("https://host/a", "https://host/a", Secret()),
     ],
 )
-@pytest.mark.parametrize("mode", [0o600, 0o400])
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
 def test_a_url_is_taken_apart(text: str, url: str, secret: Secret, mode: int, file: Path) -> None:
     file.write_text(text)
     file.chmod(mode)
@@ -83,7 +83,7 @@ def test_a_url_that_cannot_be_staged_is_told(file: Path) -> None:
     assert fault(file) == f"{file}: its URL is not complete; write https://HOST/PATH"
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o700, 0o666])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o701, 0o666])
 def test_a_file_that_others_may_use_is_refused(mode: int, file: Path) -> None:
     file.chmod(mode)
     assert fault(file) == f"{file}: others may use it; have it your own, by chmod 600"
