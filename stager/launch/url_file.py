@@ -113,4 +113,4 @@ def _parsed(path: str, text: str) -> tuple[str, Secret]:
         Location.parse(url)
     except ValueError as error:
         raise SourceError(f"{path}: its URL {error}") from None
-    return url, Secret(unquote(user or ""), query or "")
+    return url, Secret(unquote(user or "", errors="surrogateescape"), query or "")

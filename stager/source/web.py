@@ -20,7 +20,10 @@ _MOST = 127 * 1024
 
 
 class Secret(NamedTuple):
-    """What a request for a URL has besides: ``USER:PASSWORD``, and the query as it is written."""
+    """What a request for a URL has besides: ``USER:PASSWORD``, and the query as it is written.
+
+    A byte of the former that is no UTF-8 is as Python decodes it (PEP 383).
+    """
 
     user: str = ""
     query: str = ""
@@ -32,7 +35,8 @@ class Secret(NamedTuple):
             return {}
         from base64 import b64encode  # rarely needed
 
-        return {"Authorization": f"Basic {b64encode(self.user.encode()).decode()}"}
+        user = self.user.encode(errors="surrogateescape")
+        return {"Authorization": f"Basic {b64encode(user).decode()}"}
 
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, Secret]:

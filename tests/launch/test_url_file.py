@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from base64 import b64decode
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +52,14 @@ def test_a_url_is_taken_apart(text: str, url: str, secret: Secret, mode: int, fi
     written = url.replace(":8443", "\\:8443").replace("https:", "https\\:")
     assert read(f"@{file}:/nvme/x", environment) == f"{written}:/nvme/x"
     assert secrets_of(environment) == {url: secret}
+
+
+def test_a_password_has_the_bytes_that_are_written(file: Path) -> None:
+    file.write_text("https://me:%C3%A9%E9%ff@host/a")
+    environment: dict[str, str] = {}
+    read(f"@{file}:/nvme/x", environment)
+    header = secrets_of(environment)["https://host/a"].headers["Authorization"]
+    assert b64decode(header.removeprefix("Basic ")) == b"me:\xc3\xa9\xe9\xff"
 
 
 def test_a_line_names_a_file_and_a_home_is_known(
