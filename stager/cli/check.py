@@ -195,7 +195,7 @@ class _Findings:
 
         A job that is submitted may see the file of a URL where this machine does not.
         """
-        read_content = contents(submits=submits)
+        read_content = contents()
         items: dict[StageItem, str] = {}
         secrets: dict[str, str] = {}
         for place, directive in self._directives:

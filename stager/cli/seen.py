@@ -25,10 +25,9 @@ _LIMIT = 2.0
 _ANSWER = struct.Struct("!H?")
 
 
-def contents(*, submits: bool) -> Callable[[str], str]:
-    """Return what reads files as `url_file.content`, but for so long in all; then OSError."""
-    limit = _SHORT_LIMIT if submits else _LIMIT
-    deadline = time.monotonic() + limit
+def contents() -> Callable[[str], str]:
+    """Return what reads files as `url_file.content`, but for `_LIMIT` in all; then OSError."""
+    deadline = time.monotonic() + _LIMIT
 
     def read(path: str) -> str:
         try:
@@ -37,7 +36,7 @@ def contents(*, submits: bool) -> Callable[[str], str]:
         except LateAnswerError:
             told = b""
         if not told:
-            raise TimeoutError(errno.ETIMEDOUT, f"no answer for {limit:g} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer for {_LIMIT:g} s")
         text, problem, number = json.loads(told)
         if number:
             raise OSError(number, os.strerror(number))
