@@ -38,20 +38,31 @@ codecs.register_error(SHOW_BYTES, show_bytes)
 
 #: What may be secret in a URL: user and password, and what is behind its path.
 _SECRET_PARTS = re.compile(r"(?<=://)[^/\s]+(?=@)|(?<=[?#])\S+")
-_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
+_ANY_URL = re.compile(r"://\S*")  # whatever the scheme, also if its colon is escaped
+_WEB_URL = re.compile(r"https?\\?://(\S*)", re.IGNORECASE)
 
 
 def showable(text: str) -> str:
     """Return ``text`` without users, passwords and queries in its URLs: as many stars for each.
 
+    In URLs of the web, a user or password may have a slash in it that is not escaped.
+
     >>> showable("see https://me:word@host/x?sig=a#b and /y?z")
     'see https://*******@host/x?******* and /y?z'
+    >>> showable("https://me:pa/ss@host/x http://host/x?sig=a@b hf://org/model@main")
+    'https://********@host/x http://************** hf://org/model@main'
+    >>> print(showable("https\\\\://me:word@host/x"))
+    https\\://*******@host/x
     """
 
     def hide(url: re.Match[str]) -> str:
         return _SECRET_PARTS.sub(lambda part: "*" * len(part[0]), url[0])
 
-    return _ANY_URL.sub(hide, text)
+    hidden = _ANY_URL.sub(hide, text)
+    for url in _WEB_URL.finditer(text):
+        begin, users = url.start(1), max(0, url[1].rfind("@"))
+        hidden = hidden[:begin] + "*" * users + hidden[begin + users :]
+    return hidden
 
 
 def columns(text: str) -> int:
