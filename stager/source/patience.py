@@ -186,6 +186,12 @@ def is_beyond_end(error: Exception) -> bool:
     return _status_of(error) == "416"
 
 
+def is_denied(error: Exception) -> bool:
+    """Return whether a store gives nothing of an object: it may not be read, or is archived."""
+    kinds = exceptions.PermissionDeniedError, exceptions.AlreadyExistsError  # Azure's BlobArchived
+    return isinstance(error, kinds) or _status_of(error) in ("403", "409")
+
+
 def _status_of(error: Exception) -> str:
     """Return the status in a message of the library, nothing if there is none."""
     found = _STATUS.search(str(error))

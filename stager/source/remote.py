@@ -42,6 +42,7 @@ from stager.source.patience import (
     changed,
     has_to_be_asked_for_a_byte,
     is_beyond_end,
+    is_denied,
 )
 from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, KEEPERS, VENDORS
 from stager.source.web import Secret, secrets_of
@@ -279,7 +280,8 @@ class Store:
     def marks(self, above: str, paths: Iterable[bytes]) -> Iterator[bytes]:
         """Yield those ``paths`` of empty objects that are signs of empty folders.
 
-        They are beneath ``above``. The key of a sign ends in a slash, or its metadata say so.
+        They are beneath ``above``. The key of a sign ends in a slash, or its metadata say so. What
+        the store does not give, such as an archived object, is an empty file: it need not be read.
         """
 
         def is_mark(path: bytes) -> bool:
@@ -297,6 +299,10 @@ class Store:
             said = obstore.get(self._store, path).attributes
         except FileNotFoundError:  # it was listed: its key ends in a slash
             return True
+        except exceptions.BaseError as error:
+            if not is_denied(error):
+                raise
+            return False
         finally:
             count()
         return any(

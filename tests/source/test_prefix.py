@@ -7,22 +7,25 @@ import urllib.parse
 import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 import pytest
 import xxhash
 from moto.server import ThreadedMotoServer
+from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import remote
 from stager.source.facts import EVERYTHING, Listings, Selection
+from stager.source.patience import is_denied
 from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
 from stager.source.remote import Version, look_at_object
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.patterns import Patterns
 from stager.tree.stream import Stream
+from tests.support.web import web_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,11 +43,11 @@ class Bucket:
         self._endpoint = endpoint
         self.store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, **more: str) -> None:
         """Write an object by a plain request: the key may be one that the library refuses."""
         quoted = urllib.parse.quote(key)
         url = f"{self._endpoint}/bucket/{quoted}"
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "application/octet-stream", **more}
         request = urllib.request.Request(url, data, headers, method="PUT")
         urllib.request.urlopen(request, timeout=30).close()
 
@@ -112,6 +115,31 @@ def test_a_folder_is_the_same_until_an_object_changes(
     assert look() == before
     bucket.store.put("folder/below/b", b"0123456789")
     assert look() != before
+
+
+def test_an_empty_object_that_is_archived_is_an_empty_file(bucket: Bucket) -> None:
+    bucket.put("folder/a", b"a")
+    bucket.put("folder/b", b"", **{"x-amz-storage-class": "GLACIER"})
+    with pytest.raises(exceptions.PermissionDeniedError, match="InvalidObjectState"):
+        obstore.get(bucket.store, "folder/b")
+    listings = Listings()
+    look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
+    assert listing
+    assert [listing.paths[row] for row in listing.rows(Kind.FILE)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("status", [403, 409])
+def test_what_the_store_does_not_give_of_an_object_is_known(status: int) -> None:
+    """Also as Azure refuses what is archived."""
+    with web_server() as web:
+        web.faults = [lambda handler: handler.refuse(status)]
+        url = f"http://127.0.0.1:{web.port}"
+        options: Any = {"allow_http": True}
+        store: Any = obstore.store.HTTPStore.from_url(url, client_options=options)
+        with pytest.raises(exceptions.BaseError) as caught:
+            obstore.get(store, "x")
+    assert is_denied(caught.value)
 
 
 @pytest.mark.parametrize("size", [1 << 20, 8 << 20])
