@@ -251,10 +251,14 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
     script = f"{STAGECTL} status | grep /nvme/a; {STAGECTL} stage /shared/a:/nvme/a 2>&1"
     job = site.sbatch(script, "-N4")
     assert job.wait().exit_code == "0:0"
-    *table, staged = job.output().splitlines()
+    *table, staged, note = job.output().splitlines()
     assert plain(table[0]).startswith("n[1,3-4] /nvme/a 2.9 MiB T current ")
     assert plain(table[1]).startswith("n2 /nvme/a 2.9 MiB T damaged ")
     assert " from the copy on n1 to n2 in " in staged
+    assert note == (
+        "stage: /nvme/a: note: on n2, the copy was damaged: its bytes were not those that were "
+        "staged"
+    )
     assert digest(damaged) == digest(site.shared("a"))
 
 
