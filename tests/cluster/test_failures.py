@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import CommandFailed
-from tests.cluster.site import PLUGSTACK, POLICY, PYTHON, STAGECTL, digest
+from tests.cluster.mid_transfer import await_transfer, receives
+from tests.cluster.site import PLUGSTACK, POLICY, PYTHON, STAGECTL, digest, wait_until
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
@@ -400,7 +401,7 @@ def test_a_killed_rank_fails_the_job_which_tells_what_was_evicted(site: Site) ->
     site.run(f"fallocate -l 6G {DATA}")
     with site.policy(POLICY + "[cache]\nuser_limit = '6GiB'\n"):
         job = site.sbatch("touch /shared/started", "-N4", WISH)
-        wait_for_ranks(site)
+        await_transfer(site)  # every node has made room
         site.run(["pkill", "-9", "-f", "stager.rank"], on="n3", user="root")
         state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
@@ -415,13 +416,8 @@ def test_a_killed_rank_fails_the_job_which_tells_what_was_evicted(site: Site) ->
 
 
 def wait_for_ranks(site: Site) -> None:
-    """Return when the transfer has begun: the sender has the source open."""
-    for _ in range(300):
-        if site.run("ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /shared/data", user="root",
-                    on="n1", check=False).returncode == 0:  # fmt: skip
-            return
-        time.sleep(0.1)
-    raise AssertionError("no rank has opened the source")
+    """Return when the transfer has begun: the first node writes the copy."""
+    wait_until(lambda: receives(site, "n1"))
 
 
 def test_a_source_that_changes_while_it_is_read(site: Site) -> None:
