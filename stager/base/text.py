@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 #: How a byte of a name that is no UTF-8 is shown, by what Python decodes it to (PEP 383).
-_BYTES = {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+NOT_UTF_8 = {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 #: The name of `show_bytes` as an error handler of a stream.
 SHOW_BYTES = "stager.show_bytes"
 
@@ -22,14 +22,14 @@ def printable(text: str) -> str:
     >>> print(printable("a\\tb"), printable("bad\\udcff"))
     a?b bad\\xff
     """
-    return "".join(c if c.isprintable() else _BYTES.get(c, "?") for c in text)
+    return "".join(c if c.isprintable() else NOT_UTF_8.get(c, "?") for c in text)
 
 
 def show_bytes(error: UnicodeError) -> tuple[str, int]:
     """Return what a stream prints in place of what it cannot encode, as `printable` does."""
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
-    shown = (_BYTES.get(c) or c.encode("ascii", "backslashreplace").decode() for c in found)
+    shown = (NOT_UTF_8.get(c) or c.encode("ascii", "backslashreplace").decode() for c in found)
     return "".join(shown), error.end
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stager.base.text import NOT_UTF_8
+
 if TYPE_CHECKING:
     from typing import TextIO
 
 _OF_A_NAME = re.compile(r"\n(?!  )")
-#: What Python decodes bytes to that are no UTF-8 (PEP 383).
-_BYTES = frozenset(map(chr, range(0xDC80, 0xDD00)))
 
 
 def printable_lines(text: str) -> str:
@@ -30,7 +30,7 @@ def printable_lines(text: str) -> str:
     with an escape (`main`).
     """
     lines = _OF_A_NAME.sub("?", text)
-    return "".join(c if c.isprintable() or c == "\n" or c in _BYTES else "?" for c in lines)
+    return "".join(c if c.isprintable() or c == "\n" or c in NOT_UTF_8 else "?" for c in lines)
 
 
 def is_screen(stream: TextIO) -> bool:

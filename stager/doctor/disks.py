@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 
 from stager.base.mounts import mount_of, mounted_by_stranger
+from stager.disk.unnamed import NO_UNNAMED
 
-#: The errors of a filesystem that makes no files without a name, which says nothing against it.
-_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 #: Asks ioctl(2) to let one file share all bytes of another (linux/fs.h).
 _FICLONE = 0x40049409
 
@@ -48,7 +46,7 @@ def disk_of(path: str) -> Disk | None:
         finally:
             os.close(descriptor)
         fault = _try(path, 0)
-        is_open = not fault or fault in _NO_UNNAMED
+        is_open = not fault or fault in NO_UNNAMED
         return Disk(
             path=path,
             kind=mount.kind if mount else "",
@@ -58,7 +56,7 @@ def disk_of(path: str) -> Disk | None:
             free_files=room.f_favail,
             fault="" if is_open else os.strerror(fault),
             direct=bool(fault) or not _try(path, os.O_DIRECT),
-            unnamed=fault not in _NO_UNNAMED,
+            unnamed=fault not in NO_UNNAMED,
             clones=not fault and _can_clone(path),
         )
     return None

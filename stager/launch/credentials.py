@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from configparser import ConfigParser, Error
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,6 +163,8 @@ def _from_netrc(environment: Mapping[str, str], sources: Iterable[str]) -> dict[
 
 def _user_at(host: str, path: str) -> str:
     """Return ``USER:PASSWORD`` for a host, or nothing. Raise UsageError if others may read it."""
+    from netrc import NetrcParseError, netrc  # few stages are from the web
+
     try:
         machines = {name.lower(): login for name, login in netrc(path).hosts.items()}
         facts = os.stat(path)
