@@ -117,7 +117,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     Raise DestinationError if nothing can be put at ``path``, or if a file of the user's own would
     be lost without the option ``replace``.
     """
-    there = _lstat_destination(path)
+    there = _lstat_destination(path, item.destination)
     check_folder(existing_folder_above(path), cache)
     check_trees_above(item, path, cache)
     record = cache.load(item.destination)
@@ -363,10 +363,13 @@ def _another_place(path: str) -> str:
     return f"another destination, such as {place}" if is_free and is_safe else "another destination"
 
 
-def _lstat_destination(path: str) -> os.stat_result | None:
+def _lstat_destination(path: str, destination: str) -> os.stat_result | None:
     there = own_lstat(path)
     if there and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
-        raise DestinationError(f"{path} is {kind_of(there.st_mode)}; choose another destination")
+        remedy = "choose another destination"
+        if stat.S_ISDIR(there.st_mode):
+            remedy = f"write {destination}/ to put the file into it, or {remedy}"
+        raise DestinationError(f"{path} is {kind_of(there.st_mode)}; {remedy}")
     return there
 
 
@@ -388,16 +391,6 @@ def check_trees_above(item: StageItem, path: str, cache: Cache) -> None:
                 f"destination, or delete that copy (stagectl evict {quote(above)})"
             )
         above = os.path.dirname(above)
-
-
-def check_same_kind(path: str, node: str) -> None:
-    """Raise DestinationError if what is at ``path`` is no folder, as it is on another ``node``."""
-    there = _lstat_or_none(path)
-    if there and not os.path.isdir(path):
-        raise DestinationError(
-            f"{path} is {kind_of(there.st_mode)}, and on {node} a folder, into which the file "
-            "would go; remove that folder, remove what is here, or choose another destination"
-        )
 
 
 def check_folder(folder: str, cache: Cache) -> None:

@@ -128,7 +128,7 @@ def _would_replace(
     if stat.S_ISREG(there.st_mode):
         remedy = "move it, delete it, choose another destination, or add the option replace"
     elif stat.S_ISDIR(there.st_mode) and record is None:
-        remedy += f"; to stage to {item.destination}/{item.name}, write {item.destination}/"
+        remedy += f"; to put the copy into it, write {item.destination}/"
     return DestinationError(
         f"{path} is {kind_of(there.st_mode)} {_change(there, record)}; it is kept: {remedy}"
     )

@@ -14,15 +14,13 @@ from stager.base.errors import StageError
 from stager.disk.step_status import forget
 from stager.request.directive import print_value
 from stager.request.grammar import parse_value
-from stager.request.items import copy_name
-from stager.request.resolve import plain_path
+from stager.request.resolve import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from stager.rank.agree import Context
-    from stager.request.directive import Directive
     from stager.request.items import StageRequest
 
 
@@ -34,11 +32,7 @@ def forget_replaced(context: Context) -> None:
 
 def still_staged(request: StageRequest) -> Callable[[str], str]:
     """Return what tells which directives of an earlier stage the ``request`` does not outdate."""
-    places = {
-        place
-        for item in request.items
-        for place in (item.destination, f"{item.destination}/{item.name}")
-    }
+    places = {item.destination for item in request.items}
     return partial(left_of, own=request.own, places=places)
 
 
@@ -54,6 +48,8 @@ def left_of(text: str, own: str, places: AbstractSet[str]) -> str:
     ''
     >>> left_of("/b:/nvme/", "", {"/nvme/a", "/nvme/a/a"})
     '/b:/nvme/'
+    >>> left_of("/b:/nvme/", "", {"/nvme/b"})
+    ''
     """
     if text == own:
         return text
@@ -61,14 +57,7 @@ def left_of(text: str, own: str, places: AbstractSet[str]) -> str:
     rest = text.removeprefix(f"{first};") if first else text
     with suppress(StageError):
         directives = parse_value(rest)
-        kept = [one for one in directives if places.isdisjoint(_places_of(one))]
+        kept = [one for one in directives if place_of(one) not in places]
         if len(kept) < len(directives):
             return ";".join(part for part in (first, print_value(kept)) if part)
     return text
-
-
-def _places_of(directive: Directive) -> set[str]:
-    """Return the paths to which a directive may have staged; the source's name may be added."""
-    place = plain_path(directive.destination)
-    name = copy_name(directive.source, directive.options)
-    return {place, f"{place.rstrip('/')}/{name}"}

@@ -20,7 +20,6 @@ from stager.copies.apart import check_apart
 from stager.copies.survey import (
     Reason,
     Survey,
-    check_same_kind,
     correct_permissions,
     open_to,
     other_source,
@@ -68,20 +67,6 @@ if TYPE_CHECKING:
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a rank sees before anything is locked; one entry for each item.
-
-    ``is_folder`` says whether its destination is a folder on this ``node``. Only rank 0 has
-    ``sources``.
-    """
-
-    node: str
-    is_folder: tuple[bool, ...]
-    sources: tuple[Source, ...]
-
-
-_LOOK = record_of(Look, node=TEXT, is_folder=tuple_of(FLAG), sources=SOURCES)
 _SURVEYS = list_of(
     record_of(
         Survey,
@@ -103,8 +88,8 @@ _SURVEYS = list_of(
 
 
 @dataclass(frozen=True, slots=True)
-class SettledItem:
-    """An item whose destination is final, its source, and the cache that it is in on this node."""
+class SourcedItem:
+    """An item, its source as rank 0 sees it, and the cache that it is in on this node."""
 
     item: StageItem
     source: Source
@@ -148,9 +133,6 @@ class StageRun:
         self._listings = Listings()
         #: By destination, what was found when this node's trees were walked.
         self._walked: dict[str, Walked] = {}
-        #: By destination, the folder that it lies in because this is there already, and on which
-        #: node.
-        self._folders: dict[str, tuple[str, str]] = {}
         #: When this attempt began to look at the node, in nanoseconds since 1970.
         self._since = 0
 
@@ -174,7 +156,7 @@ class StageRun:
         self._watch.enter(Phase.SURVEY)
         self._forget_looks()
         self._since = time.time_ns()
-        items = self._settle(self._look())
+        items = self._look()
         self._watch.enter(Phase.WAIT)
         with locked(self._context, self._to_lock(items), self._report_wait) as held:
             self._watch.enter(Phase.SURVEY)
@@ -202,11 +184,18 @@ class StageRun:
         self._listings.clear()
         self._walked.clear()
 
-    def _look(self) -> list[Look]:
-        """Look at sources, caches and destinations on all nodes. Collective."""
-        return together(self._context, self._look_here, _LOOK)
+    def _look(self) -> list[SourcedItem]:
+        """Look at sources and caches on all nodes. Collective."""
+        sources = together(self._context, self._look_here, SOURCES)[0]
+        return [
+            SourcedItem(item, source, cache)
+            for item, source, cache in zip(
+                self._context.request.items, sources, self._caches, strict=True
+            )
+        ]
 
-    def _look_here(self) -> Look:
+    def _look_here(self) -> tuple[Source, ...]:
+        """Return the sources; rank 0 alone has them."""
         context, request, node = self._context, self._context.request, self._context.node
         items = request.items
         open_or_plan = plan_cache if request.dry_run else open_cache
@@ -220,10 +209,9 @@ class StageRun:
             )
             for item in items
         )
-        is_folder = tuple(os.path.isdir(node.path(item.destination)) for item in items)
         if self._rank:  # while rank 0 lists the sources, the others walk their copies
             self._walked.update(self._walk_copies(items, self._caches))
-        return Look(node.name, is_folder, sources)
+        return sources
 
     def _walk_copies(
         self, items: Sequence[StageItem], caches: Sequence[Cache]
@@ -236,7 +224,7 @@ class StageRun:
 
                 yield item.destination, walk_copy(self._context.node.path(item.destination))
 
-    def _look_again(self, items: Sequence[SettledItem]) -> list[SettledItem]:
+    def _look_again(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
         """Look at the sources again: they may have changed during the wait. Collective."""
         self._forget_looks()
         wanted = [one.item for one in items]
@@ -245,20 +233,7 @@ class StageRun:
         )[0]
         return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
 
-    def _settle(self, looks: Sequence[Look]) -> list[SettledItem]:
-        sources, asked = looks[0].sources, self._context.request.items
-        items = settle(asked, sources, [look.is_folder for look in looks])
-        self._folders.clear()
-        for index, (item, one) in enumerate(zip(items, asked, strict=True)):
-            if item is not one:
-                node = next(look.node for look in looks if look.is_folder[index])
-                self._folders[item.destination] = one.destination, node
-        return [
-            SettledItem(item, source, cache)
-            for item, source, cache in zip(items, sources, self._caches, strict=True)
-        ]
-
-    def _to_lock(self, items: Sequence[SettledItem]) -> list[tuple[Cache, str]]:
+    def _to_lock(self, items: Sequence[SourcedItem]) -> list[tuple[Cache, str]]:
         """Return the destinations to lock: none in a dry run, which waits for no other job."""
         if self._context.request.dry_run:
             return []
@@ -268,15 +243,15 @@ class StageRun:
         if self._rank == 0:
             tell("waiting", **busy._asdict(), seconds=seconds)
 
-    def _is_of_site(self, one: SettledItem) -> bool:
+    def _is_of_site(self, one: SourcedItem) -> bool:
         """Whether only another account stages the item: this user uses a current copy or fails."""
         return one.cache.uid != self._context.node.uid
 
-    def _survey(self, items: Sequence[SettledItem]) -> list[list[Survey]]:
+    def _survey(self, items: Sequence[SourcedItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
         return together(self._context, lambda: self._survey_here(items), _SURVEYS)
 
-    def _survey_here(self, items: Sequence[SettledItem]) -> list[Survey]:
+    def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
         request, node = self._context.request, self._context.node
         if request.job and not request.dry_run:
             # Before anything is found current, so that no other job can evict it afterwards.
@@ -287,12 +262,9 @@ class StageRun:
         self._jobs.clear()
         return [self._survey_item(one) for one in items]
 
-    def _survey_item(self, one: SettledItem) -> Survey:
+    def _survey_item(self, one: SourcedItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
         path = node.path(item.destination)
-        if item.destination in self._folders:
-            folder, where = self._folders[item.destination]
-            check_same_kind(node.path(folder), where)
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
@@ -306,7 +278,7 @@ class StageRun:
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found
 
-    def _with_what_is_there(self, found: Survey, one: SettledItem, path: str) -> Survey:
+    def _with_what_is_there(self, found: Survey, one: SourcedItem, path: str) -> Survey:
         """Return the survey of an item with what its user is to be told of what is at ``path``."""
         item, cache = one.item, one.cache
         is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
@@ -328,7 +300,7 @@ class StageRun:
             sorted({*self._jobs[cache].get(destination, ())} - {self._context.request.job})
         )
 
-    def _survey_function(self, one: SettledItem) -> Callable[..., Survey]:
+    def _survey_function(self, one: SourcedItem) -> Callable[..., Survey]:
         if self._is_of_site(one):
             return survey_shared
         if not one.source.is_tree and not one.item.options.extract:
@@ -338,7 +310,7 @@ class StageRun:
         return partial(survey_tree, walked=self._walked)
 
     def _plan(
-        self, items: Sequence[SettledItem], answers: Sequence[Sequence[Survey]]
+        self, items: Sequence[SourcedItem], answers: Sequence[Sequence[Survey]]
     ) -> list[PlannedItem]:
         request = self._context.request
         planned: list[PlannedItem] = []
@@ -524,23 +496,6 @@ def _forget(cache: Cache, locks: Locks, destination: str) -> None:
 
 def _nothing_sent(task: Task) -> Delivered:
     return Delivered(task.plan.digest, task.plan.senders[:1])
-
-
-def settle(
-    items: Sequence[StageItem], sources: Sequence[Source], is_folder: Sequence[Sequence[bool]]
-) -> list[StageItem]:
-    """Append a file's name to its destination if that is a folder on any node. Pure.
-
-    ``is_folder`` has an entry for each rank, with one for each item. A tree replaces the folder.
-    Where the name was added already, the folder is in the way.
-    """
-    return [
-        replace(item, destination=f"{item.destination}/{item.name}")
-        if any(of_rank[index] for of_rank in is_folder)
-        and not (source.is_tree or item.options.extract or item.has_name)
-        else item
-        for index, (item, source) in enumerate(zip(items, sources, strict=True))
-    ]
 
 
 def _with_folders_above(path: str) -> set[str]:

@@ -28,16 +28,12 @@ MAX_REQUEST = 127 * 1024
 UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
 
 #: The fields of an item that are left out of its JSON where they are false.
-_FLAGS = ("shared", "has_name")
+_FLAGS = ("shared",)
 
 
 @dataclass(frozen=True, slots=True)
 class StageItem:
-    """One file or folder to stage: ``source`` to ``destination`` beneath the cache ``root``.
-
-    On a node where ``destination`` is a folder, the file goes into it as ``name``, unless it
-    ``has_name`` already.
-    """
+    """One file or folder to stage: ``source`` to ``destination`` beneath the cache ``root``."""
 
     source: str
     destination: str
@@ -46,9 +42,6 @@ class StageItem:
     #: Whether ``root`` is one of the site's shared roots: `StageRequest.shared_owner` stages there,
     #: and all may use it.
     shared: bool = False
-    #: Whether ``name`` was added to what the user wrote, and is the last part of ``destination``.
-    #: Two directives may ask for one item in both ways.
-    has_name: bool = field(default=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`. There may be thousands of items, so it is short."""
@@ -70,11 +63,6 @@ class StageItem:
     def shard_list(self) -> str:
         """Path of the list of which node holds which file; empty without mode=shard."""
         return f"{self.destination}/{SHARD_LIST}" if self.options.mode is Mode.SHARD else ""
-
-    @property
-    def name(self) -> str:
-        """The copy's name in a destination that is a folder."""
-        return copy_name(self.source, self.options)
 
 
 def copy_name(source: str, options: Options) -> str:

@@ -35,12 +35,16 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
-    destination, has_name = _destination(directive, policy)
+    destination = place_of(directive)
     source, plain = directive.source, _plain(directive.source)
     if is_url(source):
         _check_url(source, policy)
     else:
         source = plain or "/"
+    if destination in (*policy.roots, *policy.shared_roots, *policy.allowed):
+        raise UsageError(
+            f"{destination} is a folder of the site's; write {destination}/ to stage into it"
+        )
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     is_image = root is not None and _is_image(source, destination.removeprefix(root))
@@ -58,7 +62,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         from stager.tree.venv import check_place  # not needed for most requests
 
         check_place(destination)
-    return StageItem(source, destination, root, directive.options, shared, has_name)
+    return StageItem(source, destination, root, directive.options, shared)
 
 
 def _check_url(url: str, policy: Policy) -> None:
@@ -95,23 +99,21 @@ def _check_layout(destination: str, directive: Directive) -> None:
         )
 
 
-def _destination(directive: Directive, policy: Policy) -> tuple[str, bool]:
-    """Return the destination's plain path, and whether the source's name was added to it.
+def place_of(directive: Directive) -> str:
+    """Return the plain path of the copy: the destination, or in it if a ``/`` ends it.
 
-    It is added where the destination is known to be a folder.
+    Raise UsageError if the source has no name.
     """
     destination = plain_path(directive.destination)
-    # The site's folders are folders, with a '/' at the end or without.
-    folders = ("/", *policy.roots, *policy.shared_roots, *policy.allowed)
-    if not directive.destination.endswith("/") and destination not in folders:
-        return destination, False
+    if not directive.destination.endswith("/"):
+        return destination
     name = copy_name(directive.source, directive.options)
     if name in ("", ".", ".."):
         raise UsageError(
             f"no file name can be taken from the source {directive.source}; write the destination "
             f"with a file name, such as {destination.rstrip('/')}/NAME"
         )
-    return f"{destination.rstrip('/')}/{name}", True
+    return f"{destination.rstrip('/')}/{name}"
 
 
 def plain_path(path: str) -> str:

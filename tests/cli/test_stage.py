@@ -261,11 +261,12 @@ def test_other_missing_sources_are_named_with_the_first(desk: Desk) -> None:
     )
 
 
-def test_a_folder_where_a_file_s_name_was_added_already_is_in_the_way(desk: Desk) -> None:
-    taken = desk.copy(1, f"/nvme/a/{desk.source.name}")
+def test_a_folder_is_no_place_for_a_file(desk: Desk) -> None:
+    taken = desk.copy(1, "/nvme/a/b")
     taken.mkdir(parents=True)
-    ran = desk.local("stage", f"{desk.source}:/nvme/a/")
-    assert ran == Ran(6, "", f"stage: node1: {taken} is a folder; choose another destination\n")
+    remedy = "write /nvme/a/b/ to put the file into it, or choose another destination"
+    ran = desk.local("stage", f"{desk.source}:/nvme/a/b")
+    assert ran == Ran(6, "", f"stage: node1: {taken} is a folder; {remedy}\n")
     assert list(taken.iterdir()) == []
 
 

@@ -154,9 +154,9 @@ def fails(site: Site, code: int, message: str, wish: str = WISH) -> None:
 
 def test_what_was_not_staged_is_not_replaced(site: Site) -> None:
     site.run(f"mkdir {COPY}; echo mine > {COPY}/results", on="n2")
-    what, inside = f"{COPY} is a folder that was not staged", f"{COPY}/{SOURCE.rpartition('/')[2]}"
+    what = f"{COPY} is a folder that was not staged"
     remedy = "it is kept: move it, delete it, or choose another destination"
-    fails(site, 6, f"n2: {what}; {remedy}; to stage to {inside}, write {COPY}/")
+    fails(site, 6, f"n2: {what}; {remedy}; to put the copy into it, write {COPY}/")
     assert (site.copy("n2", COPY) / "results").read_text() == "mine\n"
 
 

@@ -135,7 +135,7 @@ def test_a_folder_does_not_replace_what_nobody_staged(
         survey_tree(COPIED, str(copy), FOLDER, cache, "n1", {})
     remedy = "move it, delete it, or choose another destination"
     if is_folder and record is None:
-        remedy += "; to stage to /nvme/img.sqsh/img.sqsh, write /nvme/img.sqsh/"
+        remedy += "; to put the copy into it, write /nvme/img.sqsh/"
     if not is_folder:
         remedy = "move it, delete it, choose another destination, or add the option replace"
     assert str(caught.value) == f"{copy} is {problem}; it is kept: {remedy}"

@@ -140,29 +140,13 @@ def test_validate_size_ignores_a_new_time(world: FileWorld) -> None:
     assert (item.received, item.reasons) == (world.nodes, ["the source changed"])
 
 
-def test_a_destination_that_is_a_folder_takes_the_sources_name(world: FileWorld) -> None:
-    if world.comm.rank == 0:
-        world.copy.mkdir()
-    (item,) = world.run().items
-    assert item.destination == "/nvme/data/source"
-    assert (world.copy / "source").read_bytes() == DATA
-
-
-def test_a_file_where_another_node_has_a_folder_is_told_with_both_nodes(world: FileWorld) -> None:
+def test_a_folder_on_one_node_is_no_place_for_a_file(world: FileWorld) -> None:
+    world.on_last(world.copy.mkdir)
     last = world.comm.size - 1
-    if world.comm.rank == last:
-        world.copy.mkdir()
-    else:
-        world.copy.write_text("mine")
-    outcome = world.run()
-    disks = world.comm.allgather(str(world.node.disk))
-    assert messages(outcome) == [
-        f"6 node{rank}: {disks[rank]}/nvme/data is a plain file, and on node{last} a folder, into "
-        "which the file would go; remove that folder, remove what is here, or choose another "
-        "destination"
-        for rank in range(last)
-    ]
-    assert world.copy.exists()
+    disk = world.comm.bcast(world.node.disk, root=last)
+    remedy = "write /nvme/data/ to put the file into it, or choose another destination"
+    assert messages(world.run()) == [f"6 node{last}: {disk}/nvme/data is a folder; {remedy}"]
+    assert world.copy.exists() == (world.comm.rank == last)
 
 
 def test_missing_parents_are_made(world: FileWorld) -> None:

@@ -159,13 +159,6 @@ def test_a_damaged_copy_is_found_by_its_checksum(world: CompressedWorld) -> None
     assert world.copy.read_bytes() == world.data
 
 
-def test_a_folder_takes_the_name_without_the_suffix(world: CompressedWorld) -> None:
-    world.on_last((world.copy.parent / "folder").mkdir)
-    (item,) = world.run(items=world.wanted(destination="/nvme/folder")).items
-    assert item.destination == "/nvme/folder/set"
-    assert (world.copy.parent / "folder/set").read_bytes() == world.data
-
-
 def test_a_dry_run_reports_and_makes_nothing(world: CompressedWorld) -> None:
     (item,) = world.run(items=world.wanted(), dry_run=True).items
     assert (item.received, item.size) == (world.nodes, world.source.stat().st_size)

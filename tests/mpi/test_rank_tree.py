@@ -256,7 +256,7 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
         remedy = remedy.replace("or choose another destination", "choose another destination, ")
         remedy += "or add the option replace"
     else:
-        remedy += f"; to stage to /nvme/tree/{world.source.name}, write /nvme/tree/"
+        remedy += "; to put the copy into it, write /nvme/tree/"
     assert messages(world.run()) == [f"6 {world.nodes[-1]}: {what}; {remedy}"]
     world.comm.Barrier()
     assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()

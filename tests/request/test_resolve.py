@@ -94,17 +94,17 @@ def test_a_destination_with_a_slash_at_its_end_takes_the_source_s_name(
     assert destination_of(source, destination)[0] == resolved
 
 
-def test_a_root_is_a_folder_and_takes_the_source_s_name() -> None:
-    assert destination_of("/data/img", "/nvme") == ("/nvme/img", "/nvme")
-
-
 @pytest.mark.parametrize(
-    ("destination", "has_name"),
-    [("/nvme/a/", True), ("/nvme", True), ("/nvme/img", False), ("/nvme/a/img", False)],
+    ("policy", "folder"),
+    [(SITE, "/nvme"), (SITE, "/nvme/fast"), (SHARING, "/nvme/jobs"), (SHARING, "/ssd/all")],
 )
-def test_an_item_says_whether_the_source_s_name_was_added(destination: str, has_name: bool) -> None:
-    (item,) = resolve([Directive("/data/img", destination)], SITE)
-    assert item.has_name is has_name
+def test_a_folder_of_the_site_s_is_no_destination_without_a_slash(
+    policy: Policy, folder: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve([Directive("/data/img", folder)], policy)
+    problem = f"{folder} is a folder of the site's; write {folder}/ to stage into it"
+    assert str(caught.value) == problem
 
 
 def test_one_item_may_be_asked_for_with_its_name_and_without() -> None:
@@ -288,14 +288,13 @@ SHARING = Policy(
         ("/nvme/jobs/img", "/nvme", False),
         ("/nvme/all/img", "/nvme/all", True),
         ("/ssd/all/", "/ssd/all", True),
-        ("/ssd/all", "/ssd/all", True),
     ],
 )
 def test_a_destination_is_for_the_job_or_shared_by_all(
     destination: str, root: str, shared: bool
 ) -> None:
     (item,) = resolve([Directive("/data/img", destination)], SHARING)
-    assert (item.root, item.shared, item.name) == (root, shared, "img")
+    assert (item.root, item.shared) == (root, shared)
     assert item.destination.endswith("/img")
 
 
@@ -321,7 +320,7 @@ def test_all_folders_that_users_may_stage_to_are_named() -> None:
     )
 
 
-@pytest.mark.parametrize("destination", ["/nvme/jobs", "/nvme/jobs/", "/nvme/jobs/img"])
+@pytest.mark.parametrize("destination", ["/nvme/jobs/", "/nvme/jobs/img"])
 def test_an_allowed_folder_takes_the_sources_name(destination: str) -> None:
     (item,) = resolve([Directive("/data/img", destination)], SHARING)
     assert (item.destination, item.root) == ("/nvme/jobs/img", "/nvme")
@@ -457,7 +456,7 @@ def test_a_model_of_a_hub_has_its_name_without_the_revision(url: str) -> None:
 def test_the_copy_of_an_image_is_named_after_it(image: str, name: str) -> None:
     site = Policy(roots=("/nvme",), source=SourceSection(allow=("docker://host:5000/",)))
     [item] = resolve([Directive(f"docker://host:5000/{image}", "/nvme/")], site)
-    assert (item.destination, item.name) == (f"/nvme/{name}", name)
+    assert item.destination == f"/nvme/{name}"
 
 
 @pytest.mark.parametrize(
