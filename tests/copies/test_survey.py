@@ -448,8 +448,7 @@ def refusal(node: Node, path: Path) -> str:
     [
         (
             lambda path: path.mkdir(),
-            "a folder; write /nvme/img.sqsh/ to put the file into it, or choose another "
-            "destination",
+            "a folder; write {}/ to put the file into it, or choose another destination",
         ),
         (os.mkfifo, "a named pipe; choose another destination"),
     ],
@@ -459,7 +458,7 @@ def test_a_destination_that_is_not_a_file_is_refused_by_its_kind(
     node: Node, make: Callable[[Path], object], kind: str
 ) -> None:
     make(node.copy)
-    assert refusal(node, node.copy) == f"{node.copy} is {kind}"
+    assert refusal(node, node.copy) == f"{node.copy} is {kind.format(node.copy)}"
 
 
 NO_LINK = "links are not followed: remove it, or write the path that it leads to in the destination"

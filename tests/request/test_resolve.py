@@ -94,19 +94,6 @@ def test_a_destination_with_a_slash_at_its_end_takes_the_source_s_name(
     assert destination_of(source, destination)[0] == resolved
 
 
-@pytest.mark.parametrize(
-    ("policy", "folder"),
-    [(SITE, "/nvme"), (SITE, "/nvme/fast"), (SHARING, "/nvme/jobs"), (SHARING, "/ssd/all")],
-)
-def test_a_folder_of_the_site_s_is_no_destination_without_a_slash(
-    policy: Policy, folder: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve([Directive("/data/img", folder)], policy)
-    problem = f"{folder} is a folder of the site's; write {folder}/ to stage into it"
-    assert str(caught.value) == problem
-
-
 def test_one_item_may_be_asked_for_with_its_name_and_without() -> None:
     directives = [Directive("/data/img", path) for path in ("/nvme/a/", "/nvme/a/img")]
     assert [item.destination for item in resolve(directives, SITE)] == ["/nvme/a/img"]
@@ -318,6 +305,19 @@ def test_all_folders_that_users_may_stage_to_are_named() -> None:
         "/nvme/img is not beneath a folder that this site stages to; choose a destination "
         "beneath /nvme/a or /nvme/b"
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "folder"),
+    [(SITE, "/nvme"), (SITE, "/nvme/fast"), (SHARING, "/nvme/jobs"), (SHARING, "/ssd/all")],
+)
+def test_a_folder_of_the_site_s_is_no_destination_without_a_slash(
+    policy: Policy, folder: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve([Directive("/data/img", folder)], policy)
+    problem = f"{folder} is a folder of the site's; write {folder}/ to stage into it"
+    assert str(caught.value) == problem
 
 
 @pytest.mark.parametrize("destination", ["/nvme/jobs/", "/nvme/jobs/img"])
