@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stager.base.errors import StageError, UsageError
+from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.paths import pattern_hint
 from stager.base.text import printable, showable
 from stager.cli.complete import directives
@@ -25,7 +25,8 @@ from stager.cli.seen import contents, look, missing
 from stager.cli.staging import build_request, parse_values
 from stager.launch.url_file import UnseenError, read_url_files
 from stager.request.kinds import check_options
-from stager.request.resolve import conflicts, resolve
+from stager.request.names import Names, site_variables
+from stager.request.resolve import conflicts, plain_path, resolve
 from stager.request.script import (
     cut_values,
     head,
@@ -36,6 +37,7 @@ from stager.request.script import (
     sbatch_values,
 )
 from stager.request.tolerance import asked_tolerance
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -83,30 +85,32 @@ def check(
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")
     from stager.request import policy  # neither the help nor completion needs pydantic
 
-    found = _Findings(tolerate)
+    texts = [(script, read_script(str(script))) for script in scripts]
+    rules = policy.load_if_present(config)
+    names = Names.at_submission(os.environ, None if rules is None else site_variables(rules))
+    found = _Findings(tolerate, names)
     found.read_arguments(values, looks=not quiet)
-    for script in scripts:
-        lines = read_script(str(script))
+    for script, lines in texts:
         _warn_of_lines(script, lines)
         found.read_script(script, lines)
-    rules = policy.load_if_present(config)
     found.read_tolerances((rules or policy.ANY).launch)
     items = found.resolve(rules or policy.ANY, submits=submits)
+    known = [item for item in items if names.is_filled(item.source)]
     if found.faults:
         code = found.complain()
         if not quiet:
-            _warn_of_sources(items)
+            _warn_of_sources(known)
         return code
     request = build_request(items, rules or policy.ANY)
     # As the job will send it: raises if it is too long.
     replace(request, directives=";".join(found.values)).to_json()
     if submits:
-        _warn_of_missing(items)
+        _warn_of_missing(known)
     if not quiet:
         _tell_what_is_right(items, of_scripts=bool(scripts))
         if rules is None:
             say(f"only the syntax was checked: there is no {config} here")
-        _warn_of_sources(items)
+        _warn_of_sources(known)
     return 0
 
 
@@ -124,7 +128,8 @@ class _Findings:
     The place of what is on the command line is empty.
     """
 
-    def __init__(self, tolerate: str) -> None:
+    def __init__(self, tolerate: str, names: Names) -> None:
+        self._names = names
         #: The values of --stage.
         self.values: list[str] = []
         self.faults: list[tuple[str, StageError]] = []
@@ -157,7 +162,7 @@ class _Findings:
         """Add the directives of a value of --stage."""
         self.values.append(value)
         try:
-            self._directives += [(place, one) for one in parse_values([value])]
+            self._directives += [(place, one) for one in parse_values([value], self._names)]
         except UsageError as error:
             self.faults.append((place, error))
 
@@ -167,7 +172,7 @@ class _Findings:
             place = f"{script}:{number}: "
             self._places.append(place)
             try:
-                self._directives += [(place, one) for one in parse_script([line])]
+                self._directives += [(place, one) for one in parse_script([line], self._names)]
                 values = sbatch_values([line])
                 tolerances = sbatch_values([line], "--stage-tolerate")
             except UsageError as error:
@@ -199,6 +204,8 @@ class _Findings:
         items: dict[StageItem, str] = {}
         secrets: dict[str, str] = {}
         for place, directive in self._directives:
+            if is_url(directive.source) and not self._names.is_filled(directive.source):
+                continue  # the job will check it
             try:
                 read = read_url_files([directive], secrets, read_content)
                 items |= {one: items.get(one, place) for one in resolve(read, rules)}
@@ -206,9 +213,19 @@ class _Findings:
                 if submits and isinstance(error, UnseenError):
                     complain(f"{place}warning: {error.message}")
                     continue
+                if isinstance(error, PolicyRefusal) and not place:
+                    hint = self._hint(plain_path(directive.destination), rules)
+                    self.faults.append((place, PolicyRefusal(f"{error.message}{hint}")))
+                    continue
                 self.faults.append((place, error))
         self.faults += [(items[item], UsageError(why)) for item, why in conflicts(tuple(items))]
         return tuple(items)
+
+    def _hint(self, destination: str, rules: Policy) -> str:
+        """Return what a shell may have done to a destination outside of the site's folders."""
+        folders = (*rules.allowed, *rules.shared_roots)
+        is_inside = any(f"{destination}/".startswith(f"{folder}/") for folder in folders)
+        return "" if is_inside else self._names.hint(destination)
 
     def complain(self) -> int:
         """Print all faults in the order of their places; return the code of the first one found."""

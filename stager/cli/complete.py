@@ -8,6 +8,7 @@ beginning of one. What goes wrong is told nobody (`stager.cli.shells`).
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from enum import StrEnum
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from stager.disk.cache import Cache
-    from stager.request.lexer import Char
+    from stager.request.lexer import Piece
 
+#: Before an option whose name may not be there yet.
+_LAST_OPTION = re.compile(r",(?=[A-Za-z_]*(?:[=,]|\Z))")
 #: Seconds for reading records.
 _RECORDS_LIMIT = 0.2
 #: Nodes or files that are offered, and entries of a folder that are looked at.
@@ -102,40 +105,29 @@ def roots(context: click.Context, _: click.Parameter, start: str) -> list[str]:
 
 def directives(context: click.Context, parameter: click.Parameter, start: str) -> list[str]:
     """Return ways to go on in ``SRC:DST[,option…]``, the last of several that ``;`` joins."""
-    from stager.request.lexer import read_escapes, split
+    from stager.request.lexer import BLANKS, SEPARATOR, read, scheme_end, source_end
 
-    parts = split(read_escapes(start), ";", len(start))
-    fields = split(parts[-1][0], ",", len(start))
-    if len(fields) > 1:
-        kept = start[: _begin(fields)]
-        return [f"{kept}{option}" for option in _options(fields)]
-    pieces = split(parts[-1][0], ":", len(start))
-    path = _text(pieces[-1][0])
-    if len(pieces) == 1:
-        kept = start[: _begin(parts)]
-        return [f"{kept}{found}" for found in _entries(path)]
-    # A URL has colons of its own: its source is whole if behind one of them a path begins.
-    is_url = not _text(pieces[0][0]).startswith("/")
-    if (is_url and not path) or path.startswith("//"):
+    last = read(start).split(SEPARATOR)[-1]
+    last = last.behind(len(last.value) - len(last.value.lstrip(BLANKS)))
+    found = source_end(last)
+    if not found and not last.seen.endswith(":"):
+        return [] if scheme_end(last) else _with_entries(start, last)
+    # Behind the ':' of a URL may be a port or a tag, and a scheme goes on with '//'.
+    if not found and (scheme_end(last) or "/" not in last.value):
         return []
-    kept = start[: _begin(pieces)]
-    return [f"{kept}{found}" for found in _destinations(path, roots(context, parameter, ""))]
+    rest = last.behind(found.end() if found else len(last.value))
+    fields = rest.split(_LAST_OPTION)
+    if len(fields) > 1:
+        return [f"{start[: fields[-1].at]}{option}" for option in _options(fields)]
+    known = roots(context, parameter, "")
+    return [f"{start[: rest.at]}{place}" for place in _destinations(rest.value, known)]
 
 
-def _begin(runs: list[tuple[list[Char], int]]) -> int:
-    """Return the position behind the last separator of what `lexer.split` returned, or 0."""
-    return runs[-2][1] + 1 if len(runs) > 1 else 0
-
-
-def _text(chars: Iterable[Char]) -> str:
-    return "".join(char.char for char in chars)
-
-
-def _options(fields: list[tuple[list[Char], int]]) -> Iterator[str]:
+def _options(fields: list[Piece]) -> Iterator[str]:
     """Yield the options that may stand in the last of ``fields``, after those in the others."""
     from stager.base.options import OPTION_TYPES
 
-    given = {_text(chars).partition("=")[0] for chars, _ in fields[1:-1]}
+    given = {field.value.partition("=")[0] for field in fields[1:-1]}
     for name, kind in OPTION_TYPES.items():
         words = [f"{name}="]
         if kind is bool:
@@ -145,32 +137,38 @@ def _options(fields: list[tuple[list[Char], int]]) -> Iterator[str]:
         elif name == "decompress":
             words.append(name)
         if name not in given or kind is tuple:
-            yield from (word for word in words if word.startswith(_text(fields[-1][0])))
+            yield from (word for word in words if word.startswith(fields[-1].value))
 
 
 def _destinations(path: str, known: Iterable[str]) -> Iterator[str]:
     """Yield the folders where the site stages, or beneath one of them those that begin so."""
     from stager.request.lexer import escape
 
+    folder, slash, _ = path.rpartition("/")
     for root in known:
         if path.startswith(f"{root}/"):
-            yield from (entry for entry in _entries(path) if entry.endswith("/"))
+            found = (entry for entry in _entries(path) if entry.endswith("/"))
+            yield from (f"{escape(folder + slash)}{entry}" for entry in found)
         elif f"{root}/".startswith(path):
             yield f"{escape(root)}/"
 
 
+def _with_entries(start: str, source: Piece) -> list[str]:
+    """Return ``start`` with each name that may be the end of its source."""
+    name = source.behind(source.value.rfind("/") + 1)
+    return [f"{start[: name.at]}{entry}" for entry in _entries(source.value)]
+
+
 def _entries(path: str) -> list[str]:
-    """Return what begins with ``path`` on this machine; behind a file the destination follows."""
+    """Return what the last part of ``path`` may become; behind a file the destination follows."""
     from stager.request.lexer import escape
 
     folder, slash, start = path.rpartition("/")
-    if not path.startswith("/"):
-        return []
-    with os.scandir(folder or "/") as entries:
+    with os.scandir(os.path.expanduser(folder + slash) or ".") as entries:
         found = [
             (entry.name, "/" if entry.is_dir() else ":")
             for entry in islice(entries, _MOST_ENTRIES)
             if entry.name.startswith(start) and entry.name.isprintable()
         ]
     shown = [(name, end) for name, end in found if start or not name.startswith(".")]
-    return [f"{escape(folder + slash + name)}{end}" for name, end in sorted(shown)[:_MOST_OFFERED]]
+    return [f"{escape(name)}{end}" for name, end in sorted(shown)[:_MOST_OFFERED]]

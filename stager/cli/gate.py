@@ -36,8 +36,9 @@ from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.launch.url_file import read_url_files
+from stager.request.names import Names, site_variables
 from stager.request.resolve import resolve
-from stager.request.script import parse_script
+from stager.request.script import may_stage, parse_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,13 +147,16 @@ class _Gate:
         There are no rules if nothing was to be staged.
         """
         text = os.environ.get(_DIRECTIVES, "")
-        directives = parse_values([text] if text else [])
-        directives += parse_script(read_head(self.script)) if self.script else []
-        if not directives:  # the plugin and TaskProlog only guess which scripts have any
+        lines = read_head(self.script) if self.script else []
+        # The plugin and TaskProlog only guess which scripts have any directives.
+        if not text and not may_stage(lines):
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
+        names = Names.of(os.environ, site_variables(nodes.rules))
+        directives = parse_values([text] if text else [], names)
+        directives += parse_script(lines, names)
         items = resolve(read_url_files(directives, os.environ), nodes.rules)
-        earlier = self._earlier(nodes.rules)
+        earlier = self._earlier(nodes.rules, names)
         request = replace(
             build_request(self._new_items(items, earlier), nodes.rules),
             status_file=self.status_file, step=self.step, directives=text,
@@ -166,12 +170,12 @@ class _Gate:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
 
-    def _earlier(self, rules: Policy) -> dict[str, tuple[StageItem, ...]]:
+    def _earlier(self, rules: Policy, names: Names) -> dict[str, tuple[StageItem, ...]]:
         """Return the items of the job's earlier stages, by the text of their directives."""
         earlier: dict[str, tuple[StageItem, ...]] = {}
         for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
             with suppress(StageError):
-                directives = read_url_files(parse_values([text]), os.environ)
+                directives = read_url_files(parse_values([text], names), os.environ)
                 earlier[text] = resolve(directives, rules)
         return earlier
 

@@ -45,6 +45,7 @@ from stager.launch.stall import Pulses
 from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
+from stager.request.names import Names, site_variables
 from stager.request.resolve import resolve
 from stager.wire.settings import Settings
 
@@ -265,9 +266,9 @@ def find_nodes(options: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
     return HostNodes(rules, launcher, hosts, wait)
 
 
-def parse_values(values: Iterable[str]) -> list[Directive]:
+def parse_values(values: Iterable[str], names: Names) -> list[Directive]:
     """Return the directives of ``SRC:DST[,key=value]`` values. Raise DirectiveError."""
-    return [directive for value in values for directive in parse_value(value)]
+    return [directive for value in values for directive in parse_value(value, names)]
 
 
 def build_request(items: tuple[StageItem, ...], rules: Policy) -> StageRequest:
@@ -317,8 +318,10 @@ def stage_values(
 
     ``tolerate`` is how many nodes may fail. Raise StageError if the ranks cannot be started at all.
     """
-    directives = parse_values(values)
     nodes = find_nodes(options)
+    # A path on a command line is relative to the current folder, also in a job.
+    names = replace(Names.of(os.environ, site_variables(nodes.rules)), folder=os.getcwd())
+    directives = parse_values(values, names)
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")
     directives = read_url_files(directives, os.environ)
@@ -341,8 +344,9 @@ def stage_values(
         elif isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
             request = replace(
-                request, status_file=_status_name(os.environ), own=_own_list(os.environ)
-            )
+                request, status_file=_status_name(os.environ), own=_own_list(os.environ),
+                letters=names.letters, variables=names.variables or {},
+            )  # fmt: skip
             outcome = nodes.run(request, on_event, asked)
         else:
             outcome = nodes.run(request, on_event)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import StageError
 from stager.disk.step_status import forget
-from stager.request.directive import print_value
-from stager.request.grammar import parse_value
+from stager.request.grammar import parse_value, split_value
+from stager.request.names import Names
 from stager.request.resolve import place_of
 
 if TYPE_CHECKING:
@@ -33,22 +33,25 @@ def forget_replaced(context: Context) -> None:
 def still_staged(request: StageRequest) -> Callable[[str], str]:
     """Return what tells which directives of an earlier stage the ``request`` does not outdate."""
     places = {item.destination for item in request.items}
-    return partial(left_of, own=request.own, places=places)
+    names = Names.elsewhere(request.letters, request.variables)
+    return partial(left_of, own=request.own, places=places, names=names)
 
 
-def left_of(text: str, own: str, places: AbstractSet[str]) -> str:
+def left_of(text: str, own: str, places: AbstractSet[str], names: Names) -> str:
     """Return the directives of ``text`` that are still staged when these places changed. Pure.
 
     The job's ``own`` ones, with which the list of each step begins, always are: what the job's
     script puts in their place is meant to stay.
 
-    >>> left_of("/a:/nvme/a;/b:/nvme/b;/c:/nvme/c", "/a:/nvme/a", {"/nvme/a", "/nvme/b"})
-    '/a:/nvme/a;/c:/nvme/c'
-    >>> left_of("/b:/nvme//b", "", {"/nvme/b"})
+    >>> of_job = Names.elsewhere({"j": "17"}, {})
+    >>> own = "/a:/nvme/a"
+    >>> left_of(f"{own};/b:/nvme/b;/c:/nvme/%j", own, {"/nvme/a", "/nvme/b"}, of_job)
+    '/a:/nvme/a;/c:/nvme/%j'
+    >>> left_of("/b:/nvme//%j", "", {"/nvme/17"}, of_job)
     ''
-    >>> left_of("/b:/nvme/", "", {"/nvme/a", "/nvme/a/a"})
+    >>> left_of("/b:/nvme/", "", {"/nvme/a", "/nvme/a/a"}, of_job)
     '/b:/nvme/'
-    >>> left_of("/b:/nvme/", "", {"/nvme/b"})
+    >>> left_of("/b:/nvme/", "", {"/nvme/b"}, of_job)
     ''
     """
     if text == own:
@@ -56,8 +59,7 @@ def left_of(text: str, own: str, places: AbstractSet[str]) -> str:
     first = own if own and text.startswith(f"{own};") else ""
     rest = text.removeprefix(f"{first};") if first else text
     with suppress(StageError):
-        directives = parse_value(rest)
-        kept = [one for one in directives if place_of(one) not in places]
-        if len(kept) < len(directives):
-            return ";".join(part for part in (first, print_value(kept)) if part)
+        parts = zip(split_value(rest), parse_value(rest, names), strict=True)
+        kept = [part for part, one in parts if place_of(one) not in places]
+        return ";".join(part for part in (first, *kept) if part)
     return text

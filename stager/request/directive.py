@@ -31,7 +31,7 @@ class Directive:
 def print_value(directives: Iterable[Directive]) -> str:
     """Return the ``--stage`` value that `grammar.parse_value` reads back as ``directives``.
 
-    >>> print_value([Directive("/shared/a:b", "/nvme/a"), Directive("/shared/c", "/nvme/")])
-    '/shared/a\\\\:b:/nvme/a;/shared/c:/nvme/'
+    >>> print_value([Directive("/shared/a:/b", "/nvme/a"), Directive("/shared/c,d", "/nvme/")])
+    '/shared/a\\\\:/b:/nvme/a;/shared/c\\\\,d:/nvme/'
     """
     return ";".join(str(directive) for directive in directives)

@@ -1,19 +1,16 @@
 r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
 
-A value is ``SRC:DST[,key=value…]``, several joined by ``;``. A backslash before ``:`` ``,`` ``;``
-``\`` ``$`` ``%`` ``~`` or a blank makes that character part of a path. Other blanks before a path
-and around an option are dropped; those at the end of a path belong to it. The colons in a URL's
-``scheme://host:port`` separate nothing, nor does that before an image's tag.
+Both are ``SRC:DST[,key=value…]``, several joined by ``;``. SRC ends at the first ``:/`` or ``:$``
+behind its scheme. A ``,`` separates only behind that, and before what looks like the name of an
+option. A backslash before ``: , ; $ % \`` takes its meaning away; before anything else it is
+itself. Blanks before SRC are dropped, and those at the end of a line.
 
 ``@FILE`` as SRC is a file of the user's with a URL that has a secret; see `launch.url_file`.
 
-A line is ``#STAGE SRC DST [key=value…]``, with a shell's quoting.
+The names in SRC and DST are filled in (`names`), so that a Directive has plain paths.
 
-What a shell or Slurm would expand elsewhere is not expanded in a path: it is refused, unless a
-backslash or a line's single quotes make it part of the path.
-
-``parse_value(print_value(directives)) == directives``. Every fault is a DirectiveError, which shows
-its place by a caret.
+``parse_value(print_value(directives), names) == directives``. Every fault is a DirectiveError,
+which shows its place by a caret.
 """
 
 from __future__ import annotations
@@ -31,62 +28,49 @@ from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
     BLANKS,
-    Char,
-    Field,
-    check_characters,
-    field,
-    is_blank,
-    lstrip,
-    path_field,
-    read_escapes,
-    split,
-    split_words,
+    OPTION,
+    SEPARATOR,
+    SOURCE_END,
+    Piece,
+    read,
+    scheme_end,
+    source_end,
 )
 from stager.source.image_name import is_image
 from stager.source.location import Location, Scheme, is_url, is_url_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from stager.request.names import Names
 
 #: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h. Slurm carries it in
 #: one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
 MAX_LIST = 120 * 1024
-#: The part of a URL in which a colon separates nothing.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/\s]*@)?[^/:,;\\]*(:[0-9]+)?")
-#: The same of an image, as far as its tag or digest: another colon follows. enroot writes a '#'.
-_IMAGE = re.compile(r"docker://[^/:#]*(:[0-9]+)?[/#][^:]*(:[\w.-]+)?(@sha256:\w*)?(?=:)", re.ASCII)
-_NO_URL = "the destination is a URL; choose a path on the nodes' disks"
+#: How a source ends before a destination that is a URL.
+_SCHEME_BEHIND = re.compile(r":[A-Za-z][A-Za-z0-9+.-]*\Z")
+_NAME = re.compile("[A-Za-z_]+")
 #: The options whose values are words, and those.
 _CHOICES = {
     name: [str(word) for word in kind]
     for name, kind in OPTION_TYPES.items()
     if issubclass(kind, StrEnum)
 }
-_COMMA = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
-_LINE = "#STAGE SRC DST [key=value…]"
-#: How the first word of a line begins that was written like an ``#SBATCH`` line.
-_OPTION_OF_SBATCH = re.compile(r"--stage(=|$)")
-_NOT_EXPANDED = {
-    "$": "variables are not expanded here; write the value, or run stagectl stage in the script, "
-    "where the shell expands variables",
-    "%": "%j and the like are not expanded here; write the value, or run stagectl stage in the "
-    "script, with $SLURM_JOB_ID and the like",
-    "~": "~ is not expanded here; write the whole path",
-}
-#: An option behind a path, as it is written in a ``--stage`` value. (A path that looks like that
-#: can be staged by ``--stage``, with a backslash before its comma.)
-_OPTION_BEHIND = re.compile(rf",({'|'.join(OPTION_TYPES)})(?=[=,]|$)")
-
-#: The same in a ``--stage`` value. (A path that ends like that can be staged by a ``#STAGE`` line.)
+_LINE = "#STAGE SRC:DST[,key=value…]"
+#: How a line begins that was written like an ``#SBATCH`` line.
+_OPTION_OF_SBATCH = re.compile(r"#STAGE\s+(--stage(?:=|(?=\s)|$))")
+#: An option behind a blank.
 _OPTION_AFTER_SPACE = re.compile(rf"\s({'|'.join(OPTION_TYPES)})(?=[=\s]|$)")
 
 
-def parse_value(text: str) -> tuple[Directive, ...]:
+def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
     """Return the directives of one ``--stage`` value.
 
-    >>> [directive] = parse_value("/shared/env:/nvme/env,relocate=venv")
-    >>> directive.destination, str(directive.options)
-    ('/nvme/env', 'validate=stat, relocate=venv')
+    >>> from stager.request.names import Names
+    >>> names = Names({"j": "17"}, {}, {"DATA": "/shared"}, folder="/home/al", home="/home/al")
+    >>> [directive] = parse_value("$DATA/env:/nvme/%j/env,relocate=venv", names)
+    >>> directive.source, directive.destination, str(directive.options)
+    ('/shared/env', '/nvme/17/env', 'validate=stat, relocate=venv')
 
     Raise DirectiveError, or UsageError if the value is longer than MAX_LIST.
     """
@@ -96,289 +80,255 @@ def parse_value(text: str) -> tuple[Directive, ...]:
             f"the --stage value has {size} bytes; {MAX_LIST} are allowed: write #STAGE lines in "
             "the batch script, or stage an archive instead of many files"
         )
-    parts = split(read_escapes(text), ";", len(text))
-    return tuple(_parse_part(text, part, end) for part, end in parts)
+    return tuple(_directive(piece, names) for piece in read(text).split(SEPARATOR))
 
 
-def parse_line(line: str) -> Directive:
-    """Return the directive of one ``#STAGE`` line. Raise DirectiveError."""
-    check_characters(line)
-    words = split_words(line, len("#STAGE"), sbatch=False)
-    if words and (found := _OPTION_OF_SBATCH.match(words[0].value)):
-        raise DirectiveError(f"leave out {found[0]}: write {_LINE}", line, words[0].at)
-    if len(words) < 2 or "=" in words[1].value.partition("/")[0]:
-        raise _missing_path(line, words)
-    _check_commas(line, words)
-    _check_quotes(line, words)
-    for path in words[:2]:
-        if _OPTION_BEHIND.search(path.value):
-            problem = f"write a space, not ',', before an option: {_LINE}"
-            remedy = f"if the ',' is part of the path, use #SBATCH --stage instead: {_COMMA}"
-            raise DirectiveError(f"{problem}; {remedy}", line, line.find(",", path.at))
-    return _build(line, words[0], words[1], words[2:])
+def split_value(text: str) -> list[str]:
+    """Return the texts of the directives that ``text`` joins. Raise DirectiveError."""
+    return [text[piece.at : piece.places[-1]] for piece in read(text).split(SEPARATOR)]
 
 
-def _check_commas(line: str, words: Sequence[Field]) -> None:
-    """Raise DirectiveError for a comma between two words, or at the end of the last one."""
-    at = next((word.comma for word in words if word.comma >= 0), -1)
-    if at >= 0:
-        problem = f"write only a space, no ',', between SRC, DST and options: {_LINE}"
-        remedy = "if a name or pattern ends in ',', put it in quotes"
-        raise DirectiveError(f"{problem}; {remedy}", line, at)
+def parse_line(line: str, names: Names) -> tuple[Directive, ...]:
+    """Return the directives of one ``#STAGE`` line. Raise DirectiveError."""
+    start = len("#STAGE")
+    text = line.rstrip("\r\n")
+    if text[start:] and text[start] not in BLANKS:
+        raise DirectiveError(f"write a space behind #STAGE: {_LINE}", text, start)
+    if found := _OPTION_OF_SBATCH.match(text):
+        raise DirectiveError(f"leave out {found[1]}: write {_LINE}", text, found.start(1))
+    comment = text.find(" #", start)
+    if comment >= 0:
+        problem = "no comment can follow here; remove it"
+        remedy = "for a path with ' #', write it in quotes: #SBATCH '--stage=SRC:DST'"
+        raise DirectiveError(f"{problem} ({remedy})", text, comment + 1)
+    whole = read(text, start)
+    kept = whole.part(0, len(whole.value.rstrip(BLANKS)))
+    return tuple(_directive(piece, names) for piece in kept.split(SEPARATOR))
 
 
-def _check_quotes(line: str, words: Sequence[Field]) -> None:
-    """Raise DirectiveError for a path whose blanks seem to be without quotes."""
-    _, destination, *options = words
-    others = [word for word in options if word.value.startswith("/")]
-    is_relative = not destination.value.startswith("/") and not is_url(destination.value)
-    if others and is_relative:
-        others = [destination]
-    if others:
-        problem = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
-        raise DirectiveError(problem, line, others[0].at)
+def _is_line(piece: Piece) -> bool:
+    return piece.text.startswith("#STAGE")
 
 
-def _missing_path(line: str, words: Sequence[Field]) -> DirectiveError:
-    end = len(line.rstrip())
-    if not words:
-        return DirectiveError(f"source and destination are missing: write {_LINE}", line, end)
-    start = line.index("://", words[0].at) + 1 if is_url(words[0].value) else words[0].at
-    colon = line.rfind(":", start, words[1].at if len(words) > 1 else end)
-    if colon >= 0:
-        problem = f"write a space, not ':', between source and destination: {_LINE}"
-        return DirectiveError(problem, line, colon)
-    return DirectiveError(f"the destination is missing: write {_LINE}", line, end)
+def _in_path(char: str, piece: Piece) -> str:
+    """Return how a character is written that is part of a path."""
+    twice = "" if _is_line(piece) else f" (in an #SBATCH line \\\\{char})"
+    return f"write \\{char} where it is part of a path{twice}"
 
 
-def _parse_part(text: str, chars: list[Char], end: int) -> Directive:
-    fields = split(chars, ",", end)
-    (paths, paths_end), options = fields[0], fields[1:]
-    source, destination = _split_paths(text, lstrip(paths), paths_end)
-    if found := _OPTION_AFTER_SPACE.search(destination.value):
-        problem = "write ',', not a space, before an option"
-        raise DirectiveError(problem, text, text.find(found[0], destination.at))
-    return _build(text, source, destination, [field(option, at) for option, at in options])
-
-
-def _split_paths(text: str, paths: list[Char], end: int) -> tuple[Field, Field]:
-    """Return source and destination, which one ``:`` separates."""
-    if not paths:
-        raise DirectiveError("source and destination are missing: write SRC:DST", text, end)
-    start = "".join(c.char for c in paths)
-    url = _IMAGE.match(start) or _URL.match(start)
-    protected = url.end() if url else 0
-    pieces = split(paths[protected:], ":", end)
-    if len(pieces) == 1:
-        problem = "no ':' between source and destination"
-        if text[end:].lstrip(f",{BLANKS}").startswith("/"):
-            problem += f" before ','; write each source as SRC:DST, joined by ';'; {_COMMA}"
-        raise DirectiveError(problem, text, end)
-    (source, source_end), (destination, destination_end) = pieces[:2]
-    if len(pieces) > 2:
-        rest = field([char for char in paths if char.at > source_end], end)
-        if is_url(rest.value):
-            raise DirectiveError(_NO_URL, text, rest.at)
-        problem = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
-        raise DirectiveError(problem, text, destination_end)
-    target = path_field(destination, destination_end)
-    if target.value and is_blank(destination[-1]):
-        problem = "a blank ends the destination; remove it, or write '\\ ' for one in the path"
-        raise DirectiveError(problem, text, destination[-1].at)
-    return path_field(paths[:protected] + source, source_end), target
-
-
-def _build(text: str, source: Field, destination: Field, options: Sequence[Field]) -> Directive:
-    for path, what in ((source, "source"), (destination, "destination")):
-        _check_path(text, path, what)
-        _check_expansions(text, path)
-    chosen = _Chosen(text)
+def _directive(piece: Piece, names: Names) -> Directive:
+    piece = piece.behind(len(piece.value) - len(piece.value.lstrip(BLANKS)))
+    form = _LINE if _is_line(piece) else "SRC:DST"
+    if not piece.value:
+        raise piece.fault(f"source and destination are missing: write {form}")
+    source, rest = _split_paths(piece, form)
+    destination, *options = rest.split(OPTION)
+    _check_source(source)
+    _check_destination(destination)
+    path = names.source(source)
+    directive = Directive(path, _filled_destination(destination, names))
+    chosen = _Chosen()
     for option in options:
         chosen.read(option)
-    _check_format(text, source, chosen.values)
+    if names.is_filled(path):  # else the job will check it
+        _check_url(source, path)
+        _check_format(source, path, chosen.values)
     for option in options:
         chosen.check_mode(option)
         chosen.check_decompress(option)
-        chosen.check_layout(option, source.value)
-    return Directive(source.value, destination.value, Options(**chosen.values))
+        chosen.check_layout(option, path)
+    return Directive(directive.source, directive.destination, Options(**chosen.values))
 
 
-def _check_format(text: str, source: Field, options: Mapping[str, Any]) -> None:
+def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:
+    """Return the source, and the destination with its options."""
+    found = source_end(piece)
+    if not found:
+        colon = piece.seen.find(":", scheme_end(piece))
+        if colon < 0:
+            raise piece.fault(f"no ':' between source and destination: write {form}", -1)
+        problem = "the destination must begin with '/' or a variable of the site, right behind ':'"
+        raise piece.fault(f"{problem}: write {form}", colon + 1)
+    source, rest = piece.part(0, found.start()), piece.behind(found.end())
+    if rest.seen.startswith("//") and (behind := _SCHEME_BEHIND.search(source.seen)):
+        problem = "the destination is a URL; choose a path on the nodes' disks"
+        raise piece.fault(problem, behind.start() + 1)
+    if second := SOURCE_END.search(rest.seen):
+        problem = "a second ':' before a path; write ';' before another SRC:DST, or"
+        raise rest.fault(f"{problem} {_in_path(':', piece)}", second.start())
+    return source, rest
+
+
+def _check_source(source: Piece) -> None:
+    if not source.value:
+        raise source.fault("the source is empty")
+    if source.seen[0] in "\"'":
+        problem = "the source begins with a quotation mark; remove the quotes, a blank needs none"
+        raise source.fault(f"{problem} (write ./ before a name that begins with one)")
+
+
+def _check_destination(destination: Piece) -> None:
+    if destination.seen[-1] in BLANKS:
+        at = len(destination.seen) - 1
+        raise destination.fault("a blank ends the destination; remove it", at)
+    if found := _OPTION_AFTER_SPACE.search(destination.seen):
+        problem = "write ',', without a blank, before an option"
+        raise destination.fault(problem, found.start())
+
+
+def _filled_destination(destination: Piece, names: Names) -> str:
+    path = names.destination(destination)
+    if not path.startswith("/"):
+        raise destination.fault("the destination must begin with '/' or a variable of the site")
+    if ".." in path.split("/"):
+        raise destination.fault("'..' is not allowed in a destination")
+    return path
+
+
+def _check_url(source: Piece, path: str) -> None:
+    if is_url(path):
+        try:
+            Location.parse(path)
+        except ValueError as error:
+            raise source.fault(f"the source {error}") from None
+
+
+def _check_format(source: Piece, path: str, options: Mapping[str, Any]) -> None:
     """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
-    if is_url_file(source.value):  # the URL's name is not known here
+    if is_url_file(path):  # the URL's name is not known here
         return
-    is_packed = not is_image(source.value)  # whatever its tag ends in
-    if "extract" in options and not (is_packed and archive_suffix(source.value)):
+    is_packed = not is_image(path)  # whatever its tag ends in
+    if "extract" in options and not (is_packed and archive_suffix(path)):
         known = " ".join(ARCHIVES)
-        raise DirectiveError(f"'extract' needs an archive as source: {known}", text, source.at)
-    is_compressed = is_packed and compressed_suffix(source.value)
+        raise source.fault(f"'extract' needs an archive as source: {known}")
+    is_compressed = is_packed and compressed_suffix(path)
     if options.get("decompress") == ITSELF and not is_compressed:
-        problem = (
+        raise source.fault(
             f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}; for files "
             "in a folder write a pattern: decompress=*"
         )
-        raise DirectiveError(problem, text, source.at)
-
-
-def _check_path(text: str, path: Field, what: str) -> None:
-    if not path.value:
-        raise DirectiveError(f"the {what} is empty", text, path.at)
-    if is_url(path.value):
-        if what == "destination":
-            raise DirectiveError(_NO_URL, text, path.at)
-        _check_url(text, path)
-        return
-    if path.value[0] in "\"'":
-        problem = f"the {what} begins with a quotation mark; remove the quotes, a blank needs none"
-        raise DirectiveError(problem, text, path.at)
-    if not path.value.startswith("/") and not (what == "source" and is_url_file(path.value)):
-        problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
-        raise DirectiveError(problem, text, path.at)
-    if what == "destination" and ".." in path.value.split("/"):
-        raise DirectiveError("'..' is not allowed in a destination", text, path.at)
-
-
-def _check_expansions(text: str, path: Field) -> None:
-    """Raise DirectiveError for what the user expects to be expanded; in URLs, ``%`` is common."""
-    known = "$" if is_url(path.value) else _NOT_EXPANDED
-    at = next((at for at in path.expansions if text[at] in known), None)
-    if at is None:
-        return
-    char = text[at]
-    literally = f"write \\{char} (in an #SBATCH line \\\\{char})"
-    if text.startswith("#STAGE"):
-        literally = "put it in single quotes"
-    raise DirectiveError(f"{_NOT_EXPANDED[char]}; for a name with '{char}' {literally}", text, at)
-
-
-def _check_url(text: str, url: Field) -> None:
-    try:
-        Location.parse(url.value)
-    except ValueError as error:
-        raise DirectiveError(f"the source {error}", text, url.at) from None
 
 
 class _Chosen:
-    """The options of one directive in ``text``; ``values`` are those of `Options` by name.
+    """The options of one directive; ``values`` are those of `Options` by name.
 
     How a value is read depends on the type of the option's default in `Options`, so that a new
     option is added there alone. An option that is a text is read by a function of its own.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self) -> None:
         self.values: dict[str, Any] = {}
 
-    def read(self, option: Field) -> None:
+    def read(self, option: Piece) -> None:
         """Add an option to ``values``. Raise DirectiveError."""
-        key, equals, value = option.value.partition("=")
+        key = _key(option)
         kind = self._type(option, key)
+        equals, value = option.value[len(key) :][:1], option.behind(len(key) + 1)
+        if equals not in ("", "="):
+            raise self._behind(option, key)
         if kind is bool:
             if equals:
-                raise self._fault(f"'{key}' takes no value", option.at + len(key))
+                raise option.fault(f"'{key}' takes no value", len(key))
             self.values[key] = True
             return
         if key == "decompress" and self._is_given_apart(equals):
-            raise self._fault("'decompress' is given twice", option.at)
+            raise option.fault("'decompress' is given twice")
         if key == "decompress" and not equals:
             self.values[key] = ITSELF
             return
         if not equals:
             choices = " or ".join(kind) if issubclass(kind, StrEnum) else "…"
-            raise self._fault(f"'{key}' needs a value: {key}={choices}", option.at)
-        at = option.at + len(key) + len("=")
+            raise option.fault(f"'{key}' needs a value: {key}={choices}")
         if issubclass(kind, StrEnum):
-            self.values[key] = self._choice(kind, value, at)
+            self.values[key] = self._choice(kind, value)
         elif kind is tuple:
-            self.values[key] = (*self.values.get(key, ()), self._pattern(value, at))
+            self.values[key] = (*self.values.get(key, ()), self._pattern(value))
         else:
             assert key == "by", f"no function reads the option {key}"
-            self.values[key] = self._numbered_pattern(value, at)
+            self.values[key] = self._numbered_pattern(value)
+
+    def _behind(self, option: Piece, key: str) -> DirectiveError:
+        """Return the fault of a comma behind an option that no other option follows."""
+        problem = "no option follows ','; write one, or remove ','"
+        if option.value[len(key) + 1 :].lstrip(BLANKS).startswith("/"):
+            problem = "write ';', not ',', before another SRC:DST"
+        return option.fault(problem, len(key))
 
     def _is_given_apart(self, equals: str) -> bool:
         """Whether decompress was given without a pattern, or is now, but not only."""
         before = self.values.get("decompress", ())
         return before == ITSELF or bool(before and not equals)
 
-    def check_mode(self, option: Field) -> None:
+    def check_mode(self, option: Piece) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with the mode."""
-        key = option.value.partition("=")[0]
+        key = _key(option)
         is_shard = self.values.get("mode") is Mode.SHARD
         if key == "by" and not is_shard:
-            raise self._fault(f"'{key}' needs mode=shard", option.at)
+            raise option.fault(f"'{key}' needs mode=shard")
         if is_shard and (key == "extract" or self.values.get(key) is Relocate.VENV):
-            raise self._fault(f"'{key}' cannot be combined with mode=shard", option.at)
+            raise option.fault(f"'{key}' cannot be combined with mode=shard")
 
-    def check_layout(self, option: Field, source: str) -> None:
+    def check_layout(self, option: Piece, source: str) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with layout=hub."""
         if self.values.get("layout") is not FolderLayout.HUB:
             return
-        key = option.value.partition("=")[0]
+        key = _key(option)
         if key == "layout" and not source.startswith(f"{Scheme.HF}://"):
-            raise self._fault("'layout=hub' needs a model of a hub as source: hf://…", option.at)
+            raise option.fault("'layout=hub' needs a model of a hub as source: hf://…")
         others = {"mode": Mode.SHARD, "relocate": Relocate.VENV}
         if key == "decompress" or (key in others and self.values[key] == others[key]):
-            raise self._fault(f"'{option.value}' cannot be combined with layout=hub", option.at)
+            raise option.fault(f"'{option.value}' cannot be combined with layout=hub")
 
-    def check_decompress(self, option: Field) -> None:
+    def check_decompress(self, option: Piece) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""
-        key = option.value.partition("=")[0]
+        key = _key(option)
         others = {"extract": True, "mode": Mode.SHARD, "relocate": Relocate.VENV}
         if "decompress" in self.values and key in others and self.values[key] == others[key]:
-            raise self._fault(f"'{option.value}' cannot be combined with decompress", option.at)
+            raise option.fault(f"'{option.value}' cannot be combined with decompress")
 
-    def _type(self, option: Field, key: str) -> type:
+    def _type(self, option: Piece, key: str) -> type:
         """Return the type of the option's value. Raise DirectiveError unless it may be given."""
         kind = OPTION_TYPES.get(key)
-        if not self._text.startswith("#STAGE"):
-            self._check_joint(option)
         if kind is None:
-            shown = printable(key)
+            lower = key.lower()
             # The value of an option may stand alone: shard for mode=shard.
-            near = [f"{name}={shown}" for name, kind in _CHOICES.items() if shown in kind]
-            near += difflib.get_close_matches(shown, OPTION_TYPES)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OPTION_TYPES)}"
-            if self._text.startswith("#STAGE") and not near and "=" not in option.value:
-                hint += "; a path with a space must be in quotes"
-            raise self._fault(f"unknown option '{shown}'; {hint}", option.at)
+            near = [f"{name}={lower}" for name, kind in _CHOICES.items() if lower in kind]
+            near += difflib.get_close_matches(lower, OPTION_TYPES)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OPTION_TYPES)}."
+            raise option.fault(f"unknown option '{key}'; {hint} If not, {_in_path(',', option)}")
         if key in self.values and kind is not tuple:
-            raise self._fault(f"'{key}' is given twice", option.at)
+            raise option.fault(f"'{key}' is given twice")
         return kind
 
-    def _check_joint(self, option: Field) -> None:
-        """Raise DirectiveError for a comma without an option behind it in a ``--stage`` value."""
-        if not option.value:
-            raise self._fault("no option follows ','; write one, or remove ','", option.at)
-        if option.value.startswith("/") or is_url(option.value):
-            problem = f"write ';', not ',', before another SRC:DST, or repeat --stage; {_COMMA}"
-            raise self._fault(problem, option.at)
-
-    def _choice(self, choices: type[StrEnum], value: str, at: int) -> StrEnum:
+    def _choice(self, choices: type[StrEnum], value: Piece) -> StrEnum:
         try:
-            return choices(value)
+            return choices(value.value)
         except ValueError:
             known = ", ".join(choices)
-            raise self._fault(f"'{printable(value)}' is not one of {known}", at) from None
+            raise value.fault(f"'{printable(value.value)}' is not one of {known}") from None
 
-    def _pattern(self, value: str, at: int) -> str:
+    def _pattern(self, value: Piece) -> str:
         from stager.tree.patterns import is_pattern  # which takes a while to import
 
-        if not is_pattern(value):
-            problem = f"'{printable(value)}' is not a valid pattern"
+        if not is_pattern(value.value):
+            problem = f"'{printable(value.value)}' is not a valid pattern"
             remedy = "write it as in a .gitignore, but not with ! or # at its beginning"
-            raise self._fault(f"{problem}; {remedy}", at)
-        return value
+            raise value.fault(f"{problem}; {remedy}")
+        return value.value
 
-    def _numbered_pattern(self, value: str, at: int) -> str:
+    def _numbered_pattern(self, value: Piece) -> str:
         from stager.tree.patterns import NUMBER, is_numbered_pattern  # as slow
 
-        if not is_numbered_pattern(value):
-            raise self._fault(
-                f"'{printable(value)}' is not a valid pattern; write {NUMBER} once, in place of "
-                f"the number, and at most two * in each name, as in part-{NUMBER}.*",
-                at,
+        if not is_numbered_pattern(value.value):
+            raise value.fault(
+                f"'{printable(value.value)}' is not a valid pattern; write {NUMBER} once, in place "
+                f"of the number, and at most two * in each name, as in part-{NUMBER}.*"
             )
-        return value
+        return value.value
 
-    def _fault(self, problem: str, at: int) -> DirectiveError:
-        return DirectiveError(problem, self._text, at)
+
+def _key(option: Piece) -> str:
+    """Return the name of an option, which all of them begin with."""
+    found = _NAME.match(option.value)
+    assert found
+    return found[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
@@ -19,6 +19,9 @@ from stager.source.image_name import ImageName, is_image
 from stager.source.location import cache_name, name_of
 from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
 from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
@@ -132,6 +135,9 @@ class StageRequest:
     #: The job's own ``--stage`` list, with which the list of a step begins. Only a stage by hand
     #: has it: Slurm's variables for plugins do not reach the plugin's helper (gate.c).
     own: str = ""
+    #: What fills in the names in earlier lists of the job (`request.names`); empty without ``own``.
+    letters: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     #: Whether tasks wait on each node, as only the plugin makes them do.
     needs_plugin: bool = False
     #: Whether a user asked for it within the job, by `stagectl stage`.
@@ -181,7 +187,7 @@ class StageRequest:
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
-        for rare in ("hosts", "own", "line"):
+        for rare in ("hosts", "own", "letters", "variables", "line"):
             if not data[rare]:
                 del data[rare]
         data["items"] = [item.to_json() for item in self.items]

@@ -1,12 +1,13 @@
-"""Split the text of directives: escapes and blanks in a ``--stage`` value, quotes in a line.
+"""Read the text of directives without its escapes, and the words of an ``#SBATCH`` line.
 
-Each piece keeps its position in the text, so that `grammar` can show where a fault is.
+Each piece keeps its positions in the text, so that a fault can be shown there.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import dropwhile
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import DirectiveError
@@ -14,176 +15,141 @@ from stager.base.errors import DirectiveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The characters, besides blanks, that a backslash makes part of a path in a ``--stage`` value.
-ESCAPED = ":,;\\$%~"
 BLANKS = " \t"
-#: A shell expands ``$USER``, ``${USER}``, ``$(date)``, ``$1`` and ``~``; Slurm ``%j``, ``%4t`` and
-#: ``%%`` in names of files (see "filename pattern" in sbatch(1)). A ``%`` before two hexadecimal
-#: digits belongs to a percent-encoded name.
-_EXPANSION = re.compile(
-    r"\$(?=[A-Za-z0-9_{($@*#?!-])|%(?![0-9A-Fa-f]{2})(?=[0-9]?[AaJjNnbstux]|%)|(?<=/)~(?=/|\Z)"
-)
-_SEPARATOR = re.compile(r"[:,;\\]")
+#: What separates directives, and before options; and where a source may end.
+SEPARATOR = re.compile(";")
+OPTION = re.compile(r",(?=[A-Za-z_]+(?:[=,]|\Z))")
+SOURCE_END = re.compile(":(?=[/$])")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+#: A backslash before one of these characters takes its meaning away; elsewhere it is itself.
+_ESCAPE = re.compile(r"\\([:,;\\$%])")
+#: What needs one in a path or pattern: a ':' also where the next ':' might come too close.
+_MEANING = re.compile(r"[;\\$%]|:(?=[/$]|[\w.+-]*\Z)|,(?=[A-Za-z_])")
+#: Stands in `Piece.seen` for an escaped character: no directive has it.
+_PLAIN = "\0"
 
 
-class Char(NamedTuple):
-    """A character, its position, and whether a backslash or single quotes made it literal."""
-
-    char: str
-    at: int
-    literal: bool
+def escape(path: str) -> str:
+    """Return a path or pattern as it is written in a directive."""
+    return _MEANING.sub(r"\\\g<0>", path)
 
 
-class Field(NamedTuple):
-    """A piece of a directive, and its position in the text."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a directive's ``text`` without its escapes."""
+
+    text: str
+    value: str
+    #: The same, in which no escaped character is seen.
+    seen: str
+    #: The position of each character, or of the backslash before it, and that of the end.
+    places: tuple[int, ...]
+
+    @property
+    def at(self) -> int:
+        """The position where it begins."""
+        return self.places[0]
+
+    def part(self, start: int, end: int) -> Piece:
+        """Return the characters from ``start`` to ``end``."""
+        value, seen = self.value[start:end], self.seen[start:end]
+        return Piece(self.text, value, seen, self.places[start : end + 1])
+
+    def behind(self, start: int) -> Piece:
+        """Return the characters from ``start`` on."""
+        return self.part(start, len(self.value))
+
+    def split(self, separator: re.Pattern[str]) -> list[Piece]:
+        """Return the parts between separators that are not escaped."""
+        found = [match.span() for match in separator.finditer(self.seen)]
+        spans = [(0, 0), *found, (len(self.value), 0)]
+        return [self.part(end, start) for (_, end), (start, _) in pairwise(spans)]
+
+    def fault(self, problem: str, at: int = 0) -> DirectiveError:
+        """Return an error for what is wrong with the character ``at`` that place."""
+        return DirectiveError(problem, self.text, self.places[at])
+
+
+def read(text: str, start: int = 0) -> Piece:
+    """Return ``text`` from ``start`` on without its escapes.
+
+    Raise DirectiveError for a control character other than a tab.
+    """
+    for at, char in enumerate(text):
+        if char < " " and char != "\t":
+            raise DirectiveError("a control character is not allowed in a directive", text, at)
+    escapes = [match.start() for match in _ESCAPE.finditer(text, start)]
+    left = {*escapes}
+    kept = [at for at in range(start, len(text)) if at not in left]
+    plain = {at + 1 for at in escapes}
+    value = "".join(text[at] for at in kept)
+    seen = "".join(_PLAIN if at in plain else text[at] for at in kept)
+    places = (at - 1 if at in plain else at for at in kept)
+    return Piece(text, value, seen, (*places, len(text)))
+
+
+def scheme_end(piece: Piece) -> int:
+    """Return the place behind the scheme of a directive's source, 0 if it has none."""
+    scheme = _SCHEME.match(piece.value)
+    return scheme.end() if scheme else 0
+
+
+def source_end(piece: Piece) -> re.Match[str] | None:
+    """Return the ':' behind a directive's source, None if there is none."""
+    return SOURCE_END.search(piece.seen, scheme_end(piece))
+
+
+class Word(NamedTuple):
+    """A word of an ``#SBATCH`` line, and its position."""
 
     value: str
     at: int
-    #: The positions of what a shell or Slurm would expand elsewhere.
-    expansions: tuple[int, ...] = ()
-    #: The position of a comma at the end of a line's word, outside of quotes; -1 without one.
-    comma: int = -1
     #: The position of the ``#`` directly behind it, where sbatch begins a comment; -1 without one.
     hash: int = -1
 
 
-def escape(path: str) -> str:
-    """Return a path or pattern as it is written in a ``--stage`` value."""
-    escaped = _EXPANSION.sub(r"\\\g<0>", _SEPARATOR.sub(r"\\\g<0>", path))
-    stripped = escaped.rstrip(BLANKS)
-    return stripped + "".join(f"\\{c}" for c in escaped[len(stripped) :])
+def sbatch_words(line: str) -> list[Word]:
+    """Return the words behind ``#SBATCH`` up to a comment, as sbatch splits them.
 
-
-def check_characters(text: str) -> None:
-    """Raise DirectiveError if ``text`` has a control character other than a tab."""
-    for at in range(len(text)):
-        _check_character(text, at)
-
-
-def _check_character(text: str, at: int) -> None:
-    if text[at] < " " and text[at] != "\t":
-        raise DirectiveError("a control character is not allowed in a directive", text, at)
-
-
-def read_escapes(text: str) -> list[Char]:
-    """Return the characters of a ``--stage`` value without its escapes. Raise DirectiveError."""
-    chars: list[Char] = []
-    at = 0
-    while at < len(text):
-        _check_character(text, at)
-        char = text[at]
-        if char != "\\":
-            chars.append(Char(char, at, literal=False))
-            at += 1
-            continue
-        following = text[at + 1 : at + 2]
-        if not following or following not in ESCAPED + BLANKS:
-            problem = "a backslash must be followed by : , ; \\ $ % ~ or a space"
-            raise DirectiveError(f"{problem}; write \\\\ for a backslash in a path", text, at)
-        chars.append(Char(following, at + 1, literal=True))
-        at += 2
-    return chars
-
-
-def split(chars: list[Char], separator: str, end: int) -> list[tuple[list[Char], int]]:
-    """Return the runs of ``chars`` between separators, each with the position where it ends.
-
-    The last run ends at ``end``.
+    Raise DirectiveError where quotes do not match. (The standard library's shlex keeps no
+    positions.)
     """
-    parts: list[tuple[list[Char], int]] = []
-    run: list[Char] = []
-    for char in chars:
-        if char.char == separator and not char.literal:
-            parts.append((run, char.at))
-            run = []
-        else:
-            run.append(char)
-    return [*parts, (run, end)]
-
-
-def lstrip(chars: list[Char]) -> list[Char]:
-    """Return ``chars`` from the first one that is no blank, or that is escaped."""
-    return list(dropwhile(is_blank, chars))
-
-
-def is_blank(char: Char) -> bool:
-    """Whether a character is a blank that is not escaped."""
-    return char.char in BLANKS and not char.literal
-
-
-def path_field(chars: list[Char], end: int) -> Field:
-    """Return a path as a Field, which is at ``end`` if it is empty.
-
-    No path begins with a blank, but one may end in blanks.
-    """
-    path = lstrip(chars)
-    return _joined(path, path[0].at if path else end)
-
-
-def field(chars: list[Char], end: int) -> Field:
-    """Return ``chars`` without the blanks around them as a Field, at ``end`` if that is empty."""
-    last = len(chars)
-    while last and is_blank(chars[last - 1]):
-        last -= 1
-    return path_field(chars[:last], end)
-
-
-def _joined(chars: list[Char], at: int) -> Field:
-    value = "".join(c.char for c in chars)
-    seen = "".join("\0" if c.literal else c.char for c in chars)
-    return Field(value, at, tuple(chars[m.start()].at for m in _EXPANSION.finditer(seen)))
-
-
-def split_words(line: str, start: int, *, sbatch: bool) -> list[Field]:
-    """Return the words of ``line`` from position ``start`` up to a comment.
-
-    They are split as a shell splits them, or as ``sbatch`` does. Raise DirectiveError where quotes
-    do not match. (The standard library's shlex keeps no positions.)
-    """
-    words: list[Field] = []
-    word: list[tuple[Char, bool]] = []
-    for char, plain in _unquote(line, start, sbatch=sbatch):
-        if plain and char.char == "#" and (sbatch or not word):
-            return [*words, _word(word)._replace(hash=char.at)] if word else words
-        if not plain or char.char not in BLANKS:
-            word.append((char, plain))
+    words: list[Word] = []
+    word: list[tuple[str, int]] = []
+    for char, at, is_plain in _unquoted(line, len("#SBATCH")):
+        if is_plain and char == "#":
+            return [*words, _joined(word)._replace(hash=at)] if word else words
+        if not is_plain or char not in BLANKS:
+            word.append((char, at))
         elif word:
-            words.append(_word(word))
+            words.append(_joined(word))
             word = []
-    return [*words, _word(word)] if word else words
+    return [*words, _joined(word)] if word else words
 
 
-def _word(chars: list[tuple[Char, bool]]) -> Field:
-    """Return the word of ``chars``, each with whether it is outside of quotes and escapes."""
-    joined = _joined([char for char, _ in chars if char.char], chars[0][0].at)
-    last, plain = chars[-1]
-    return joined._replace(comma=last.at) if plain and last.char == "," else joined
+def _joined(chars: list[tuple[str, int]]) -> Word:
+    return Word("".join(char for char, _ in chars), chars[0][1])
 
 
-def _unquote(line: str, start: int, *, sbatch: bool) -> Iterator[tuple[Char, bool]]:
-    """Yield each character, and whether it is outside of quotes and escapes.
+def _unquoted(line: str, at: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield each character, its position, and whether it is outside of quotes and escapes.
 
-    In a shell a backslash escapes nothing within single quotes, and within double quotes only what
-    is special there; for sbatch it escapes any character everywhere. A quotation mark becomes an
-    empty text, so that '' is a word.
+    For sbatch a backslash escapes any character everywhere. A quotation mark becomes an empty text,
+    so that '' is a word.
     """
     quote = ""
-    at = start
     while at < len(line):
         char = line[at]
-        if char == "\\" and (sbatch or quote != "'"):
+        if char == "\\":
             at += 1
             if at == len(line):
                 raise DirectiveError("nothing follows the backslash", line, at)
-            escapes = sbatch or not quote or line[at] in '"\\$`'
-            if not escapes:
-                yield Char(char, at - 1, literal=False), False
-            yield Char(line[at], at - escapes, literal=escapes), False
+            yield line[at], at - 1, False
         elif char == (quote or char) and char in "\"'":
             quote = "" if quote else char
-            yield Char("", at, literal=False), False
+            yield "", at, False
         else:
-            yield Char(char, at, literal=quote == "'"), not quote
+            yield char, at, not quote
         at += 1
     if quote:
         raise DirectiveError(f"the closing {quote} is missing", line, len(line))

@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DirectiveError, DirectiveErrors
 from stager.request.grammar import parse_line
-from stager.request.lexer import split_words
+from stager.request.lexer import sbatch_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from stager.request.directive import Directive
-    from stager.request.lexer import Field
+    from stager.request.lexer import Word
+    from stager.request.names import Names
 
 _LINE = re.compile(r"#STAGE(?=\s|$)")
 #: A line that asks for files, wherever it stands in the script.
 _ASKS = re.compile(r"#STAGE(?=\s|$)|#SBATCH\s(?:.*\s)?--stage(?:-tolerate)?(?=[=\s])")
 
 _SBATCH_FORM = "#SBATCH --stage=SRC:DST"
+_LINE_FORM = "#STAGE SRC:DST"
 #: Comments that were probably meant to be such a line, and how that is written.
 _LIKELY = (
-    (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), "#STAGE SRC DST"),
-    (re.compile(r"#STAGE[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
-    (re.compile(r"#STAGES(:|=)\s*[\"']?(/|[a-z]\w*://)"), "#STAGE SRC DST"),
+    (re.compile(r"\s*#\s*STAGE(\s|:|=)\s*[\"']?(/|[a-z]\w*://)", re.I), _LINE_FORM),
+    (re.compile(r"#STAGE[\"']?(/|[a-z]\w*://)"), _LINE_FORM),
+    (re.compile(r"#STAGES(:|=)\s*[\"']?(/|[a-z]\w*://)"), _LINE_FORM),
     (re.compile(r"\s*#\s*SBATCH\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
     (re.compile(r"#S(?!BATCH\s)[BATCH]{4,6}\s(.*\s)?--stage[=\s]", re.I), _SBATCH_FORM),
 )
@@ -78,7 +80,7 @@ def likely_mistakes(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
                 yield number, _SBATCH_FORM, line.rstrip()
             continue
         if _is_misspelled_word(line):
-            yield number, "#STAGE SRC DST", line.rstrip()
+            yield number, _LINE_FORM, line.rstrip()
         for pattern, form in _LIKELY:
             if pattern.match(line):
                 yield number, form, line.rstrip()
@@ -104,7 +106,19 @@ def _alike(word: str, other: str) -> float:
     return difflib.SequenceMatcher(None, word, other).ratio()
 
 
-def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
+def may_stage(lines: Iterable[str]) -> bool:
+    """Return whether `parse_script` would return directives, or raise an error."""
+    for line in head(lines):
+        try:
+            _check_hash(line)
+        except DirectiveError:
+            return True
+        if _LINE.match(line):
+            return True
+    return False
+
+
+def parse_script(lines: Iterable[str], names: Names) -> tuple[Directive, ...]:
     """Return the directives of the ``#STAGE`` lines in a script's head.
 
     Raise DirectiveError for a line that cannot be read, or from which sbatch has cut a part of what
@@ -116,7 +130,7 @@ def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
         try:
             _check_hash(line)
             if _LINE.match(line):
-                directives.append(parse_line(line))
+                directives += parse_line(line, names)
         except DirectiveError as error:
             faults.append(error)
     if len(faults) > 1:
@@ -131,7 +145,7 @@ def _check_hash(line: str) -> None:
 
     For sbatch a comment begins at any ``#`` outside of quotes, for a shell only at that of a word.
     """
-    words: list[Field] = []
+    words: list[Word] = []
     with suppress(DirectiveError):  # which sbatch has told, or `sbatch_values` tells
         words = _words(line)
     if not words or words[-1].hash < 0:
@@ -186,9 +200,9 @@ def _options(line: str) -> Iterator[tuple[str, str, str]]:
         yield name, value, "" if behind.startswith("-") else behind
 
 
-def _words(line: str) -> list[Field]:
+def _words(line: str) -> list[Word]:
     """Return the words behind ``#SBATCH``. Raise DirectiveError where quotes do not match."""
-    return split_words(line, len("#SBATCH"), sbatch=True) if line.startswith("#SBATCH") else []
+    return sbatch_words(line) if line.startswith("#SBATCH") else []
 
 
 def refused_by_sbatch(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

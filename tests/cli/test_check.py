@@ -22,21 +22,21 @@ from tests.support.users import as_ordinary_user, ordinary_home
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4 --stage=/shared/c:/nvme/c
-#STAGE "/shared/with blank" /nvme/ validate=size  # and a comment
+#STAGE /shared/with blank:/nvme/,validate=size
 # STAGE /shared/x /nvme/x
 
 # The head goes on over blank lines.
 #SBATCH --stage "/shared/d:/nvme/d;/shared/e:/nvme/e"
 #STAGED is another word
 srun ./train
-#STAGE /shared/too-late /nvme/too-late
+#STAGE /shared/too-late:/nvme/too-late
 """
 #: What is said of two lines.
 IGNORED = (
-    "stage: job.sh:4: warning: this is only a comment; to stage, write '#STAGE SRC DST': "
+    "stage: job.sh:4: warning: this is only a comment; to stage, write '#STAGE SRC:DST': "
     "# STAGE /shared/x /nvme/x\n"
     "stage: job.sh:10: warning: this is after the first command, so it is ignored: "
-    "#STAGE /shared/too-late /nvme/too-late\n"
+    "#STAGE /shared/too-late:/nvme/too-late\n"
 )
 NOTHING = "no #STAGE or #SBATCH --stage line before the first command"
 LATE = "this is after the first command, so it is ignored"
@@ -65,7 +65,7 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
     ),
     "one twice": (["/a:/nvme/b", "/a:/nvme/b"], ["/a to /nvme/b (validate=stat)"]),
     "a folder's name": (["/x/a:/nvme/"], ["/x/a to /nvme/a (validate=stat)"]),
-    "escapes": ([r"/a\:b:/nvme/c\,d\ "], ["/a:b to /nvme/c,d  (validate=stat)"]),
+    "escapes": ([r"/a\:/b:/nvme/c\,d"], ["/a:/b to /nvme/c,d (validate=stat)"]),
     "a script": (
         ["--script", "job.sh"],
         [
@@ -100,7 +100,7 @@ def not_seen(*sources: str) -> str:
 def scripts(desk: Desk) -> Desk:
     """A desk with batch scripts."""
     (desk.folder / "job.sh").write_text(SCRIPT)
-    (desk.folder / "short.sh").write_text("#!/bin/sh\n#STAGE /f /nvme/f\n")
+    (desk.folder / "short.sh").write_text("#!/bin/sh\n#STAGE /f:/nvme/f\n")
     (desk.folder / "plain.sh").write_text("#!/bin/sh\nsrun true\n")
     return desk
 
@@ -124,7 +124,7 @@ def test_check_names_each_line_that_is_behind_the_first_command(desk: Desk) -> N
 
 
 def test_check_reads_a_script_from_stdin(desk: Desk) -> None:
-    script = "#!/bin/sh\n#STAGE /f /nvme/f\n"
+    script = "#!/bin/sh\n#STAGE /f:/nvme/f\n"
     text = "stage: ok: /f to /nvme/f (validate=stat)\n"
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, not_seen("/f"))
 
@@ -209,7 +209,7 @@ def test_check_reads_how_many_nodes_may_fail_and_finds_misspelled_options(desk: 
 #SBATCH --stage-tolerate=half
 #SBATCH --stage-tolerate=10% --stage
 #SBATCH -N2 --stages=/a:/nvme/b
-#STAGES /a /nvme/b
+#STAGES /a:/nvme/b
 """
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(
         2,
@@ -217,7 +217,7 @@ def test_check_reads_how_many_nodes_may_fail_and_finds_misspelled_options(desk: 
         """\
 stage: -:4: warning: this option is misspelled; to stage, write '#SBATCH --stage=SRC:DST': \
 #SBATCH -N2 --stages=/a:/nvme/b
-stage: -:5: warning: this is only a comment; to stage, write '#STAGE SRC DST': #STAGES /a /nvme/b
+stage: -:5: warning: this is only a comment; to stage, write '#STAGE SRC:DST': #STAGES /a:/nvme/b
 stage: -:2: --stage-tolerate=half: write a number of nodes, or a share of the job's nodes such \
 as 10%
 stage: -:3: --stage has no value
@@ -228,7 +228,7 @@ stage: -:3: --stage has no value
 
 
 def test_check_ends_a_line_of_a_script_where_sbatch_does(desk: Desk) -> None:
-    script = "#!/bin/sh\n# one line\rdate\n#STAGE /f /nvme/f\n"
+    script = "#!/bin/sh\n# one line\rdate\n#STAGE /f:/nvme/f\n"
     text = "stage: ok: /f to /nvme/f (validate=stat)\n"
     assert desk.stagectl("check", "--script", "-", stdin=script) == Ran(0, text, not_seen("/f"))
 
@@ -238,7 +238,7 @@ def test_a_file_without_a_colon_is_taken_for_a_script_by_mistake(scripts: Desk) 
     assert scripts.stagectl("check", "job.sh") == Ran(
         2, "", f"stage: {message}directive, SRC:DST\n"
     )
-    plain = "stage: no ':' between source and destination\n  job.sh\n        ^\n"
+    plain = "stage: no ':' between source and destination: write SRC:DST\n  job.sh\n        ^\n"
     assert scripts.stagectl("check", "--quiet", "job.sh") == Ran(2, "", plain)
 
 
@@ -354,18 +354,21 @@ def test_a_path_that_is_not_utf8_is_shown_with_escapes(desk: Desk) -> None:
 
 
 WRONG: dict[str, tuple[list[str], int, list[str]]] = {
-    "no colon": (["/a"], 2, ["no ':' between source and destination", "  /a", "    ^"]),
+    "no colon": (
+        ["/a"], 2, ["no ':' between source and destination: write SRC:DST", "  /a", "    ^"],
+    ),
     "an unknown option": (
         ["/a:/nvme/b,validat=size"], 2,
-        ["unknown option 'validat'; did you mean 'validate'?",
+        [("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is part of "
+          "a path (in an #SBATCH line \\\\,)"),
          "  /a:/nvme/b,validat=size",
          "             ^"],
     ),
     "the second value": (
-        ["/a:/nvme/b", "a:/nvme/c"], 2,
-        ["the source must be an absolute path ($VARIABLES and ~ are not expanded here)",
-         "  a:/nvme/c",
-         "  ^",
+        ["/a:/nvme/b", "/a:/nvme/../c"], 2,
+        ["'..' is not allowed in a destination",
+         "  /a:/nvme/../c",
+         "     ^",
          unseen("/a")],
     ),
     "two sources for one destination": (
@@ -387,10 +390,9 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "a line of a script": (
         ["--script", "wrong.sh"], 2,
-        [("wrong.sh:2: write a space, not ':', between source and destination: #STAGE SRC DST "
-          "[key=value…]"),
-         "  #STAGE /a:/nvme/b",
-         "           ^"],
+        ["wrong.sh:2: no ':' between source and destination: write #STAGE SRC:DST[,key=value…]",
+         "  #STAGE /a /nvme/b",
+         "                   ^"],
     ),
 }  # fmt: skip
 
@@ -414,42 +416,42 @@ def test_a_script_that_the_user_may_not_read_is_a_source_error(command: str) -> 
 def test_check_explains_what_is_wrong(
     scripts: Desk, arguments: list[str], code: int, message: list[str]
 ) -> None:
-    (scripts.folder / "wrong.sh").write_text("#!/bin/sh\n#STAGE /a:/nvme/b\n")
+    (scripts.folder / "wrong.sh").write_text("#!/bin/sh\n#STAGE /a /nvme/b\n")
     text = "stage: " + "".join(f"{line}\n" for line in message)
     assert scripts.stagectl("check", *arguments) == Ran(code, "", text)
 
 
 def test_check_names_the_line_of_each_mistake(desk: Desk) -> None:
     script = """\
-#STAGE /a /b
+#STAGE /a:/b
 #SBATCH --stage=/a/my set:/nvme/a
-#STAGE /a:/nvme/b
+#STAGE /a /nvme/b
 #SBATCH --stage='/a:/nvme/c
-#STAGE /c /nvme/c
+#STAGE /c:/nvme/c
 #SBATCH --stage=/d:/nvme/c,validate=size
 #SBATCH --stage=/d:/nvme/d and more -N2
 """
     (desk.folder / "wrong.sh").write_text(script, newline="\r\n")
     blank = "a blank ends the value of --stage before"
-    assert desk.stagectl("check", "--script", "wrong.sh", "x:/nvme/x") == Ran(
+    assert desk.stagectl("check", "--script", "wrong.sh", "x:nvme/x") == Ran(
         2,
         "",
         f"""\
 stage: wrong.sh:2: warning: {blank} 'set:/nvme/a'; put the value in quotes
 stage: wrong.sh:7: warning: {blank} 'and'; put the value in quotes
-stage: the source must be an absolute path ($VARIABLES and ~ are not expanded here)
-  x:/nvme/x
-  ^
+stage: the destination must begin with '/' or a variable of the site, right behind ':': \
+write SRC:DST
+  x:nvme/x
+    ^
 stage: wrong.sh:1: {NO_INTERPRETER}
 stage: wrong.sh:1: {WINDOWS}
 stage: wrong.sh:1: {NOT_BENEATH}
-stage: wrong.sh:2: no ':' between source and destination
+stage: wrong.sh:2: no ':' between source and destination: write SRC:DST
   /a/my
        ^
-stage: wrong.sh:3: write a space, not ':', between source and destination: #STAGE SRC DST \
-[key=value…]
-  #STAGE /a:/nvme/b
-           ^
+stage: wrong.sh:3: no ':' between source and destination: write #STAGE SRC:DST[,key=value…]
+  #STAGE /a /nvme/b
+                   ^
 stage: wrong.sh:4: the closing ' is missing
   #SBATCH --stage='/a:/nvme/c
                              ^
@@ -466,7 +468,7 @@ stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (valida
         ("", f"stage: -:1: {REFUSED} it is empty\n"),
         ("date\n", f"stage: -:1: {NO_INTERPRETER}\n"),
         ("\x7fELF\0\0\n\0", f"stage: -:1: {PROGRAM}\n"),
-        ("#!/bin/sh\n#STAGE /a /nvme/a\ndate\r\n", f"stage: -:3: {WINDOWS}\n"),
+        ("#!/bin/sh\n#STAGE /a:/nvme/a\ndate\r\n", f"stage: -:3: {WINDOWS}\n"),
         (
             "#!/bin/sh\ndate\r\n#SBATCH --stage-tolerate=1\n",
             f"stage: -:3: warning: {LATE}: #SBATCH --stage-tolerate=1\nstage: -:2: {WINDOWS}\n",
@@ -480,13 +482,13 @@ stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (valida
 )
 def test_check_refuses_what_sbatch_refuses_or_cuts(desk: Desk, script: str, said: str) -> None:
     for quiet in ([], ["--quiet"]):
-        warned = not_seen("/a") if "#STAGE /a" in script and not quiet else ""
+        warned = not_seen("/a") if "#STAGE /a:" in script and not quiet else ""
         ran = desk.stagectl("check", *quiet, "--script", "-", stdin=script)
         assert ran == Ran(2, "", said + warned)
 
 
 def test_check_ends_with_the_code_of_a_refusal_by_the_site(desk: Desk) -> None:
-    (desk.folder / "two.sh").write_text("#!/bin/sh\n#STAGE /a /b\n#STAGE /c /b\n")
+    (desk.folder / "two.sh").write_text("#!/bin/sh\n#STAGE /a:/b\n#STAGE /c:/b\n")
     assert desk.stagectl("check", "--quiet", "--script", "two.sh") == Ran(
         3, "", f"stage: two.sh:2: {NOT_BENEATH}\nstage: two.sh:3: {NOT_BENEATH}\n"
     )
@@ -581,7 +583,7 @@ VALUES = st.text(CHARACTERS) | st.lists(
 LINES = st.lists(
     st.sampled_from(
         [b"#STAGE ", b"#SBATCH --stage=", b"#SBATCH --stage ", b"/a /nvme/b", b"/a:/nvme/b",
-         b" validate=", b"size", b'"', b"'", b"\\", b"\n", b"\r\n", b"#", b"\xff", b"\0", b";"],
+         b",validate=", b"size", b'"', b"'", b"\\", b"\n", b"\r\n", b"#", b"\xff", b"\0", b";"],
     )
 ).map(b"".join)  # fmt: skip
 TOML = st.lists(

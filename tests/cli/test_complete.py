@@ -116,7 +116,7 @@ def test_sources_are_offered(command: str, site: Path) -> None:
         ("{site}/shared/.", "{site}/shared/.hidden:"),
         ("{site}/shared/x", "{site}/shared/x\\:y:"),
         ("{site}/shared/%", "{site}/shared/\\%j:"),
-        ("{site}/shared/5", "{site}/shared/50%:"),
+        ("{site}/shared/5", "{site}/shared/50\\%:"),
         ("/a:/b;{site}/shared/img", "/a:/b;{site}/shared/img.sqsh:"),
         ("/a:", "/a:{site}/nvme/"),
         ("/a:{site}/nvme/", "/a:{site}/nvme/alice/"),

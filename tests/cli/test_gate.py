@@ -10,10 +10,10 @@ import pytest
 
 from stager.cli.console import ignore
 from stager.cli.gate import _Gate
-from stager.cli.staging import parse_values
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
 from tests.support.desk import JOB, NOT_BENEATH, OUTSIDE, Desk, untimed
+from tests.support.directives import parse_value
 from tests.support.stagectl import Ran
 
 
@@ -21,7 +21,7 @@ def test_the_gate_stages_what_option_and_script_ask_for_in_task_prologs_language
     job: Desk,
 ) -> None:
     first, second = job.folder / "nvme/first", job.folder / "nvme/second"
-    (job.folder / "job.sh").write_text(f"#!/bin/sh\n#STAGE {job.source} {second}\n")
+    (job.folder / "job.sh").write_text(f"#!/bin/sh\n#STAGE {job.source}:{second}\n")
     variables = {**JOB, "STAGE_DIRECTIVES": f"{job.source}:{first}"}
     ran = untimed(job.stagectl("gate", "--task-prolog", "--script", "job.sh", **variables))
     node = socket.gethostname()
@@ -63,7 +63,7 @@ def test_the_gate_exports_the_lists_of_folders_that_are_spread(job: Desk) -> Non
 
 
 def test_a_script_without_directives_starts_no_ranks(desk: Desk) -> None:
-    script = "#!/bin/sh\n#STAGE\u00e9 /a /b\n# why\ncat <<end\n#STAGE /a /b\nend\n"
+    script = "#!/bin/sh\n#STAGE\u00e9 /a /b\n# why\ncat <<end\n#STAGE /a:/b\nend\n"
     (desk.folder / "job.sh").write_text(script)
     # Outside of a job, where the ranks of a stage could not be started.
     for options in ([], ["--task-prolog"]):
@@ -75,7 +75,7 @@ def test_a_script_without_directives_starts_no_ranks(desk: Desk) -> None:
     ("directives", "variables", "code", "message"),
     [
         ("/a:/nvme/b", {}, 2, OUTSIDE),
-        ("/a", JOB, 2, "no ':' between source and destination\n  /a\n    ^"),
+        ("/a", JOB, 2, "no ':' between source and destination: write SRC:DST\n  /a\n    ^"),
         ("/a:/b", JOB, 3, NOT_BENEATH),
     ],
     ids=["outside of a job", "no directive", "not the site's"],
@@ -97,7 +97,7 @@ def test_a_step_stages_what_no_earlier_one_has_but_all_where_a_node_lacks_files(
 ) -> None:
     """As with `--stage-tolerate` in salloc, whose shell is not told of such nodes."""
     gate = _Gate(Path(), None, "17.0", "3", False, "", ignore, ignore, None)
-    items = resolve(parse_values(["/a:/nvme/a;/b:/nvme/b"]), Policy(roots=("/nvme",)))
+    items = resolve(parse_value("/a:/nvme/a;/b:/nvme/b"), Policy(roots=("/nvme",)))
     earlier = {"/a:/nvme/a": items[:1]}
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert gate._new_items(items, earlier) == items[1:]

@@ -86,7 +86,7 @@ def test_a_full_disk_for_the_output_is_reported_on_stderr(desk: Desk) -> None:
 def test_an_error_of_a_file_that_no_command_expects_names_the_file(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", b"/some/file")
 
     monkeypatch.setattr("stager.cli.check.parse_values", fail)

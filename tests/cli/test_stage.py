@@ -283,7 +283,7 @@ def test_missing_sources_are_named_with_a_first_that_cannot_be_staged(desk: Desk
     [
         (["/a:/nvme/b", "/c:/nvme/b"], 2, TWICE),
         (["/a:/b"], 3, NOT_BENEATH),
-        (["/a"], 2, "no ':' between source and destination\n  /a\n    ^"),
+        (["/a"], 2, "no ':' between source and destination: write SRC:DST\n  /a\n    ^"),
     ],
     ids=["two sources to one destination", "not the site's", "no directive"],
 )  # fmt: skip

@@ -1163,9 +1163,7 @@ def test_root_is_refused_wherever_it_asks_for_a_stage(site: Site, ranks: Path) -
         # The variable by which the plugin passes the list, and the lines of a script.
         value = FOR_ALL.removeprefix("--stage=")
         job = site.sbatch("echo ran", "-N4", user="root", env={"SLURM_SPANK_STAGE": value})
-        line = site.sbatch(
-            f"#!/bin/sh\n#STAGE {value.replace(':', ' ')}\necho ran", "-N4", user="root"
-        )
+        line = site.sbatch(f"#!/bin/sh\n#STAGE {value}\necho ran", "-N4", user="root")
         step = site.sbatch(
             f"SLURM_SPANK_STAGE={value} srun -N4 echo ran; exit $?", "-N4", user="root"
         )

@@ -103,7 +103,7 @@ def test_listed_before_files_are_there_when_the_container_starts(site: Site) -> 
     srun = f"srun --mpi=pmix {CONTAINER} /bin/bash -c '{INSIDE}'"
     with last(site, PYXIS):
         outputs = [
-            batch(site, f"#!/bin/bash\n#STAGE /shared/root.img /nvme/root.img\n{srun}"),
+            batch(site, f"#!/bin/bash\n#STAGE /shared/root.img:/nvme/root.img\n{srun}"),
             batch(site, srun.replace("--mpi=pmix", "--export=ALL"), STAGE, "--export=NONE"),
             shown(site.run(srun.replace("srun", f"srun -N2 -wn[1-2] {STAGE}"))),
             shown(site.run(f"salloc -N2 -wn[1-2] {STAGE} {srun}")),
@@ -142,7 +142,7 @@ def test_listed_after_pyxis_a_job_that_stages_is_refused(site: Site, line: list[
 def test_listed_after_pyxis_what_is_found_out_on_the_node_fails_at_once(site: Site) -> None:
     with last(site, PYXIS):
         held = site.sbatch("echo started", "-N1", "-wn2", "--hold", STAGE, CONTAINER)
-    lines = "#!/bin/bash\n#STAGE /shared/root.img /nvme/root.img\necho started\n"
+    lines = "#!/bin/bash\n#STAGE /shared/root.img:/nvme/root.img\necho started\n"
     with site_log(site, "n3") as log, first(site, PYXIS):
         begun = time.monotonic()
         site.run(["scontrol", "release", held.id])

@@ -137,7 +137,7 @@ def test_nothing_waits_where_the_first_node_can_tell_slurm_nothing(
 
 @pytest.mark.usefixtures("_task_prolog")
 def test_task_prolog_finds_scontrol_beside_the_srun_of_stage_toml(moved: Site) -> None:
-    script = "#!/bin/bash\n#STAGE /shared/a /nvme/a\ncmp /shared/a /nvme/a && echo same\n"
+    script = "#!/bin/bash\n#STAGE /shared/a:/nvme/a\ncmp /shared/a /nvme/a && echo same\n"
     job = moved.sbatch(script, "-N2", "-w", "n[1-2]")
     assert job.wait().exit_code == "8:0"
     folders = FOLDERS.replace(", ", ":").partition(":/usr/local/sbin")[0]

@@ -55,17 +55,18 @@ def works(site: Site) -> None:
     [
         (
             DATA,
-            f"no ':' between source and destination\n  {DATA}\n  {' ' * 12}^",
+            f"no ':' between source and destination: write SRC:DST\n  {DATA}\n  {' ' * 12}^",
         ),
         (
             f"{DATA}:/nvme/a,validat=size",
-            ("unknown option 'validat'; did you mean 'validate'?\n"
+            ("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is part of "
+            "a path (in an #SBATCH line \\\\,)\n"
             f"  {DATA}:/nvme/a,validat=size\n  {' ' * 21}^"),
         ),
         (
-            f"{DATA}:/nvme/a;data:/nvme/b",
-            ("the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
-            f"  {DATA}:/nvme/a;data:/nvme/b\n  {' ' * 21}^"),
+            f"{DATA}:/nvme/a;/data:nvme/b",
+            ("the destination must begin with '/' or a variable of the site, right behind ':': write "
+            f"SRC:DST\n  {DATA}:/nvme/a;/data:nvme/b\n  {' ' * 27}^"),
         ),
         (
             f"{DATA}:/nvme/a\nb",
@@ -103,18 +104,18 @@ def test_a_bad_stage_line_fails_the_job(site: Site) -> None:
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "2:0")
     assert job.output() == (
-        "stage: the destination is missing: write #STAGE SRC DST [key=value…]\n"
+        "stage: no ':' between source and destination: write #STAGE SRC:DST[,key=value…]\n"
         f"  #STAGE /shared/data\n  {' ' * 19}^\n{NOT_STARTED.format(2)}"
     )
 
 
 def test_a_stage_line_with_a_no_break_space_fails_the_job(site: Site) -> None:
-    job = site.sbatch("#!/bin/bash\n#STAGE\u00a0/shared/data /nvme/data\necho started\n", "-N4")
+    job = site.sbatch("#!/bin/bash\n#STAGE\u00a0/shared/data:/nvme/data\necho started\n", "-N4")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "2:0")
     assert job.output() == (
-        "stage: the source must be an absolute path ($VARIABLES and ~ are not expanded here)\n"
-        f"  #STAGE?/shared/data /nvme/data\n  {' ' * 6}^\n{NOT_STARTED.format(2)}"
+        "stage: write a space behind #STAGE: #STAGE SRC:DST[,key=value…]\n"
+        f"  #STAGE?/shared/data:/nvme/data\n  {' ' * 6}^\n{NOT_STARTED.format(2)}"
     )
 
 

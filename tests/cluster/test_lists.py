@@ -31,11 +31,11 @@ def test_an_escaped_semicolon_does_not_separate_directives(site: Site) -> None:
     assert own == ["kept", "step"]
 
 
-def test_a_blank_at_the_end_of_a_path_belongs_to_it(site: Site) -> None:
+def test_a_blank_at_the_end_of_a_source_belongs_to_it(site: Site) -> None:
     site.run("echo plain > /shared/trail; echo blank > '/shared/trail '")
-    script = """#STAGE '/shared/trail ' '/nvme/line '
-cat '/nvme/line ' '/nvme/option '; srun "--stage=/shared/trail :/nvme/option" cat /nvme/option"""
-    job = site.sbatch(script, "-N1", "--stage=/shared/trail :/nvme/option\\ ")
+    script = """#STAGE /shared/trail :/nvme/a line \t
+cat '/nvme/a line' /nvme/option; srun "--stage=/shared/trail :/nvme/step" cat /nvme/step"""
+    job = site.sbatch(script, "-N1", "--stage=/shared/trail :/nvme/option")
     assert job.wait().exit_code == "0:0", job.output()
     own = [line for line in job.output().splitlines() if not line.startswith("stage:")]
     assert own == ["blank"] * 3
@@ -114,7 +114,7 @@ def test_many_options_reach_the_helper(helper: Site) -> None:
 
 def test_a_script_may_have_thousands_of_lines(helper: Site) -> None:
     comments = "# a comment\n\n" * 3000
-    lines = "".join(f"#STAGE /shared/{n} /nvme/{'a' * 100}{n}\n" for n in range(3000))
+    lines = "".join(f"#STAGE /shared/{n}:/nvme/{'a' * 100}{n}\n" for n in range(3000))
     job = helper.sbatch(f"#!/bin/bash\n{comments}{lines}echo task\n", "-N2")
     assert job.wait().exit_code == "0:0", job.output()
     assert job.output() == arrived("", 3000) + "task\n"

@@ -67,7 +67,7 @@ def test_a_job_that_stages_is_refused(twice: Site, line: list[str]) -> None:
 
 
 def test_a_job_with_stage_lines_fails(twice: Site) -> None:
-    job = twice.sbatch("#!/bin/bash\n#STAGE /shared/a /nvme/a\necho started\n", "-N1", "-w", "n1")
+    job = twice.sbatch("#!/bin/bash\n#STAGE /shared/a:/nvme/a\necho started\n", "-N1", "-w", "n1")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "3:0")
     assert job.output() == f"stage: n1: {REFUSED}"

@@ -62,7 +62,7 @@ def test_submitting_jobs_causes_no_memory_error(sanitized: SanitizedSite) -> Non
 
 def test_jobs_cause_no_undefined_behaviour(sanitized: SanitizedSite) -> None:
     environment = sanitized.sanitize("undefined")
-    script = "#!/bin/bash\n#STAGE /shared/data /nvme/data\nsrun cmp /shared/data /nvme/data\n"
+    script = "#!/bin/bash\n#STAGE /shared/data:/nvme/data\nsrun cmp /shared/data /nvme/data\n"
     for options in ([], ["--stage=/shared/data:/nvme/b", "--stage=/shared/data:/nvme/c"]):
         job = sanitized.sbatch(script, "-N2", *options, env=environment)
         assert job.wait().exit_code == "0:0", job.output()

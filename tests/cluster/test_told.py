@@ -84,13 +84,13 @@ def test_how_a_stage_ended_is_seen_without_the_jobs_output(site: Site) -> None:
         )
         assert bad.wait().exit_code == "4:0"
         # No part of a URL that may be a secret is told to others.
-        secret = site.sbatch("#STAGE https://h/x?sig=s3cret /nvme/x\ntrue", "-wn1")
+        secret = site.sbatch("#STAGE https://h/x?sig=s3cret:/nvme/x\ntrue", "-wn1")
         assert secret.wait().exit_code == "2:0"
-        forbidden = site.sbatch("#STAGE /shared/a /elsewhere/a\ntrue", "-wn1")
+        forbidden = site.sbatch("#STAGE /shared/a:/elsewhere/a\ntrue", "-wn1")
         assert forbidden.wait().exit_code == "3:0"
         hub = {"HF_ENDPOINT": "https://alice:s3cret@host"}
         with site.policy(f'{POLICY}[source]\nallow = ["hf://"]\n'):
-            endpoint = site.sbatch("#STAGE hf://org/model /nvme/x\ntrue", "-wn1", env=hub)
+            endpoint = site.sbatch("#STAGE hf://org/model:/nvme/x\ntrue", "-wn1", env=hub)
             assert endpoint.wait().exit_code == "3:0", endpoint.output()
         told = [lines(file) for file in logs]
     assert comment(site, good.id) == ""

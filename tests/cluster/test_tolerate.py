@@ -156,7 +156,7 @@ def test_disks_that_are_full_or_read_only_are_left_out_of_all_stages_of_the_job(
     site.run("head -c 30M /dev/urandom >/shared/data")
     script = (
         "#!/bin/bash\n#SBATCH --stage-tolerate=50%\n"
-        "#STAGE /shared/set /nvme/set mode=shard\n#STAGE /shared/data /nvme/data\n"
+        "#STAGE /shared/set:/nvme/set,mode=shard\n#STAGE /shared/data:/nvme/data\n"
         "cut -f1,3 $STAGE_SHARDS; echo $STAGE_FAILED_NODES\n"
         f"{STAGECTL} stage --json /shared/data:/nvme/other\n"
     )

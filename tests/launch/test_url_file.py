@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from base64 import b64decode
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from stager.base.errors import SourceError, StageError, UsageError
 from stager.base.formats import ARCHIVES
 from stager.launch.url_file import read_url_files
-from stager.request.grammar import parse_line, parse_value
+from stager.request.grammar import parse_line
 from stager.source.web import Secret, secrets_of
+from tests.support.directives import NAMES, parse_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 def read(value: str, environment: dict[str, str] | None = None) -> str:
     [directive] = read_url_files(parse_value(value), {} if environment is None else environment)
-    return str(directive)
+    return directive.source
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,7 @@ def test_a_url_is_taken_apart(text: str, url: str, secret: Secret, mode: int, fi
     file.write_text(text)
     file.chmod(mode)
     environment: dict[str, str] = {}
-    written = url.replace(":8443", "\\:8443").replace("https:", "https\\:")
-    assert read(f"@{file}:/nvme/x", environment) == f"{written}:/nvme/x"
+    assert read(f"@{file}:/nvme/x", environment) == url
     assert secrets_of(environment) == {url: secret}
 
 
@@ -62,11 +63,9 @@ def test_a_password_has_the_bytes_that_are_written(file: Path) -> None:
     assert b64decode(header.removeprefix("Basic ")) == b"me:\xc3\xa9\xe9\xff"
 
 
-def test_a_line_names_a_file_and_a_home_is_known(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(file.parent))
-    found = read_url_files([parse_line("#STAGE @~/url /nvme/x extract")], {})
+def test_a_line_names_a_file_and_a_home_is_known(file: Path) -> None:
+    names = replace(NAMES, home=str(file.parent))
+    found = read_url_files(parse_line("#STAGE @~/url:/nvme/x,extract", names), {})
     assert [(one.source, one.destination) for one in found] == [(URL, "/nvme/x")]
 
 

@@ -13,30 +13,36 @@ from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
 from stager.base.text import showable
 from stager.request.directive import Directive, print_value
-from stager.request.grammar import MAX_LIST, parse_value
-from stager.request.script import parse_script
+from stager.request.grammar import MAX_LIST, split_value
 from tests.support.directives import (
     BASH,
     DIRECTIVES,
+    FOLDER,
     NEARLY,
     TEXTS,
     assert_the_caret_is_under_the_text,
     fault_of,
     message,
+    parse_script,
+    parse_value,
 )
 
 CONTROL = "a control character is not allowed in a directive"
-BLANK_RULE = (
-    "a backslash must be followed by : , ; \\ $ % ~ or a space; write \\\\ for a backslash in a "
-    "path"
+NOTHING = "source and destination are missing: write {}"
+NO_COLON = "no ':' between source and destination: write {}"
+NO_DESTINATION = (
+    "the destination must begin with '/' or a variable of the site, right behind ':': write {}"
 )
-NOTHING = "source and destination are missing: write SRC:DST"
+VALUE, LINE = "SRC:DST", "#STAGE SRC:DST[,key=value…]"
 WEB_USER = (
     "has a user in it, whom others would see; use ~/.netrc, or write the URL into a file of your "
     "own with mode 600, and @/PATH/OF/FILE as source"
 )
-SECOND_COLON = "a second ':'; if it is part of a path, write \\: (in an #SBATCH line \\\\:)"
-NO_URL = "the destination is a URL; choose a path on the nodes' disks"
+SECOND = (
+    "a second ':' before a path; write ';' before another SRC:DST, or write \\: where it is part "
+    "of a path"
+)
+IN_SBATCH = " (in an #SBATCH line \\\\{})"
 UNKNOWN_URL = (
     "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://, docker://"
 )
@@ -44,8 +50,7 @@ KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
     "layout, replace"
 )
-IN_PATH = "a ',' in a path is written \\, (in an #SBATCH line \\\\,)"
-QUOTES = 'a path with a space must be in quotes, as in #STAGE "/shared/my set" /nvme/x'
+IN_PATH = "If not, write \\, where it is part of a path"
 NO_NUMBER = (
     "'{}' is not a valid pattern; write {{n}} once, in place of the number, and at most two * in "
     "each name, as in part-{{n}}.*"
@@ -101,49 +106,39 @@ def test_a_value_is_directives_joined_by_semicolons(text: str, directives: list[
 @pytest.mark.parametrize(
     ("text", "source", "destination"),
     [
-        ("/a\\:1:/b\\:2", "/a:1", "/b:2"),
-        ("/a\\,1:/b\\,2", "/a,1", "/b,2"),
-        ("/a\\;1:/b\\;2", "/a;1", "/b;2"),
-        ("/a\\\\:/b\\\\", "/a\\", "/b\\"),
-        ("/a\\\\\\::/b", "/a\\:", "/b"),
-        ("/a\\ :/b\\ ", "/a ", "/b "),
-        ("/a\\\t:/b\\\t", "/a\t", "/b\t"),
-        ("/a\\ b:/c d", "/a b", "/c d"),
-        ("/\\$USER:/\\%j/\\~", "/$USER", "/%j/~"),
-        ("/\\$a\\%:/\\~b/\\%\\%", "/$a%", "/~b/%%"),
-        ("s3://bucket/a\\$folder$:/b", "s3://bucket/a$folder$", "/b"),
+        ("/a:b:/c", "/a:b", "/c"),
+        ("/a::/b", "/a:", "/b"),
+        ("/a:/b:c", "/a", "/b:c"),
+        ("/a,b:/c", "/a,b", "/c"),
+        ("/a,replace:/c", "/a,replace", "/c"),
+        ("/a:/b,", "/a", "/b,"),
+        ("/a:/b,c.tar", "/a", "/b,c.tar"),
+        ("/a:/b,1,2 3,replace", "/a", "/b,1,2 3"),
+        ("/a:/b,é", "/a", "/b,é"),
+        ("/a b :/c d", "/a b ", "/c d"),
+        (" \t/a:/b", "/a", "/b"),
+        ("/a=1:/b='2'", "/a=1", "/b='2'"),
+        ("/a#1:/b#2", "/a#1", "/b#2"),
+        ("/a~:/~/b", "/a~", "/~/b"),
+        ("/a\\b:/c\\ d\\", "/a\\b", "/c\\ d\\"),
+        (r"/a\:/b:/c\:/d", "/a:/b", "/c:/d"),
+        (r"/a\:\$b:/c", "/a:$b", "/c"),
+        (r"/a:/b\,replace", "/a", "/b,replace"),
+        (r"/a\;b:/c\;d", "/a;b", "/c;d"),
+        (r"/\$USER\\:/\%j\\\\", "/$USER\\", "/%j\\\\"),
+        ("/a$:/b/$/$.1/50%/%20", "/a$", "/b/$/$.1/50%/%20"),
+        ("a/b:/c", f"{FOLDER}/a/b", "/c"),
+        ("../a:/c", f"{FOLDER}/../a", "/c"),
+        ("C:/c", f"{FOLDER}/C", "/c"),
     ],
 )
-def test_a_backslash_takes_a_separator_or_a_blank_as_it_is(
+def test_only_what_leads_to_a_path_or_an_option_separates(
     text: str, source: str, destination: str
 ) -> None:
-    assert parse_value(text) == (Directive(source, destination),)
-
-
-@pytest.mark.parametrize(
-    ("text", "directive"),
-    [
-        (" /a: /b", Directive("/a", "/b")),
-        ("/a :/b\\ ", Directive("/a ", "/b ")),
-        ("\t/a\t:\t/b", Directive("/a\t", "/b")),
-        ("/a b:/c  d", Directive("/a b", "/c  d")),
-        (" /a: /b, validate=size ", Directive("/a", "/b", Options(validate=Validate.SIZE))),
-        ("/a\\ \\  : /b", Directive("/a   ", "/b")),
-        ("/a\xa0:/b\u3000", Directive("/a\xa0", "/b\u3000")),
-    ],
-)
-def test_blanks_before_a_path_and_around_an_option_are_dropped_and_those_in_a_path_kept(
-    text: str, directive: Directive
-) -> None:
-    assert parse_value(text) == (directive,)
-
-
-@pytest.mark.parametrize("text", ["/a:/b ", "/a:/b ; /c:/d", "/a:/b\t,replace"])
-def test_a_blank_that_ends_a_destination_is_refused(text: str) -> None:
-    with pytest.raises(DirectiveError) as caught:
-        parse_value(text)
-    problem = "a blank ends the destination; remove it, or write '\\ ' for one in the path"
-    assert (caught.value.problem, caught.value.position) == (problem, 5)
+    [value] = parse_value(text)
+    assert (value.source, value.destination) == (source, destination)
+    [line] = parse_script([BASH, f"#STAGE {text}\n"])
+    assert line == value
 
 
 @pytest.mark.parametrize(
@@ -151,6 +146,26 @@ def test_a_blank_that_ends_a_destination_is_refused(text: str) -> None:
 )
 def test_any_other_character_belongs_to_the_path(char: str) -> None:
     assert parse_value(f"/a{char}:/{char}.b") == (Directive(f"/a{char}", f"/{char}.b"),)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.lists(NEARLY, max_size=3).map("".join), min_size=1, max_size=3))
+def test_no_separator_between_directives_is_lost(texts: list[str]) -> None:
+    """What follows a ';' is read as it is read alone."""
+    whole = [text for text in texts if not fault_of(parse_value, text)]
+    directives = [one for text in whole for one in parse_value(text)]
+    joined = ";".join(whole)
+    # A backslash at the end would escape the ';'.
+    if whole and not any(text.endswith("\\") for text in whole[:-1]):
+        assert parse_value(joined) == tuple(directives)
+        assert len(split_value(joined)) == len(directives)
+
+
+@settings(max_examples=500, deadline=None)
+@given(DIRECTIVES, DIRECTIVES)
+def test_nothing_of_a_path_is_taken_for_a_separator(one: Directive, other: Directive) -> None:
+    assert parse_value(f"{one};{other}") == (one, other)
+    assert split_value(f"{one};{other}") == [str(one), str(other)]
 
 
 # a value that is refused
@@ -164,167 +179,66 @@ def test_any_other_character_belongs_to_the_path(char: str) -> None:
         ("/a:/b;", NOTHING, 6),
         (";/a:/b", NOTHING, 0),
         ("/a:/b; ;/c:/d", NOTHING, 7),
-        (",validate=size", NOTHING, 0),
-        ("/a", "no ':' between source and destination", 2),
-        ("/a\\:/b", "no ':' between source and destination", 6),
-        ("/a,validate=size", "no ':' between source and destination", 2),
-        ("/a:/b;/c", "no ':' between source and destination", 8),
-        ("/a:/b:/c", SECOND_COLON, 5),
-        ("/a::/b", SECOND_COLON, 3),
+        ("/a", NO_COLON, 2),
+        ("/a\\:/b", NO_COLON, 6),
+        ("/a,validate=size", NO_COLON, 16),
+        ("/a:/b;/c", NO_COLON, 8),
+        ("/a, /b", NO_COLON, 6),
+        ("/a:", NO_DESTINATION, 3),
+        ("/a: ,validate=size", NO_DESTINATION, 3),
+        ("/a:b", NO_DESTINATION, 3),
+        ("/a: /b", NO_DESTINATION, 3),
+        ("/a:~/b", NO_DESTINATION, 3),
+        ("/a:/b;/c:d", NO_DESTINATION, 9),
+        ("https://h:80", NO_DESTINATION, 10),
         (":/b", "the source is empty", 0),
-        ("/a:", "the destination is empty", 3),
-        ("/a: ,validate=size", "the destination is empty", 4),
     ],
 )
 def test_a_value_without_its_two_paths_is_refused(text: str, problem: str, column: int) -> None:
-    assert value_fault(text) == message(problem, text, column)
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "column"),
-    [
-        ("a:/b", "source", 0),
-        ("./a:/b", "source", 0),
-        (" ~/a:/b", "source", 1),
-        ("$HOME/a:/b", "source", 0),
-        ("C\\:/a:/b", "source", 0),
-        ("/a:b", "destination", 3),
-        ("/a: ../b", "destination", 4),
-        ("/a:/b;/c:d", "destination", 9),
-    ],
-)
-def test_a_path_that_is_not_absolute_is_refused(text: str, what: str, column: int) -> None:
-    problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
-    assert value_fault(text) == message(problem, text, column)
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "column"),
-    [('"/a:/b"', "source", 0), ("'/a b':/c", "source", 0), ('/a: "/b c"', "destination", 4)],
-)
-def test_a_path_in_quotes_of_its_own_is_refused(text: str, what: str, column: int) -> None:
-    problem = f"the {what} begins with a quotation mark; remove the quotes, a blank needs none"
-    assert value_fault(text) == message(problem, text, column)
+    assert value_fault(text) == message(problem.format(VALUE), text, column)
 
 
 @pytest.mark.parametrize(
     ("text", "column"),
     [
-        ("/a:/nvme/a,/b:/nvme/b", 11),
-        ("/a:/nvme/a,replace, /b:/nvme/b", 20),
-        ("/a:/nvme/a, s3://bucket/b:/nvme/b", 12),
+        ("/a:/b:/c", 5),
+        ("/a:/b:$c", 5),
+        ("/a:/nvme/a,/b:/nvme/b", 13),
+        ("/a:/nvme/a,replace,/b:/nvme/b", 21),
+        ("/a:/nvme/a,exclude=x,/b:/nvme/b", 23),
+        ("/a:/nvme/a, s3://bucket/b:/nvme/b", 14),
+        ("/a:/b:s3://c", 8),
     ],
 )
-def test_a_comma_before_another_directive_is_refused(text: str, column: int) -> None:
-    problem = f"write ';', not ',', before another SRC:DST, or repeat --stage; {IN_PATH}"
-    assert value_fault(text) == message(problem, text, column)
+def test_a_second_colon_before_a_path_is_refused(text: str, column: int) -> None:
+    assert value_fault(text) == message(f"{SECOND}{IN_SBATCH.format(':')}", text, column)
 
 
-def test_sources_joined_by_a_comma_are_refused() -> None:
+@pytest.mark.parametrize("text", ["/a:/b ", "/a:/b ;/c:/d", "/a:/b\t,replace"])
+def test_a_blank_that_ends_a_destination_is_refused(text: str) -> None:
+    problem = "a blank ends the destination; remove it"
+    assert fault_of(parse_value, text)
+    assert value_fault(text).startswith(f"{problem}\n")
+
+
+@pytest.mark.parametrize(("text", "column"), [('"/a:/b"', 0), ("'/a b':/c", 0), (" 'a':/b", 1)])
+def test_a_source_in_quotes_of_its_own_is_refused(text: str, column: int) -> None:
     problem = (
-        "no ':' between source and destination before ','; write each source as SRC:DST, joined by "
-        f"';'; {IN_PATH}"
+        "the source begins with a quotation mark; remove the quotes, a blank needs none (write ./ "
+        "before a name that begins with one)"
     )
-    assert value_fault("/a, /b:/nvme/") == message(problem, "/a, /b:/nvme/", 2)
+    assert value_fault(text) == message(problem, text, column)
 
 
 @pytest.mark.parametrize(
-    ("text", "column"), [("/a:/b,", 6), ("/a:/b, ;/c:/d", 7), ("/a:/b,,validate=size", 6)]
+    ("text", "column"),
+    [("/a:/b/c lifetime=job", 7), ("/a:/b, replace", 6), ("/a:/b replace,extract", 5)],
 )
-def test_a_comma_without_an_option_is_refused(text: str, column: int) -> None:
-    problem = "no option follows ','; write one, or remove ','"
+def test_an_option_after_a_space_is_no_part_of_a_path(text: str, column: int) -> None:
+    problem = "write ',', without a blank, before an option"
     assert value_fault(text) == message(problem, text, column)
-
-
-VARIABLES = (
-    "variables are not expanded here; write the value, or run stagectl stage in the script, where "
-    "the shell expands variables"
-)
-PATTERNS = (
-    "%j and the like are not expanded here; write the value, or run stagectl stage in the script, "
-    "with $SLURM_JOB_ID and the like"
-)
-HOME = "~ is not expanded here; write the whole path"
-
-
-def test_an_option_after_a_space_is_no_part_of_a_path() -> None:
-    with pytest.raises(DirectiveError) as caught:
-        parse_value("/a:/b/c lifetime=job")
-    assert str(caught.value) == (
-        "write ',', not a space, before an option\n  /a:/b/c lifetime=job\n         ^"
-    )
     [directive] = parse_value("/a:/b/my extracts of 2026")
     assert directive.destination == "/b/my extracts of 2026"
-
-
-def not_expanded(problem: str, char: str, *, line: bool = False) -> str:
-    """Return the message for what a user expects to be expanded."""
-    in_value = f"write \\{char} (in an #SBATCH line \\\\{char})"
-    return f"{problem}; for a name with '{char}' {'put it in single quotes' if line else in_value}"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem", "column"),
-    [
-        ("/a:/b/$USER/c", VARIABLES, 6),
-        ("/a:/b/${USER}", VARIABLES, 6),
-        ("/a:/b/x$(date)", VARIABLES, 7),
-        ("/a:/b/$_x", VARIABLES, 6),
-        ("/shared/$1:/b/", VARIABLES, 8),
-        ("/shared/$$:/b/", VARIABLES, 8),
-        ("/shared/$SLURM_JOB_ID/a:/b", VARIABLES, 8),
-        ("/a:/b;/c\\,\\$d:/e/$F", VARIABLES, 17),
-        ("s3://bucket/$USER/a:/b", VARIABLES, 12),
-        ("https://host/a%20b/$USER:/b", VARIABLES, 19),
-        ("/a:/b/%j", PATTERNS, 6),
-        ("/a/in-%A_%a.tar:/b", PATTERNS, 6),
-        ("/a:/b/%4t.log", PATTERNS, 6),
-        ("/a:/b/%%", PATTERNS, 6),
-        ("/a:/b/\\%%u", PATTERNS, 8),
-        ("/a:/b/~/c", HOME, 6),
-        ("/a:/b/~", HOME, 6),
-        ("/~/a:/b", HOME, 1),
-    ],
-)
-def test_what_would_be_expanded_elsewhere_is_refused(text: str, problem: str, column: int) -> None:
-    assert value_fault(text) == message(not_expanded(problem, text[column]), text, column)
-
-
-@pytest.mark.parametrize(
-    ("line", "problem", "column"),
-    [
-        ("#STAGE /a /b/$USER/c", VARIABLES, 13),
-        ('#STAGE "/a b/$USER" /c', VARIABLES, 13),
-        ("#STAGE /a '/b '/$USER", VARIABLES, 16),
-        ('#STAGE /a "/b/\\%a"', PATTERNS, 15),
-        ("#STAGE /a /b/%j", PATTERNS, 13),
-        ("#STAGE /a /b/~", HOME, 13),
-    ],
-)
-def test_what_would_be_expanded_elsewhere_is_refused_in_a_line(
-    line: str, problem: str, column: int
-) -> None:
-    expected = not_expanded(problem, line[column], line=True)
-    assert line_fault(line) == message(expected, line, column)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/a/50%:/b/50%/c",
-        "/a/caf%C3%A9/x%20name%3Ab:/b/%ad",
-        "/a/%4a:/b/100% sure",
-        "/a$:/b/$/$.1",
-        "/a/~bob/b~:/b~/c",
-        "s3://bucket/100%a/~/b:/b",
-        "https://host/~alice/a%20b%25j:/b",
-        "/a:/b,include=$x,exclude=%j,exclude=/~/*",
-    ],
-)
-def test_a_dollar_or_percent_sign_that_nothing_expands_is_part_of_the_path(text: str) -> None:
-    directives = parse_value(text)
-    assert directives[0].source == text.partition(":/b")[0]
-    assert parse_value(print_value(directives)) == directives
 
 
 @pytest.mark.parametrize("text", ["/a:/b/../c", "/a:/..", "/a:/b/..", "/a:/../", "/a:/b/../../c"])
@@ -476,25 +390,16 @@ def test_what_may_be_secret_in_a_url_is_not_shown(text: str, shown: str) -> None
     assert value_fault(text).splitlines()[1] == f"  {shown}"
 
 
-@pytest.mark.parametrize("text", ["/a:https://host/b", "/a:https://host:80/b", "/a:s3\\://b/c"])
+@pytest.mark.parametrize("text", ["/a:https://host/b", "/a:https://host:80/b", "/a:s3://b/c"])
 def test_a_url_as_destination_is_refused_as_one(text: str) -> None:
-    problem = NO_URL
+    problem = "the destination is a URL; choose a path on the nodes' disks"
     assert value_fault(text) == message(problem, text, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [("/a\\b:/c", 2), ("/a:/b\\", 5), ("\\/a:/b", 0), ("/a:/b;/c\\d:/e", 8), ("/a\\\xa0:/b", 2)],
-)
-def test_a_backslash_before_anything_else_is_refused(text: str, column: int) -> None:
-    shown = text.replace("\xa0", "?")
-    assert value_fault(text) == message(BLANK_RULE, shown, column)
 
 
 @pytest.mark.parametrize("char", ["\0", "\n", "\r", "\x1b", "\x1f"])
 def test_a_control_character_is_refused(char: str) -> None:
     assert value_fault(f"/a:/b{char}") == message(CONTROL, "/a:/b?", 5)
-    assert value_fault(f"/a\\{char}:/b") == message(BLANK_RULE, "/a\\?:/b", 2)
+    assert value_fault(f"/a\\{char}:/b") == message(CONTROL, "/a\\?:/b", 3)
 
 
 @pytest.mark.parametrize(
@@ -505,21 +410,6 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,lifetime=forever", "'forever' is not one of cache, job", 15),
         ("/a:/b,lifetime", "'lifetime' needs a value: lifetime=cache or job", 6),
         ("/a:/b,lifetime=job,lifetime=job", "'lifetime' is given twice", 19),
-        ("/a:/b,lifetim=job", "unknown option 'lifetim'; did you mean 'lifetime'?", 6),
-        ("/a:/b,verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 6),
-        ("/a:/b,validat=size", "unknown option 'validat'; did you mean 'validate'?", 6),
-        ("/a:/b, Validate=size", "unknown option 'Validate'; did you mean 'validate'?", 7),
-        ("/a:/b,validate =size", "unknown option 'validate '; did you mean 'validate'?", 6),
-        (
-            "/a:/b,owner=0",
-            f"unknown option 'owner'; known: {KNOWN}",
-            6,
-        ),
-        (
-            "/a:/b,owner",
-            f"unknown option 'owner'; known: {KNOWN}",
-            6,
-        ),
         (
             "/a:/b,validate",
             "'validate' needs a value: validate=stat or size or checksum or always",
@@ -529,10 +419,14 @@ def test_a_control_character_is_refused(char: str) -> None:
         ("/a:/b,validate=size,validate", "'validate' is given twice", 20),
         ("/a:/b,validate=", "'' is not one of stat, size, checksum, always", 15),
         ("/a:/b,validate=Size", "'Size' is not one of stat, size, checksum, always", 15),
-        ("/a:/b, validate= size", "' size' is not one of stat, size, checksum, always", 16),
+        ("/a:/b,validate= size", "' size' is not one of stat, size, checksum, always", 15),
+        ("/a:/b,validate=size,", "'size,' is not one of stat, size, checksum, always", 15),
         ("/a:/b,validate=size=1", "'size=1' is not one of stat, size, checksum, always", 15),
         ("/a\\,:/b,validate=x", "'x' is not one of stat, size, checksum, always", 17),
         ("/a:/b;/c:/d,validate=x", "'x' is not one of stat, size, checksum, always", 21),
+        ("/a:/b,replace,", "no option follows ','; write one, or remove ','", 13),
+        ("/a:/b,replace,, extract", "no option follows ','; write one, or remove ','", 13),
+        ("/a:/b,replace, /c", "write ';', not ',', before another SRC:DST", 13),
     ],
 )
 def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
@@ -542,10 +436,24 @@ def test_an_option_that_is_wrong_is_refused(text: str, problem: str, column: int
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            "/a:/b,\x9b31mred=1",
-            f"unknown option '?31mred'; known: {KNOWN}",
-        ),
+        ("/a:/b,lifetim=job", "unknown option 'lifetim'; did you mean 'lifetime'?"),
+        ("/a:/b,verfy=x", "unknown option 'verfy'; did you mean 'verify'?"),
+        ("/a:/b,Validate=size", "unknown option 'Validate'; did you mean 'validate'?"),
+        ("/a:/b,EXTRACT", "unknown option 'EXTRACT'; did you mean 'extract'?"),
+        ("/a:/b,owner=0", f"unknown option 'owner'; known: {KNOWN}."),
+        ("/a:/b,owner", f"unknown option 'owner'; known: {KNOWN}."),
+        ("/a:/b,shard", "unknown option 'shard'; did you mean 'mode=shard'?"),
+        ("/a:/b,mod=shard", "unknown option 'mod'; did you mean 'mode'?"),
+    ],
+)
+def test_an_unknown_option_is_refused(text: str, problem: str) -> None:
+    assert value_fault(text) == message(f"{problem} {IN_PATH}{IN_SBATCH.format(',')}", text, 6)
+    assert line_fault(f"#STAGE {text}") == message(f"{problem} {IN_PATH}", f"#STAGE {text}", 13)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
         ("/a:/b,validate=\udc80", "'\\x80' is not one of stat, size, checksum, always"),
     ],
 )
@@ -557,7 +465,7 @@ def test_what_a_message_quotes_is_printable_like_its_window(text: str, problem: 
     ("text", "position"),
     [
         ("a" * 20_000, 20_000),
-        ("/a:" * 6_666 + "/b", 5),
+        ("/a:" * 6_666 + "/b", 2 + 3),
         ("/" + "a" * 9_999 + "\x1b" + "a" * 9_999, 10_000),
         ("/" + "a" * 9_998 + ":" + "b" * 10_000, 10_000),
         ("/a:/b;" * 3_333 + "/c", 20_000),
@@ -621,248 +529,69 @@ def test_the_caret_is_under_a_fault_however_far_into_the_value(text: str, before
 
 
 @pytest.mark.parametrize(
-    ("line", "source", "destination"),
-    [
-        ("#STAGE /a /b", "/a", "/b"),
-        ("#STAGE\t/a\t/b\t", "/a", "/b"),
-        ("#STAGE   /a   /b   ", "/a", "/b"),
-        ("#STAGE /a /b/", "/a", "/b/"),
-        ("#STAGE \"/a b\" '/c d'", "/a b", "/c d"),
-        ("#STAGE /a\\ b /c' 'd", "/a b", "/c d"),
-        ("#STAGE '/a\\:' \"/b\\\\\"", "/a\\:", "/b\\"),
-        ('#STAGE "/it\'s" \'/"b"\'', "/it's", '/"b"'),
-        ('#STAGE "/a\\b" "/\\$c"', "/a\\b", "/$c"),
-        ("#STAGE '/$USER/%j' /\\$c/\\%a'/~'", "/$USER/%j", "/$c/%a/~"),
-        ("#STAGE /a:1,2;3 /b:4,5;6", "/a:1,2;3", "/b:4,5;6"),
-        ("#STAGE /a=1 /b=2", "/a=1", "/b=2"),
-        ("#STAGE ''/a /b''", "/a", "/b"),
-    ],
-)
-def test_a_line_is_quoted_as_in_a_shell(line: str, source: str, destination: str) -> None:
-    assert parse_script([BASH, line]) == (Directive(source, destination),)
-
-
-@pytest.mark.parametrize(
     ("line", "directive"),
     [
-        ("#STAGE /a /b # why", Directive("/a", "/b")),
-        ("#STAGE /a /b #why", Directive("/a", "/b")),
-        ("#STAGE /a /b # it's", Directive("/a", "/b")),
-        ("#STAGE /a /b verify=readback", Directive("/a", "/b", Options(verify=Verify.READBACK))),
-        (
-            "#STAGE /a /b validate=size # why",
-            Directive("/a", "/b", Options(validate=Validate.SIZE)),
-        ),
-        ("#STAGE '/a #1' \"/b #2\" # why", Directive("/a #1", "/b #2")),
-        ("#STAGE /a\\#1 '/b'\\#2", Directive("/a#1", "/b#2")),
+        ("#STAGE /a:/b", Directive("/a", "/b")),
+        ("#STAGE \t /a:/b \t\r\n", Directive("/a", "/b")),
+        ("#STAGE /a b:/c/d e/", Directive("/a b", "/c/d e/")),
+        ("#STAGE /it's:/b\"c", Directive("/it's", '/b"c')),
+        ("#STAGE /a:/b,validate=size", Directive("/a", "/b", Options(validate=Validate.SIZE))),
+        ("#STAGE /a#1:/b#2", Directive("/a#1", "/b#2")),
+        ("#STAGE /a:/b,exclude=x y ", Directive("/a", "/b", Options(exclude=("x y",)))),
     ],
 )
-def test_a_comment_may_end_a_line(line: str, directive: Directive) -> None:
+def test_the_rest_of_a_line_is_the_value(line: str, directive: Directive) -> None:
     assert parse_script([BASH, line]) == (directive,)
 
 
-@pytest.mark.parametrize(
-    ("line", "directive"),
-    [
-        ("#STAGE /a#1 /b", Directive("/a#1", "/b")),
-        ("#STAGE /a /b#2", Directive("/a", "/b#2")),
-        ("#STAGE /a '/b'#2 # why", Directive("/a", "/b#2")),
-    ],
-)
-def test_a_hash_within_a_word_begins_no_comment(line: str, directive: Directive) -> None:
-    assert parse_script([BASH, line]) == (directive,)
+def test_a_line_may_join_directives() -> None:
+    assert parse_script([BASH, "#STAGE /a:/b; /c:/d"]) == parse_value("/a:/b; /c:/d")
 
 
 @pytest.mark.parametrize(
     ("line", "problem", "column"),
     [
-        ("#STAGE", "source and destination are missing: write", 6),
-        ("#STAGE   ", "source and destination are missing: write", 6),
-        ("#STAGE # why", "source and destination are missing: write", 12),
-        ("#STAGE /a", "the destination is missing: write", 9),
-        ("#STAGE /a:/b", "write a space, not ':', between source and destination:", 9),
-        ("#STAGE s3://b/k:/b", "write a space, not ':', between source and destination:", 15),
-        ("#STAGE s3://b/k", "the destination is missing: write", 15),
-        ("#STAGE /a validate=size", "the destination is missing: write", 23),
-        (
-            "#STAGE /a:/b,validate=size",
-            "write a space, not ':', between source and destination:",
-            9,
-        ),
-        ("#STAGE --stage=/a:/b", "leave out --stage=: write", 7),
-        ("#STAGE --stage=/a /b", "leave out --stage=: write", 7),
-        ("#STAGE --stage /a:/b", "leave out --stage: write", 7),
-        ("#STAGE --stage", "leave out --stage: write", 7),
-    ],
-)
-def test_a_line_without_its_two_words_is_refused(line: str, problem: str, column: int) -> None:
-    assert line_fault(line) == message(f"{problem} #STAGE SRC DST [key=value…]", line, column)
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('#STAGE "/a /b', 'the closing " is missing'),
-        ("#STAGE /a '/b", "the closing ' is missing"),
-        ("#STAGE /a /it's", "the closing ' is missing"),
-        ("#STAGE /a /b \\", "nothing follows the backslash"),
-    ],
-)
-def test_a_line_whose_quotes_do_not_match_is_refused(line: str, problem: str) -> None:
-    assert line_fault(line) == message(problem, line, len(line))
-
-
-@pytest.mark.parametrize(
-    ("line", "problem", "column"),
-    [
-        ("#STAGE '' /b", "the source is empty", 7),
-        ("#STAGE /a ''", "the destination is empty", 10),
-        ("#STAGE /a /b/../c", "'..' is not allowed in a destination", 10),
-        (
-            "#STAGE /a s3://b/k",
-            NO_URL,
-            10,
-        ),
-        (
-            "#STAGE /a /b owner=1",
-            f"unknown option 'owner'; known: {KNOWN}",
-            13,
-        ),
-        (
-            "#STAGE /a /b /c",
-            QUOTES,
-            13,
-        ),
-        ("#STAGE /shared/my set /nvme/x", QUOTES, 18),
-        ("#STAGE /shared/my /set /nvme/x", QUOTES, 23),
-        (
-            "#STAGE /a /nvme/my set",
-            f"unknown option 'set'; known: {KNOWN}; a path with a space must be in quotes",
-            19,
-        ),
-        ("#STAGE /a /b mode=shard by=part", NO_NUMBER.format("part"), 27),
-        ("#STAGE /a /b 'by={n}'", "'by' needs mode=shard", 13),
-        ("#STAGE /a /b valid=size", "unknown option 'valid'; did you mean 'validate'?", 13),
-        (
-            "#STAGE /a /b validate",
-            "'validate' needs a value: validate=stat or size or checksum or always",
-            13,
-        ),
-        ("#STAGE /a /b validate=x", "'x' is not one of stat, size, checksum, always", 22),
-        ("#STAGE /a /b validate=size validate=x", "'validate' is given twice", 27),
-        ("#STAGE /a /b verfy=x", "unknown option 'verfy'; did you mean 'verify'?", 13),
-        ("#STAGE /a /b verify", "'verify' needs a value: verify=stream or readback", 13),
-        ("#STAGE /a /b verify=x", "'x' is not one of stream, readback", 20),
-        ("#STAGE /a /b verify=readback verify=x", "'verify' is given twice", 29),
-        ("#STAGE /a\x1b /b", CONTROL, 9),
-        ("#STAGE /a /b # \x1b", CONTROL, 15),
-        ("#STAGE /a\r /b", CONTROL, 9),
+        ("#STAGE", NOTHING, 6),
+        ("#STAGE   ", NOTHING, 6),
+        ("#STAGE /a:/b;", NOTHING, 13),
+        ("#STAGE a b", NO_COLON, 10),
+        ("#STAGE /a /nvme/b", NO_COLON, 17),
+        ("#STAGE /a validate=size", NO_COLON, 23),
+        ("#STAGE s3://b/k", NO_COLON, 15),
+        ("#STAGE /a:b", NO_DESTINATION, 10),
+        ("#STAGE\u00a0/a:/b", "write a space behind #STAGE: {}", 6),
+        ("#STAGE --stage=/a:/b", "leave out --stage=: write {}", 7),
+        ("#STAGE --stage /a:/b", "leave out --stage: write {}", 7),
+        ("#STAGE --stage", "leave out --stage: write {}", 7),
+        ("#STAGE /a:/b:/c", SECOND, 12),
+        ("#STAGE /a:/b/../c", "'..' is not allowed in a destination", 10),
+        ("#STAGE /a:s3://b/k", "the destination is a URL; choose a path on the nodes' disks", 10),
+        ("#STAGE /a:/b,mode=shard,by=part", NO_NUMBER.replace("{}", "part", 1), 27),
+        ("#STAGE /a:/b,validate=x", "'x' is not one of stat, size, checksum, always", 22),
+        ("#STAGE /a\x1b:/b", CONTROL, 9),
+        ("#STAGE /a\r :/b", CONTROL, 9),
     ],
 )
 def test_a_line_that_is_wrong_is_refused(line: str, problem: str, column: int) -> None:
-    shown = line.replace("\x1b", "?").replace("\r", "?")
-    assert line_fault(line) == message(problem, shown, column)
+    shown = line.replace("\x1b", "?").replace("\r", "?").replace("\u00a0", "?")
+    assert line_fault(line) == message(problem.format(LINE, n="{n}"), shown, column)
 
 
-@pytest.mark.parametrize(
-    ("line", "what", "column"),
-    [
-        ("#STAGE a /b", "source", 7),
-        ("#STAGE validate=size /b", "source", 7),
-        ("#STAGE ~/a /b", "source", 7),
-        ("#STAGE $HOME/a /b", "source", 7),
-        ("#STAGE /a b", "destination", 10),
-        ('#STAGE "/a b" c', "destination", 14),
-        ("#STAGE /d\\ ata a", "destination", 15),
-        ("#STAGE '/a'b a", "destination", 13),
-    ],
-)
-def test_a_relative_path_in_a_line_is_refused(line: str, what: str, column: int) -> None:
-    problem = f"the {what} must be an absolute path ($VARIABLES and ~ are not expanded here)"
-    assert line_fault(line) == message(problem, line, column)
-
-
-@pytest.mark.parametrize(
-    ("line", "column"),
-    [
-        ("#STAGE /a /b, mode=shard", 12),
-        ("#STAGE /a, /b", 9),
-        ("#STAGE /a , /b", 10),
-        ("#STAGE /a /b,", 12),
-        ("#STAGE '/a' '/b',  # why", 16),
-        ("#STAGE /a /b include=*.bin, exclude=x", 26),
-    ],
-)
-def test_a_comma_at_the_end_of_a_word_in_a_line_is_refused(line: str, column: int) -> None:
+@pytest.mark.parametrize("line", ["#STAGE /a:/b # why", "#STAGE # why", "#STAGE /a #1:/b"])
+def test_a_comment_in_a_line_is_refused(line: str) -> None:
     problem = (
-        "write only a space, no ',', between SRC, DST and options: #STAGE SRC DST [key=value…]; if "
-        "a name or pattern ends in ',', put it in quotes"
+        "no comment can follow here; remove it (for a path with ' #', write it in quotes: #SBATCH "
+        "'--stage=SRC:DST')"
     )
-    assert line_fault(line) == message(problem, line, column)
-
-
-@pytest.mark.parametrize("destination", ["'/b,'", '"/b,"', "/b\\,"])
-def test_a_comma_in_quotes_may_end_a_path_in_a_line(destination: str) -> None:
-    assert parse_script([BASH, f"#STAGE /a {destination}"]) == (Directive("/a", "/b,"),)
-
-
-@pytest.mark.parametrize(
-    ("line", "column"),
-    [
-        ("#STAGE /a /b,validate=size", 12),
-        ("#STAGE /a /b,extract", 12),
-        ("#STAGE /a /b,extract,relocate=venv", 12),
-        ("#STAGE /a,mode=shard /b", 9),
-        ('#STAGE "/my a" "/b,extract"', 18),
-    ],
-)
-def test_an_option_behind_a_comma_in_a_line_is_refused(line: str, column: int) -> None:
-    problem = (
-        "write a space, not ',', before an option: #STAGE SRC DST [key=value…]; if the ',' is part "
-        "of the path, use #SBATCH --stage instead: a ',' in a path is written \\, (in an #SBATCH "
-        "line \\\\,)"
-    )
-    assert line_fault(line) == message(problem, line, column)
-
-
-def test_another_comma_in_a_line_is_part_of_the_path() -> None:
-    (directive,) = parse_script(["#STAGE /a,b /c,extracted"])
-    assert (directive.source, directive.destination) == ("/a,b", "/c,extracted")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "#STAGE '/'a /b validate=zz # /a /b validate=zz",
-        "#STAGE '/'a /b validate=zz # /a /b",
-        "#STAGE '/'a /b validate=zz # /a",
-    ],
-)
-def test_a_comment_does_not_draw_the_caret_away(line: str) -> None:
-    problem = "'zz' is not one of stat, size, checksum, always"
-    assert line_fault(line) == message(problem, line, 24)
+    assert line_fault(line) == message(problem, line, line.index(" #") + 1)
 
 
 @settings(max_examples=300, deadline=None)
 @given(DIRECTIVES)
-def test_a_line_with_quoted_words_is_read_as_its_directive(directive: Directive) -> None:
-    options = [f"validate={directive.options.validate}", f"verify={directive.options.verify}"]
-    options.append(f"lifetime={directive.options.lifetime}")
-    options.append(f"relocate={directive.options.relocate}")
-    options.append(f"mode={directive.options.mode}")
-    options += [f"by={directive.options.by}"] * bool(directive.options.by)
-    options += ["extract"] * directive.options.extract
-    options += [
-        f"decompress={pattern}" if pattern else "decompress"
-        for pattern in directive.options.decompress
-    ]
-    options += [f"include={pattern}" for pattern in directive.options.include]
-    options += [f"exclude={pattern}" for pattern in directive.options.exclude]
-    # shlex.quote would leave a word with a % as it is, since to a shell it means nothing.
-    words = [directive.source, directive.destination, *options]
-    quoted = ["'{}'".format(word.replace("'", "'\\''")) for word in words]
-    line = f"#STAGE {' '.join(quoted)}\n"
-    assert parse_script([BASH, line]) == (directive,)
+def test_a_line_is_read_as_a_value_is(directive: Directive) -> None:
+    text = str(directive)
+    assume(" #" not in text and text == text.rstrip(" \t"))
+    assert parse_script([BASH, f"#STAGE {text}\n"]) == (directive,)
 
 
 @pytest.mark.parametrize("pattern", ["", " ", "!kept", "#comment", "\\\\"])
@@ -870,7 +599,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     text = f"/a:/b,exclude={pattern}"
     with pytest.raises(DirectiveError) as caught:
         parse_value(text)
-    shown = pattern.replace("\\\\", "\\").strip()
+    shown = pattern.replace("\\\\", "\\")
     assert caught.value.problem == (
         f"'{shown}' is not a valid pattern; write it as in a .gitignore, but not with ! or # at "
         "its beginning"
@@ -881,14 +610,14 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 def test_patterns_may_be_given_more_than_once() -> None:
     (directive,) = parse_value("/a:/b,exclude=*.pyc,include=/lib,exclude=a\\,b")
     assert (directive.options.include, directive.options.exclude) == (("/lib",), ("*.pyc", "a,b"))
-    line = "#STAGE /a /b exclude=*.pyc include=/lib 'exclude=a,b'"
+    line = r"#STAGE /a:/b,exclude=*.pyc,include=/lib,exclude=a\,b"
     assert parse_script([line]) == (directive,)
 
 
 def test_extract_takes_no_value_and_is_for_archives() -> None:
     (directive,) = parse_value("/a.tar.zst:/b,extract")
     assert directive == Directive("/a.tar.zst", "/b", Options(extract=True))
-    assert parse_script(["#STAGE /a.tar.zst /b extract"]) == (directive,)
+    assert parse_script(["#STAGE /a.tar.zst:/b,extract"]) == (directive,)
     with pytest.raises(DirectiveError) as caught:
         parse_value("/a.tar:/b,extract=yes")
     assert (caught.value.problem, caught.value.position) == ("'extract' takes no value", 17)
@@ -905,13 +634,13 @@ def test_decompress_without_a_pattern_is_for_compressed_files() -> None:
     for suffix in (".gz", ".zst", ".xz", ".bz2", ".GZ", ".tar.gz"):
         (directive,) = parse_value(f"/a{suffix}:/b,decompress")
         assert directive == Directive(f"/a{suffix}", "/b", Options(decompress=ITSELF))
-        assert parse_script([f"#STAGE /a{suffix} /b decompress"]) == (directive,)
+        assert parse_script([f"#STAGE /a{suffix}:/b,decompress"]) == (directive,)
 
 
 def test_decompress_with_patterns_is_for_folders() -> None:
     (directive,) = parse_value("/a:/b,decompress=*.gz,decompress=/x/*")
     assert directive == Directive("/a", "/b", Options(decompress=("*.gz", "/x/*")))
-    assert parse_script(["#STAGE /a /b decompress=*.gz decompress=/x/*"]) == (directive,)
+    assert parse_script(["#STAGE /a:/b,decompress=*.gz,decompress=/x/*"]) == (directive,)
     assert print_value([directive]).endswith(",decompress=*.gz,decompress=/x/*")
     for options in ("decompress=*,decompress", "decompress,decompress=*", "decompress,decompress"):
         text = f"/a.gz:/b,{options}"
@@ -983,12 +712,10 @@ def test_a_folder_may_be_spread_over_the_nodes(text: str, directive: Directive) 
 @pytest.mark.parametrize(
     ("text", "problem", "column"),
     [
-        ("/a:/b,shard", "unknown option 'shard'; did you mean 'mode=shard'?", 6),
         ("/a:/b,mode", "'mode' needs a value: mode=copy or shard", 6),
         ("/a:/b,mode=0644", "'0644' is not one of copy, shard", 11),
         ("/a:/b,mode=", "'' is not one of copy, shard", 11),
         ("/a:/b,mode=shard,mode=copy", "'mode' is given twice", 17),
-        ("/a:/b,mod=shard", "unknown option 'mod'; did you mean 'mode'?", 6),
         ("/a:/b,mode=shard,by", "'by' needs a value: by=…", 17),
         ("/a:/b,mode=shard,by={n},by={n}", "'by' is given twice", 24),
         ("/a:/b,mode=shard,by=", NO_NUMBER.format(""), 20),

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from stager.base.errors import UsageError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
 from stager.request import compact
-from stager.request.grammar import MAX_LIST, parse_value
+from stager.request.grammar import MAX_LIST
 from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest, copy_name
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
-from stager.request.script import parse_script
 from stager.wire.settings import KEY_SIZE, Algorithm, Settings
+from tests.support.directives import parse_script, parse_value
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT = Validate.STAT
@@ -167,7 +167,7 @@ def of_script(lines: list[str]) -> StageRequest:
 def ordinary_lines(count: int) -> list[str]:
     folder = "/shared/projects/climate/alice/run-7"
     return [
-        f"#STAGE {folder}/member-{number:04}/output.nc /nvme/alice/member-{number:04}/"
+        f"#STAGE {folder}/member-{number:04}/output.nc:/nvme/alice/member-{number:04}/"
         for number in range(count)
     ]
 
@@ -207,7 +207,7 @@ def test_five_thousand_lines_with_names_that_share_little_fit_too() -> None:
         "/".join([*parts.choices(words, k=3), f"{parts.randrange(10**6)}-{number}.h5"])
         for number in range(5_000)
     ]
-    request = of_script([f"#STAGE /shared/alice/{path} /nvme/alice/{path}" for path in paths])
+    request = of_script([f"#STAGE /shared/alice/{path}:/nvme/alice/{path}" for path in paths])
     assert StageRequest.from_json(request.to_json()) == request
 
 
@@ -218,7 +218,7 @@ def test_only_a_request_that_is_too_long_as_json_is_compressed(count: int, reada
 
 def test_a_request_that_is_too_long_even_compressed_is_refused() -> None:
     names = [random.Random(number).randbytes(32).hex() for number in range(5_000)]
-    request = of_script([f"#STAGE /a /nvme/{name}" for name in names])
+    request = of_script([f"#STAGE /a:/nvme/{name}" for name in names])
     with pytest.raises(UsageError) as caught:
         request.to_json()
     assert re.fullmatch(
@@ -230,7 +230,7 @@ def test_a_request_that_is_too_long_even_compressed_is_refused() -> None:
 
 def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact, "LARGEST", 1 << 20)
-    request = of_script([f"#STAGE /a /nvme/{'b' * 4_000}{number}" for number in range(300)])
+    request = of_script([f"#STAGE /a:/nvme/{'b' * 4_000}{number}" for number in range(300)])
     with pytest.raises(UsageError) as caught:
         request.to_json()
     assert re.fullmatch(

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from stager.request.lexer import Field, escape, field, read_escapes, split, split_words
+from stager.request.lexer import SEPARATOR, Word, escape, read, sbatch_words
 
 
-def test_a_run_between_separators_ends_at_the_next_one() -> None:
-    text = "a,\\,b, c "
-    runs = split(read_escapes(text), ",", len(text))
-    assert [field(chars, end) for chars, end in runs] == [
-        Field("a", 0), Field(",b", 3), Field("c", 7),
+def test_the_parts_between_separators_keep_their_positions() -> None:
+    parts = read(r"#X a;\;b\c;").split(SEPARATOR)
+    assert [(part.value, part.at, part.places[-1]) for part in parts] == [
+        ("#X a", 0, 4), (r";b\c", 5, 10), ("", 11, 11),
     ]  # fmt: skip
-
-
-def test_an_empty_field_is_where_its_run_ends() -> None:
-    runs = split(read_escapes("a, ,b"), ",", 5)
-    assert field(*runs[1]) == Field("", 3)
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("/a", "/a"), ("/a:b,c;d\\", "/a\\:b\\,c\\;d\\\\"), ("/a b ", "/a b\\ "), ("/\t", "/\\\t"),
-     ("/$USER/%j/~", "/\\$USER/\\%j/\\~"), ("/$/50%/%20n/~a", "/$/50%/%20n/~a")],
+    [
+        ("/a", "/a"), (r"/a:b/c,d;e\f", r"/a:b/c\,d\;e\\f"), ("/a:/b:$:", r"/a\:/b\:\$\:"),
+        ("/a:b", r"/a\:b"), ("/a ~,1 ", "/a ~,1 "), ("/$/50%/%20n", r"/\$/50\%/\%20n"),
+    ],
 )  # fmt: skip
-def test_a_path_is_escaped_where_the_grammar_would_split_or_strip_it(path: str, text: str) -> None:
+def test_a_path_is_escaped_where_the_grammar_would_split_or_fill_it(path: str, text: str) -> None:
     assert escape(path) == text
 
 
-@pytest.mark.parametrize("sbatch", [False, True])
-def test_words_are_found_with_their_positions(sbatch: bool) -> None:
-    assert split_words("#X /a 'b c' '' d # e", 2, sbatch=sbatch) == [
-        Field("/a", 3), Field("b c", 6), Field("", 12), Field("d", 15),
+def test_words_of_sbatch_are_found_with_their_positions() -> None:
+    assert sbatch_words("#SBATCH /a 'b c' '' d # e") == [
+        Word("/a", 8), Word("b c", 11), Word("", 17), Word("d", 20),
     ]  # fmt: skip

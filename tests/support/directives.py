@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
-from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
+from stager.base.options import (
+    ITSELF,
+    OPTION_TYPES,
+    Lifetime,
+    Mode,
+    Options,
+    Relocate,
+    Validate,
+    Verify,
+)
 from stager.base.text import columns, printable, showable
+from stager.request import grammar, script
 from stager.request.directive import Directive
+from stager.request.names import Names
 from stager.tree.patterns import is_numbered_pattern as is_numbered
 from stager.tree.patterns import is_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
 BASH = "#!/bin/bash\n"
+#: Where a relative source begins.
+FOLDER = "/home/alice/runs"
+NAMES = Names(
+    letters={"u": "alice", "U": "1000", "j": "17", "A": "16", "a": "3", "x": "train", "r": "0"},
+    variables={"SLURM_TMPDIR": "/nvme/%u.%j.%r"},
+    environment={"SCRATCH": "/shared/alice", "STORE": "s3://bucket", "EMPTY": ""},
+    folder=FOLDER,
+    home="/home/alice",
+)
 
 #: Characters with a meaning in the grammars, and bytes that are not UTF-8.
 AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$%*é漢😀\xa0\u2028\x7f\udc80\udcff")
@@ -30,6 +51,8 @@ PATHS = (
     .map("".join)
     .map("/{}".format)
 )
+#: Behind a blank, a word is an option or nothing can be there.
+NO_DESTINATION = re.compile(rf"[ \t]\Z|(\A|/)\.\.(/|\Z)|\s({'|'.join(OPTION_TYPES)})([=\s]|\Z)")
 #: Values of ``include=`` and ``exclude=``; a directive has no control characters.
 PATTERNS = st.lists(
     st.sampled_from(["*.pyc", "__pycache__/", "/a,b", "a:b", "a;b", "a b", "**/x", "[a-z]?"])
@@ -42,7 +65,7 @@ NUMBERED = st.sampled_from(["{n}", "part-{n}.*", "rank{n}/", "/a, b:{n};", "**/{
         is_numbered
     )
 )
-DESTINATIONS = PATHS.filter(lambda path: ".." not in path.split("/"))
+DESTINATIONS = PATHS.filter(lambda path: not NO_DESTINATION.search(path))
 COPIES = st.builds(
     Directive,
     PATHS,
@@ -88,7 +111,7 @@ DIRECTIVES = COPIES | UNPACKED | DECOMPRESSED | SHARDS
 PIECES = st.sampled_from(
     [
         *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
-        *("mode", "shard", "by", "{n}", "$USER", "%j", "/~"),
+        *("mode", "shard", "by", "{n}", "$USER", "%j", "/~", ":/", ":$", "$SLURM_TMPDIR"),
         *(
             ":",
             ",",
@@ -112,6 +135,14 @@ PIECES = st.sampled_from(
 NEARLY = st.lists(PIECES, max_size=12).map("".join)
 BYTES = st.binary(max_size=40).map(lambda block: block.decode(errors="surrogateescape"))
 TEXTS = NEARLY | BYTES | st.text(max_size=40)
+
+
+def parse_value(text: str) -> tuple[Directive, ...]:
+    return grammar.parse_value(text, NAMES)
+
+
+def parse_script(lines: Iterable[str]) -> tuple[Directive, ...]:
+    return script.parse_script(lines, NAMES)
 
 
 def assert_the_caret_is_under_the_text(error: DirectiveError) -> None:

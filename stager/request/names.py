@@ -1,0 +1,307 @@
+"""Fill in what ``%j``, ``$SLURM_TMPDIR`` and ``~/`` stand for, in directives and stage.toml.
+
+Nothing that is filled in adds a ``..`` to a path. Pure, but for `Names.of` and
+`Names.at_submission`, which ask for the user and the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pwd
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from stager.base.text import printable
+from stager.source.location import is_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stager.base.errors import DirectiveError
+    from stager.request.lexer import Piece
+
+#: What each letter behind a ``%`` stands for, as in the names of sbatch's files, and two more.
+LETTERS = {
+    "u": "the user's name",
+    "U": "the user's uid",
+    "j": "the job's number",
+    "A": "the number of the job's array, or of the job",
+    "a": "the array task's number",
+    "x": "the job's name",
+    "r": "how often the job was restarted",
+}
+#: Variables that are other spellings of letters.
+SPELLINGS = {
+    "USER": "u",
+    "SLURM_JOB_ID": "j",
+    "SLURM_ARRAY_JOB_ID": "A",
+    "SLURM_ARRAY_TASK_ID": "a",
+    "SLURM_JOB_NAME": "x",
+    "SLURM_RESTART_COUNT": "r",
+}
+#: Those of sbatch that are not the same on all nodes, for all tasks, or in one form.
+_OTHERS = "NntsJb"
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
+_LETTER = re.compile(rf"%([{''.join(LETTERS)}{_OTHERS}%])")
+_NAME = re.compile(rf"{_VARIABLE.pattern}|{_LETTER.pattern}", re.ASCII)
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+_IN_SCRIPT = "for a variable that only the script knows, run stagectl stage in the script"
+
+
+class _NotYetSet(dict[str, str]):
+    """Variables at a job's submission: others may be set in the job, and stand for themselves."""
+
+    def __missing__(self, name: str) -> str:
+        return f"${name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is filled in for names."""
+
+    #: What the `LETTERS` stand for, as far as it is known.
+    letters: Mapping[str, str]
+    #: The site's variables for DST; their values may have letters. None where stage.toml is not:
+    #: any name may be one.
+    variables: Mapping[str, str] | None
+    #: The variables for SRC.
+    environment: Mapping[str, str]
+    #: Where a relative SRC begins.
+    folder: str
+    home: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], variables: Mapping[str, str]) -> Self:
+        """Return the names of the job in this environment, or outside of a job."""
+        letters = _user(environment)
+        job = environment.get("SLURM_JOB_ID", "")
+        if job:
+            of_job = {name: environment.get(name, "") for name in SPELLINGS if name != "USER"}
+            of_job["SLURM_ARRAY_JOB_ID"] = of_job["SLURM_ARRAY_JOB_ID"] or job
+            of_job["SLURM_RESTART_COUNT"] = of_job["SLURM_RESTART_COUNT"] or "0"
+            letters |= {SPELLINGS[name]: value for name, value in of_job.items() if value}
+        folder = (job and environment.get("SLURM_SUBMIT_DIR")) or os.getcwd()
+        return cls(letters, variables, environment, folder, _home(environment))
+
+    @classmethod
+    def at_submission(
+        cls, environment: Mapping[str, str], variables: Mapping[str, str] | None
+    ) -> Self:
+        """Return the names of a job that is submitted: what is not known yet stands for itself."""
+        letters = {letter: f"%{letter}" for letter in LETTERS} | _user(environment)
+        home = _home(environment)
+        return cls(letters, variables, _NotYetSet(environment), os.getcwd(), home)
+
+    @classmethod
+    def elsewhere(cls, letters: Mapping[str, str], variables: Mapping[str, str]) -> Self:
+        """Return the names of a job where the environment of its SRC is not known."""
+        return cls(letters, variables, _NotYetSet(), "/", "/")
+
+    def is_filled(self, source: str) -> bool:
+        """Return whether nothing in a source stands for itself, as at a job's submission."""
+        if not isinstance(self.environment, _NotYetSet):
+            return True
+        later = (value for value in self.letters.values() if value.startswith("%"))
+        named = (found[1] or found[2] for found in _VARIABLE.finditer(source))
+        return not any(letter in source for letter in later) and all(
+            name in self.environment for name in named
+        )
+
+    def hint(self, destination: str) -> str:
+        """Return what to do if a shell may have replaced a variable of ``destination``."""
+        if not self.variables:
+            return ""
+        quotes = "put the value in single quotes"
+        for name in self.variables:
+            value = self.environment.get(name, "")
+            if value and f"{destination}/".startswith(f"{value.rstrip('/')}/"):
+                return f"; {value} is what ${name} is here: {quotes} if you wrote this variable"
+        return f"; if you wrote a variable, {quotes}"
+
+    def source(self, piece: Piece) -> str:
+        """Return the path or URL that the SRC ``piece`` stands for. Raise DirectiveError."""
+        mark = "@" if piece.seen.startswith("@") else ""
+        path = piece.behind(len(mark))
+        begin = ""
+        if path.seen.startswith("~"):
+            if path.seen[1:2] not in ("", "/"):
+                problem = "only ~/ is known, your own home; write the whole path"
+                raise path.fault(f"{problem}, or ./~ for a name that begins with ~")
+            begin, path = self._home_of(path), path.behind(1)
+        filled = begin + _Filling(path, self, is_source=True).text()
+        if not filled.startswith("/") and not is_url(filled):
+            filled = f"{self.folder.rstrip('/')}/{filled}"
+        return mark + filled
+
+    def destination(self, piece: Piece) -> str:
+        """Return the path that the DST ``piece`` stands for. Raise DirectiveError."""
+        return _Filling(piece, self, is_source=False).text()
+
+    def _home_of(self, piece: Piece) -> str:
+        if not self.home.startswith("/"):
+            raise piece.fault("your home folder is not known here; write the whole path")
+        return self.home.rstrip("/")
+
+
+def site_variables(rules: object) -> Mapping[str, str]:
+    """Return the variables of stage.toml."""
+    return getattr(rules, "variables", {})
+
+
+def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:
+    """Return a path of stage.toml, whose ``%j`` and the like are filled in.
+
+    >>> fill_letters("/scratch/%u.%j/100%%", {"u": "alice", "j": "17"})
+    '/scratch/alice.17/100%'
+
+    Raise ValueError for a letter that is none of `LETTERS`, that ``letters`` lacks, or whose value
+    cannot be part of a path.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        letter = found[1]
+        if letter == "%":
+            return "%"
+        if letter not in LETTERS:
+            raise ValueError(f"{found[0]!r} is not known; known: %{' %'.join(LETTERS)} %%")
+        if problem := _problem(letter, letters, found[0]):
+            raise ValueError(problem)
+        return letters[letter]
+
+    filled = re.sub("%(.?)", fill, pattern, flags=re.DOTALL)
+    if ".." in filled.split("/"):
+        raise ValueError(f"{pattern} would be {printable(filled)}")
+    return filled
+
+
+def _user(environment: Mapping[str, str]) -> dict[str, str]:
+    uid = os.getuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = environment.get("SLURM_JOB_USER", "")  # which Slurm has looked up
+    return {"U": str(uid)} | ({"u": name} if name else {})
+
+
+def _home(environment: Mapping[str, str]) -> str:
+    try:
+        return environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _problem(letter: str, letters: Mapping[str, str], shown: str) -> str:
+    """Return why a letter cannot be filled in, empty if it can."""
+    value = letters.get(letter)
+    if value is None:
+        where = "outside of a job" if letter in "jAxr" or "j" not in letters else "here"
+        if letter == "a" and "j" in letters:
+            where = "outside of a job array"
+        return f"{shown} is not known {where}"
+    if value in ("", ".", "..") or "/" in value or _CONTROL.search(value):
+        return f"{shown} is {LETTERS[letter]}, '{printable(value)}', which cannot be in a path"
+    return ""
+
+
+class _Filling:
+    """How the names of one path are filled in."""
+
+    def __init__(self, piece: Piece, names: Names, *, is_source: bool) -> None:
+        self._piece = piece
+        self._names = names
+        self._is_source = is_source
+
+    def text(self) -> str:
+        """Return the path with all names filled in. Raise DirectiveError."""
+        found = list(_NAME.finditer(self._piece.seen))
+        if self._is_source and self._is_url(found):  # where codes begin with a '%'
+            found = [match for match in found if match[0].startswith("$")]
+        parts = list(self._parts(found))
+        filled = "".join(part for part, _ in parts)
+        origins = [at for part, at in parts for _ in part]
+        begin = 0
+        for name in filled.split("/"):
+            at = max(origins[begin : begin + len(name)], default=-1)
+            if name == ".." and at >= 0:
+                raise self._piece.fault("this brings a '..' into the path; write it whole", at)
+            begin += len(name) + 1
+        return filled
+
+    def _is_url(self, found: list[re.Match[str]]) -> bool:
+        """Return whether this is a URL, which may begin with a variable."""
+        start = self._piece.value
+        if found and found[0].start() == 0 and start.startswith("$"):
+            start = self._value(found[0]) + start[found[0].end() :]
+        return is_url(start)
+
+    def _parts(self, found: list[re.Match[str]]) -> Iterator[tuple[str, int]]:
+        """Yield the parts of the path, and where each was filled in; -1 if it was not."""
+        end = 0
+        for match in found:
+            yield self._piece.value[end : match.start()], -1
+            yield self._value(match), match.start()
+            end = match.end()
+        yield self._piece.value[end:], -1
+
+    def _value(self, match: re.Match[str]) -> str:
+        """Return what a name stands for. Raise DirectiveError."""
+        name, letter = match[1] or match[2], match[3]
+        if name:
+            letter = SPELLINGS.get(name, "")
+            return self._of_letter(match, letter) if letter else self._of_variable(match, name)
+        if letter == "%":
+            return "%"
+        following = self._piece.seen[match.end() : match.end() + 1]
+        if letter in "Aa" and re.match("[0-9A-Fa-f]", following):
+            long = next(name for name, short in SPELLINGS.items() if short == letter)
+            problem = f"'{match[0]}{following}' may be meant as a code"
+            remedy = f"write \\% for a percent sign, or ${{{long}}} for {LETTERS[letter]}"
+            raise self._fault(match, f"{problem}; {remedy}")
+        if letter in _OTHERS:
+            problem = f"{match[0]} is not filled in, as the path is one for all nodes and tasks"
+            remedy = f"known: %{' %'.join(LETTERS)}; write \\% for a percent sign"
+            raise self._fault(match, f"{problem}; {remedy}")
+        return self._of_letter(match, letter)
+
+    def _of_letter(self, match: re.Match[str], letter: str) -> str:
+        if problem := _problem(letter, self._names.letters, match[0]):
+            raise self._fault(match, f"{problem}; write \\{match[0]} for these characters")
+        return self._names.letters[letter]
+
+    def _of_variable(self, match: re.Match[str], name: str) -> str:
+        if not self._is_source:
+            return self._of_site(match, name)
+        if name == "HOME" and self._names.home:
+            return self._names.home
+        try:
+            value = self._names.environment[name]
+        except KeyError:
+            value = ""
+        if not value:
+            problem = f"{name} is not set in the job's environment; set it, or write its value"
+            raise self._fault(match, f"{problem}")
+        if _CONTROL.search(value):
+            raise self._fault(match, f"{name} has a control character in it; write the path")
+        return value
+
+    def _of_site(self, match: re.Match[str], name: str) -> str:
+        variables = self._names.variables
+        if variables is None:
+            return f"/${name}"
+        if name not in variables:
+            known = [*variables, *SPELLINGS]
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean ${near[0]}?" if near else f"known: ${' $'.join(known)}"
+            problem = f"${name} is no variable of this site's disks; {hint}"
+            raise self._fault(match, f"{problem} ({_IN_SCRIPT})")
+        if match.start() > 0:
+            raise self._fault(match, f"${name} can only begin a destination")
+        try:
+            return fill_letters(variables[name], self._names.letters)
+        except ValueError as error:
+            raise self._fault(match, f"${name} is {variables[name]}: {error}") from None
+
+    def _fault(self, match: re.Match[str], problem: str) -> DirectiveError:
+        return self._piece.fault(problem, match.start())
