@@ -6,6 +6,7 @@
  * A task that may not start calls _exit with the helper's code: the job fails with that code, and
  * no node is drained.
  */
+#include <ctype.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
@@ -142,8 +143,8 @@ static bool read_task(spank_t spank, struct gate *gate)
 }
 
 /*
- * Whether the helper gets a variable: Slurm's own, a few about the user and the place, and what
- * opens stores. Of these, it passes on to the ranks what they need.
+ * Whether the helper gets a variable always: Slurm's own, a few about the user and the place, and
+ * what opens stores. Of these, it passes on to the ranks what they need.
  */
 static bool is_for_helper(const char *variable)
 {
@@ -174,6 +175,34 @@ static bool is_for_helper(const char *variable)
 	return false;
 }
 
+/* Whether a text names the variable of `setting`, NAME=value, as $NAME or ${NAME}. */
+static bool is_named(const char *setting, const char *text)
+{
+	const size_t length = strcspn(setting, "=");
+
+	for (const char *at = text ? strchr(text, '$') : NULL; at && length > 0;
+	     at = strchr(at + 1, '$')) {
+		const char *name = at[1] == '{' ? at + 2 : at + 1;
+
+		if (strncmp(name, setting, length) == 0 && name[length] != '_' &&
+		    !isalnum((unsigned char)name[length]))
+			return true;
+	}
+	return false;
+}
+
+/* Whether the helper may get a variable that a directive names: none by which it would run. */
+static bool may_be_named(const char *variable)
+{
+	static const char *const names[] = { "LD_",	     "PYTHON", "OMPI_", "PMIX_",
+					     "SLURM_SPANK_", "STAGE_", "PATH=" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (strncmp(variable, names[i], strlen(names[i])) == 0)
+			return false;
+	return true;
+}
+
 /*
  * PATH for the helper: the system's folders, and that of this Slurm's commands, which is beside
  * the folder of slurmstepd. NULL if out of memory.
@@ -198,8 +227,9 @@ static char *helper_path(void)
 }
 
 /* The caller frees the array, but not its strings. NULL if out of memory. */
-static char **helper_environment(spank_t spank, const char *list)
+static char **helper_environment(spank_t spank, const struct gate *gate)
 {
+	char *lines = NULL;
 	char **all = NULL;
 	char **kept = NULL;
 	size_t count = 0;
@@ -212,11 +242,15 @@ static char **helper_environment(spank_t spank, const char *list)
 	kept = calloc(count + 3, sizeof(*kept));
 	if (!kept)
 		return NULL;
+	lines = gate->script ? stage_script_lines(gate->script) : NULL;
 	for (size_t i = 0; i < count; i++)
-		if (is_for_helper(all[i]))
+		if (is_for_helper(all[i]) ||
+		    (may_be_named(all[i]) &&
+		     (is_named(all[i], gate->list) || is_named(all[i], lines))))
 			kept[used++] = all[i];
+	free(lines);
 	kept[used] = helper_path();
-	if (!kept[used++] || asprintf(&kept[used], "STAGE_DIRECTIVES=%s", list) < 0) {
+	if (!kept[used++] || asprintf(&kept[used], "STAGE_DIRECTIVES=%s", gate->list) < 0) {
 		free(kept);
 		return NULL;
 	}
@@ -259,7 +293,7 @@ static void end_step(const struct gate *gate)
 static int run_helper(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	char step[24];
-	char **environment = helper_environment(spank, gate->list);
+	char **environment = helper_environment(spank, gate);
 	int code = STAGE_LAUNCH;
 
 	(void)snprintf(step, sizeof(step), "%u", gate->step);

@@ -47,6 +47,40 @@ static enum kind kind_of_line(const char *line, size_t length)
 	return at < length && line[at] != '#' ? KIND_COMMAND : KIND_COMMENT;
 }
 
+/*
+ * The #STAGE lines of the script's head, one behind the other; the caller frees them. NULL if it
+ * has none, or if memory is short.
+ */
+char *stage_script_lines(const char *path)
+{
+	FILE *script = fopen(path, "re");
+	char *lines = NULL;
+	char *line = NULL;
+	size_t used = 0;
+	size_t size = 0;
+	ssize_t length = 0;
+
+	while (script && (length = getline(&line, &size, script)) >= 0) {
+		const enum kind kind = kind_of_line(line, (size_t)length);
+		char *longer = NULL;
+
+		if (kind == KIND_COMMAND)
+			break;
+		if (kind != KIND_STAGE)
+			continue;
+		longer = realloc(lines, used + (size_t)length + 1);
+		if (!longer)
+			break;
+		lines = longer;
+		memcpy(lines + used, line, (size_t)length + 1);
+		used += (size_t)length;
+	}
+	free(line);
+	if (script)
+		(void)fclose(script); /* nothing was written */
+	return lines;
+}
+
 /* Whether the script may have such lines. If it cannot be read to its end, it may. */
 bool stage_script_may_stage(const char *path)
 {

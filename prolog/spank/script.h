@@ -5,5 +5,6 @@
 #include <stdbool.h>
 
 bool stage_script_may_stage(const char *path);
+char *stage_script_lines(const char *path);
 
 #endif

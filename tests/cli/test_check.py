@@ -359,8 +359,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "an unknown option": (
         ["/a:/nvme/b,validat=size"], 2,
-        [("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is part of "
-          "a path (in an #SBATCH line \\\\,)"),
+        [("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is part "
+          "of a path (in an #SBATCH line \\\\,)"),
          "  /a:/nvme/b,validat=size",
          "             ^"],
     ),

@@ -59,14 +59,14 @@ def works(site: Site) -> None:
         ),
         (
             f"{DATA}:/nvme/a,validat=size",
-            ("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is part of "
-            "a path (in an #SBATCH line \\\\,)\n"
+            ("unknown option 'validat'; did you mean 'validate'? If not, write \\, where it is "
+            "part of a path (in an #SBATCH line \\\\,)\n"
             f"  {DATA}:/nvme/a,validat=size\n  {' ' * 21}^"),
         ),
         (
             f"{DATA}:/nvme/a;/data:nvme/b",
-            ("the destination must begin with '/' or a variable of the site, right behind ':': write "
-            f"SRC:DST\n  {DATA}:/nvme/a;/data:nvme/b\n  {' ' * 27}^"),
+            ("the destination must begin with '/' or a variable of the site, right behind ':': "
+            f"write SRC:DST\n  {DATA}:/nvme/a;/data:nvme/b\n  {' ' * 27}^"),
         ),
         (
             f"{DATA}:/nvme/a\nb",
