@@ -25,7 +25,7 @@ from stager.cli.seen import contents, look, missing
 from stager.cli.staging import build_request, parse_values
 from stager.launch.url_file import UnseenError, read_url_files
 from stager.request.kinds import check_options
-from stager.request.names import Names, site_variables
+from stager.request.names import Names, letters_at_submission
 from stager.request.resolve import conflicts, plain_path, resolve
 from stager.request.script import (
     cut_values,
@@ -87,12 +87,13 @@ def check(
 
     texts = [(script, read_script(str(script))) for script in scripts]
     rules = policy.load_if_present(config)
-    names = Names.at_submission(os.environ, None if rules is None else site_variables(rules))
+    names = Names.at_submission(os.environ, None if rules is None else rules.variables)
     found = _Findings(tolerate, names)
     found.read_arguments(values, looks=not quiet)
     for script, lines in texts:
         _warn_of_lines(script, lines)
         found.read_script(script, lines)
+    rules = rules and rules.at(letters_at_submission(os.environ))
     found.read_tolerances((rules or policy.ANY).launch)
     items = found.resolve(rules or policy.ANY, submits=submits)
     known = [item for item in items if names.is_filled(item.source)]

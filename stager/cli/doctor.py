@@ -71,7 +71,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     try:
         rules = where.rules()
     except PolicyRefusal as error:
-        rules = LOCAL.model_copy(update={"roots": ()})
+        rules = LOCAL.model_copy(update={"places": ()})
         found[problem("config", *_parts(str(error)))] = []
     subject = "srun"
     try:

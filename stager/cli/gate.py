@@ -36,7 +36,7 @@ from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.launch.url_file import read_url_files
-from stager.request.names import Names, site_variables
+from stager.request.names import Names
 from stager.request.resolve import resolve
 from stager.request.script import may_stage, parse_script
 
@@ -152,7 +152,7 @@ class _Gate:
         if not text and not may_stage(lines):
             return Outcome([], [], 0.0), None, False
         nodes = JobNodes.find(self.config)
-        names = Names.of(os.environ, site_variables(nodes.rules))
+        names = Names.of(os.environ, nodes.rules.variables)
         directives = parse_values([text] if text else [], names)
         directives += parse_script(lines, names)
         items = resolve(read_url_files(directives, os.environ), nodes.rules)

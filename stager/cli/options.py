@@ -6,6 +6,7 @@ ranks, `NodeOptions` for commands about what is staged already.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -20,6 +21,8 @@ from stager.base.launchers import LAUNCHERS
 from stager.base.options import OPTION_TYPES
 from stager.base.paths import SITE_CONFIG
 from stager.cli.complete import nodes
+from stager.launch import job
+from stager.request.names import letters_at_submission, letters_of
 
 if TYPE_CHECKING:
     from stager.request.policy import Policy
@@ -70,17 +73,29 @@ class NodeOptions:
         return any((self.nodes, self.job_id, self.local_root, self.hostfile, self.launcher))
 
     def rules(self) -> Policy:
-        """Return the site's policy. Raise PolicyRefusal."""
-        return load_policy(self.config, simulated=self.local_root is not None)
+        """Return the site's policy for the job that is meant. Raise PolicyRefusal."""
+        rules = read_policy(self.config, simulated=self.local_root is not None)
+        environment = dict(os.environ)
+        if self.job_id and rules.private_roots:
+            job.describe(self.job_id, environment, rules.launch.srun)
+        return rules.at(letters_of(environment))
 
 
-def load_policy(config: Path, *, simulated: bool) -> Policy:
+def read_policy(config: Path, *, simulated: bool) -> Policy:
     """Return the policy in ``config``; simulated nodes have a default one. Raise PolicyRefusal."""
     from stager.request import policy  # neither the help nor completion needs pydantic
 
     if simulated:
         return policy.load_if_present(config) or policy.LOCAL
     return policy.load(config)
+
+
+def load_policy(config: Path, *, simulated: bool) -> Policy:
+    """Return the same for the job of this process, if it is in one. Raise PolicyRefusal."""
+    letters = letters_of(os.environ)
+    if simulated:
+        letters = letters_at_submission(os.environ) | letters
+    return read_policy(config, simulated=simulated).at(letters)
 
 
 def _together(name: str, kind: type, *options: Callable[[_Command], _Command]) -> _Decorator:

@@ -9,7 +9,7 @@ import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
 from stager.cli.console import width
-from stager.cli.options import config_option, epilog, json_option, load_policy
+from stager.cli.options import config_option, epilog, json_option, read_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ _INDENT = 15
 _SHARES = {"none": "not allowed", "group": "group", "all": "group, all"}
 #: What of stage.toml concerns users, as pydantic takes it.
 _FOR_USERS: dict[str, Any] = {
-    "roots": True, "lock_timeout": True, "allow_share": True, "cache": True,
+    "lock_timeout": True, "allow_share": True, "cache": True,
     "shared": True, "launch": {"tolerate", "tolerate_limit"},
     "source": {"allow", "endpoints", "insecure_registries", "limit"},
 }  # fmt: skip
@@ -39,10 +39,15 @@ def site(config: Path, as_json: bool) -> None:
     the site's configuration file, so it works on a login node too. `stagectl status` says how much
     space is free on a node.
     """
-    rules = load_policy(config, simulated=False)
+    rules = read_policy(config, simulated=False)
     if as_json:
         allowed = rules.model_dump(mode="json", include=_FOR_USERS)
-        found = {"config": str(config), "destinations": rules.allowed, **allowed}
+        found = {
+            "config": str(config),
+            "roots": rules.roots,
+            "destinations": rules.allowed,
+            **allowed,
+        }
         click.echo(json.dumps(found, indent=1))
         return
     columns = width()

@@ -21,7 +21,7 @@ from stager.cli.absolute import absolute
 from stager.cli.blocks import Blocks
 from stager.cli.console import complain, ignore, say, width
 from stager.cli.local_disks import make_disk
-from stager.cli.options import load_policy
+from stager.cli.options import load_policy, read_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
 from stager.cli.stores import with_stores
@@ -45,7 +45,7 @@ from stager.launch.stall import Pulses
 from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
-from stager.request.names import Names, site_variables
+from stager.request.names import Names, letters_of
 from stager.request.resolve import resolve
 from stager.wire.settings import Settings
 
@@ -87,9 +87,10 @@ class JobNodes:
         """
         if not job_id:
             job.number(os.environ)  # whoever is outside of a job may lack stage.toml, too
-        rules = load_policy(config, simulated=False)
+        rules = read_policy(config, simulated=False)
         if job_id:
             job.enter(job_id, os.environ, rules.launch.srun)
+        rules = rules.at(letters_of(os.environ))
         return cls(rules, job.find(os.environ, rules.launch.srun))
 
     def tolerated(self, text: str, option: str) -> Tolerated | None:
@@ -320,7 +321,7 @@ def stage_values(
     """
     nodes = find_nodes(options)
     # A path on a command line is relative to the current folder, also in a job.
-    names = replace(Names.of(os.environ, site_variables(nodes.rules)), folder=os.getcwd())
+    names = replace(Names.of(os.environ, nodes.rules.variables), folder=os.getcwd())
     directives = parse_values(values, names)
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")

@@ -38,6 +38,12 @@ _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down",
 _AWAY_MARKS = frozenset("~#%")
 #: The variables with this prefix that say where Slurm is, and who asks, and nothing about a job.
 _OF_SLURM = frozenset({"SLURM_CONF", "SLURM_JWT"})
+#: What a job has in its environment that `scontrol show job` names otherwise.
+_OF_RECORD = {
+    "Restarts": "SLURM_RESTART_COUNT", "JobName": "SLURM_JOB_NAME",
+    "ArrayJobId": "SLURM_ARRAY_JOB_ID", "ArrayTaskId": "SLURM_ARRAY_TASK_ID",
+}  # fmt: skip
+_USER_ID = re.compile(r".*\((\d+)\)")
 #: Step numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
 SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -91,21 +97,33 @@ def number(environment: Mapping[str, str]) -> int:
 def enter(job: int, environment: MutableMapping[str, str], srun: str) -> None:
     """Change the ``environment`` of a process outside of a job to one within it.
 
-    What it has of another job would tell srun and the ranks wrong things. Raise UsageError if
-    Slurm says that the job is not running.
+    Raise UsageError if Slurm says that the job is not running.
     """
     if environment.get("SLURM_JOB_ID") == str(job):
         return
+    state = describe(job, environment, srun)
+    if state not in ("", "RUNNING"):
+        raise UsageError(f"job {job} is not running: its state is {state}")
+
+
+def describe(job: int, environment: MutableMapping[str, str], srun: str) -> str:
+    """Put into the ``environment`` what Slurm says of another job. Return its state, if known.
+
+    What is there of another job would tell srun and the ranks wrong things.
+    """
     for name in [name for name in environment if name.startswith("SLURM_")]:
         if name not in _OF_SLURM:
             del environment[name]
     environment["SLURM_JOB_ID"] = str(job)
     with suppress(TimeoutError):  # which `look_up` will tell
         record = answer(_show(job), srun, _ANSWER_TIMEOUT)
-        environment["SLURM_RESTART_COUNT"] = _only(record, "Restarts") or "0"
-        state = _only(record, "JobState")
-        if state not in ("", "RUNNING"):
-            raise UsageError(f"job {job} is not running: its state is {state}")
+        for key, name in _OF_RECORD.items():
+            if value := _only(record, key):
+                environment[name] = value
+        if found := _USER_ID.fullmatch(_only(record, "UserId")):
+            environment["SLURM_JOB_UID"] = found[1]
+        return _only(record, "JobState")
+    return ""
 
 
 def look_up(

@@ -75,23 +75,16 @@ class Names:
     @classmethod
     def of(cls, environment: Mapping[str, str], variables: Mapping[str, str]) -> Self:
         """Return the names of the job in this environment, or outside of a job."""
-        letters = _user(environment)
         job = environment.get("SLURM_JOB_ID", "")
-        if job:
-            of_job = {name: environment.get(name, "") for name in SPELLINGS if name != "USER"}
-            of_job["SLURM_ARRAY_JOB_ID"] = of_job["SLURM_ARRAY_JOB_ID"] or job
-            of_job["SLURM_RESTART_COUNT"] = of_job["SLURM_RESTART_COUNT"] or "0"
-            letters |= {SPELLINGS[name]: value for name, value in of_job.items() if value}
         folder = (job and environment.get("SLURM_SUBMIT_DIR")) or os.getcwd()
-        return cls(letters, variables, environment, folder, _home(environment))
+        return cls(letters_of(environment), variables, environment, folder, _home(environment))
 
     @classmethod
     def at_submission(
         cls, environment: Mapping[str, str], variables: Mapping[str, str] | None
     ) -> Self:
         """Return the names of a job that is submitted: what is not known yet stands for itself."""
-        letters = {letter: f"%{letter}" for letter in LETTERS} | _user(environment)
-        home = _home(environment)
+        letters, home = letters_at_submission(environment), _home(environment)
         return cls(letters, variables, _NotYetSet(environment), os.getcwd(), home)
 
     @classmethod
@@ -145,9 +138,24 @@ class Names:
         return self.home.rstrip("/")
 
 
-def site_variables(rules: object) -> Mapping[str, str]:
-    """Return the variables of stage.toml."""
-    return getattr(rules, "variables", {})
+def letters_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the `LETTERS` stand for in a job; outside of one, the user alone is known.
+
+    Root may ask for a job of another user's.
+    """
+    letters = _user(environment)
+    job = environment.get("SLURM_JOB_ID", "")
+    if job:
+        of_job = {name: environment.get(name, "") for name in SPELLINGS if name != "USER"}
+        of_job["SLURM_ARRAY_JOB_ID"] = of_job["SLURM_ARRAY_JOB_ID"] or job
+        of_job["SLURM_RESTART_COUNT"] = of_job["SLURM_RESTART_COUNT"] or "0"
+        letters |= {SPELLINGS[name]: value for name, value in of_job.items() if value}
+    return letters
+
+
+def letters_at_submission(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the same of a job that has no number yet: what is not known stands for itself."""
+    return {letter: f"%{letter}" for letter in LETTERS} | _user(environment)
 
 
 def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:
@@ -177,7 +185,7 @@ def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:
 
 
 def _user(environment: Mapping[str, str]) -> dict[str, str]:
-    uid = os.getuid()
+    uid = os.getuid() or int(environment.get("SLURM_JOB_UID", "0"))
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:

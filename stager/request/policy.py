@@ -23,6 +23,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -31,6 +32,7 @@ from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.base.launchers import INTERFACES
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
+from stager.request.names import LETTERS, fill_letters
 from stager.request.tolerance import Tolerance
 from stager.root.rules import byte_size, percentage, shared_owner
 from stager.source.image_name import is_registry
@@ -39,6 +41,7 @@ from stager.source.settings import RemoteSettings
 from stager.wire.settings import Algorithm
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
@@ -46,6 +49,8 @@ _REMEDY = "tell the administrator"
 _MIB = 1 << 20
 #: A name that the kernel allows for an interface; Open MPI splits its list at commas.
 _INTERFACE_NAME = re.compile(r"[^\s,/:]{1,15}")
+#: A name of a variable, as shells have it.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Slower connections would be cut off by some servers.
 _LOWEST_RATE = 1_000_000
 #: A stage counts as stalled after so many seconds at least: several signs of life are due by then.
@@ -98,10 +103,43 @@ Environment = dict[
 ]
 
 
-def _not_empty(roots: tuple[str, ...]) -> tuple[str, ...]:
-    if not roots:
+def _possible_pattern(path: str) -> str:
+    try:
+        fill_letters(_plain_absolute(path), LETTERS)
+    except ValueError as error:
+        known = " ".join(f"%{letter}" for letter in LETTERS)
+        raise ValueError(
+            f"{error}; what may stand there is {known}, and %% for a percent sign"
+            if "%" in str(error)
+            else str(error)
+        ) from None
+    return path
+
+
+def _possible_variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError("must be letters, digits and _, and begin with no digit")
+    return name
+
+
+def _place(value: object) -> object:
+    if isinstance(value, str):
+        value = {"path": _possible_pattern(value)}
+    if not isinstance(value, dict | Place):
+        raise ValueError("must be a path, or a table with one")  # noqa: TRY004 - pydantic's
+    if isinstance(value, dict) and _is_pattern(str(value.get("path"))):
+        return {**value, "private": True}
+    return value
+
+
+def _is_pattern(path: str) -> bool:
+    return "%" in path.replace("%%", "")
+
+
+def _not_empty(places: tuple[Place, ...]) -> tuple[Place, ...]:
+    if not places:
         raise ValueError("must name at least one folder")
-    return roots
+    return places
 
 
 def _known_account(name: str) -> str:
@@ -151,6 +189,8 @@ def _registry(text: str) -> str:
 
 
 Root = Annotated[str, AfterValidator(_plain_absolute)]
+#: The same, with what stands for a job or its user (`names`).
+Pattern = Annotated[str, AfterValidator(_possible_pattern)]
 RootOrNone = Annotated[str, AfterValidator(_plain_absolute_or_none)]
 Seconds = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
@@ -365,13 +405,31 @@ class Metrics(_Section):
     textfile: RootOrNone = ""
 
 
-class Policy(_Section):
-    """The whole of stage.toml."""
+class Place(_Section):
+    """One of ``roots``: a folder on each node's own disks, beneath which users may stage."""
 
-    #: Folders on each node's own disks, beneath which users may stage.
-    roots: Annotated[tuple[Root, ...], AfterValidator(_not_empty)]
+    path: Pattern
+    #: Whether the site makes and removes it for jobs or users, as it does wherever the path has a
+    #: pattern. Else each job, or each user, has another folder of this name. Root's part of
+    #: slurm-stage leaves it alone, and no copy there is evicted by itself.
+    private: Annotated[bool, Field(strict=True)] = False
+    #: How a job asks for the folder, or for more room in it: an option of sbatch.
+    hint: str = ""
+
+
+class Policy(_Section):
+    """The whole of stage.toml; its paths have patterns until they are filled in by `at`."""
+
+    #: The folders beneath which users may stage, each as a path or as a table.
+    places: Annotated[
+        tuple[Annotated[Place, BeforeValidator(_place)], ...], AfterValidator(_not_empty)
+    ] = Field(alias="roots")
     #: Folders beneath ``roots`` to which alone users may stage; empty for all of ``roots``.
-    destinations: tuple[Root, ...] = ()
+    destinations: tuple[Pattern, ...] = ()
+    #: What ``$NAME`` at the beginning of DST stands for.
+    variables: dict[Annotated[str, AfterValidator(_possible_variable)], Pattern] = Field(
+        default_factory=dict
+    )
     #: Most seconds that a job waits for another job that stages the same destination.
     lock_timeout: Seconds = 1800
     #: The most that users may open their copies to by the option share.
@@ -383,6 +441,49 @@ class Policy(_Section):
     shared: Shared = Shared()
     report: Report = Report()
     metrics: Metrics = Metrics()
+
+    #: Set by `at`.
+    _absent: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The folders on each node's own disks, beneath which users may stage."""
+        return tuple(place.path for place in self.places)
+
+    @property
+    def private_roots(self) -> tuple[str, ...]:
+        """Those of ``roots`` that are there for a job or a user alone."""
+        return tuple(place.path for place in self.places if place.private)
+
+    @property
+    def absent_roots(self) -> tuple[str, ...]:
+        """The patterns of roots that are there in a job alone, where this is none."""
+        return self._absent
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """How to ask for those of ``roots`` that a job must ask for."""
+        return {place.path: place.hint for place in self.places if place.hint}
+
+    def at(self, letters: Mapping[str, str]) -> Self:
+        """Return the policy of one job or user, in which no root has a pattern.
+
+        ``letters`` are those of `names.letters_of`. Roots that need others are left out.
+        """
+        filled = [(place, _filled(place.path, letters)) for place in self.places]
+        here = self.model_copy(
+            update={
+                "places": tuple(
+                    place.model_copy(update={"path": path})
+                    for place, path in filled
+                    if path is not None
+                ),
+                # What cannot be filled in matches nothing, and so allows nothing.
+                "destinations": tuple(_filled(one, letters) or one for one in self.destinations),
+            }
+        )
+        here._absent = tuple(place.path for place, path in filled if path is None)  # noqa: SLF001
+        return here
 
     @property
     def shared_roots(self) -> tuple[str, ...]:
@@ -419,11 +520,20 @@ class Policy(_Section):
                 raise ValueError(
                     f"shared.roots: {folder} is one of roots too; choose another folder"
                 )
+        for name, path in self.variables.items():
+            if not any(f"{path}/".startswith(f"{root}/") for root in self.roots):
+                raise ValueError(f"variables.{name}: {path} is not beneath one of roots")
         return self
 
 
+def _filled(pattern: str, letters: Mapping[str, str]) -> str | None:
+    with suppress(ValueError):
+        return fill_letters(pattern, letters)
+    return None
+
+
 #: For `stagectl --local` on a machine without stage.toml: all of the simulated nodes' disks.
-LOCAL = Policy.model_construct(roots=("",))
+LOCAL = Policy.model_construct(places=(Place.model_construct(path=""),))
 #: For `stagectl check` there: what some site may allow.
 ANY = LOCAL.model_copy(
     update={
@@ -485,6 +595,13 @@ def _near_key(location: tuple[int | str, ...]) -> str:
     """Return a question for the key of the same table that is most like an unknown one, if any."""
     table: Any = Policy
     for part in location[:-1]:
-        table = table.model_fields[part].annotation
-    near = difflib.get_close_matches(str(location[-1]), table.model_fields, n=1)
+        table = (
+            Place
+            if part == "roots"
+            else table
+            if table is Place
+            else table.model_fields[part].annotation
+        )
+    names = ["roots" if name == "places" else name for name in table.model_fields]
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
     return f"did you mean {near[0]}? " if near else ""

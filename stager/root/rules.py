@@ -21,6 +21,7 @@ T = TypeVar("T")
 class Rules:
     """What root needs of stage.toml: folders, bytes, and percent of a disk."""
 
+    #: Without those that come and go with a job or a user: root touches nothing there.
     roots: list[str]
     shared_roots: list[str]
     keep_free: int
@@ -42,7 +43,7 @@ def read_rules(config: str) -> Rules:
         raise ValueError("roots is missing")
     names = ("cache", "metrics", "report", "shared")
     cache, metrics, report, shared = (_section(document, name) for name in names)
-    roots = _folders(document, "roots", "roots")
+    roots = _lasting(document["roots"])
     shared_roots = _folders(shared, "roots", "shared.roots")
     owner = shared_owner(shared.get("owner", ""))
     if shared_roots and not owner:
@@ -81,6 +82,18 @@ def shared_owner(name: object) -> int:
     if uid == 0:
         raise ValueError("must not be root, which cannot stage; name an unprivileged account")
     return uid
+
+
+def _lasting(roots: object) -> list[str]:
+    """Return the paths of those roots that are the same for all jobs and users."""
+    tables = roots if isinstance(roots, list) else [None]
+    places = [one if isinstance(one, dict) else {"path": one} for one in tables]
+    paths = _folders({"roots": [one.get("path") for one in places]}, "roots", "roots")
+    return [
+        path.replace("%%", "%")
+        for path, place in zip(paths, places, strict=True)
+        if "%" not in path.replace("%%", "") and not place.get("private")
+    ]
 
 
 def _folders(section: dict[str, Any], key: str, name: str) -> list[str]:

@@ -23,10 +23,11 @@ NO_NAME = "this is not a possible name of an environment variable"
 NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
 
 FULL = """
-roots = ["/nvme", "/scratch/local"]
+roots = ["/nvme", { path = "/scratch/%u.%j.%r", hint = "--gres=scratch:GB" }]
 destinations = ["/nvme/jobs"]
 lock_timeout = 2.5
 allow_share = "group"
+variables = { SLURM_TMPDIR = "/scratch/%u.%j.%r/tmp" }
 
 [cache]
 keep_free = "10GB"
@@ -104,9 +105,10 @@ def test_the_shipped_file_shows_the_defaults() -> None:
 
 
 def test_the_defaults_are_these() -> None:
-    assert Policy(roots=("/nvme",)).model_dump() == {
-        "roots": ("/nvme",),
+    assert Policy(roots=("/nvme",)).model_dump(by_alias=True) == {
+        "roots": ({"path": "/nvme", "private": False, "hint": ""},),
         "destinations": (),
+        "variables": {},
         "lock_timeout": 1800,
         "allow_share": "all",
         "cache": {
@@ -164,9 +166,13 @@ def test_the_limit_on_stalls_can_be_changed_and_switched_off(path: Path, limit: 
 
 def test_every_key_can_be_set(path: Path) -> None:
     path.write_text(FULL)
-    assert load(path).model_dump() == {
-        "roots": ("/nvme", "/scratch/local"),
+    assert load(path).model_dump(by_alias=True) == {
+        "roots": (
+            {"path": "/nvme", "private": False, "hint": ""},
+            {"path": "/scratch/%u.%j.%r", "private": True, "hint": "--gres=scratch:GB"},
+        ),
         "destinations": ("/nvme/jobs",),
+        "variables": {"SLURM_TMPDIR": "/scratch/%u.%j.%r/tmp"},
         "lock_timeout": 2.5,
         "allow_share": "group",
         "cache": {
@@ -645,7 +651,7 @@ def test_a_root_that_is_no_plain_absolute_path_is_refused(path: Path, root: str)
 def test_a_wrong_root_is_named_by_its_place_in_the_list(path: Path) -> None:
     path.write_text('roots = ["/nvme", "scratch", "/ssd", 5]\n')
     assert refusal(path) == (
-        f"{path}: roots.1: {NOT_PLAIN}; roots.3: Input should be a valid string"
+        f"{path}: roots.1: {NOT_PLAIN}; roots.3: must be a path, or a table with one"
     )
 
 
@@ -672,3 +678,70 @@ def test_all_faults_are_told_at_once(path: Path) -> None:
         "launch.srun: Input should be a valid string; launch.nodes: unknown key; "
         "stage.toml(5) lists all"
     )
+
+
+BY_JOB = """
+destinations = ["/nvme", "/scratch/%u.%j.%r/in"]
+[[roots]]
+path = "/nvme"
+[[roots]]
+path = "/scratch/%u.%j.%r"
+hint = "--gres=scratch:GB"
+[[roots]]
+path = "/tmp"
+private = true
+[variables]
+SLURM_TMPDIR = "/scratch/%u.%j.%r"
+"""
+IN_JOB = {"u": "alice", "U": "5001", "j": "12", "A": "12", "r": "0"}
+
+
+def test_in_a_job_what_stands_for_it_is_filled_in(path: Path) -> None:
+    path.write_text(BY_JOB)
+    rules = load(path).at(IN_JOB)
+    own = "/scratch/alice.12.0"
+    assert rules.roots == ("/nvme", own, "/tmp")
+    assert rules.private_roots == (own, "/tmp")
+    assert rules.allowed == ("/nvme", f"{own}/in")
+    assert (rules.hints, rules.absent_roots) == ({own: "--gres=scratch:GB"}, ())
+    assert rules.variables == {"SLURM_TMPDIR": "/scratch/%u.%j.%r"}
+
+
+def test_outside_of_a_job_its_folders_are_left_out(path: Path) -> None:
+    path.write_text(BY_JOB)
+    rules = load(path).at({"u": "alice", "U": "5001"})
+    assert (rules.roots, rules.private_roots) == (("/nvme", "/tmp"), ("/tmp",))
+    assert rules.absent_roots == ("/scratch/%u.%j.%r",)
+    # What is not known allows nothing.
+    assert rules.allowed == ("/nvme", "/scratch/%u.%j.%r/in")
+
+
+def test_a_job_cannot_lead_a_root_elsewhere_by_its_name(path: Path) -> None:
+    path.write_text('roots = ["/nvme", "/scratch/%x"]\n')
+    rules = load(path)
+    for name in ("..", ".", "", "../bob", "/etc"):
+        assert rules.at({**IN_JOB, "x": name}).roots == ("/nvme",)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('roots = ["/nvme/%z"]', "roots.0: %z is not known"),
+        ('roots = ["/nvme/%"]', "roots.0: % is not known"),
+        ("[[roots]]\nprivate = true", "roots.0.path: is missing"),
+        (
+            '[[roots]]\npath = "/a"\nprivat = true',
+            "roots.0.privat: unknown key; did you mean private?",
+        ),
+        ('[[roots]]\npath = "a"', "roots.0.path: must be an absolute path"),
+        ('[[roots]]\npath = "/a"\nprivate = 1', "roots.0.private: Input should be a valid boolean"),
+        (
+            'roots = ["/a"]\n[variables]\nX = "/b/%j"',
+            "variables.X: /b/%j is not beneath one of roots",
+        ),
+        ('roots = ["/a"]\n[variables]\n1X = "/a"', "variables.1X: must be letters, digits and _"),
+    ],
+)
+def test_a_root_or_variable_that_cannot_be_is_refused(path: Path, text: str, problem: str) -> None:
+    path.write_text(text)
+    assert refusal(path).startswith(f"{path}: {problem}")

@@ -86,3 +86,12 @@ def test_a_wrong_rule_is_named_to_root(tmp_path: Path, text: str, fault: str) ->
 def test_the_roots_are_read_from_stage_toml(tmp_path: Path, text: str, roots: list[str]) -> None:
     (tmp_path / "stage.toml").write_text(text)
     assert read_rules(f"{tmp_path}/stage.toml").roots == roots
+
+
+def test_root_knows_only_the_roots_that_are_the_same_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(
+        'roots = ["/nvme", "/full/100%%", "/scratch/%u.%j", { path = "/data", hint = "ask" },'
+        ' { path = "/tmp", private = true }, { path = "/of/%U" }]'
+    )
+    assert read_rules(str(path)).roots == ["/nvme", "/full/100%", "/data"]
