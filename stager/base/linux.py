@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import signal
+import stat
 import struct
 import time
 from contextlib import contextmanager
@@ -194,6 +195,19 @@ def _ask_quota(uid: int, path: str) -> bytes:
     finally:
         os.close(descriptor)
     return answer.raw
+
+
+def without_own_link(path: str) -> str:
+    """Return where ``path`` leads if it is a symbolic link of root's that nobody else can replace.
+
+    Any other path is returned as it is. Raise OSError if it is not there.
+    """
+    above = os.stat(os.path.dirname(path) or "/")
+    is_closed = above.st_uid == 0 and (not above.st_mode & 0o022 or above.st_mode & stat.S_ISVTX)
+    facts = os.lstat(path or "/")
+    if stat.S_ISLNK(facts.st_mode) and facts.st_uid == 0 and is_closed:
+        return os.path.realpath(path)
+    return path
 
 
 def set_dumpable(dumpable: bool) -> None:

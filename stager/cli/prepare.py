@@ -51,7 +51,8 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
         )
     rules = where.rules()
     scope = Scope.find(where, os.environ, rules.launch.srun)
-    command = Command(Action.PREPARE, rules.roots, config=str(where.config))
+    lasting = tuple(root for root in rules.roots if root not in rules.private_roots)
+    command = Command(Action.PREPARE, lasting, config=str(where.config))
     answers = scope.ask(command, rules, os.environ)
     nodes, problems = read_answers(answers, NodePrepared.from_wire)
     failures = [

@@ -46,6 +46,8 @@ def site(config: Path, as_json: bool) -> None:
             "config": str(config),
             "roots": rules.roots,
             "destinations": rules.allowed,
+            "variables": rules.variables,
+            "hints": rules.hints,
             **allowed,
         }
         click.echo(json.dumps(found, indent=1))
@@ -61,6 +63,10 @@ def site(config: Path, as_json: bool) -> None:
 def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each line. What is not set has none, unless users may ask."""
     yield "DST beneath", ", ".join(rules.allowed)
+    if rules.variables:
+        yield "variables", ", ".join(f"${name}: {path}" for name, path in rules.variables.items())
+    if rules.hints:
+        yield "ask for", ", ".join(f"{root} by {hint}" for root, hint in rules.hints.items())
     if rules.shared_roots:
         folders = ", ".join(rules.shared_roots)
         yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"

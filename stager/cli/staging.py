@@ -290,6 +290,8 @@ def space_limits(rules: Policy) -> Space:
         keep_free_percent=limits.keep_free_percent,
         user_limit=limits.user_limit,
         roots=rules.roots,
+        private=rules.private_roots,
+        hints=rules.hints,
         unpacked_size=limits.unpacked_size,
         unpacked_members=limits.unpacked_members,
     )

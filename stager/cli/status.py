@@ -123,7 +123,9 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     if command.everyone and os.getuid() == 0:  # others see their own
         name = "anybody"
     is_outside = scope.is_here_alone and not os.environ.keys() & _IN_JOB
-    return _Found(by, rules, answers, known, problems, scope.whole_job, name, is_outside)
+    number = scope.other_job or (scope.context.job if scope.context else 0)
+    number = number or int(os.environ.get("SLURM_JOB_ID", "0"))
+    return _Found(by, rules, answers, known, problems, scope.whole_job, name, is_outside, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class _Found:
     user: str
     #: Whether this machine alone was asked, outside of a job: it may be no compute node.
     is_outside: bool
+    #: The job whose folders were looked into, 0 outside of a job.
+    job: int
 
     def to_json(self) -> dict[str, Any]:
         nodes = [
@@ -166,11 +170,16 @@ class _Found:
             yield total_line(self.known)
         elif not any(one.unread or one.silent for one in self.known.values()):
             roots = (*self.rules.roots, *self.rules.shared_roots)
-            where = " or ".join(root or "/" for root in roots)
+            where = " or ".join(root or "/" for root in roots) or "any folder"
             nodes = job.fold([*self.known])
             elsewhere = "; ask other nodes by -w NODES, or in a job" if self.is_outside else ""
             yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}{elsewhere}"
         yield from room_lines(self.known, job.fold)
+        if self.rules.private_roots and self.job:
+            yield f"{', '.join(self.rules.private_roots)}: as seen in job {self.job}"
+        elif self.rules.absent_roots:
+            folders = ", ".join(self.rules.absent_roots)
+            yield f"{folders}: there in a job only; ask in it, or by --job ID"
         yield from unread_lines(self.known)
         yield from silent_lines(self.known, name_or_uid)
 

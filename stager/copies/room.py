@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base import linux
 from stager.base.errors import SpaceError, StageError
+from stager.base.memory import is_in_memory, memory_left
 from stager.base.outcome import Evicted
 from stager.base.reserve import kept_free
 from stager.copies.evict import (
@@ -277,6 +278,7 @@ class RoomPlan:
         others: Collection[Cache] = (),
     ) -> None:
         self._root = needs[0].root
+        self._root_here = needs[0].cache.root or "/"
         self._whole = sum(max(one.need, one.whole) for one in needs)
         self._is_estimate = any(one.is_estimate for one in needs)
         self._limit = space.user_limit
@@ -300,6 +302,8 @@ class RoomPlan:
             )
             for one in found
             if one.destination not in needed
+            # What is there for a job alone goes with it, and the job may be at work on it.
+            and one.cache.root.removeprefix(disk) not in space.private
         }
 
     def plan(self) -> list[Candidate]:
@@ -309,6 +313,7 @@ class RoomPlan:
         little room, the others are, too, as far as that is quick, so that the error counts no copy
         that stays.
         """
+        self._check_memory()
         while True:
             try:
                 chosen = self._choose()
@@ -318,6 +323,24 @@ class RoomPlan:
             else:
                 if not self._hold_own(chosen, self._reading):
                     return chosen
+
+    def _check_memory(self) -> None:
+        """Raise SpaceError if the copies would take more memory than the job may.
+
+        What others have there counts elsewhere, so its removal would not help.
+        """
+        if not self._need or not is_in_memory(self._root_here):
+            return
+        left = memory_left()
+        if left is not None and left < self._need:
+            from stager.base.text import bytes_text  # not needed where there is room
+
+            needed = _needed(self._need, is_estimate=self._is_estimate)
+            raise SpaceError(
+                f"{self._root}: this folder is in memory, and there is not enough: {needed}, "
+                f"{bytes_text(left)} left of what the job may take on this node; ask for more by "
+                "--mem, or stage less"
+            )
 
     def _hold_own(self, copies: Iterable[Candidate], reading: Reading) -> bool:
         """Hold those ``copies`` that hold a user's own files. Return whether there are any."""

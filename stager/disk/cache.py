@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
@@ -43,10 +44,12 @@ from stager.disk.files import (
     kind_of,
     locked_folder,
     make_movable,
+    name_of,
     opened,
     remove_tree,
     stage_errors,
     sync_folder,
+    who_could_replace,
     write_all,
 )
 from stager.disk.jobs import jobs_are_known, jobs_using, uses
@@ -351,12 +354,34 @@ def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
     return Cache(_folder(root, uid), shared)
 
 
-def open_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = False) -> Cache:
+@dataclass(frozen=True, slots=True)
+class RootFacts:
+    """What the site says of a cache root.
+
+    A ``private`` one is there for a job or a user alone, and root's part makes nothing there. The
+    ``hint`` is how a job asks for it.
+    """
+
+    private: bool = False
+    hint: str = ""
+
+
+_FIXED = RootFacts()
+
+
+def open_cache(
+    root: str,
+    uid: int,
+    *,
+    shared: bool = False,
+    by_user: bool = False,
+    of_root: RootFacts = _FIXED,
+) -> Cache:
     """Return the cache that `look_for_cache` returns, ready for writing.
 
-    Make it first if the user owns ``root``; elsewhere root has made it, or where root's part does
-    not run, the user does, if it is to be made ``by_user``. Then make the folders in
-    it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
+    Make it first if the user owns ``root`` or it is private; elsewhere root has made it, or where
+    root's part does not run, the user does, if it is to be made ``by_user``. Then make the folders
+    in it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
     ``uid`` alone; all others get it as it is, empty if nothing was ever staged there.
     """
     if shared and uid != os.getuid():
@@ -365,16 +390,10 @@ def open_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = Fal
             return Cache(_folder(root, uid), True)
         return look_for_cache(root, uid, shared=True)
     mode = 0o755 if shared else 0o700
-    if by_user and not jobs_are_known():
-        _make_by_user(root, uid, mode)
-    try:
-        owner = os.stat(root or "/").st_uid
-    except OSError as error:
-        raise DestinationError(
-            f"{root}, where this site stages, cannot be used on this node: {error.strerror}; tell "
-            "the administrator"
-        ) from None
-    if owner == uid:
+    if of_root.private or (by_user and not jobs_are_known()):
+        _make_by_user(root, uid, mode, of_root)
+    facts = _facts_of(root, uid, of_root)
+    if facts.st_uid == uid:
         # Of a root that belongs to root, all users pass through the first folder to theirs.
         _make_folder(_parent(root), 0o755)
         _check_folder(_parent(root), (0, uid), root)
@@ -386,8 +405,13 @@ def open_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = Fal
     return cache
 
 
-def _make_by_user(root: str, uid: int, mode: int) -> None:
-    """Make what is missing of a root and its folders, as far as an ordinary user may."""
+def _make_by_user(root: str, uid: int, mode: int, of_root: RootFacts) -> None:
+    """Make what is missing of a root and its folders, as far as an ordinary user may.
+
+    A private root itself is the site's to make. Raise DestinationError if somebody else can.
+    """
+    if of_root.private:
+        _facts_of(root, uid, of_root)
     with suppress(OSError, StageError):  # `look_for_cache` tells what is missing then
         if not os.path.lexists(root or "/"):
             os.mkdir(root, 0o755)
@@ -397,15 +421,55 @@ def _make_by_user(root: str, uid: int, mode: int) -> None:
             _make_folder(_folder(root, uid), mode)
 
 
-def plan_cache(root: str, uid: int, *, shared: bool = False, by_user: bool = False) -> Cache:
+def _facts_of(root: str, uid: int, of_root: RootFacts) -> os.stat_result:
+    """Return the facts of a root. Raise DestinationError if it cannot be used.
+
+    A private one belongs to the user or to root, and nobody else can put another in its place.
+    """
+    owners = (0, uid)
+    try:
+        facts = os.stat(root or "/")
+    except OSError as error:
+        if error.errno == errno.ENOENT and (of_root.hint or of_root.private):
+            remedy = "this site makes it for its jobs; tell the administrator"
+            if of_root.hint:
+                remedy = f"ask for it by {of_root.hint}"
+            raise DestinationError(f"there is no {root}: {remedy}") from None
+        raise DestinationError(
+            f"{root}, where this site stages, cannot be used on this node: {error.strerror}; tell "
+            "the administrator"
+        ) from None
+    if of_root.private:
+        above = os.path.dirname(root)
+        who = who_could_replace(os.stat(above), owners) or who_could_replace(facts, owners)
+        if os.lstat(root).st_uid not in owners:
+            who = name_of(os.lstat(root).st_uid)
+        if who:
+            raise DestinationError(
+                f"{root}: {who} could replace what is staged there; tell the administrator"
+            )
+    return facts
+
+
+def plan_cache(
+    root: str,
+    uid: int,
+    *,
+    shared: bool = False,
+    by_user: bool = False,
+    of_root: RootFacts = _FIXED,
+) -> Cache:
     """Return the cache that `open_cache` would return, and make nothing. Raise as it does."""
     if shared and uid != os.getuid():
         return open_cache(root, uid, shared=True)
+    if of_root.private:
+        _facts_of(root, uid, of_root)
     try:
         return look_for_cache(root, uid, shared=shared)
     except DestinationError:
         above = existing_folder_above(_parent(root))
-        may = by_user and not jobs_are_known() and os.access(above, os.W_OK | os.X_OK)
+        makes = of_root.private or (by_user and not jobs_are_known())
+        may = makes and os.access(above, os.W_OK | os.X_OK)
         if os.path.lexists(_parent(root)) or not (may or os.stat(above).st_uid == uid):
             raise
         check_disk(above)
@@ -475,10 +539,11 @@ def _check_folder(path: str, owners: tuple[int, ...], root: str) -> None:
 
 def _why_missing(root: str, uid: int) -> str:
     """Return why root's part has not made the folder of a user, and what to do."""
-    if os.path.islink(root):
+    if os.path.islink(root) and linux.without_own_link(root) == root:
         return (
-            f"{root} is a symbolic link, and the site's prolog or plugin follows none; tell the "
-            f"administrator to name {os.path.realpath(root)} in roots of stage.toml instead"
+            f"{root} is a symbolic link that others than root can replace, and the site's prolog or "
+            f"plugin follows none of these; tell the administrator to name {os.path.realpath(root)}"
+            " in roots of stage.toml instead"
         )
     if not user_name(uid):
         return (

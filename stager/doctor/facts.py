@@ -54,6 +54,8 @@ _KINDS = _REQUIRED, _ = "required", "optional"
 _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Open folders of a root that are told, and entries of it that are looked at for them.
 _MOST_OPEN, _MOST_ENTRIES = 5, 10_000
+#: How the files of Slurm's plugins for namespaces name the folders.
+_DIRS = re.compile(r"""^[^#\n]*\bdirs\s*[=:]\s*["']?([\w./,-]+)""", re.IGNORECASE | re.MULTILINE)
 #: Prints the MPI library that mpi4py loads, and its version.
 _LIBRARY = """
 import mpi4py
@@ -225,6 +227,8 @@ class SiteFacts:
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     #: What `srun --mpi=list` names.
     mpi: frozenset[str] = frozenset()
+    #: The folders of which Slurm's plugin for namespaces makes another one for each job.
+    private: tuple[str, ...] = ()
     #: None if nobody wanted to know.
     hello: Hello | None = None
 
@@ -576,7 +580,25 @@ def site_facts(path: str) -> SiteFacts:
         slurm,
         partitions,
         frozenset(re.findall(r"[\w./-]+", _slurm(path, "srun", "--mpi=list"))),
+        _private_folders(os.path.dirname(slurm.get("SLURM_CONF", ""))),
     )
+
+
+def _private_folders(folder: str) -> tuple[str, ...]:
+    """Return what is private if a plugin for namespaces is configured, by its file in ``folder``.
+
+    In job_container.conf it is ``Dirs=/tmp,/var/tmp``, in namespace.yaml ``dirs: "/tmp,/var/tmp"``.
+    """
+    named: list[str] = []
+    for name in ("job_container.conf", "namespace.conf", "namespace.yaml"):
+        with (
+            suppress(OSError),
+            open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file,
+        ):
+            named += _DIRS.findall(file.read())
+    default, always = "/tmp", "/dev/shm"  # noqa: S108 - nothing is written there
+    found = (one.rstrip("/") for text in named or [default] for one in text.split(","))
+    return tuple(sorted({always, *filter(None, found)}))
 
 
 def _slurm(path: str, *command: str) -> str:

@@ -129,13 +129,19 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             "use -w NODE, or run this in a job or on a compute node",
         )
         return
+    private, hints = examined.policy.private_roots, examined.policy.hints
     for root in node.roots:
-        if root.owner < 0:
+        if root.owner == ABSENT and root.path in hints:
+            text = f"{root.path} is not there: a job asks for it by {hints[root.path]}"
+            yield note("roots", text)
+        elif root.owner < 0:
             remedy = "mount the disk, or correct roots in stage.toml"
             yield seen_or_problem("roots", root, f"{root.path} is not there", remedy)
         elif _lets_replace(root.mode):
             text = f"{root.path}: users can move each other's files"
             yield problem("roots", text, f"chmod +t {root.path}")
+        elif root.path in private:
+            yield ok("roots", f"{root.path} is there for this job or user alone")
         elif root.owner == 0 and not (root.mode & _OPEN or examined.policy.destinations):
             text = f"{root.path}: users cannot make folders or files there"
             remedy = (
@@ -275,10 +281,11 @@ def prefix(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         )
 
 
-def records(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+def records(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """The records of all users are in a folder of root's."""
+    private = examined.policy.private_roots
     for root, folder in zip(node.roots, node.records, strict=False):
-        if not node.computes or root.owner < 0:
+        if not node.computes or root.owner < 0 or root.path in private:
             continue
         if folder.owner == MOUNTED:
             text = f"a filesystem is mounted at {folder.path}"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stager.doctor.facts import NodeFacts
     from stager.doctor.finding import Examined, Finding
 
-#: Users' folders that job_container makes anew for each job, unless the site says otherwise.
-_PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
+#: What the plugins begin with that give each job other folders under the same names.
+_NAMESPACES = ("job_container/tmpfs", "namespace/")
 #: Seconds between clocks that are told: the nodes are not asked at the very same moment.
 _CLOCKS = 60
 #: Ports for MPI that are too few where one of its users holds them: a process may open 1024 files.
@@ -204,17 +204,27 @@ def hello(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         yield problem("hello", text, remedy), []
 
 
-def job_container(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
-    """No staging root is in a folder that goes with each job."""
-    kind = examined.site.slurm.get("JobContainerType", "job_container/none")
-    inside = [
-        root
-        for root in examined.policy.roots
-        if any(f"{root}/".startswith(f"{folder}/") for folder in _PRIVATE)
-    ]
-    if not kind.endswith("/none") and inside:
-        text = f"{', '.join(inside)}: {kind} may remove it with each job"
-        yield note("job_container", text, "choose other roots"), []
+def private_folders(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Where each job has a folder of its own under one name, stage.toml says so."""
+    site = examined.site
+    kinds = (site.slurm.get(f"{key}Type", "none") for key in ("Namespace", "JobContainer"))
+    kind = next((kind for kind in kinds if kind.startswith(_NAMESPACES)), "")
+    for root in examined.policy.roots if kind else ():
+        above = [one for one in site.private if f"{root}/".startswith(f"{one}/")]
+        if not above:
+            continue
+        text = f"{root}: {kind} gives each job another {above[0]}"
+        if root in examined.policy.private_roots:
+            yield ok("private", text), []
+        else:
+            table = f'[[roots]] with path = "{above[0]}" and private = true'
+            yield problem("private", text, f"write {table}"), []
+
+
+def of_jobs(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """The folders that the site makes for jobs were looked at."""
+    for root in examined.policy.absent_roots:
+        yield note("roots", f"{root} is there in a job only", "run this in a job"), []
 
 
 def clean_up(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
@@ -239,5 +249,5 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 SITE_RULES = (
     same_everywhere, rooms, clocks, account, exclusive, ports, mpi, mpi_library, hello,
-    job_container, clean_up,
+    private_folders, of_jobs, clean_up,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +22,7 @@ from stager.base.errors import (
     NO_PLUGIN,
     Failure,
     LaunchError,
+    SpaceError,
     StageError,
 )
 from stager.base.outcome import Outcome
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from stager.base.outcome import ItemReport, Slow
     from stager.disk.step_status import StepStatus
+    from stager.request.items import Space
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
 _MPI_END_PATIENCE = 10
@@ -115,7 +118,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             try:
                 items = stage_run.run()
             except RefusedError as refused:
-                failures = refused.failures
+                failures = [_with_hint(one, context.request.space) for one in refused.failures]
             # The job starts when rank 0 has reported: by then every node must have its status.
             unpublished = _publish_together(context, publish_status, failures)
             if unpublished:
@@ -127,6 +130,14 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
     except RefusedError as refused:
         _log_result(context, [], refused.failures, watch.total)
         return outcome([], refused.failures)
+
+
+def _with_hint(failure: Failure, space: Space) -> Failure:
+    """Return a failure for want of space with how to ask for more, if the site says how."""
+    for root, hint in space.hints.items() if failure.code == SpaceError.code else ():
+        if failure.message.startswith((f"{root}/", f"{root}:")):
+            return replace(failure, message=f"{failure.message}; ask for more by {hint}")
+    return failure
 
 
 def _slow(stage_run: StageRun) -> list[Slow]:

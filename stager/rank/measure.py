@@ -16,7 +16,7 @@ from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.outcome import NodeRates, Rate
 from stager.copies.room import check_room_to_measure
-from stager.disk.cache import Cache, open_cache
+from stager.disk.cache import Cache, RootFacts, open_cache
 from stager.disk.partial import Partial
 from stager.disk.reader import FileReader
 from stager.rank.agree import together
@@ -136,7 +136,12 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     opened: list[Cache] = []
     by_user = bool(request.hosts)
     root = node.path(item.root)
-    together(context, lambda: opened.append(open_cache(root, node.uid, by_user=by_user)))
+    of_root = RootFacts(item.root in request.space.private)
+
+    def open_here() -> None:
+        opened.append(open_cache(root, node.uid, by_user=by_user, of_root=of_root))
+
+    together(context, open_here)
     size, space, folder = request.bench, request.space, opened[0].folder
     together(context, lambda: check_room_to_measure(item.root, size, space, folder))
     return together(context, lambda: _write_and_read(opened[0], request), pair_of(REAL, REAL))

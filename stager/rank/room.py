@@ -45,7 +45,8 @@ def make_room(
 
     def plan() -> list[Evicted]:
         request, node = context.request, context.node
-        others = [cache for root in request.space.roots for cache in _look_for(root, node)]
+        lasting = [root for root in request.space.roots if root not in request.space.private]
+        others = [cache for root in lasting for cache in _look_for(root, node)]
         plans.extend(rooms(needs, wanted, request.space, node.disk, others))
         return [
             Evicted(node.name, one.record.destination, one.size)

@@ -27,7 +27,7 @@ from stager.copies.survey import (
     survey_shared,
 )
 from stager.disk.aside import rest_of
-from stager.disk.cache import Cache, open_cache, plan_cache
+from stager.disk.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for, settings_to_send
@@ -206,6 +206,9 @@ class StageRun:
                 request.shared_owner if item.shared else node.uid,
                 shared=item.shared,
                 by_user=bool(request.hosts),
+                of_root=RootFacts(
+                    item.root in request.space.private, request.space.hints.get(item.root, "")
+                ),
             )
             for item in items
         )
@@ -257,8 +260,11 @@ class StageRun:
             # Before anything is found current, so that no other job can evict it afterwards.
             of_site = any(self._is_of_site(one) for one in items)
             reader = request.shared_owner if of_site else 0
-            destinations = [one.item.destination for one in items]
-            note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)
+            destinations = [
+                one.item.destination for one in items if one.item.root not in request.space.private
+            ]
+            if destinations:
+                note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)
         self._jobs.clear()
         return [self._survey_item(one) for one in items]
 

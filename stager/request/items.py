@@ -98,6 +98,11 @@ class Space:
     user_limit: int = 0
     #: All cache roots; several may be on one disk.
     roots: tuple[str, ...] = ()
+    #: Those that are there for a job or a user alone: no copy is evicted there by itself, and
+    #: nothing outside of them says what they hold.
+    private: tuple[str, ...] = ()
+    #: How a job asks for a root, or for more room there: an option of sbatch.
+    hints: Mapping[str, str] = field(default_factory=dict)
     #: Most bytes and members that one archive may unpack to.
     unpacked_size: int = UNPACKED_SIZE
     unpacked_members: int = UNPACKED_MEMBERS
@@ -220,11 +225,13 @@ class StageRequest:
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
         transfer["readers"] = tuple(transfer["readers"])
         space = data.pop("space")
-        space = Space(**{**space, "roots": tuple(space["roots"])})
+        space |= {name: tuple(space[name]) for name in ("roots", "private")}
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
         data["hosts"] = tuple(data.pop("hosts", ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
         failed = data.pop("failed_nodes")
         data["failed_nodes"] = None if failed is None else tuple(failed)
-        return cls(items=items, transfer=Settings(**transfer), space=space, remote=remote, **data)
+        return cls(
+            items=items, transfer=Settings(**transfer), space=Space(**space), remote=remote, **data
+        )

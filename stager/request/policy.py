@@ -457,7 +457,7 @@ class Policy(_Section):
 
     @property
     def absent_roots(self) -> tuple[str, ...]:
-        """The patterns of roots that are there in a job alone, where this is none."""
+        """The patterns of roots that are left out, as they are there in a job alone."""
         return self._absent
 
     @property

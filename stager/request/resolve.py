@@ -54,7 +54,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     ):
         raise PolicyRefusal(
             f"{destination} is not beneath a folder that this site stages to; "
-            f"choose a destination beneath {' or '.join(policy.allowed)}"
+            f"choose a destination beneath {' or '.join(_where(policy))}"
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
@@ -63,6 +63,10 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
 
         check_place(destination)
     return StageItem(source, destination, root, directive.options, shared)
+
+
+def _where(policy: Policy) -> tuple[str, ...]:
+    return (*policy.allowed, *(f"{root} (in a job)" for root in policy.absent_roots))
 
 
 def _check_url(url: str, policy: Policy) -> None:

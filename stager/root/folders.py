@@ -58,7 +58,7 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> str:
     stranger = stranger_at(root or "/")
     if stranger:
         raise UnsafeError(f"uid {stranger} mounted a filesystem at {root}; unmount it (umount -l)")
-    with opened(root) as base:
+    with opened(linux.without_own_link(root)) as base:
         moved = _take_name(base, path)
         _make_in(base, path, uid, gid)
     return moved

@@ -597,9 +597,9 @@ def test_a_root_that_is_a_link_is_told_as_the_cause(home: Path) -> None:
     (home / "disk").mkdir()
     (home / "nvme").symlink_to("disk")
     assert _refusal(f"{home}/nvme", KNOWN) == (
-        f"{home}/nvme/.slurm-stage is missing: {home}/nvme is a symbolic link, and the site's "
-        "prolog or plugin follows none; tell the administrator to name "
-        f"{home}/disk in roots of stage.toml instead"
+        f"{home}/nvme/.slurm-stage is missing: {home}/nvme is a symbolic link that others than "
+        "root can replace, and the site's prolog or plugin follows none of these; tell the "
+        f"administrator to name {home}/disk in roots of stage.toml instead"
     )
 
 

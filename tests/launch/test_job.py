@@ -152,7 +152,10 @@ def test_a_process_enters_a_job_without_what_it_has_of_another(programs: Path) -
     for other in ({}, {"SLURM_JOB_ID": "16", "SLURM_JOB_NODELIST": "n3", "SLURM_NTASKS": "2"}):
         environment = variables | other
         enter(17, environment, f"{programs}/srun")
-        assert environment == variables | {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}
+        assert environment == variables | {
+            "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NAME": "train",
+            "SLURM_JOB_UID": "1000",
+        }  # fmt: skip
     own = dict(ENVIRONMENT)
     enter(17, own, f"{programs}/srun")
     assert own == ENVIRONMENT

@@ -220,12 +220,27 @@ def test_a_users_folder_that_belongs_to_another_is_refused(root: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_cache_root_that_is_a_symlink_is_refused(root: Path) -> None:
+def test_a_cache_root_may_be_a_link_of_roots_own(root: Path) -> None:
     (root / "disk").mkdir()
     (root / "link").symlink_to("disk")
+    make_folder(f"{root}/link", ".slurm-stage", USER, GROUP)
+    assert (root / f"disk/.slurm-stage/{USER}").stat().st_uid == USER
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_link_that_a_user_could_have_made_or_can_replace_is_refused(
+    root: Path, is_open: bool
+) -> None:
+    (root / "disk").mkdir()
+    (root / "link").symlink_to("disk")
+    if is_open:
+        root.chmod(0o777)
+    else:
+        os.lchown(root / "link", USER, GROUP)
     with pytest.raises(NotADirectoryError):
         make_folder(f"{root}/link", ".slurm-stage", USER, GROUP)
-    assert owners(root / "disk") == {}
+    assert [*(root / "disk").iterdir()] == []
 
 
 # Locks
