@@ -207,6 +207,9 @@ def _item(source: str, root: str, rules: Policy) -> StageItem:
 def _root(root: str, rules: Policy) -> str:
     """Return the staging folder to measure. Raise PolicyRefusal."""
     roots = {known or "/": known for known in rules.roots}
+    if not roots:
+        absent = " or ".join(rules.absent_roots)
+        raise PolicyRefusal(f"{absent}: there in a job only; measure in a job")
     if root and root not in roots:
         known = " or ".join(roots)
         raise PolicyRefusal(

@@ -541,9 +541,9 @@ def _why_missing(root: str, uid: int) -> str:
     """Return why root's part has not made the folder of a user, and what to do."""
     if os.path.islink(root) and linux.without_own_link(root) == root:
         return (
-            f"{root} is a symbolic link that others than root can replace, and the site's prolog or "
-            f"plugin follows none of these; tell the administrator to name {os.path.realpath(root)}"
-            " in roots of stage.toml instead"
+            f"{root} is a symbolic link that others than root can replace, and the site's prolog "
+            "or plugin follows none of these; tell the administrator to name "
+            f"{os.path.realpath(root)} in roots of stage.toml instead"
         )
     if not user_name(uid):
         return (

@@ -91,6 +91,8 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
         "config": "stage.toml",
         "roots": ["/nvme", "/scratch"],
         "destinations": ["/nvme/users", "/scratch"],
+        "variables": {},
+        "hints": {},
         "lock_timeout": 90.0,
         "allow_share": "group",
         "cache": {
@@ -115,6 +117,22 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
 def test_json_names_the_roots_if_users_may_stage_to_all_of_them(tmp_path: Path) -> None:
     found = json.loads(site(tmp_path, 'roots = ["/nvme", "/scratch"]', "--json").out)
     assert found["destinations"] == ["/nvme", "/scratch"]
+
+
+def test_it_shows_how_to_name_the_folders_of_jobs_and_how_to_ask_for_them(tmp_path: Path) -> None:
+    text = (
+        'roots = ["/nvme", { path = "/local/%j", hint = "--gres=local:GB" }]\n'
+        '[variables]\nTMPDIR = "/local/%j"\n'
+    )
+    assert site(tmp_path, text).out.startswith(
+        "DST beneath    /nvme, /local/%j\n"
+        "variables      $TMPDIR: /local/%j\n"
+        "ask for        /local/%j by --gres=local:GB\n"
+    )
+    found = json.loads(site(tmp_path, text, "--json").out)
+    assert found["roots"] == ["/nvme", "/local/%j"]
+    assert found["variables"] == {"TMPDIR": "/local/%j"}
+    assert found["hints"] == {"/local/%j": "--gres=local:GB"}
 
 
 def test_a_site_without_rules_ends_with_their_code(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from stager.doctor.facts import (
     NodeFacts,
     Place,
     PluginLine,
+    _private_folders,
     mpi_library,
     node_facts,
     own_scripts,
@@ -276,3 +277,26 @@ def test_the_first_folders_of_roots_that_are_open_to_others_are_told(tmp_path: P
     assert facts(tmp_path).open_folders == []
     os.chown(tmp_path / "own", 0, 47110)
     assert [one.path for one in facts(tmp_path).open_folders] == [f"{tmp_path}/own"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "private"),
+    [
+        ("job_container.conf", "AutoBasePath=true\nBasePath=/x\n", ("/dev/shm", "/tmp")),
+        (
+            "job_container.conf",
+            "# Dirs=/home\nNodeName=n1 BasePath=/x Dirs=/var/tmp,/scratch/ Shared=true\n",
+            ("/dev/shm", "/scratch", "/var/tmp"),
+        ),
+        (
+            "namespace.yaml",
+            'defaults:\n  dirs: "/tmp,/var/tmp"\n',
+            ("/dev/shm", "/tmp", "/var/tmp"),
+        ),
+    ],
+)
+def test_the_folders_of_namespaces_are_those_in_slurms_files(
+    tmp_path: Path, name: str, text: str, private: tuple[str, ...]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert _private_folders(str(tmp_path)) == private

@@ -874,11 +874,43 @@ def test_two_ranks_must_find_each_other(told: Hello, verdict: Verdict, text: str
     assert site_news(replace(SITE, hello=None)) == []
 
 
-def test_a_root_in_a_folder_that_goes_with_each_job_is_a_note() -> None:
-    site = replace(SITE, slurm={**SITE.slurm, "JobContainerType": "job_container/tmpfs"})
-    text = "/tmp/stage: job_container/tmpfs may remove it with each job: choose other roots"
-    assert site_news(site, roots=("/nvme", "/tmp/stage")) == [(NOTE, text)]
-    assert site_news(site) == []
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("JobContainerType", "job_container/tmpfs"), ("NamespaceType", "namespace/tmpfs"),
+        ("NamespaceType", "namespace/linux"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_each_job_has_for_itself_is_to_be_called_private(key: str, kind: str) -> None:
+    site = replace(SITE, slurm={**SITE.slurm, key: kind}, private=("/dev/shm", "/tmp"))
+
+    def told(*roots: object) -> list[tuple[Verdict, str]]:
+        return site_news(site, places=Policy(roots=("/nvme", *roots)).places)
+
+    text = f"{kind} gives each job another /tmp"
+    remedy = 'write [[roots]] with path = "/tmp" and private = true'
+    for root in ("/tmp", "/tmp/stage"):
+        assert told(root) == [(PROBLEM, f"{root}: {text}: {remedy}")]
+    assert told({"path": "/tmp", "private": True}) == [(OK, f"/tmp: {text}")]
+    assert told("/tmpfs") == site_news(site) == []
+
+
+def test_a_folder_of_the_jobs_is_judged_by_who_made_it_and_how_to_ask_for_it() -> None:
+    rules = Policy(roots=("/nvme", {"path": "/local/%j", "hint": "--gres=local:GB"}))
+    text = "/local/%j is there in a job only: run this in a job"
+    outside = found(policy=rules.at({}))
+    assert [one.line for one in outside if one.verdict is NOTE and "/local" in one.line] == [text]
+    for owner, line in (
+        (1000, "/local/7 is there for this job or user alone"),
+        (ABSENT, "/local/7 is not there: a job asks for it by --gres=local:GB"),
+    ):
+        node = replace(
+            NODE,
+            roots=[*NODE.roots, Place("/local/7", owner, FOLDER)],
+            records=[*NODE.records, Place("/local/7/.slurm-stage", owner, FOLDER)],
+        )
+        told = [one.line for one in found(node, policy=rules.at({"j": "7"}))]
+        assert [one for one in told if "/local/7" in one] == [line]
 
 
 @pytest.mark.parametrize("key", ["PrologEpilogTimeout", "EpilogTimeout"])
