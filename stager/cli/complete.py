@@ -85,7 +85,9 @@ def _caches(context: click.Context) -> Iterator[Cache]:
     for disk in disks:
         for root, shared in places:
             with suppress(StageError, OSError):  # this user never staged anything there
-                yield look_for_cache(f"{disk}{root.rstrip('/')}", os.getuid(), shared=shared)
+                yield look_for_cache(
+                    f"{disk}{root.rstrip('/')}", os.getuid(), shared=shared, disk=disk
+                )
 
 
 def files(_: click.Context, __: click.Parameter, start: str) -> list[CompletionItem[str]]:

@@ -184,7 +184,9 @@ def node_status(
             _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
             continue
         with suppress(StageError):  # this user never staged anything there
-            cache = look_for_cache(f"{disk}{root}", owner or os.getuid(), shared=bool(owner))
+            cache = look_for_cache(
+                f"{disk}{root}", owner or os.getuid(), shared=bool(owner), disk=disk
+            )
             jobs = _jobs_using(None if owner else cache.uid, cache.root)
             _add(status, _read_cache(cache, disk, jobs, sources))
     if everyone and os.getuid() == 0:
@@ -251,7 +253,7 @@ def _as_owner(
         status = NodeStatus()
         for root in roots:
             with suppress(StageError):
-                cache = look_for_cache(f"{disk}{root}", uid, shared=shared)
+                cache = look_for_cache(f"{disk}{root}", uid, shared=shared, disk=disk)
                 jobs = _jobs_using(None if shared else uid, cache.root)
                 _add(status, _read_cache(cache, disk, jobs, None))
         with open(output, "wb") as file:

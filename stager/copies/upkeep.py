@@ -304,10 +304,7 @@ class _Run:
 
     def _find(self, destination: str) -> tuple[Cache, Record]:
         for cache in (*self._own, *self._of_site):
-            root = cache.root.removeprefix(self._disk)
-            # A record in a user's folder may name any path: that is no copy.
-            record = cache.load(destination) if destination.startswith(f"{root}/") else None
-            if record:
+            if record := cache.load(destination):
                 action = self._command.action
                 if cache in self._of_site and action is not Action.VERIFY:
                     by_root = f", or root by --user {name_or_uid(cache.uid)}"
@@ -529,9 +526,9 @@ def _caches(command: Command, disk: str) -> tuple[list[Cache], list[Cache]]:
     of_site: list[Cache] = []
     for root in command.roots:
         with suppress(StageError):  # this user never staged anything there
-            own.append(look_for_cache(f"{disk}{root}", uid))
+            own.append(look_for_cache(f"{disk}{root}", uid, disk=disk))
     for root in command.shared_roots:
         with suppress(StageError):
-            shared = look_for_cache(f"{disk}{root}", owner, shared=True)
+            shared = look_for_cache(f"{disk}{root}", owner, shared=True, disk=disk)
             (own if uid == owner else of_site).append(shared)
     return own, of_site

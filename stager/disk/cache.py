@@ -77,11 +77,12 @@ class Cache:
     """One user's folder beneath one cache root of this node.
 
     A ``shared`` cache belongs to the site's account for shared files, and all users may read its
-    records.
+    records. ``disk`` is where this process sees the disk of a simulated node.
     """
 
     folder: str
     shared: bool = False
+    disk: str = ""
 
     @property
     def root(self) -> str:
@@ -132,21 +133,17 @@ class Cache:
         with suppress(OSError, ValueError):
             record = self._read(f"{self.folder}/{_ANNOUNCED}/{name}")
             # A record may name any path: nothing is asked of what a user has mounted there.
-            there = facts_beneath(self.root, self._path_of(record.destination))
+            there = facts_beneath(self.root, f"{self.disk}{record.destination}")
             return record if is_ours(there, record) else None
         return None
-
-    def _path_of(self, destination: str) -> str:
-        """Return the path of the copy; the root of a simulated node is beneath another folder."""
-        root = self.root
-        while root and not destination.startswith(f"{root}/"):
-            root = root[root.find("/", 1) :] if "/" in root[1:] else ""
-        return self.root.removesuffix(root) + destination
 
     def _read(self, path: str) -> Record:
         record = self._read_whole(path)
         if os.path.basename(self.record_path(record.destination)) != os.path.basename(path):
             raise ValueError(f"it is the record of {record.destination} under another name")
+        root = self.root.removeprefix(self.disk).rstrip("/")
+        if not record.destination.startswith(f"{root}/"):
+            raise ValueError(f"it is the record of {record.destination}, which is not in {root}")
         if self.shared and record.copy_facts.owner != self.uid:
             raise ValueError(f"its copy does not belong to uid {self.uid}")
         return record
@@ -339,8 +336,8 @@ def _abandoned(path: str, parent: int) -> Iterator[None]:
         yield
 
 
-def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
-    """Return the cache of user ``uid`` beneath ``root``.
+def look_for_cache(root: str, uid: int, *, shared: bool = False, disk: str = "") -> Cache:
+    """Return the cache of user ``uid`` beneath ``root``, which is on the ``disk`` of `Cache`.
 
     Raise DestinationError if it is missing, if its disk is read-only, or if somebody else can write
     to it; for a ``shared`` cache, also if somebody else can write to the root. Raise SpaceError if
@@ -351,7 +348,7 @@ def look_for_cache(root: str, uid: int, *, shared: bool = False) -> Cache:
         _check_folder(root or "/", (0, uid), root)
     _check_folder(_parent(root), (0, uid), root)
     _check_folder(_folder(root, uid), (uid,), root)
-    return Cache(_folder(root, uid), shared)
+    return Cache(_folder(root, uid), shared, disk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +373,7 @@ def open_cache(
     shared: bool = False,
     by_user: bool = False,
     of_root: RootFacts = _FIXED,
+    disk: str = "",
 ) -> Cache:
     """Return the cache that `look_for_cache` returns, ready for writing.
 
@@ -387,8 +385,8 @@ def open_cache(
     if shared and uid != os.getuid():
         _check_mounter(root)
         if not os.path.lexists(_folder(root, uid)):
-            return Cache(_folder(root, uid), True)
-        return look_for_cache(root, uid, shared=True)
+            return Cache(_folder(root, uid), True, disk)
+        return look_for_cache(root, uid, shared=True, disk=disk)
     mode = 0o755 if shared else 0o700
     if of_root.private or (by_user and not jobs_are_known()):
         _make_by_user(root, uid, mode, of_root)
@@ -398,7 +396,7 @@ def open_cache(
         _make_folder(_parent(root), 0o755)
         _check_folder(_parent(root), (0, uid), root)
         _make_folder(_folder(root, uid), mode)
-    cache = look_for_cache(root, uid, shared=shared)
+    cache = look_for_cache(root, uid, shared=shared, disk=disk)
     _make_inner_folders(cache, mode)
     with stage_errors(cache.folder):
         cache.sweep()
@@ -458,14 +456,15 @@ def plan_cache(
     shared: bool = False,
     by_user: bool = False,
     of_root: RootFacts = _FIXED,
+    disk: str = "",
 ) -> Cache:
     """Return the cache that `open_cache` would return, and make nothing. Raise as it does."""
     if shared and uid != os.getuid():
-        return open_cache(root, uid, shared=True)
+        return open_cache(root, uid, shared=True, disk=disk)
     if of_root.private:
         _facts_of(root, uid, of_root)
     try:
-        return look_for_cache(root, uid, shared=shared)
+        return look_for_cache(root, uid, shared=shared, disk=disk)
     except DestinationError:
         above = existing_folder_above(_parent(root))
         makes = of_root.private or (by_user and not jobs_are_known())
@@ -473,7 +472,7 @@ def plan_cache(
         if os.path.lexists(_parent(root)) or not (may or os.stat(above).st_uid == uid):
             raise
         check_disk(above)
-        return Cache(_folder(root, uid), shared)
+        return Cache(_folder(root, uid), shared, disk)
 
 
 def _parent(root: str) -> str:

@@ -139,7 +139,7 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     of_root = RootFacts(item.root in request.space.private)
 
     def open_here() -> None:
-        opened.append(open_cache(root, node.uid, by_user=by_user, of_root=of_root))
+        opened.append(open_cache(root, node.uid, by_user=by_user, of_root=of_root, disk=node.disk))
 
     together(context, open_here)
     size, space, folder = request.bench, request.space, opened[0].folder

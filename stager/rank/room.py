@@ -96,4 +96,4 @@ def _needs_here(context: Context, cargos: Sequence[Cargo]) -> list[Need]:
 def _look_for(root: str, node: Node) -> Iterator[Cache]:
     """Yield the user's cache beneath ``root``, if there is one."""
     with suppress(StageError):
-        yield look_for_cache(node.path(root), node.uid)
+        yield look_for_cache(node.path(root), node.uid, disk=node.disk)

@@ -209,6 +209,7 @@ class StageRun:
                 of_root=RootFacts(
                     item.root in request.space.private, request.space.hints.get(item.root, "")
                 ),
+                disk=node.disk,
             )
             for item in items
         )

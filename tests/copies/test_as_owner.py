@@ -48,7 +48,7 @@ def stage(nvme: Path, name: str) -> None:
 
 def record(nvme: Path, name: str, facts: os.stat_result) -> None:
     """Write a record of this user's that names a file, whoever it belongs to."""
-    open_cache(str(nvme), os.getuid()).save(
+    open_cache(str(nvme), os.getuid(), disk=str(nvme.parent)).save(
         Record(
             version=VERSION,
             source="/shared/a",
@@ -161,7 +161,7 @@ def test_a_process_that_does_not_answer_in_time_is_reported(disk: Path) -> None:
 
 def test_the_copies_of_many_records_fit_into_the_answer(disk: Path) -> None:
     def many() -> None:
-        cache = Cache(f"{disk}/nvme/.slurm-stage/{USER}")
+        cache = Cache(f"{disk}/nvme/.slurm-stage/{USER}", disk=str(disk))
         one = cache.load(f"/nvme/{USER}")
         assert one
         text = one.to_json()

@@ -62,7 +62,7 @@ class Node:
             "copy_facts": CopyFacts(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_uid),
         }
         record = replace(RECORD, **{**fields, **changes})  # type: ignore[arg-type]
-        open_cache(str(copy.parent), os.getuid()).save(record)
+        open_cache(str(copy.parent), os.getuid(), disk=str(self.disk)).save(record)
         return ENTRY._replace(
             destination=record.destination, source=record.source, size=5, user=os.getuid(),
             pinned=record.pinned,
@@ -486,7 +486,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
 
 
 def test_ten_thousand_records_are_read(node: Node) -> None:
-    cache = open_cache(str(node.root), os.getuid())
+    cache = open_cache(str(node.root), os.getuid(), disk=str(node.disk))
     template = cache.load("/nvme/img.sqsh")
     assert template
     for number in range(10_000):

@@ -128,7 +128,7 @@ def test_a_folder_does_not_replace_what_nobody_staged(
     copy = tmp_path / "nvme/img.sqsh"
     (copy if is_folder else copy.parent).mkdir(parents=True)
     (copy / "mine" if is_folder else copy).write_bytes(b"mine")
-    cache = open_cache(f"{tmp_path}/nvme", os.getuid())
+    cache = open_cache(f"{tmp_path}/nvme", os.getuid(), disk=str(tmp_path))
     if record:
         cache.save(record)
     with pytest.raises(DestinationError) as caught:

@@ -18,6 +18,7 @@ from stager.base import paths
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
 from stager.copies import evict, removal, verify
+from stager.copies.status import node_status
 from stager.copies.survey import survey
 from stager.copies.upkeep import (
     Action,
@@ -53,7 +54,7 @@ class Node:
     def __init__(self, disk: Path) -> None:
         self.disk = disk
         (disk / "nvme").mkdir(parents=True)
-        self.cache = open_cache(f"{disk}/nvme", os.getuid())
+        self.cache = open_cache(f"{disk}/nvme", os.getuid(), disk=str(disk))
 
     def stage(self, name: str, age: int = 0, data: bytes = b"data", **changes: object) -> Path:
         """A copy that was used ``age`` seconds ago, and its record."""
@@ -452,8 +453,11 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
 
 
 def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node) -> None:
-    cache = open_cache(f"{node.disk}/nvme", os.getuid())
+    cache = open_cache(f"{node.disk}/nvme", os.getuid(), disk=str(node.disk))
     cache.save(replace(records.RECORD, destination="/etc/passwd"))
+    assert [*cache.records()] == []
+    (unread,) = node_status(str(node.disk), ("/nvme",), ()).unread
+    assert unread.why == "it is the record of /etc/passwd, which is not in /nvme"
     command = Command(Action.EVICT, ("/nvme",), destinations=("/etc/passwd",), force=True)
     assert carry_out(command, str(node.disk)).refused == [
         Refused(
@@ -616,7 +620,10 @@ def test_only_its_account_may_change_shared_copies_and_all_may_verify_them() -> 
         shared = replace(record, destination="/site/a", copy_facts=copy)
         for path in (home / "site", home / "site/a"):
             os.chown(path, OWNER, OWNER)
-        as_user(OWNER, lambda: open_cache(f"{home}/site", OWNER, shared=True).save(shared))
+        as_user(
+            OWNER,
+            lambda: open_cache(f"{home}/site", OWNER, shared=True, disk=str(home)).save(shared),
+        )
 
         def command(action: Action) -> Command:
             return Command(action, (), ("/site",), ("/site/a",), shared_owner=OWNER)

@@ -51,7 +51,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(disk: Path) -> Cache:
-    return open_cache(str(disk), os.getuid())
+    return open_cache(str(disk), os.getuid(), disk=str(disk))
 
 
 @pytest.fixture(params=["unnamed", "named"])

@@ -102,7 +102,7 @@ def test_a_stranger_who_locks_all_that_he_can_open_delays_nobody(
     site_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stage() -> Cache:
-        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache = open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk))
         cache.save(COPY_FOR_ALL)
         return cache
 
@@ -131,7 +131,7 @@ def test_on_a_full_disk_a_record_is_written_over_the_old_one_if_it_fits(
     long = replace(RECORD, source=f"/{'x' * 4000}")
 
     def act() -> tuple[list[Record | None], list[int], str, list[str]]:
-        cache = open_cache(str(disk), 0)
+        cache = open_cache(str(disk), 0, disk=str(disk))
         cache.save(RECORD)
         _fill(disk, names="16" in options)
         found, sizes = [], []
@@ -162,7 +162,7 @@ def test_on_a_full_disk_a_long_record_is_not_written_over_in_part(disk: Path) ->
     shorter = replace(long, source=long.source[:-20])
 
     def act() -> Record | None:
-        cache = open_cache(str(disk), 0)
+        cache = open_cache(str(disk), 0, disk=str(disk))
         cache.save(long)
         _fill(disk, names=False)
         with pytest.raises(SpaceError):
@@ -185,7 +185,7 @@ def _fill(disk: Path, *, names: bool) -> None:
 @pytest.mark.root
 def test_on_a_full_disk_nothing_is_written_over_what_is_no_record_of_this_user(disk: Path) -> None:
     def act() -> tuple[list[type[Exception]], str, str]:
-        cache = open_cache(str(disk), 0)
+        cache = open_cache(str(disk), 0, disk=str(disk))
         record = Path(cache.record_path(RECORD.destination))
         raised: list[type[Exception]] = []
         for put in (_as_link, _as_second_name):
@@ -302,7 +302,7 @@ def test_a_record_of_another_user_is_none_and_that_of_root_is_trusted(home: Path
         os.chown(path, owner, owner)
         return as_user(USER, lambda: cache.load(RECORD.destination))
 
-    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    cache = as_user(USER, lambda: open_cache(str(home), USER, disk=str(home)))
     as_user(USER, lambda: cache.save(RECORD))
     path = cache.record_path(RECORD.destination)
     os.chmod(path, 0o644)
@@ -367,7 +367,7 @@ def test_a_partial_file_whose_writer_has_ended_is_swept_whatever_its_mode(
     home: Path, mode: int
 ) -> None:
     def act() -> list[str]:
-        cache = open_cache(str(home), os.getuid())
+        cache = open_cache(str(home), os.getuid(), disk=str(home))
         dead = Path(cache.folder, "partial", "0123456789abcdef")
         dead.write_bytes(OLD)
         dead.chmod(mode)
@@ -440,6 +440,7 @@ def test_the_sweep_leaves_what_a_symlink_points_to(cache: Cache, tmp_path: Path)
 def test_an_announced_record_counts_once_its_folder_is_in_place(
     cache: Cache, *, published: bool, first: bool
 ) -> None:
+    cache = replace(cache, disk="")
     path = Path(cache.root, "tree")
     path.mkdir()
     there = path.stat()
@@ -477,10 +478,13 @@ def test_an_announced_record_of_what_is_reached_by_a_link_does_not_count(
 
 def test_a_full_disk_is_opened_that_earlier_versions_wrote_to(tmp_path: Path) -> None:
     def act() -> None:
-        cache = open_cache(str(tmp_path), os.getuid())
+        cache = open_cache(str(tmp_path), os.getuid(), disk=str(tmp_path))
         cache.save(RECORD)
         fill_up(tmp_path)
-        assert open_cache(str(tmp_path), os.getuid()).load(RECORD.destination) == RECORD
+        assert (
+            open_cache(str(tmp_path), os.getuid(), disk=str(tmp_path)).load(RECORD.destination)
+            == RECORD
+        )
 
     on_tmpfs(tmp_path, "size=1m,nr_inodes=200", act)
 
@@ -498,7 +502,7 @@ def test_the_next_who_locks_a_destination_removes_what_was_announced_in_vain(cac
 
 def test_the_copy_of_a_simulated_node_is_looked_for_on_its_disk(tmp_path: Path) -> None:
     (tmp_path / "node1/nvme").mkdir(parents=True)
-    cache = open_cache(f"{tmp_path}/node1/nvme", os.getuid())
+    cache = open_cache(f"{tmp_path}/node1/nvme", os.getuid(), disk=f"{tmp_path}/node1")
     (tmp_path / "node1/nvme/tree").mkdir()
     there = (tmp_path / "node1/nvme/tree").stat()
     facts = CopyFacts(0, 0, there.st_ino, there.st_uid)
@@ -509,7 +513,7 @@ def test_the_copy_of_a_simulated_node_is_looked_for_on_its_disk(tmp_path: Path) 
 
 
 def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
-    cache = open_cache(str(disk), os.getuid())
+    cache = open_cache(str(disk), os.getuid(), disk=str(disk))
     assert cache.folder == f"{disk}/.slurm-stage/{os.getuid()}"
     inner = f".slurm-stage/{os.getuid()}"
     assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
@@ -523,7 +527,7 @@ def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
 def test_a_cache_that_is_opened_again_is_the_same(cache: Cache, disk: Path) -> None:
     cache.save(RECORD)
     before = modes_beneath(disk)
-    assert open_cache(str(disk), os.getuid()) == cache
+    assert open_cache(str(disk), os.getuid(), disk=str(disk)) == cache
     assert modes_beneath(disk) == before
 
 
@@ -531,7 +535,7 @@ def test_opening_a_cache_removes_the_partial_files_of_ended_writers(
     cache: Cache, disk: Path
 ) -> None:
     Path(cache.folder, "partial", "0123456789abcdef").write_bytes(OLD)
-    open_cache(str(disk), os.getuid())
+    open_cache(str(disk), os.getuid(), disk=str(disk))
     assert partial_names(cache) == []
 
 
@@ -542,10 +546,10 @@ def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: 
     (home / ".slurm-stage").mkdir(mode=0o755)
     (home / f".slurm-stage/{USER}").mkdir(mode=0o700)
     os.chown(home / f".slurm-stage/{USER}", USER, USER)
-    cache = as_user(USER, lambda: open_cache(str(home), USER))
+    cache = as_user(USER, lambda: open_cache(str(home), USER, disk=str(home)))
     as_user(USER, lambda: cache.save(RECORD))
     with pytest.raises(DestinationError) as caught:
-        as_user(USER + 1, lambda: open_cache(str(home), USER + 1))
+        as_user(USER + 1, lambda: open_cache(str(home), USER + 1, disk=str(home)))
     assert str(caught.value) == (
         f"{home}/.slurm-stage/{USER + 1} is missing: this node knows no user with uid {USER + 1}, "
         "so the site's prolog or plugin makes no folders there; tell the administrator (getent "
@@ -556,7 +560,7 @@ def test_a_folder_that_root_made_is_opened_by_its_user_and_by_nobody_else(home: 
 @pytest.mark.root
 def test_a_cache_that_root_opens_lets_users_pass_to_theirs(disk: Path) -> None:
     # `stagectl status` of an administrator may come to a node before its first job.
-    open_cache(str(disk), 0)
+    open_cache(str(disk), 0, disk=str(disk))
     assert modes_beneath(disk)[".slurm-stage"] == "drwxr-xr-x"
 
 
@@ -657,7 +661,7 @@ def test_a_read_only_disk_that_could_not_be_prepared_is_named(
 @pytest.mark.root
 def test_a_read_only_disk_on_which_the_users_folder_is_missing_is_named(disk: Path) -> None:
     def act() -> str:
-        open_cache(str(disk), 0)
+        open_cache(str(disk), 0, disk=str(disk))
         remount_read_only(disk)
         return refusal(lambda: look_for_cache(str(disk), USER), DestinationError)
 
@@ -672,10 +676,10 @@ def test_a_disk_that_became_read_only_is_named_by_all_that_is_written(
     roots = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=0))
 
     def act() -> tuple[Record | None, list[str]]:
-        cache = open_cache(str(disk), 0, shared=shared)
+        cache = open_cache(str(disk), 0, shared=shared, disk=str(disk))
         cache.save(roots)
         remount_read_only(disk)
-        cache = open_cache(str(disk), 0, shared=shared)
+        cache = open_cache(str(disk), 0, shared=shared, disk=str(disk))
         writers: list[Callable[[], object]] = [
             lambda: cache.save(RECORD),
             lambda: cache.announce_table(RECORD.destination, b""),
@@ -788,7 +792,7 @@ def site_disk(home: Path) -> Path:
 @pytest.mark.root
 def test_all_users_can_read_a_shared_cache(site_disk: Path) -> None:
     def stage() -> Cache:
-        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache = open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk))
         cache.save(COPY_FOR_ALL)
         return cache
 
@@ -798,12 +802,14 @@ def test_all_users_can_read_a_shared_cache(site_disk: Path) -> None:
     path = cache.record_path(COPY_FOR_ALL.destination)
     assert stat.filemode(os.stat(path).st_mode) == "-rw-r--r--"
     for open_or_plan in (open_cache, plan_cache):
-        seen = as_user(USER, partial(open_or_plan, str(site_disk), OWNER, shared=True))
+        seen = as_user(
+            USER, partial(open_or_plan, str(site_disk), OWNER, shared=True, disk=str(site_disk))
+        )
         assert seen == cache
         assert as_user(USER, partial(seen.load, COPY_FOR_ALL.destination)) == COPY_FOR_ALL
     site_disk.chmod(0o777)
     with pytest.raises(DestinationError) as caught:
-        as_user(USER, lambda: open_cache(str(site_disk), OWNER, shared=True))
+        as_user(USER, lambda: open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk)))
     message = f"{site_disk} can be written to by users other than uid 0 or uid {OWNER}"
     assert str(caught.value) == f"{message}; tell the administrator"
 
@@ -817,7 +823,9 @@ def test_a_shared_cache_is_empty_where_its_account_has_staged_nothing(
         (site_disk / ".slurm-stage").mkdir(mode=0o755)
     before = sorted(site_disk.rglob("*"))
     for open_or_plan in (open_cache, plan_cache):
-        cache = as_user(USER, partial(open_or_plan, str(site_disk), OWNER, shared=True))
+        cache = as_user(
+            USER, partial(open_or_plan, str(site_disk), OWNER, shared=True, disk=str(site_disk))
+        )
         assert cache.load("/nvme/img") is None
     assert sorted(site_disk.rglob("*")) == before
 
@@ -835,7 +843,7 @@ def test_a_shared_cache_is_empty_where_its_account_has_staged_nothing(
 def test_a_shared_root_that_others_could_write_to_is_refused(
     site_disk: Path, owner: int, mode: int, problem: str
 ) -> None:
-    as_user(OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True))
+    as_user(OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk)))
     os.chown(site_disk, owner, owner)
     site_disk.chmod(mode)
     for uid in (OWNER, USER):
@@ -852,7 +860,7 @@ def test_only_records_of_its_account_are_trusted_in_a_shared_cache(
     """A copy that root staged with an older version is none of the account's either."""
 
     def stage(record: Record) -> Cache:
-        cache = open_cache(str(site_disk), OWNER, shared=True)
+        cache = open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk))
         cache.save(record)
         return cache
 
@@ -869,7 +877,9 @@ def test_only_records_of_its_account_are_trusted_in_a_shared_cache(
 def test_the_folder_that_root_made_for_the_account_is_opened_to_all(site_disk: Path) -> None:
     os.chown(site_disk, 0, 0)
     make_folder(str(site_disk), ".slurm-stage", OWNER, OWNER)
-    cache = as_user(OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True))
+    cache = as_user(
+        OWNER, lambda: open_cache(str(site_disk), OWNER, shared=True, disk=str(site_disk))
+    )
     folders = ("", "/records", "/partial")
     modes = [stat.S_IMODE(os.stat(f"{cache.folder}{folder}").st_mode) for folder in folders]
     assert modes == [0o755, 0o755, 0o700]

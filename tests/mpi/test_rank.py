@@ -371,7 +371,9 @@ def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: F
     last = world.comm.size - 1
     holder = None
     if world.comm.rank == last:
-        holder = hold_lock(open_cache(world.node.path("/nvme"), os.getuid()).folder)
+        holder = hold_lock(
+            open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk).folder
+        )
     world.comm.Barrier()
     outcome = world.run()
     assert (outcome.code, [failure.node for failure in outcome.failures]) == (9, [f"node{last}"])
@@ -396,7 +398,9 @@ def hold_lock(folder: str) -> subprocess.Popen[bytes]:
 
 
 def record_of(world: FileWorld) -> Record:
-    record = open_cache(world.node.path("/nvme"), os.getuid()).load("/nvme/data")
+    record = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk).load(
+        "/nvme/data"
+    )
     assert record
     return record
 
@@ -424,7 +428,7 @@ def test_the_next_version_has_the_lifetime_of_the_last(
 
 def test_the_next_version_of_a_pinned_copy_is_pinned(world: FileWorld) -> None:
     world.run()
-    cache = open_cache(world.node.path("/nvme"), os.getuid())
+    cache = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk)
     cache.save(replace(record_of(world), pinned=True))
     world.comm.Barrier()
     world.write_source(DATA * 2)
@@ -473,7 +477,7 @@ def test_if_one_node_has_too_little_room_none_evicts(world: FileWorld) -> None:
     world.run()
     stage_other(world, "second")
     if world.comm.rank == world.comm.size - 1:
-        cache = open_cache(world.node.path("/nvme"), os.getuid())
+        cache = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk)
         for record in list(cache.records()):
             cache.save(replace(record, pinned=True))
     world.comm.Barrier()

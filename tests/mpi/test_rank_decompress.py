@@ -73,7 +73,7 @@ class CompressedWorld(World):
 
     def record(self) -> Record:
         """Return the record of the copy on this node."""
-        cache = open_cache(f"{self.node.disk}/nvme", os.getuid())
+        cache = open_cache(f"{self.node.disk}/nvme", os.getuid(), disk=self.node.disk)
         record = cache.load("/nvme/set")
         assert record
         return record

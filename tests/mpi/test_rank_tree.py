@@ -87,7 +87,7 @@ def test_a_file_that_was_staged_into_a_folder_is_forgotten_if_it_is_gone(world: 
     (asked,) = world.items()
     inner = f"{asked.destination}/zero"
     world.run(items=(replace(asked, source=f"{world.source}/zero", destination=inner),))
-    cache = open_cache(world.node.path("/nvme"), os.getuid())
+    cache = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk)
     assert cache.load(inner)
     shutil.rmtree(world.copy)
     assert world.stage().received == world.nodes
@@ -188,7 +188,7 @@ def test_a_copy_that_was_found_damaged_is_staged_anew(
     world: TreeWorld, change: Callable[[Path], object], own: str
 ) -> None:
     world.stage()
-    cache = open_cache(world.node.path("/nvme"), os.getuid())
+    cache = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk)
 
     def mark() -> None:
         change(world.copy)
@@ -437,7 +437,7 @@ def test_a_folder_does_not_replace_a_copy_that_was_staged_beneath_it(world: Tree
 
 def test_a_table_of_another_version_is_ignored(world: TreeWorld) -> None:
     world.stage()
-    cache = open_cache(str(world.copy.parent), os.getuid())
+    cache = open_cache(str(world.copy.parent), os.getuid(), disk=world.node.disk)
     record = cache.load("/nvme/tree")
     assert record is not None
     assert record.tree is not None

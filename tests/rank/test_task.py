@@ -28,7 +28,7 @@ PLAN = TransferPlan(9, (1,), (0,), (0,), False, "digest")
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     (tmp_path / "nvme").mkdir()
-    return open_cache(str(tmp_path / "nvme"), os.getuid())
+    return open_cache(str(tmp_path / "nvme"), os.getuid(), disk=str(tmp_path))
 
 
 def task(cache: Cache, rank: int = 0, lifetime: Lifetime = Lifetime.CACHE) -> Task:

@@ -24,7 +24,7 @@ def test_in_a_job_it_is_known_too() -> None:
 
 
 def test_before_a_job_has_a_number_the_letters_stand_for_themselves() -> None:
-    assert fill_letters("/l/%u.%j.%r", letters_at_submission()) == f"/l/{USER['u']}.%j.%r"
+    assert fill_letters("/l/%u.%j.%r", letters_at_submission({})) == f"/l/{USER['u']}.%j.%r"
 
 
 @pytest.mark.parametrize("value", ["", ".", "..", "a/b", "/"])
