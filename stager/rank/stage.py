@@ -135,6 +135,8 @@ class StageRun:
         self._walked: dict[str, Walked] = {}
         #: When this attempt began to look at the node, in nanoseconds since 1970.
         self._since = 0
+        #: What an earlier attempt told of the items that it staged: this one finds them current.
+        self._earlier: dict[StageItem, ItemReport] = {}
 
     def run(self) -> list[ItemReport]:
         """Stage, and start over if a source changes or a sender's copy is damaged. Collective.
@@ -172,7 +174,10 @@ class StageRun:
                 delivered = self._deliver(one)
                 self._add_paces(delivered.paces)
                 seconds, begun = time.monotonic() - begun, time.monotonic()
-                reports.append(item_report(one.task, one.surveys, delivered, seconds))
+                report = item_report(one.task, one.surveys, delivered, seconds)
+                if report.received:
+                    self._earlier[one.task.item] = report
+                reports.append(self._earlier.get(one.task.item, report))
             return reports
 
     def _add_paces(self, paces: Sequence[Pace]) -> None:

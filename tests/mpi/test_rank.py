@@ -280,6 +280,22 @@ def test_if_a_holder_is_damaged_another_one_sends(world: FileWorld) -> None:
         assert item.received == ["node0", f"node{last}"]
 
 
+def test_what_was_staged_before_the_stage_started_over_is_told(world: FileWorld) -> None:
+    world.run()
+    facts = world.copy.stat()
+    if world.comm.rank == world.comm.size - 1:
+        world.copy.unlink()
+    if world.comm.rank == 0 and world.comm.size > 1:
+        with world.copy.open("r+b") as file:
+            file.write(b"damage")
+        os.utime(world.copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    world.comm.Barrier()
+    items = (*world.items(destination="/nvme/other"), *world.items())
+    other, item = world.run(items=items).items
+    assert (other.received, other.current) == (world.channel.nodes, [])
+    assert item.received
+
+
 def test_any_number_of_damaged_holders_is_replaced_by_a_good_one(world: FileWorld) -> None:
     size, last = world.comm.size, world.comm.size - 1
     world.run()
