@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -19,16 +19,18 @@ from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.whose import user_option, whose
 from stager.copies.upkeep import Action
 from stager.disk.cache import look_for_cache
+from stager.disk.locks import Locks
 from stager.launch import job
 from stager.root.rules import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from stager.cli.options import NodeOptions
+    from stager.disk.cache import Cache
     from stager.request.policy import Policy
 
-#: Seconds in which the first task of a step evicts what all of them are told to, and between looks.
+#: Seconds in which a step's first task begins to evict what all are told to, and between looks.
 _FIRST_TASK_LIMIT, _PAUSE = 10.0, 0.1
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -99,26 +101,28 @@ def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
     """Wait until the copies are gone from this node, if the step's first task evicts them, too.
 
     As in ``srun stagectl evict DST``: each of its tasks would evict on all nodes of the job. Return
-    False if the copies stay: the first task may be another program.
+    False if they stay and nobody works on them: the first task may be another program.
     """
     if where.is_given or not job.is_later_task(os.environ):
         return False
     paths = [absolute(path) for path in destinations]
-    rules = where.rules()
-    end = time.monotonic() + _FIRST_TASK_LIMIT
-    while any(_is_staged(path, rules) for path in paths):
-        if time.monotonic() > end:
-            return False
-        time.sleep(_PAUSE)
+    caches = list(_caches(where.rules()))
+    last_work = time.monotonic()
+    with ExitStack() as stack:
+        locks = [stack.enter_context(closing(Locks(cache))) for cache in caches]
+        while any(cache.load(path) for cache in caches for path in paths):
+            if any(lock.is_held(path) for lock in locks for path in paths):
+                last_work = time.monotonic()
+            elif time.monotonic() - last_work > _FIRST_TASK_LIMIT:
+                return False
+            time.sleep(_PAUSE)
     return True
 
 
-def _is_staged(path: str, rules: Policy) -> bool:
+def _caches(rules: Policy) -> Iterator[Cache]:
     for root in rules.roots:
         with suppress(StageError):  # this user never staged anything there
-            if look_for_cache(root, os.getuid()).load(path):
-                return True
-    return False
+            yield look_for_cache(root, os.getuid())
 
 
 def _seconds(text: str) -> int:

@@ -72,15 +72,22 @@ class Locks:
         """
         return xxhash.xxh3_64_intdigest(self._secret + os.fsencode(destination)) >> 1
 
+    def is_held(self, destination: str) -> bool:
+        """Return whether another process has the destination's lock."""
+        return self._look(destination)[0] != fcntl.F_UNLCK
+
+    def _look(self, destination: str) -> tuple[int, ...]:
+        """Return the fields of the struct flock that tells who has the destination's lock."""
+        request = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset(destination), 1, 0)
+        with stage_errors(self._path):
+            return self._FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, request))
+
     def holder(self, destination: str) -> str:
         """Return who has the destination's lock, as messages name it: ``job 17``.
 
         A job of an array has its other name, too, as squeue shows it: ``job 17 (16_1)``.
         """
-        request = self._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset(destination), 1, 0)
-        with stage_errors(self._path):
-            answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, request)
-        pid = self._FLOCK.unpack(answer)[-1]
+        pid = self._look(destination)[-1]
         # The process belongs to this user, who may read its environment.
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             text = file.read().decode("ascii", "replace")

@@ -6,14 +6,23 @@ import os
 import re
 import shutil
 import time
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.cli import evict
+from stager.cli.options import NodeOptions
+from stager.disk.cache import open_cache
+from stager.disk.locks import Locks
+from tests.support.records import RECORD
 from tests.support.stagectl import Ran
-from tests.support.users import USER
+from tests.support.users import USER, forked
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.desk import Desk
 
 
@@ -207,3 +216,23 @@ def test_many_copies_are_counted_on_all_nodes_and_those_that_are_kept_are_named(
 )  # fmt: skip
 def test_wrong_values_for_evict_end_with_2(desk: Desk, arguments: list[str], message: str) -> None:
     assert desk.stagectl("evict", *arguments) == Ran(2, "", f"stage: {message}\n")
+
+
+def test_a_later_task_waits_while_the_first_evicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    (tmp_path / "stage.toml").write_text(f'roots = ["{tmp_path}/nvme"]\n')
+    cache = open_cache(f"{tmp_path}/nvme", os.getuid())
+    names = [f"{tmp_path}/nvme/{name}" for name in ("a", "b")]
+    for name in names:
+        cache.save(replace(RECORD, destination=name))
+    monkeypatch.setattr(evict, "_FIRST_TASK_LIMIT", -1.0)
+    monkeypatch.setattr("stager.launch.job.is_later_task", lambda _: True)
+    where = NodeOptions("", None, None, tmp_path / "stage.toml")
+    assert not evict._does_first_task(names, where)
+    left = [*names]
+    monkeypatch.setattr("time.sleep", lambda _: cache.forget(left.pop()))
+    with closing(Locks(cache)) as locks:
+        assert locks.take(names[0])
+        assert forked(lambda: evict._does_first_task(names, where))
