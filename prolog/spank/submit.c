@@ -212,6 +212,16 @@ static void refuse_no_shell(void)
 		       "ID SRC:DST");
 }
 
+/* Tells whoever types salloc what an srun in another terminal does not know: see mark.c. */
+static void tell_first_srun(void)
+{
+	if (strcmp(program_invocation_short_name, "salloc") == 0 && !getenv(STAGE_QUIET_ENV) &&
+	    isatty(STDERR_FILENO) && !stage_prolog_is_at_allocation())
+		(void)fprintf(stderr,
+			      "stage: the first srun of this salloc stages; an srun --jobid "
+			      "from elsewhere does not wait for it\n");
+}
+
 /* Notes in the environment of the job, or step, that the command has the option --quiet. */
 void stage_submit_pass_on_quiet(spank_t spank)
 {
@@ -250,6 +260,13 @@ static bool note_own(const char *inherited)
 	return !is_step || setenv(STAGE_OWN_ENV, inherited, 0) == 0;
 }
 
+/* Gives a job's list to its batch script and prologs. A step's is none of its job's. */
+static bool pass_to_prolog(spank_t spank, const char *list)
+{
+	return spank_context() != S_CTX_ALLOCATOR ||
+	       spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) == ESPANK_SUCCESS;
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -276,9 +293,9 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 		give_up(STAGE_USAGE);
 	}
 	check_or_exit(config);
+	tell_first_srun();
 	failed = !pass_on_tolerate(spank) || !note_own(inherited) ||
-		 setenv(STAGE_LIST_ENV, list, 1) != 0 ||
-		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
+		 setenv(STAGE_LIST_ENV, list, 1) != 0 || !pass_to_prolog(spank, list);
 	free(list);
 	return failed ? -1 : 0;
 }

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
 from tests.cluster.mid_transfer import SLOW, slow_source
-from tests.cluster.site import PREFIX, STAGECTL, digest
+from tests.cluster.site import PLUGSTACK, PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -428,6 +428,29 @@ def test_a_job_leaves_no_mark_when_slurmd_restarts_while_it_runs(site: Site) -> 
         site.restart_slurmd("n2")
     site.assert_healthy()
     assert site.leftovers() == []
+
+
+def test_a_job_that_ended_without_its_clean_up_is_cleaned_up_after_a_later_one(site: Site) -> None:
+    with using(site, "f1", "n1,n2") as running:  # it has no process on n2
+        with using(site, "f2", "n2") as lost:
+            site.write_plugstack("")
+        site.await_epilogs()
+        site.write_plugstack(PLUGSTACK)
+        marks = site.path("n2", "/run/slurm-stage/jobs")
+        assert {mark.name for mark in marks.iterdir()} == {
+            f"{job.id}.{USERS['alice']}" for job in (running, lost)
+        }
+        site.run(["srun", "-wn2", "true"])
+        site.await_epilogs()
+        assert len(os.listdir(marks)) == 2  # a job is not asked for at once
+        for mark in marks.iterdir():
+            os.utime(mark, (0, mark.stat().st_mtime))
+        for _ in range(2):
+            site.run(["srun", "-wn2", "true"])
+            site.await_epilogs()
+        assert os.listdir(marks) == [f"{running.id}.{USERS['alice']}"]
+        said = site.run(f"srun -N1 -wn2 {STAGECTL} evict /nvme/f1 /nvme/f2", check=False)
+        assert "/nvme/f2: evicted on n2" in said.stdout + said.stderr
 
 
 def test_each_task_of_a_step_may_evict_what_its_job_staged(site: Site) -> None:
