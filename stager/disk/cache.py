@@ -141,9 +141,9 @@ class Cache:
         record = self._read_whole(path)
         if os.path.basename(self.record_path(record.destination)) != os.path.basename(path):
             raise ValueError(f"it is the record of {record.destination} under another name")
-        root = self.root.removeprefix(self.disk).rstrip("/")
-        if not record.destination.startswith(f"{root}/"):
-            raise ValueError(f"it is the record of {record.destination}, which is not in {root}")
+        root, path = self.root.removeprefix(self.disk).rstrip("/"), record.destination
+        if not path.startswith(f"{root}/") or "/../" in f"{path}/":
+            raise ValueError(f"it is the record of {path}, which is not in {root}")
         if self.shared and record.copy_facts.owner != self.uid:
             raise ValueError(f"its copy does not belong to uid {self.uid}")
         return record

@@ -452,17 +452,18 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     assert (copy.is_dir(), (copy.parent / "b").is_dir()) == (True, True)
 
 
-def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node) -> None:
+@pytest.mark.parametrize("path", ["/etc/passwd", "/nvme/../etc/passwd", "/nvme2/a", "/nvme"])
+def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node, path: str) -> None:
     cache = open_cache(f"{node.disk}/nvme", os.getuid(), disk=str(node.disk))
-    cache.save(replace(records.RECORD, destination="/etc/passwd"))
+    cache.save(replace(records.RECORD, destination=path))
     assert [*cache.records()] == []
     (unread,) = node_status(str(node.disk), ("/nvme",), ()).unread
-    assert unread.why == "it is the record of /etc/passwd, which is not in /nvme"
-    command = Command(Action.EVICT, ("/nvme",), destinations=("/etc/passwd",), force=True)
+    assert unread.why == f"it is the record of {path}, which is not in /nvme"
+    command = Command(Action.EVICT, ("/nvme",), destinations=(path,), force=True)
     assert carry_out(command, str(node.disk)).refused == [
         Refused(
-            2, "/etc/passwd is no copy of yours here; stagectl status lists what is staged",
-            "/etc/passwd",
+            2, f"{path} is no copy of yours here; stagectl status lists what is staged",
+            path,
         )
     ]  # fmt: skip
 
