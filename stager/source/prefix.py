@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import SourceError
@@ -80,14 +82,18 @@ def _list(url: str, patterns: Patterns | None, settings: RemoteSettings) -> List
 
 def _empty_ones(
     objects: Mapping[bytes, Version], marks: Collection[bytes], left_out: _LeftOut
-) -> list[bytes]:
-    """Return the paths of what can be an empty file, or the sign of an empty folder."""
+) -> Iterator[tuple[bytes, list[bytes], int]]:
+    """Yield each folder with what can be empty files, or signs of empty folders.
+
+    It is yielded as its path, the paths of these, and the number of all entries in it.
+    """
     folders = set(marks).union(*map(folders_above, objects))
-    return [
-        path
-        for path, one in objects.items()
-        if not one.size and path not in folders and not left_out.has(path)
-    ]
+    found = defaultdict[bytes, list[bytes]](list)
+    for path, one in objects.items():
+        if not one.size and path not in folders and not left_out.has(path):
+            found[os.path.dirname(path)].append(path)
+    entries = Counter(map(os.path.dirname, chain(objects, folders)) if found else ())
+    return ((folder, paths, entries[folder]) for folder, paths in found.items())
 
 
 def list_objects(

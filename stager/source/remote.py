@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import compress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -277,22 +277,42 @@ class Store:
         with doing(Kind.READ, self._url):
             return self._patience(self._url).keep(read)
 
-    def marks(self, above: str, paths: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield those ``paths`` of empty objects that are signs of empty folders.
+    def marks(
+        self, above: str, folders: Iterable[tuple[bytes, Sequence[bytes], int]]
+    ) -> Iterator[bytes]:
+        """Yield the paths of those empty objects that are signs of empty folders.
 
-        They are beneath ``above``. The key of a sign ends in a slash, or its metadata say so. What
-        the store does not give, such as an archived object, is an empty file: it need not be read.
+        ``folders``, which are beneath ``above``, are those with empty objects: their own paths,
+        those of the objects, and how many entries they have. The key of a sign ends in a slash, or
+        Azure's metadata say so. What the store does not give, such as an archived object, is an
+        empty file: it need not be read.
         """
-
-        def is_mark(path: bytes) -> bool:
-            name = os.fsdecode(path)
-            with doing(Kind.READ, self._url):
-                patience = self._patience(f"{self._url}{name}")
-                return patience.keep(lambda _: self._is_mark(f"{above}{name}"))
-
-        asked = list(paths)
+        jobs: list[Callable[[], Iterable[bytes]]] = []
+        for folder, paths, entries in folders:
+            # A page of a listing tells of more objects than an answer, but not their metadata.
+            if self.location.scheme is Scheme.AZ or entries > _PAGE * len(paths):
+                jobs += (partial(self._mark, above, path) for path in paths)
+            else:
+                jobs.append(partial(self._marks_in, above, folder, frozenset(paths)))
         with ThreadPoolExecutor(self._settings.requests) as pool:
-            yield from compress(asked, pool.map(is_mark, asked))
+            for found in pool.map(lambda job: job(), jobs):
+                yield from found
+
+    def _marks_in(self, above: str, folder: bytes, paths: frozenset[bytes]) -> Iterable[bytes]:
+        """Return those ``paths`` in a folder that it lists as folders."""
+        place = f"{above}{os.fsdecode(folder)}".rstrip("/") or None
+        found: Any = self._keep_listing(lambda _: obstore.list_with_delimiter(self._store, place))
+        count()
+        subfolders = (os.fsencode(one.removeprefix(above)) for one in found["common_prefixes"])
+        return paths.intersection(subfolders)
+
+    def _mark(self, above: str, path: bytes) -> Iterable[bytes]:
+        """Return the ``path`` if the empty object there is a sign."""
+        name = os.fsdecode(path)
+        with doing(Kind.READ, self._url):
+            patience = self._patience(f"{self._url}{name}")
+            is_mark = patience.keep(lambda _: self._is_mark(f"{above}{name}"))
+        return [path] if is_mark else []
 
     def _is_mark(self, path: str) -> bool:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import urllib.parse
 import urllib.request
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -206,10 +209,9 @@ def test_marks_of_folders_are_no_files(bucket: Bucket) -> None:
 
 
 def test_a_mark_with_nothing_beneath_it_is_an_empty_folder(bucket: Bucket) -> None:
-    """A key that ends in a slash, the metadata of Azure's tools, or both; others are files."""
+    """Its key ends in a slash; others are files. (Azure's metadata: `test_stores`.)"""
     for key in ("a", "b/", "c/d/", "e", "e/", "left/", "f", "f/g"):
         bucket.put(f"folder/{key}", b"")
-    obstore.put(bucket.store, "folder/h", b"", attributes={"Hdi_isfolder": "True"})
     listings, selection = Listings(), Selection(exclude=("left/",))
     look_at_prefix(URL, selection, listings, SETTINGS)
     listing = listings.get(URL, selection)
@@ -217,7 +219,28 @@ def test_a_mark_with_nothing_beneath_it_is_an_empty_folder(bucket: Bucket) -> No
     files = [listing.paths[row] for row in listing.rows(Kind.FILE)]
     assert files == [b"a", b"f/g"]
     folders = [listing.paths[row] for row in listing.rows(Kind.FOLDER)]
-    assert folders == [b"", b"b", b"c", b"c/d", b"e", b"f", b"h"]
+    assert folders == [b"", b"b", b"c", b"c/d", b"e", b"f"]
+
+
+@pytest.mark.parametrize(("page", "requests"), [(1000, {"": 3}), (3, {"": 2, "/folder/e": 1})])
+def test_a_page_tells_which_empty_objects_are_marks_unless_they_are_few_in_a_large_folder(
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    page: int,
+    requests: dict[str, int],
+) -> None:
+    for key in ("a", "b", "c", "e/", "f/1", "f/2", "f/3/"):
+        bucket.put(f"folder/{key}", b"x" if key in "abc" else b"")
+    monkeypatch.setattr(remote, "_PAGE", page)
+    listings = Listings()
+    with caplog.at_level(logging.INFO, "werkzeug"):
+        look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
+    listing = listings.get(URL)
+    assert listing
+    assert [listing.paths[row] for row in listing.rows(Kind.FOLDER)] == [b"", b"e", b"f", b"f/3"]
+    asked = (re.search(r"GET /bucket([^ ?]*)", record.getMessage()) for record in caplog.records)
+    assert Counter(one[1] for one in asked if one) == requests
 
 
 @pytest.mark.parametrize(
