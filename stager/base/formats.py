@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -55,6 +56,18 @@ COMPRESSIONS = {
 }
 #: The suffixes of squashfs images, which are packed and then mounted, but not extracted.
 IMAGES = (".sqsh", ".squashfs")
+#: The version of an object in S3, or in Azure, at the end of its URL.
+_VERSION = re.compile(r"((?:s3|az)://[^?#]*)\?version[iI]d=[\w.~+:-]+", re.ASCII)
+
+
+def without_version(path: str) -> str:
+    """Return the URL of an object without the version that it may name; others as they are.
+
+    >>> without_version("s3://bucket/set.tar?versionId=3sL4kqtJ.x"), without_version("/set?a=b")
+    ('s3://bucket/set.tar', '/set?a=b')
+    """
+    found = _VERSION.fullmatch(path)
+    return found[1] if found else path
 
 
 def archive_suffix(path: str) -> str:
@@ -63,7 +76,8 @@ def archive_suffix(path: str) -> str:
     >>> archive_suffix("/shared/Env.TAR.gz"), archive_suffix("/shared/env")
     ('.tar.gz', '')
     """
-    return next((suffix for suffix in ARCHIVES if path.lower().endswith(suffix)), "")
+    name = without_version(path).lower()
+    return next((suffix for suffix in ARCHIVES if name.endswith(suffix)), "")
 
 
 def archive_format(path: str) -> Format | None:
@@ -97,6 +111,6 @@ def compressed_suffix(path: str) -> str:
     >>> compressed_suffix("/shared/Set.TAR.gz"), compressed_suffix("/shared/...gz")
     ('.gz', '')
     """
-    name = path.rpartition("/")[2]
+    name = without_version(path).rpartition("/")[2]
     suffix = next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), "")
     return suffix if name[: -len(suffix)] not in ("", ".", "..") else ""

@@ -6,6 +6,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple, Self
 
+from stager.base.formats import without_version
 from stager.source.image_name import ImageName, from_enroot
 
 
@@ -95,7 +96,7 @@ class Location(NamedTuple):
     container: str
     path: str
     is_folder: bool = False
-    #: A branch, tag or commit: of hf:// alone.
+    #: A branch, tag or commit of hf://, or the version of an object that ``?versionId=`` names.
     revision: str = ""
 
     @property
@@ -115,15 +116,20 @@ class Location(NamedTuple):
         assert found
         if scheme is Scheme.DOCKER and "#" in url:
             raise ValueError(f"is written as for enroot; write {from_enroot(url)}")
-        if "?" in url or "#" in url:
+        plain = without_version(url)
+        if "?" in plain or "#" in plain:
             raise ValueError(
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
                 f"job's description; {_BY_FILE if scheme.is_web else _BY_ENVIRONMENT}"
             )
-        rest = url[found.end() :]
+        rest, version = plain[found.end() :], url[len(plain) :].partition("=")[2]
+        if version and rest.endswith("/"):
+            raise ValueError("names a version, which a folder does not have")
         if scheme is Scheme.HF:
             return cls._of_hub(rest)
-        return cls._of_image(url) if scheme is Scheme.DOCKER else cls._of_object(scheme, rest)
+        if scheme is Scheme.DOCKER:
+            return cls._of_image(url)
+        return cls._of_object(scheme, rest)._replace(revision=version)
 
     @classmethod
     def _of_image(cls, url: str) -> Self:
@@ -196,6 +202,8 @@ def name_of(url: str) -> str:
 
     >>> name_of("hf://org/model@refs/pr/1"), name_of("/shared/set/"), name_of("https://host/a%20b")
     ('model', 'set', 'a b')
+    >>> name_of("s3://bucket/set.tar?versionId=3")
+    'set.tar'
     """
     name = without_revision(url).rstrip("/").rpartition("/")[2]
     if not url.startswith((f"{Scheme.HTTPS}://", f"{Scheme.HTTP}://")):
@@ -220,8 +228,8 @@ def cache_name(url: str) -> str:
 
 
 def without_revision(url: str) -> str:
-    """Return the URL, or path, without the revision that hf:// may have."""
-    return url.partition("@")[0] if url.startswith(f"{Scheme.HF}://") else url
+    """Return the URL, or path, without the revision of hf://, or version of an object."""
+    return url.partition("@")[0] if url.startswith(f"{Scheme.HF}://") else without_version(url)
 
 
 def _unquoted(path: str) -> str:

@@ -170,6 +170,8 @@ class Store:
         self.location = Location.parse(url)
         #: The object's path for the library, which is given a whole URL of the web as it is.
         self.key = "" if self.location.scheme.is_web else self.location.path
+        #: What a request for the object has besides: the version that the URL names.
+        self._named = {"version": version} if (version := self.location.revision) else {}
         self._settings = settings
         self._pace = Pace(settings.limit)
         try:
@@ -187,16 +189,20 @@ class Store:
 
     def _head(self, path: str) -> Version:
         try:
-            return Version.of(obstore.head(self._store, path))
+            return Version.of(self._get(path, head=True).meta)
         except (exceptions.BaseError, FileNotFoundError) as error:
             if not has_to_be_asked_for_a_byte(error, is_web=self.location.scheme.is_web):
                 raise
         try:
-            return Version.of(obstore.get(self._store, path, options={"range": (0, 1)}).meta)
+            return Version.of(self._get(path, range=(0, 1)).meta)
         except exceptions.BaseError as error:
             if not is_beyond_end(error):
                 raise
-        return Version.of(obstore.get(self._store, path).meta)  # it is empty
+        return Version.of(self._get(path).meta)  # it is empty
+
+    def _get(self, path: str, **more: Any) -> Any:
+        options: Any = {**self._named, **more}
+        return obstore.get(self._store, path, options=options)
 
     def has_any_beneath(self) -> bool:
         """Whether there are objects beneath the URL, as far as the store tells."""
@@ -379,7 +385,8 @@ class Store:
         store, other, condition = self._store, version, version.condition
         for repeated in range(_MOST_SERVERS):
             try:
-                found, blocks = ask_range(store, path, offset, length, condition)
+                also = {**self._named, **condition}
+                found, blocks = ask_range(store, path, offset, length, also)
                 now = Version.of(found.meta)
                 if found.range != (offset, offset + length):
                     raise changed(url)

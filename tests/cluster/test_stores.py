@@ -218,3 +218,40 @@ def test_an_object_of_google_is_read_once(site: Site) -> None:
                 assert_copies(site, data)
                 log = site.shared("s3.log").read_text()
                 assert len(re.findall(r"GET /bucket/folder", log)) == 3
+
+
+#: Writes an archive, then another object at its key. Prints the version of the archive.
+_PUT = """
+import io, obstore, tarfile
+store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
+archive = io.BytesIO()
+with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+    tar.addfile(tarfile.TarInfo("member"))
+print(obstore.put(store, "set.tar.gz", archive.getvalue())["version"])
+obstore.put(store, "set.tar.gz", b"no archive")
+"""
+
+
+def test_the_version_of_an_object_that_a_url_names_is_unpacked(site: Site) -> None:
+    with s3(site) as endpoint:
+        given = {
+            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+        on = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        site.run(f"curl -sfX PUT {endpoint}/bucket >/dev/null")
+        site.run(
+            f"curl -sfX PUT -H Content-Type:application/xml -d '{on}' {endpoint}/bucket?versioning"
+        )
+        version = site.run([PYTHON, "-c", _PUT], env=given).stdout.strip()
+        url = f"s3://bucket/set.tar.gz?versionId={version}"
+        with site.policy(s3_policy(1, endpoint)):
+            for outcome in (
+                f" from {url} to n[1-2] ",
+                "current on n[1-2] (2 nodes), nothing moved",
+            ):
+                job = site.sbatch("ls /nvme/set", "-N2", f"--stage={url}:/nvme/,extract", env=given)
+                assert job.wait().exit_code == "0:0", job.output()
+                assert outcome in job.output()
+                assert job.output().endswith("\nmember\n")
+        assert {json.loads(one.read_text())["source"] for one in site.records("n1")} == {url}

@@ -255,6 +255,8 @@ def test_a_destination_that_climbs_is_refused(text: str) -> None:
         "s3://bucket/key/with/more:/b",
         "az://account/container/a:/b",
         "gs://bucket/a:/b",
+        "s3://bucket/set.tar?versionId=3sL4kqtJlcpXroDTDmJ-rmSpXd3dIbrHY.MTRCxf3vjVBH40_Nr8:/b",
+        "az://account/container/a b?versionid=2026-11-28T14:30:05.1234567Z:/b",
         "s3://bucket/folder/:/b",
         "s3://bucket/:/b",
         "az://account/container/:/b",
@@ -324,6 +326,17 @@ def test_the_colons_of_a_url_separate_nothing(text: str) -> None:
                 "has a name that is not valid: use only letters, digits, '-', '_' and '.', a "
                 "letter or digit first"
             ),
+        ),
+        ("s3://bucket/folder/?versionId=3", "names a version, which a folder does not have"),
+        *(
+            (
+                url,
+                (
+                    "has a '?' or '#': what follows may be a secret, which others would see in the "
+                    "job's description; give credentials by the environment"
+                ),
+            )
+            for url in ("s3://bucket/a?versionId=3&X-Amz-Signature=4", "gs://bucket/a?versionId=3")
         ),
         (
             "az://evil.com#/c/k",

@@ -23,7 +23,7 @@ from stager.source import remote
 from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.patience import is_denied
 from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
-from stager.source.remote import Version, look_at_object
+from stager.source.remote import ObjectReader, Version, look_at_object
 from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.patterns import Patterns
@@ -46,12 +46,24 @@ class Bucket:
         self._endpoint = endpoint
         self.store = obstore.store.S3Store("bucket", client_options={"allow_http": True})
 
-    def put(self, key: str, data: bytes, **more: str) -> None:
-        """Write an object by a plain request: the key may be one that the library refuses."""
+    def put(self, key: str, data: bytes, **more: str) -> str:
+        """Write an object by a plain request: the key may be one that the library refuses.
+
+        Return its version, if the bucket keeps some.
+        """
         quoted = urllib.parse.quote(key)
         url = f"{self._endpoint}/bucket/{quoted}"
         headers = {"Content-Type": "application/octet-stream", **more}
         request = urllib.request.Request(url, data, headers, method="PUT")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(answer.headers["x-amz-version-id"])
+
+    def keep_versions(self) -> None:
+        """Have it keep all versions of its objects."""
+        on = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        headers = {"Content-Type": "application/xml"}
+        url = f"{self._endpoint}/bucket?versioning"
+        request = urllib.request.Request(url, on, headers, method="PUT")
         urllib.request.urlopen(request, timeout=30).close()
 
 
@@ -360,6 +372,36 @@ def test_a_value_of_the_environment_is_not_told(
     with pytest.raises(SourceError) as caught:
         look_at_prefix(URL, EVERYTHING, Listings(), SETTINGS)
     assert str(caught.value) == f'{URL}: failed to parse "…" as boolean; check your credentials'
+
+
+@pytest.mark.parametrize("part", [1_000, 3_000_000])
+def test_the_version_that_a_url_names_is_read_whatever_the_object_is_now(
+    bucket: Bucket, part: int
+) -> None:
+    bucket.keep_versions()
+    data = os.urandom(3_000_000)
+    url = f"s3://bucket/a?versionId={bucket.put('a', data)}"
+    before = look_at_object(url, SETTINGS)
+    bucket.store.put("a", b"another version")
+    obstore.delete(bucket.store, "a")
+    source = look_at_object(url, SETTINGS)
+    assert source == before
+    reader = ObjectReader(url, source, SETTINGS)
+    buffer = memoryview(bytearray(part))
+    reader.read_into(buffer, len(data) - part)
+    reader.check()
+    assert buffer == data[-part:]
+    with pytest.raises(SourceError, match=r"^s3://bucket/a: no such object; check the URL$"):
+        look_at_object("s3://bucket/a", SETTINGS)
+
+
+def test_a_version_that_is_not_there_is_told(bucket: Bucket) -> None:
+    bucket.keep_versions()
+    bucket.put("a", b"data")
+    url = "s3://bucket/a?versionId=none"
+    with pytest.raises(SourceError) as caught:
+        look_at_object(url, SETTINGS)
+    assert str(caught.value) == f"{url}: no such object; check the URL"
 
 
 @pytest.mark.parametrize(

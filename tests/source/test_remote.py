@@ -448,6 +448,21 @@ def test_the_path_of_a_url_is_sent_as_it_is_written(written: str, sent: str, web
     assert (bytes(buffer), web.path) == (web.data[:9], f"/{sent}")
 
 
+def test_azure_is_asked_for_the_version_that_a_url_names(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{web.port}")
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    url = "az://account/container/x?versionid=2026-11-28T14:30:05.1234567Z"
+    source = look_at_object(url, SETTINGS)
+    buffer = bytearray(9)
+    ObjectReader(url, source, SETTINGS).read_into(memoryview(buffer), 0)
+    assert (bytes(buffer), web.path) == (
+        web.data[:9],
+        "/container/x?versionid=2026-11-28T14%3A30%3A05.1234567Z",
+    )
+
+
 @pytest.mark.parametrize("refusal", [0, 404, 405])
 def test_what_answers_no_request_for_headers_alone_is_read(refusal: int, web: Web) -> None:
     web.tells_length, web.refusal = False, refusal
